@@ -10,7 +10,7 @@ import sys
 
 from benchmarks import harness
 
-PARTS = {"calibration": "benchmarks.fae_calibration", "training": "benchmarks.fae_training"}
+PARTS = {"calibration": "benchmarks.studies.fae.calibration", "training": "benchmarks.fae_training"}
 
 
 def main() -> None:

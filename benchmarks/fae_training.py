@@ -157,7 +157,7 @@ def _pack(report: harness.Report, data: pathlib.Path, out: pathlib.Path) -> path
     from jrec.data.schema import Schema
 
     share = ROW_BYTES * sum(t.rows for t in Schema.load(data).tables) / PUBLISHED_BYTES
-    options = CalibrateOptions(budget=BUDGET * share, small_bytes=SMALL * share, row_bytes=ROW_BYTES, exact=True)
+    options = CalibrateOptions(budget=BUDGET * share, small_bytes=SMALL * share, row_bytes=ROW_BYTES)
     calibration = calibrate(data, options)
     packed = pack(data, out, calibration.hot_set())
     total = packed.hot_examples + packed.cold_examples

@@ -23,7 +23,7 @@ from types import ModuleType
 from typing import NoReturn
 
 from jrec import signals
-from jrec.errors import JrecError
+from jrec.errors import JrecError, print_error
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -102,7 +102,7 @@ def main(argv: Sequence[str] | None = None, commands: Sequence[Command] = COMMAN
     except (JrecError, OSError) as error:
         if show_trace:
             traceback.print_exc()
-        print(f"jrec: error: {_one_line(error)}", file=sys.stderr)
+        print_error(error)
         return 2
 
 
@@ -187,10 +187,3 @@ def _command_options(command: Command, module: ModuleType, arguments: list[str])
         return parser.parse_intermixed_args(arguments)  # so that `jrec train C.toml --resume seed=1` works
     except TypeError:  # argparse's answer where a command has subcommands of its own
         return parser.parse_args(arguments)
-
-
-def _one_line(error: JrecError | OSError) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        places = " -> ".join(str(name) for name in (error.filename, error.filename2) if name is not None)
-        return f"{places}: {error.strerror}" if places else error.strerror
-    return " ".join(line.strip() for line in str(error).splitlines()) or type(error).__name__

@@ -7,6 +7,7 @@ A plain ``ValueError`` is never turned into a one-line message: it may be a slip
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
 
 
@@ -47,3 +48,18 @@ def value_errors_are_config_errors(subject: str) -> Iterator[None]:
 
 class ProcessError(JrecError):
     """Another process of the run has ended, or cannot be reached."""
+
+
+def print_error(error: JrecError | OSError) -> None:
+    """Prints an error to stderr as one line, unless it has been printed."""
+    if not vars(error).get("printed"):
+        vars(error)["printed"] = True
+        sys.stderr.write(f"jrec: error: {_one_line(error)}\n")
+        sys.stderr.flush()
+
+
+def _one_line(error: JrecError | OSError) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        places = " -> ".join(str(name) for name in (error.filename, error.filename2) if name is not None)
+        return f"{places}: {error.strerror}" if places else error.strerror
+    return " ".join(line.strip() for line in str(error).splitlines()) or type(error).__name__

@@ -1,6 +1,5 @@
 """The FAE form of datasets: every example once, hot or cold as it should be, whatever interrupts or damages a pack."""
 
-import concurrent.futures
 import dataclasses
 import itertools
 import json
@@ -9,7 +8,6 @@ import pathlib
 import signal
 import subprocess
 import sys
-import threading
 import time
 
 import hypothesis
@@ -20,23 +18,19 @@ from fae_cases import ITEMS, USERS, hot_set, write_dataset
 
 from jrec.data.blocks import ListColumn, ShardReader, ShardWriter, column_names
 from jrec.data.fae import FaeManifest, is_fae_folder
-from jrec.data.fae import kernels as fae_kernels
 from jrec.data.fae import pack as fae_pack
-from jrec.data.fae import piece as fae_piece
+from jrec.data.fae.examples import hot_examples, row_set
 from jrec.data.fae.pack import HotSet, PackOptions, pack
-from jrec.data.fae.rows import RowSet
 from jrec.data.fae.verify import verify
 from jrec.data.loader import LoaderConfig, make_loader
-from jrec.data.reorder.file import load_order
 from jrec.data.schema import CategoricalFeature, DatasetError, Schema, Split, Table
 from jrec.errors import ConfigError, OutputError
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
 
 
-def examples(folder, schema, rows_of=None):
-    """All training examples as tuples of plain values, in order; ids are led through ``rows_of`` by table."""
-    rows_of, found = rows_of or {}, []
-    features = {f.name: f.table for f in schema.categorical}
+def examples(folder, schema):
+    """All training examples as tuples of plain values, in order."""
+    found = []
     for shard in schema.splits["train"].shards if "train" in schema.splits else ():
         reader = ShardReader(folder, shard)
         for block in range(shard.blocks):
@@ -44,9 +38,7 @@ def examples(folder, schema, rows_of=None):
             parts = []
             for name in column_names(schema):
                 column = columns[name]
-                rows = rows_of.get(features.get(name))
-                values = column.values if isinstance(column, ListColumn) else column
-                values = (values if rows is None else rows[values]).tolist()
+                values = (column.values if isinstance(column, ListColumn) else column).tolist()
                 if isinstance(column, ListColumn):
                     ends = column.offsets.tolist()
                     values = [tuple(values[i:j]) for i, j in itertools.pairwise(ends)]
@@ -62,8 +54,8 @@ def hot_schema(packed):
 
 
 def parts(packed):
-    """Hot and cold examples, with hot ids led back to rows."""
-    hot = [] if packed.hot_schema is None else examples(packed.hot_folder, packed.hot_schema, packed.hot_rows)
+    """Hot and cold examples."""
+    hot = [] if packed.hot_schema is None else examples(packed.hot_folder, packed.hot_schema)
     return hot, examples(packed.cold_folder, packed.cold_schema)
 
 
@@ -84,15 +76,25 @@ def data(tmp_path):
 
 @hypothesis.settings(max_examples=20, deadline=None)
 @hypothesis.given(st.integers(1, 300), st.data())
-def test_places_in_a_set_are_those_in_its_list(rows, draw):
-    members = np.array(sorted(draw.draw(st.sets(st.integers(0, rows - 1), min_size=1))), np.uint32)
-    found = RowSet.of(rows, members)
-    out = np.empty(len(members), np.uint32)
-    ids = members.astype(np.uint16)
-    ids.flags.writeable = False
-    fae_kernels.take_hot(ids, np.arange(len(members)), found.order, found.words, found.ranks, out)
-    np.testing.assert_array_equal(out, np.arange(len(members)))
-    assert found.dtype == np.min_scalar_type(len(members) - 1)
+def test_examples_are_hot_whose_rows_are_all_in_the_set(rows, draw):
+    table = Table(name="t", rows=rows)
+    feature = CategoricalFeature(name="f", table="t", fixed_length=True)
+    lists = CategoricalFeature(name="l", table="t", max_length=9)
+    schema = Schema(
+        name="s", block_size=8, dense=(), categorical=(feature, lists), tables=(table,), splits={}, provenance={}
+    )
+    row = st.integers(0, rows - 1)
+    members = draw.draw(st.sets(row))
+    ids = draw.draw(st.lists(st.tuples(row, st.lists(row, max_size=4)), min_size=1))
+    columns = {
+        "label": np.zeros(len(ids), np.float32),
+        "f": np.array([one for one, _ in ids], np.uint16),
+        "l": ListColumn(
+            np.cumsum([0, *(len(more) for _, more in ids)]), np.array([r for _, more in ids for r in more], np.uint16)
+        ),
+    }
+    found = hot_examples(columns, schema, {"t": row_set(table, np.array(sorted(members), np.uint32))})
+    assert found.tolist() == [{one, *more} <= members for one, more in ids]
 
 
 def test_every_example_is_there_once_in_order_of_time(data, tmp_path):
@@ -105,7 +107,7 @@ def test_every_example_is_there_once_in_order_of_time(data, tmp_path):
     assert (packed.hot_examples, packed.cold_examples) == tuple(map(len, expected))
     assert packed.dataset == Schema.load(data).identity
     assert (packed.threshold, packed.calibration) == (1e-3, {"why": "chosen"})
-    packed.verify_files()
+    verify(packed.folder)
 
 
 def test_the_folders_are_ordinary_datasets(data, tmp_path):
@@ -113,7 +115,8 @@ def test_the_folders_are_ordinary_datasets(data, tmp_path):
     assert is_fae_folder(tmp_path / "out")
     assert not is_fae_folder(data)
     hot, cold = hot_schema(packed), packed.cold_schema
-    assert {t.name: t.rows for t in hot.tables} == {name: len(rows) for name, rows in packed.hot_rows.items()}
+    assert hot.tables == cold.tables
+    assert hot.identity.rows == cold.identity.rows == Schema.load(data).identity.rows
     assert list(hot.splits) == ["train"]
     assert hot.ceiling == {}
     assert [t.rows for t in cold.tables] == [ITEMS, USERS]
@@ -126,19 +129,6 @@ def test_the_folders_are_ordinary_datasets(data, tmp_path):
     assert (packed.cold_folder / file).read_bytes() == (data / file).read_bytes()
 
 
-@pytest.mark.parametrize("bijection", [False, True])
-def test_the_oov_row_is_found_among_the_hot_rows(tmp_path, bijection):
-    data = write_dataset(tmp_path / "data", bijection=bijection)
-    table = Schema.load(data).table("items")
-    order = load_order(data, table)
-    row = 3 if order is None else int(order[3])
-    others = np.setdiff1d(np.arange(60), [row])
-    for name, items in (("with", np.union1d(others, [row])), ("without", others)):
-        hot = hot_schema(pack(data, tmp_path / name, hot_set(data, items=items, users=range(USERS))))
-        found = hot.table("items").oov_row
-        assert (None if found is None else items[found]) == (row if name == "with" else None)
-
-
 def test_nothing_depends_on_threads_and_a_seed_shuffles(data, tmp_path):
     hot = hot_set(data)
     one = pack(data, tmp_path / "one", hot, PackOptions(threads=1))
@@ -147,8 +137,8 @@ def test_nothing_depends_on_threads_and_a_seed_shuffles(data, tmp_path):
     shuffled = [
         pack(data, tmp_path / f"s{i}", hot, PackOptions(seed=s, threads=1 + i)) for i, s in enumerate((5, 5, 6))
     ]
-    assert shuffled[0].files == shuffled[1].files != shuffled[2].files
-    assert hot_schema(shuffled[0]).splits == hot_schema(shuffled[1]).splits
+    for splits in ([hot_schema(s).splits for s in shuffled], [s.cold_schema.splits for s in shuffled]):
+        assert splits[0] == splits[1] != splits[2]
     assert {s.content for s in shuffled} == {one.content}
     for found, plain in zip(parts(shuffled[0]), parts(one), strict=True):
         assert found != plain
@@ -159,7 +149,7 @@ def test_hot_ids_are_those_that_the_loader_yields(tmp_path):
     data = write_dataset(tmp_path / "data", bijection=True)
     packed = pack(data, tmp_path / "out", hot_set(data))
 
-    def loaded(folder, schema, rows_of):
+    def loaded(folder, schema):
         layout = EmbeddingLayout.build(
             [TableConfig(name=t.name, rows=t.rows, dim=4 * k) for k, t in enumerate(schema.tables, 1)],
             [FeatureConfig(name=f.name, table=f.table, max_length=f.max_length) for f in schema.categorical[:2]],
@@ -169,19 +159,18 @@ def test_hot_ids_are_those_that_the_loader_yields(tmp_path):
             for batch in loader:
                 kept = np.asarray(batch.mask) > 0
                 columns = [np.asarray(batch.labels)[kept], np.asarray(batch.dense)[kept, 0]]
-                for stack, bags in batch.bags.items():
-                    ids = np.asarray(bags.ids).reshape(-1)[kept]
-                    columns.append(rows_of(layout.stacks[stack].tables[0].name, ids))
+                columns += [np.asarray(bags.ids).reshape(-1)[kept] for bags in batch.bags.values()]
                 found += zip(*(np.asarray(c).tolist() for c in columns), strict=True)
         return found
 
-    whole = loaded(data, Schema.load(data), lambda table, ids: ids)
-    hot = loaded(packed.hot_folder, hot_schema(packed), lambda table, ids: packed.hot_rows[table][ids])
-    cold = loaded(packed.cold_folder, packed.cold_schema, lambda table, ids: ids)
+    whole = loaded(data, Schema.load(data))
+    hot = loaded(packed.hot_folder, hot_schema(packed))
+    cold = loaded(packed.cold_folder, packed.cold_schema)
+    assert hot
     assert sorted(hot + cold) == sorted(whole)
     assert set(packed.hot_rows["items"].tolist()) >= {item for _, _, item, _ in hot}
-    assert packed.cold_schema.tables[0].bijection is not None
-    assert hot_schema(packed).tables[0].bijection is None
+    assert hot_schema(packed).tables[0].bijection == packed.cold_schema.tables[0].bijection is not None
+    verify(packed.folder)
 
 
 def test_all_hot(data, tmp_path):
@@ -197,7 +186,7 @@ def test_none_hot(data, tmp_path):
     assert packed.hot_examples == 0
     assert packed.hot_schema is None
     assert not packed.hot_folder.exists()
-    assert all(t.placeholder for t in packed.tables)
+    assert [t.hot for t in packed.tables] == [0, 0]
     assert parts(packed) == ([], examples(data, Schema.load(data)))
 
 
@@ -210,8 +199,6 @@ def test_examples_with_empty_lists_are_hot_though_no_row_of_their_table_is(tmp_p
     hot = hot_set(data)
     packed = pack(data, tmp_path / "out", dataclasses.replace(hot, rows={**hot.rows, "lists": np.empty(0, np.uint32)}))
     assert packed.hot_examples > 20
-    assert hot_schema(packed).table("lists").rows == 1
-    assert packed.tables[2].placeholder
     assert len(packed.hot_rows["lists"]) == 0
     assert sorted(itertools.chain(*parts(packed))) == sorted(examples(data, Schema.load(data)))
 
@@ -257,15 +244,15 @@ def test_columns_that_are_not_the_schemas_are_named(tmp_path):
 
 def interrupt_after(monkeypatch, count):
     """Lets ``count`` pieces be packed, and then none; returns the numbers of those packed."""
-    real, packed = fae_piece.pack_piece, []
+    real, packed = fae_pack._write, []
 
-    def some(job, piece, *rest):
+    def some(job, piece, writers):
         if len(packed) == count:
             raise KeyboardInterrupt
         packed.append(piece.number)
-        return real(job, piece, *rest)
+        return real(job, piece, writers)
 
-    monkeypatch.setattr(fae_piece, "pack_piece", some)
+    monkeypatch.setattr(fae_pack, "_write", some)
     return packed
 
 
@@ -277,7 +264,7 @@ def test_an_interrupted_pack_goes_on_where_it_was(data, tmp_path, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             pack(data, tmp_path / "out", hot, options)
     assert not (tmp_path / "out").exists()
-    damaged = tmp_path / "out.partial" / "cold" / fae_piece.cut_pieces(Schema.load(data), 3)[0].file
+    damaged = tmp_path / "out.partial" / "cold" / fae_pack._pieces(Schema.load(data))[0].file
     damaged.write_bytes(b"\0" * damaged.stat().st_size)
     said = []
     with monkeypatch.context() as patch:
@@ -304,16 +291,16 @@ def test_an_interrupted_pack_of_something_else_is_in_the_way(data, tmp_path, mon
 
 CHILD = """
 import sys, numpy, time
-from jrec.data.fae import pack as fae_pack, piece as fae_piece
+from jrec.data.fae import pack as fae_pack
 from fae_cases import hot_set
 fae_pack.PIECE_BLOCKS = 3
-real = fae_piece.pack_piece
-def slow(job, piece, *rest):
-    found = real(job, piece, *rest)
+real = fae_pack._pack_piece
+def slow(job, piece):
+    found = real(job, piece)
     print(piece.number, flush=True)
     time.sleep(0.2)
     return found
-fae_piece.pack_piece = slow
+fae_pack._pack_piece = slow
 fae_pack.pack(sys.argv[1], sys.argv[2], hot_set(sys.argv[1]), fae_pack.PackOptions(threads=2))
 """
 
@@ -333,35 +320,22 @@ def test_killed_packs_go_on(data, tmp_path, seconds):
     assert dataclasses.replace(packed, folder=tmp_path / "again") == pack(data, tmp_path / "again", hot_set(data))
 
 
-def test_a_piece_is_given_up_when_another_fails(data, tmp_path):
-    job = fae_pack._job(data, tmp_path, Schema.load(data), hot_set(data).rows, PackOptions())
-    stop = threading.Event()
-    stop.set()
-    piece = fae_piece.cut_pieces(Schema.load(data), 3)[0]
-    with pytest.raises(concurrent.futures.CancelledError):
-        fae_piece.pack_piece(job, piece, lambda done: None, stop)
-    assert not list((tmp_path / "hot").iterdir()) + list((tmp_path / "cold").iterdir())
-
-
 @pytest.mark.parametrize(
     "change",
     [
-        lambda found: {"item": np.roll(found["item"], 1)},
-        lambda found: {"history": ListColumn(found["history"].offsets, found["history"].values[::-1])},
-        lambda found: {name: column[:-1] for name, column in found.items() if not isinstance(column, ListColumn)},
-        lambda found: {"price": found["price"] * np.float32(1 + 2**-20)},
+        lambda column: (
+            np.roll(column, 1) if not isinstance(column, ListColumn) and column.dtype == np.uint16 else column
+        ),
+        lambda column: ListColumn(column.offsets, column.values[::-1]) if isinstance(column, ListColumn) else column,
+        lambda column: column if isinstance(column, ListColumn) else column[:-1],
+        lambda column: column * np.float32(1 + 2**-20) if getattr(column, "dtype", None) == np.float32 else column,
     ],
     ids=["item", "history", "lost", "price"],
 )
 def test_what_is_written_is_compared_with_the_source(data, tmp_path, monkeypatch, change):
-    real = fae_piece.take
-
-    def wrong(columns, positions, schema, sets):
-        found = real(columns, positions, schema, sets)
-        return found if sets is None else {**found, **change(found)}
-
-    monkeypatch.setattr(fae_piece, "take", wrong)
-    with pytest.raises(DatasetError, match=r"block 0 of .*train-00000.* has (content|columns of unequal)"):
+    real = fae_pack.gather
+    monkeypatch.setattr(fae_pack, "gather", lambda column, positions: change(real(column, positions)))
+    with pytest.raises(DatasetError, match=r"block 0 of .*train-00000.* has content|column 'history' has"):
         pack(data, tmp_path / "out", hot_set(data), PackOptions(threads=1))
 
 
@@ -383,14 +357,14 @@ def test_damaged_files_are_named(data, tmp_path):
         _ = FaeManifest.load(out).hot_rows
     rows.unlink()
     with pytest.raises(DatasetError, match=r"items\.npy cannot be read"):
-        FaeManifest.load(out).verify_files()
+        verify(out)
     rows.write_bytes(content)
     shard = next((out / "cold").glob("train-*"))
     content = bytearray(shard.read_bytes())
-    content[100] ^= 1
+    content[len(content) // 2] ^= 1
     shard.write_bytes(content)
-    with pytest.raises(DatasetError, match=rf"cold/{shard.name} is damaged: its SHA-256"):
-        FaeManifest.load(out).verify_files()
+    with pytest.raises(DatasetError, match=rf"cold/{shard.name}.*damaged"):
+        verify(out)
     shard.unlink()
     with pytest.raises(DatasetError, match=rf"cold/{shard.name} .*is missing"):
         _ = FaeManifest.load(out).cold_schema
@@ -399,7 +373,7 @@ def test_damaged_files_are_named(data, tmp_path):
     for broken, message in (
         (text.replace('"hot_examples": ', '"hot_examples": 1'), "checksum does not fit"),
         (text[:-20], "is damaged"),
-        (text.replace('"version": 2', '"version": 1'), "version 1, but this jrec reads"),
+        (text.replace('"version": 3', '"version": 2'), "version 2, but this jrec reads .* pack the dataset anew"),
         (json.dumps([]), "is damaged"),
     ):
         manifest.write_text(broken)

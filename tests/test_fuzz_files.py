@@ -34,8 +34,9 @@ from jrec.access.count import exact_profile
 from jrec.access.profile import AccessProfile
 from jrec.checkpoint import Checkpoints
 from jrec.checkpoint.files import _checksum
+from jrec.data.blocks import ShardReader
+from jrec.data.fae.examples import read_blocks
 from jrec.data.fae.pack import pack
-from jrec.data.fae.piece import read_blocks
 from jrec.data.fae.verify import verify
 from jrec.data.readers.delimited_schema import load_schema
 from jrec.data.readers.parquet import column_types, dialect_of, read_rows
@@ -100,10 +101,10 @@ class Format:
 def read_dataset(folder, name="data"):
     schema = Schema.load(folder / name)
     blocks = [
-        block
+        read_blocks(ShardReader(folder / name, shard), schema, block, block + 1)
         for split in schema.splits.values()
         for shard in split.shards
-        for _, block in read_blocks(folder / name, schema, shard, 0, shard.blocks)
+        for block in range(shard.blocks)
     ]
     orders = load_orders(folder / name, schema, [t.name for t in schema.tables])
     return [dataclasses.replace(schema, folder=None), schema.identity, blocks, orders]

@@ -1,5 +1,6 @@
 """Rows of host memory that several processes share: who has them, and where a batch finds them."""
 
+import contextlib
 import socket
 import threading
 
@@ -9,7 +10,7 @@ import pytest
 from jrec.errors import ProcessError
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
 from jrec.run.host_owners import ALONE, BLOCK_ROWS, HostOwners, read_from_host, with_owners
-from jrec.run.peers import Closed, Peers
+from jrec.run.peers import _HELLO, Closed, Peers, _accept, _listen
 from jrec.sharding.router import Routed
 
 
@@ -184,3 +185,35 @@ def test_a_route_finds_host_rows_behind_those_that_live_on_a_device():
     changed = with_owners(routed, read, np.array([1, 0, 0, 1]), np.array([0, 0, 1, 1], np.int32), 100)
     pieces = [tuple(column.tolist() for column in changed.of(number)) for number in range(4)]
     assert pieces == [([3, 7, 101], [0, 2, 4]), ([0, 100, 101], [3, 1, 6]), ([5], [5]), ([], [])]
+
+
+# Connections of processes.
+
+
+def test_a_stranger_takes_no_process_s_place():
+    token, connections = bytes(range(16)), {}
+    with _listen("127.0.0.1", backlog=8) as listener:
+        place = listener.getsockname()
+        assert place[0] == "127.0.0.1"
+
+        def call(said):
+            caller = socket.create_connection(place, timeout=5)
+            caller.sendall(said)
+            return caller
+
+        strangers = [call(said) for said in (_HELLO.pack(bytes(16), 1, 0), b"GET / HTTP/1.1\r\n\r\n" * 3)]
+        other_place = call(_HELLO.pack(token, 2, 0))
+        own = call(_HELLO.pack(token, 1, 0))
+        _accept(listener, token, {(1, 0)}, connections, 5.0)
+        assert list(connections) == [(1, 0)]
+        assert connections[1, 0].getpeername() == own.getsockname()
+        for refused in (*strangers, other_place):
+            with contextlib.suppress(ConnectionResetError):
+                assert refused.recv(1) == b""
+        for end in (*strangers, other_place, own, connections[1, 0]):
+            end.close()
+
+
+def test_a_listener_at_an_address_that_is_forwarded_takes_any():
+    with _listen("192.0.2.1", backlog=1) as listener:  # of documentation: no machine has it
+        assert listener.getsockname()[0] in ("::", "0.0.0.0")

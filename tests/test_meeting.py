@@ -1,17 +1,21 @@
-"""Processes meet, compare what they are about to do, and learn that another one is gone; here as threads."""
+"""Processes that join JAX, compare what they are about to do, and learn that another one is gone."""
 
 import contextlib
+import os
 import queue
+import re
+import shutil
 import socket
+import subprocess
+import sys
 import threading
 import time
 
 import pytest
 
 from jrec.errors import ConfigError, ProcessError
-from jrec.train import meeting
 from jrec.train.lifeline import Lifeline
-from jrec.train.meeting import Role, differences, meet
+from jrec.train.meeting import Role, differences, join
 
 FACTS = {"seed": "0", "optimizer.learning_rate": "0.1"}
 
@@ -23,105 +27,7 @@ def port():
         return probe.getsockname()[1]
 
 
-def together(port, facts, *, refusals=None, wait=10.0, numbers=None):
-    """What ``meet`` gives or raises in each of some processes, and how long all took."""
-    count = len(facts)
-    results: list = [None] * count
-
-    def one(place):
-        number = place if numbers is None else numbers[place]
-        role = Role(host="localhost", port=port, processes=count, process=number)
-        try:
-            results[place] = meet(role, facts[place], refusal=(refusals or {}).get(place), wait=wait)
-        except Exception as error:
-            results[place] = error
-
-    threads = [threading.Thread(target=one, args=(place,)) for place in range(count)]
-    for thread in reversed(threads):  # process 0 comes last
-        thread.start()
-        time.sleep(0.05)
-    for thread in threads:
-        thread.join(30)
-    return results
-
-
-@contextlib.contextmanager
-def met(port, count):
-    found = together(port, [FACTS] * count)
-    assert all(isinstance(of, meeting.Meeting) for of in found), found
-    yield found
-    for of in found:
-        of.free_port()
-        for line in of.lines.values():
-            line.close()
-
-
-def test_processes_that_agree_meet_and_free_the_port(port):
-    with met(port, 3) as found:
-        assert [sorted(of.lines) for of in found] == [[1, 2], [0], [0]]
-        found[0].free_port()
-        socket.create_server(("", port)).close()  # as JAX's coordinator will, with the connections open
-
-
-def test_a_difference_names_the_key_the_values_and_the_processes_in_all(port):
-    facts = [FACTS, FACTS | {"optimizer.learning_rate": "0.2"}, FACTS | {"extra": "1"}]
-    for error in together(port, facts):
-        assert isinstance(error, ConfigError)
-        assert "optimizer.learning_rate is 0.1 in process 0, 2 and 0.2 in process 1" in str(error)
-        assert "extra is not set in process 0, 1 and 1 in process 2" in str(error)
-
-
-def test_many_differences_are_not_all_listed():
-    said = differences([{}, {f"key{n}": "1" for n in range(9)}])
-    assert said is not None
-    assert said.count("process 1") == 5
-    assert "and 4 more" in said
-
-
-def test_a_process_that_cannot_start_ends_all(port):
-    for error in together(port, [FACTS] * 2, refusals={1: "there is no such file"}):
-        assert "process 1 of 2 cannot start: there is no such file" in str(error)
-
-
-def test_processes_of_other_numbers_are_refused_in_all(port):
-    for error in together(port, [FACTS] * 3, numbers=[0, 1, 1], wait=3.0):
-        assert "--process 1" in str(error)
-
-
-def test_who_does_not_come_is_named(port):
-    role = Role(host="localhost", port=port, processes=3, process=0)
-    with pytest.raises(ConfigError, match=r"process\(es\) 1, 2 of 3 did not come to localhost:\d+ within 0.3 s"):
-        meet(role, FACTS, wait=0.3)
-    with pytest.raises(ProcessError, match=r"process 0 was not reached at localhost:\d+ within 0.3 s"):
-        meet(Role(host="localhost", port=port, processes=3, process=1), FACTS, wait=0.3)
-
-
-def test_a_port_that_another_program_has_is_said_to_be(port):
-    with socket.create_server(("", port)) as other:
-        with pytest.raises(ProcessError, match=r"another program uses that port; choose another port"):
-            meet(Role(host="localhost", port=port, processes=2, process=0), FACTS)
-
-        def answer():
-            connection, _ = other.accept()
-            connection.sendall(b"HTTP/1.1 400 Bad Request\r\n")
-            connection.close()
-
-        thread = threading.Thread(target=answer)
-        thread.start()
-        with pytest.raises(ProcessError, match=r"is no process 0 of a run"):
-            meet(Role(host="localhost", port=port, processes=2, process=1), FACTS)
-        thread.join()
-
-
-def test_other_programs_at_the_port_do_no_harm(port):
-    def scan():
-        with contextlib.suppress(OSError), socket.create_connection(("localhost", port), timeout=5) as connection:
-            connection.sendall(b"GET / HTTP/1.1\r\n\r\n")
-
-    timer = threading.Timer(0.05, scan)
-    timer.start()
-    with met(port, 2):
-        timer.join()
+# Who is who.
 
 
 @pytest.mark.parametrize(
@@ -139,44 +45,196 @@ def test_roles_that_make_no_sense(address, processes, process, said):
         Role.of(address, processes, process)
 
 
+# Joining.
+
+
+def test_a_port_that_another_program_has_is_said_to_be():
+    with socket.create_server(("", 0)) as other:
+        role = Role(host="localhost", port=other.getsockname()[1], processes=2, process=0)
+        with pytest.raises(ProcessError, match=r"another program uses that port; choose another port"):
+            join(role)
+
+
 def test_an_unknown_host_is_named():
     with pytest.raises(ConfigError, match=r"there is no host 'no\.such\.host\.invalid'"):
-        meet(Role(host="no.such.host.invalid", port=7000, processes=2, process=1), FACTS)
+        join(Role(host="no.such.host.invalid", port=7000, processes=2, process=1))
 
 
-def lifelines(found, **options):
-    ends = [queue.Queue() for _ in found]
-    return [Lifeline(of, end=end.put, **options) for of, end in zip(found, ends, strict=True)], ends
+def test_process_0_that_does_not_come_is_named(port):
+    with pytest.raises(ProcessError, match=r"process 0 was not reached at localhost:\d+ within 0.3 s"):
+        join(Role(host="localhost", port=port, processes=2, process=1), wait=0.3)
 
 
-def test_a_process_that_says_nothing_ends_all_others(port):
-    with met(port, 3) as found:
-        _, ends = lifelines(found[:2], silence=3.0, grace=0.1)  # process 2 is stopped
-        for end in ends:
-            line = end.get(timeout=10)
-            assert "process 2 of 3 has not answered for 3 s" in line
-            assert "--resume" in line
+JOINING = """
+import os, sys
+from jrec.errors import JrecError
+from jrec.train.meeting import Role, join
+port, processes, process, wait = map(int, sys.argv[1:])
+try:
+    join(Role(host="localhost", port=port, processes=processes, process=process), wait=wait)
+except JrecError as error:
+    print(error, flush=True)
+os._exit(0)
+"""
 
 
-def test_a_process_that_dies_is_known_at_once_and_its_reason_told(port):
-    with met(port, 3) as found:
-        lines, ends = lifelines(found, grace=0.2)
-        began = time.monotonic()
-        lines[1].fail("the loss became nan")
-        found[1].lines[0].close()
-        for end in (ends[0], ends[2]):
-            assert "process 1 of 3 ended with an error: the loss became nan" in end.get(timeout=5)
-        assert time.monotonic() - began < 3
-        assert "process 1 of 3" in (lines[2].lost() or "")
-        assert ends[1].empty()
+def joining(port, processes, process, wait, **environment):
+    command = [sys.executable, "-c", JOINING, *map(str, (port, processes, process, wait))]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return subprocess.Popen(command, text=True, env={**os.environ, **environment}, **pipes)
 
 
-def test_processes_that_are_through_may_go(port):
-    with met(port, 2) as found:
-        lines, ends = lifelines(found, grace=0.0)
-        lines[1].finish()
-        time.sleep(0.2)
-        found[1].lines[0].socket.shutdown(socket.SHUT_RDWR)
-        time.sleep(0.5)
-        assert lines[0].lost() is None
-        assert all(end.empty() for end in ends[:1])
+def test_who_does_not_come_is_named(port):
+    alone = joining(port, 2, 0, 3).communicate(timeout=60)[0]
+    assert re.fullmatch(r"process 1 of 2 did not come to localhost:\d+ within 3 s; start all .*\n", alone), alone
+
+
+def test_one_that_waits_learns_that_process_0_has_given_up(port):
+    waiting = joining(port, 3, 1, 100)
+    first = joining(port, 3, 0, 5).communicate(timeout=60)[0]
+    assert "one or more of the processes 1, 2 of 3 did not come" in first
+    said = waiting.communicate(timeout=60)[0]
+    assert re.fullmatch(r"process 0 at localhost:\d+ ended before all processes had come; look .*\n", said), said
+
+
+CERTIFICATES = """
+openssl req -x509 -newkey rsa:2048 -nodes -keyout authority.key -out authority.pem -days 2 -subj /CN=authority
+openssl req -newkey rsa:2048 -nodes -keyout key.pem -out request -subj /CN=localhost
+echo subjectAltName=DNS:localhost > extension
+openssl x509 -req -in request -CA authority.pem -CAkey authority.key -CAcreateserial -out chain.pem -days 2 \\
+    -extfile extension
+"""
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes certificates by openssl")
+def test_with_certificates_only_their_holders_join(port, tmp_path):
+    subprocess.run(["bash", "-ec", CERTIFICATES], cwd=tmp_path, check=True, capture_output=True)
+    files = {"CERT": "chain.pem", "KEY": "key.pem", "CA": "authority.pem"}
+    own = {f"JAX_MTLS_{kind}_FILE": str(tmp_path / name) for kind, name in files.items()}
+    holders = [joining(port, 2, process, 60, **own) for process in range(2)]
+    assert [holder.communicate(timeout=100)[0] for holder in holders] == ["", ""]
+    holder, stranger = joining(port, 2, 0, 10, **own), joining(port, 2, 1, 8)
+    assert "process 1 of 2 did not come" in holder.communicate(timeout=60)[0]
+    assert "process 0 of 2 did not come" in stranger.communicate(timeout=60)[0]
+
+
+# Comparing.
+
+
+def test_a_difference_names_the_key_the_values_and_the_processes():
+    said = differences([FACTS, FACTS | {"optimizer.learning_rate": "0.2"}, FACTS | {"extra": "1"}])
+    assert said is not None
+    assert "optimizer.learning_rate is 0.1 in process 0, 2 and 0.2 in process 1" in said
+    assert "extra is not set in process 0, 1 and 1 in process 2" in said
+    assert differences([FACTS] * 3) is None
+
+
+def test_many_differences_are_not_all_listed():
+    said = differences([{}, {f"key{n}": "1" for n in range(9)}])
+    assert said is not None
+    assert said.count("process 1") == 5
+    assert "and 4 more" in said
+
+
+# Watching, here in threads and with a dictionary for JAX's key-value store.
+
+
+class Store(dict):
+    """The part of JAX's distributed client that the lifeline uses; `stopped` holds calls, as a stopped process 0."""
+
+    def __init__(self):
+        super().__init__()
+        self.going = threading.Event()
+        self.going.set()
+
+    def key_value_set(self, key, value, allow_overwrite=False):
+        self.going.wait()
+        assert allow_overwrite
+        self[key] = value
+
+    def key_value_dir_get(self, prefix):
+        self.going.wait()
+        return [(key, value) for key, value in self.copy().items() if key.startswith(prefix)]
+
+
+class Watching(Lifeline):
+    """Notes the line that it would end the process with."""
+
+    def __init__(self, process, processes, store, **options):
+        self.lines = queue.Queue()
+        role = Role(host="localhost", port=7000, processes=processes, process=process)
+        super().__init__(role, store, **{"beat": 0.05, "silence": 3.0, "grace": 0.1, **options})
+
+    def end(self, line):
+        self.lines.put(line)
+
+
+def test_a_process_that_says_nothing_ends_all_others():
+    store = Store()
+    for one in [Watching(process, 3, store) for process in (0, 1)]:
+        line = one.lines.get(timeout=10)
+        assert "process 2 of 3 has not answered for 3 s" in line
+        assert "--resume" in line
+
+
+def test_process_0_that_is_stopped_is_the_one_to_blame():
+    store = Store()
+    others = [Watching(process, 3, store) for process in (1, 2)]
+    Watching(0, 3, store)
+    time.sleep(0.5)
+    store.going.clear()
+    for one in others:
+        assert "process 0 of 3 has not answered for 3 s" in one.lines.get(timeout=10)
+
+
+def test_the_reason_of_a_process_that_fails_is_told_at_once():
+    store = Store()
+    zero, one, two = (Watching(process, 3, store) for process in range(3))
+    began = time.monotonic()
+    store.key_value_set("jrec/life/seven", "failed", allow_overwrite=True)  # of no process
+    one.fail("the loss\x1b[2J became\nnan")
+    for other in (zero, two):
+        assert "process 1 of 3 ended with an error: the loss?[2J became nan" in other.lines.get(timeout=5)
+    assert time.monotonic() - began < 3
+    assert (two.lost() or "").startswith("process 1 of 3")
+    assert one.lines.empty()
+
+
+def test_a_process_that_another_one_took_along_names_that_one():
+    store = Store()
+    zero, one = (Watching(process, 3, store) for process in range(2))
+    one.fail("process 2 of 3 has not answered for 5 s")
+    assert zero.lines.get(timeout=5).startswith("process 2 of 3 has not answered for 5 s, so this one, process 0,")
+
+
+def test_after_a_collective_failed_the_silent_one_is_named_sooner():
+    store = Store()
+    zero, two = Watching(0, 3, store, silence=60.0), Watching(2, 3, store, silence=60.0)
+    time.sleep(0.2)
+    assert zero.lost() is None
+    assert (zero.lost(1.0) or "").startswith("process 1 of 3 has not answered for 1 s")
+    assert two.lost() is None
+
+
+def test_processes_that_are_through_may_go():
+    store = Store()
+    zero, one = Watching(0, 2, store, silence=0.5), Watching(1, 2, store)
+    one.finish()
+    with contextlib.suppress(queue.Empty):
+        pytest.fail(zero.lines.get(timeout=1.5))
+    assert zero.lost() is None
+
+
+def test_process_0_leaves_last():
+    """JAX's coordinator is in it, without which JAX would end the others by a signal."""
+    store = Store()
+    zero, one = Watching(0, 2, store, grace=60.0), Watching(1, 2, store)
+    zero.fail("the disk is full")
+    leaving = threading.Thread(target=zero.leave)
+    leaving.start()
+    one.lines.get(timeout=5)
+    time.sleep(0.5)
+    assert leaving.is_alive()
+    one.leave()
+    leaving.join(5)
+    assert not leaving.is_alive()

@@ -231,7 +231,7 @@ def test_a_killed_process_ends_the_others_and_the_run_goes_on_with_fewer(run, tm
     _, said = processes[0].communicate(timeout=60)
     assert time.monotonic() - killed < 60
     assert processes[0].returncode == 2
-    assert_one_line(said, "process 1 of 2 has ended without a word")
+    assert_one_line(said, "process 1 of 2 has not answered for")
     steps = [int(p.name) for p in (folder / "checkpoints").iterdir() if p.name.isdigit()]
     # One process, one device: the same batches, each of them whole.
     last = max(steps) + 5

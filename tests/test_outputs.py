@@ -210,7 +210,6 @@ CLASHES = {
     "a profile over the dataset": ("access ROOT/data --out ROOT/data", "data is an input, which would be lost"),
     "a profile in the dataset": ("access ROOT/data --out ROOT/data/profile", "profile lies inside the dataset"),
     "a calibration in the dataset": ("fae calibrate ROOT/data --out ROOT/data/f", "lies inside the dataset"),
-    "figures in the dataset": ("fae calibrate ROOT/data --figures ROOT/data/f", "lies inside the dataset"),
     "a pack over the dataset": ("fae pack ROOT/data --out ROOT/data --overwrite", "data is an input"),
     "a dataset over its log": (
         "prepare csv --schema ROOT/columns.toml --input ROOT/log.csv --out ROOT/log.csv --overwrite",

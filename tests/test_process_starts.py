@@ -1,4 +1,4 @@
-"""Processes of a run that cannot start together: each ends within seconds, with one line, before JAX is loaded."""
+"""Processes of a run that cannot start together: each ends within seconds, with one line."""
 
 import os
 import re

@@ -148,7 +148,7 @@ def test_a_run_of_which_a_worker_is_killed_ends_with_the_bits_of_one_that_was_no
     assert processes_of(out) == {}
     said = (tmp_path / "said").read_text()
     assert f"the run is in {out}" in said
-    assert "process 1 of 2 has ended without a word" in said  # so that it was killed before it had finished
+    assert "process 1 of 2 has not answered for" in said  # so that it was killed before it had finished
     assert (out / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
     one, other = (flatten(restore_run(folder, slots=True).state) for folder in (whole, out))
     assert one.keys() == other.keys()

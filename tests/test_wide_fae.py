@@ -71,7 +71,7 @@ def test_hot_and_cold_batches_of_wide_tables(packed, tmp_path, monkeypatch):
     runs = {
         which: train(
             load_config(
-                tmp_path / "config.toml", [f"data.path={str(folder)!r}", f"out={str(tmp_path / which / 'run')!r}"]
+                tmp_path / "config.toml", [f"data.path={str(folder)!r}", f"out={str(tmp_path / f'run_{which}')!r}"]
             )
         )
         for which, folder in packed.items()

@@ -63,7 +63,6 @@ def _run(args: argparse.Namespace, company: Company) -> int:
 
     options = {"split": args.split, "batches": args.batches, "devices": args.devices}
     company.meet(evaluation_facts(args.checkpoint, args.data, args.plan, **options))
-    company.join()
 
     from jrec.run.processes import first
     from jrec.train.comparisons import comparison_sections

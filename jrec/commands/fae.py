@@ -1,23 +1,27 @@
-"""``jrec fae``: hot rows, and a dataset parted into hot and cold examples."""
+"""``jrec fae``: hot rows, and a dataset split into hot and cold examples."""
 
 from __future__ import annotations
 
 import argparse
 import shlex
 import sys
+from typing import TYPE_CHECKING
 
 from jrec.commands.arguments import DIM, SEED, SLOT_BYTES, THREADS, number, size
 from jrec.commands.rows import Rows, rows_of
 
+if TYPE_CHECKING:
+    from jrec.access.calibrate import CalibrateOptions, Calibration
+
 DESCRIPTION = """\
 Prepare a dataset for training with hot rows on the device and cold ones in host memory (FAE).
 
-`calibrate` finds the rows that are accessed often enough to be kept on the device, within a budget: by the counts that
-`jrec prepare` left in the dataset, or from a sample of the data. `pack` splits the training examples into those that
+`calibrate` finds the rows that are accessed often enough to be kept on the device, within a budget, by the counts that
+`jrec prepare` left in the dataset. `pack` splits the training examples into those that
 read only hot rows and all others. `check` reads a whole packed folder and compares all checksums. docs/fae.md
 describes it all."""
 EPILOG = """examples:
-  jrec fae calibrate data/kaggle --budget 256MB --out kaggle.fae --figures figures
+  jrec fae calibrate data/kaggle --budget 256MB --out kaggle.fae
   jrec fae pack data/kaggle --calibration kaggle.fae --out data/kaggle_fae
   jrec fae pack data/kaggle --budget 1GB --config configs/criteo_kaggle.toml --out data/kaggle_fae
   jrec fae check data/kaggle_fae
@@ -26,8 +30,8 @@ EPILOG = """examples:
 CALIBRATE_EPILOG = """examples:
   jrec fae calibrate data/kaggle --budget 256MB
   jrec fae calibrate data/terabyte --budget 2GB --dim 64 --slot-bytes 0 --out terabyte.fae
-  jrec fae calibrate data/kaggle --config configs/criteo_kaggle.toml --figures figures
-  jrec fae calibrate data/kaggle --sample 0.05 --raw-counts --no-tighten    (a sample and a threshold as in the paper)
+  jrec fae calibrate data/kaggle --config configs/criteo_kaggle.toml
+  jrec fae calibrate data/kaggle --sample 0.05    (a sample of the inputs and bounds, as in the paper)
 """
 PACK_EPILOG = """examples:
   jrec fae pack data/kaggle --calibration kaggle.fae --out data/kaggle_fae
@@ -54,9 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     one = action("calibrate", "find the hot rows that fit a budget", CALIBRATE_EPILOG)
     one.add_argument("data", metavar="DATA", help="a dataset folder")
     one.add_argument("--out", metavar="FILE", help="write the calibration there")
-    one.add_argument("--figures", metavar="DIR", help="draw FAE's Figures 2, 6, 7 and 9")
     _add_calibration(one)
-    two = action("pack", "part the training examples into hot and cold ones", PACK_EPILOG)
+    two = action("pack", "split the training examples into hot and cold ones", PACK_EPILOG)
     two.add_argument("data", metavar="DATA", help="a dataset folder")
     two.add_argument("--out", metavar="DIR", required=True, help="the folder to make")
     two.add_argument(
@@ -85,18 +88,9 @@ def _add_calibration(parser: argparse.ArgumentParser) -> None:
         "--sample",
         type=number(0, 1, above=True),
         metavar="X",
-        help="read this share of the blocks (default: take the dataset's own counts; 0.05 where it has none)",
+        help="decide by a sample of this share of the blocks and the Rand-Em Box's bounds, as the paper does (default:"
+        " count exactly, by the counts that the dataset has)",
     )
-    group.add_argument(
-        "--confidence",
-        type=number(0.5, 1, below=True),
-        metavar="P",
-        help="confidence that a table's hot rows fit (default 0.999)",
-    )
-    group.add_argument("--seed", type=SEED, metavar="N", help="seed of the samples (default 0)")
-    group.add_argument("--exact", action="store_true", help="count all accesses, where the dataset has no counts")
-    group.add_argument("--raw-counts", action="store_true", help="do not average neighbours that are counted rarely")
-    group.add_argument("--no-tighten", action="store_true", help="keep the threshold of the Rand-Em Box's bounds")
     group.add_argument("--small", type=size(0), metavar="SIZE", help="all rows of smaller tables are hot (default 1MB)")
     group.add_argument("--config", metavar="CONFIG", help="take dim, dtype and slots from this configuration")
     group.add_argument("--dim", type=DIM, metavar="N", help="elements of a row (default 16)")
@@ -110,8 +104,7 @@ def _add_calibration(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
 
 
-_CALIBRATION = ("budget", "sample", "confidence", "seed", "exact", "raw_counts", "no_tighten", "small", "config", "dim",
-                "dtype", "slot_bytes")  # fmt: skip
+_CALIBRATION = ("budget", "sample", "small", "config", "dim", "dtype", "slot_bytes")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -120,43 +113,34 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _calibrate(args: argparse.Namespace) -> int:
-    from jrec.access.calibrate import calibrate_and_count
-    from jrec.data.schema import Schema
+    from jrec.access.calibrate import calibrate
     from jrec.outputs import check_output
 
-    for out in filter(None, (args.out, args.figures)):
-        check_output(out, inputs=[args.data, args.config or ""])
-    options = _options(args)
-    schema = Schema.load(args.data)
-    calibration, counted = calibrate_and_count(args.data, options, schema=schema, progress=_progress(args))
-    _show(calibration)
+    if args.out:
+        check_output(args.out, inputs=[args.data, args.config or ""])
+    calibration = calibrate(args.data, _options(args), progress=_progress(args))
+    print("\n".join(_lines(calibration)))
     if args.out:
         calibration.save(args.out)
         print(f"{args.out}: the calibration")
-    if args.figures:
-        from jrec.access.calibrate.figures import draw_figures
-
-        for path in draw_figures(args.data, schema, calibration, counted, options, args.figures):
-            print(path)
     return 0
 
 
 def _pack(args: argparse.Namespace) -> int:
-    from jrec.access.calibrate import calibrate
-    from jrec.access.calibrate.file import Calibration
+    from jrec.access.calibrate import Calibration, calibrate
     from jrec.data.fae.pack import PackOptions, pack
     from jrec.data.schema import Schema
     from jrec.errors import ConfigError
 
     schema, progress = Schema.load(args.data), _progress(args)
     if args.calibration:
-        if odd := [name for name in _CALIBRATION if getattr(args, name) not in (None, False)]:
+        if odd := [name for name in _CALIBRATION if getattr(args, name) is not None]:
             options = ", ".join(f"--{name.replace('_', '-')}" for name in odd)
             raise ConfigError(f"--calibration {args.calibration} is given; {options} would make another one")
         calibration = Calibration.load(args.calibration)
     else:
         calibration = calibrate(args.data, _options(args), schema=schema, progress=progress)
-        _show(calibration)
+        print("\n".join(_lines(calibration)))
     calibration.check_dataset(schema)
     threads = {} if args.threads is None else {"threads": args.threads}
     packed = pack(
@@ -176,16 +160,28 @@ def _pack(args: argparse.Namespace) -> int:
     return 0
 
 
-def _show(calibration) -> None:
-    from rich.console import Console
+def _lines(calibration: Calibration) -> list[str]:
+    """Which rows are hot, the large tables by name, and what to expect of them."""
+    from jrec.sharding.explain import human_bytes
 
-    from jrec.access.calibrate.report import summary_lines, summary_table
-
-    # Where the output is no terminal, the width of one must not cut numbers off.
-    console = Console() if sys.stdout.isatty() else Console(width=120)
-    console.print(summary_table(calibration))
-    for line in summary_lines(calibration):
-        print(line)
+    tables, budget = calibration.tables, calibration.options["budget"]
+    rows, hot, small = sum(t.rows for t in tables), sum(t.hot for t in tables), sum(not t.large for t in tables)
+    inputs, threshold = calibration.hot_inputs, calibration.threshold
+    return [
+        f"{calibration.name}: {hot:,} of {rows:,} rows are hot, {human_bytes(calibration.hot_bytes)} of"
+        f" {human_bytes(rows * calibration.row_bytes)}, {calibration.row_bytes} bytes a row with its optimizer's"
+        f" slots; the budget is {human_bytes(budget)}",
+        *(f"  {t.name}: {t.hot:,} of {t.rows:,} rows ({100 * t.hot / t.rows:.2f} %)" for t in tables if t.large),
+        *([f"  {small} small table(s): all rows"] if small else []),
+        *(["a bound of the Rand-Em Box did not hold: give less (--budget), or count exactly"]
+          if calibration.hot_bytes > budget else []),
+        f"counted: {calibration.source}",
+        "threshold: "
+        + ("none, the budget has no room for a row of a large table" if threshold is None else
+           f"{threshold:.3g} of the inputs, {calibration.cutoff:,.3g} accesses as counted"),
+        f"hot inputs: {100 * inputs.share:.1f} % expected (standard error {100 * inputs.error:.1f} %, on"
+        f" {inputs.inputs:,} inputs)",
+    ]  # fmt: skip
 
 
 def _check(args: argparse.Namespace) -> int:
@@ -205,8 +201,8 @@ def _progress(args: argparse.Namespace):
     return Progress(show=False if args.quiet else None)
 
 
-def _options(args: argparse.Namespace):
-    from jrec.access.calibrate import CalibrateOptions
+def _options(args: argparse.Namespace) -> CalibrateOptions:
+    from jrec.access.calibrate import CalibrateOptions, SampleOptions
     from jrec.sharding.problem import ITEM_BYTES
 
     rows = Rows(dim=16, slot_bytes=4)
@@ -215,17 +211,9 @@ def _options(args: argparse.Namespace):
 
         rows = rows_of(load_config(args.config, (f"data.path={args.data}",)))
     rows = rows.given(args)
-    options = {
-        "budget": args.budget,
-        "small_bytes": args.small,
-        "fraction": args.sample,
-        "confidence": args.confidence,
-        "seed": args.seed,
-    }
+    options = {"budget": args.budget, "small_bytes": args.small}
     return CalibrateOptions(
         **{key: value for key, value in options.items() if value is not None},
-        exact=args.exact,
-        smooth=not args.raw_counts,
-        tighten=not args.no_tighten,
+        sample=None if args.sample is None else SampleOptions(rate=args.sample),
         row_bytes=rows.dim * ITEM_BYTES[rows.dtype] + rows.slot_bytes,
     )

@@ -73,7 +73,6 @@ def _run(args: argparse.Namespace, company: Company) -> int:
         "join": sorted(by_name(args.join)),
     }
     company.meet(evaluation_facts(args.checkpoint, args.input[0], args.plan, **options))
-    company.join()
 
     from jrec.run.processes import first
     from jrec.train.mesh_processes import one_of_many

@@ -10,14 +10,16 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from jrec.errors import JrecError
+from jrec.commands.arguments import DEVICES, integer
+from jrec.errors import JrecError, ProcessError, print_error
 from jrec.signals import exit_code
 
 if TYPE_CHECKING:
     from jrec.train.lifeline import Lifeline
-    from jrec.train.meeting import Meeting, Role
+    from jrec.train.meeting import Role
 
-from jrec.commands.arguments import DEVICES, integer
+_TELL_SECONDS = 20.0
+"""How long a process that cannot start waits for the others, to tell them."""
 
 
 def add_process_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,7 +40,7 @@ class Company:
 
     def __init__(self, role: Role | None):
         self._role = role
-        self._meeting: Meeting | None = None
+        self._joining = False
         self._lifeline: Lifeline | None = None
         self._code: int | None = None
 
@@ -48,7 +50,7 @@ class Company:
         return self._role is None or self._role.process == 0
 
     def meet(self, facts: Mapping[str, str]) -> None:
-        """Waits for the others, and compares what must be equal in all; before JAX is used.
+        """Joins the others, so that JAX sees the devices of all, and compares what must be equal in all.
 
         Args:
           facts: Text by name.
@@ -59,26 +61,20 @@ class Company:
         """
         if self._role is None:
             return
+        from jrec.train.meeting import WAIT_SECONDS
+
+        self._meet(self._role, facts, wait=WAIT_SECONDS)
+
+    def _meet(self, role: Role, facts: Mapping[str, str], *, wait: float, refusal: str | None = None) -> None:
+        self._joining = True
+        from jrec.run.processes import key_values
         from jrec.train.lifeline import Lifeline
-        from jrec.train.meeting import meet
+        from jrec.train.meeting import compare, join
 
-        role, self._role = self._role, None  # whoever comes from here on has been told what is wrong
-        self._meeting = meet(role, facts)
-        self._role = role
-        self._lifeline = Lifeline(self._meeting)
-
-    def join(self) -> None:
-        """Joins all processes, so that JAX sees the devices of each.
-
-        Raises:
-          ProcessError: If JAX cannot join them.
-        """
-        if self._meeting is None:
-            return
-        from jrec.train.mesh_processes import join_processes
-
-        join_processes(self._meeting)
-        atexit.register(self._leave_at_once)  # before JAX's own, which were registered earlier
+        atexit.register(self._leave_at_once)  # before JAX's own, which importing it has registered
+        join(role, wait=wait)
+        self._lifeline = Lifeline(role, key_values())
+        compare(role, facts, refusal=refusal)
 
     def failed(self, error: BaseException) -> str | None:
         """Tells the others that this process ends with an error.
@@ -86,20 +82,28 @@ class Company:
         Returns:
           Which of the others had ended before, and why; None where it is this process's own error.
         """
-        why = " ".join(str(error).split())[:500] or type(error).__name__
-        if self._lifeline is None:
-            if self._role is not None:
-                from jrec.train.meeting import meet
-
-                with contextlib.suppress(JrecError):
-                    meet(self._role, {}, refusal=why)
+        if self._role is None:
             return None
+        why = " ".join(str(error).split())[:500] or type(error).__name__
         self._code = 2 if isinstance(error, JrecError | OSError) else 1
         if isinstance(error, KeyboardInterrupt):
             self._code = exit_code(error)
-        lost = self._lifeline.lost(2.0) if _of_processes(error) else None
-        self._lifeline.fail(why)
+        if not self._joining:
+            self._refuse(self._role, error, why)
+        if self._lifeline is None:
+            return None
+        from jrec.train.lifeline import SUSPECT_SECONDS
+
+        lost = self._lifeline.lost(SUSPECT_SECONDS) if isinstance(error, ProcessError) else None
+        self._lifeline.fail(lost or why)
         return lost
+
+    def _refuse(self, role: Role, error: BaseException, why: str) -> None:
+        """Says what is wrong, then waits for the others to tell them, too."""
+        if isinstance(error, JrecError | OSError):
+            print_error(error)
+        with contextlib.suppress(JrecError):
+            self._meet(role, {}, wait=_TELL_SECONDS, refusal=why)
 
     def finished(self) -> None:
         """Tells the others that this process has done its part."""
@@ -111,6 +115,8 @@ class Company:
         if self._code is not None:
             sys.stdout.flush()
             sys.stderr.flush()
+            if self._lifeline is not None:
+                self._lifeline.leave()
             os._exit(self._code)
 
 
@@ -122,7 +128,7 @@ def in_company(args: argparse.Namespace) -> Iterator[Company]:
       args: The command's arguments, ``add_process_arguments``'s among them.
 
     Yields:
-      The other processes, which are to be met and joined.
+      The other processes, which are to be met.
 
     Raises:
       ConfigError: If the arguments do not say which process this is.
@@ -133,8 +139,6 @@ def in_company(args: argparse.Namespace) -> Iterator[Company]:
         yield company
     except BaseException as error:
         if (lost := company.failed(error)) is not None:
-            from jrec.errors import ProcessError
-
             raise ProcessError(
                 f"{lost}; look at its output for the reason. --resume goes on from the last checkpoint, with"
                 " mesh.devices=N also on fewer devices"
@@ -144,18 +148,8 @@ def in_company(args: argparse.Namespace) -> Iterator[Company]:
 
 
 def _role(args: argparse.Namespace) -> Role | None:
-    if args.coordinator and args.processes is not None and args.process is not None:
-        from jrec.train.meeting import Role
-
-        return Role.of(args.coordinator, args.processes, args.process)
     if not (args.distributed or args.coordinator):
         return None
-    from jrec.train.mesh_processes import role_of
+    from jrec.train.meeting import role_of
 
     return role_of(args.coordinator, args.processes, args.process)
-
-
-def _of_processes(error: BaseException) -> bool:
-    from jrec.errors import ProcessError
-
-    return isinstance(error, ProcessError)

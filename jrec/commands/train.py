@@ -78,12 +78,12 @@ def _run(args: argparse.Namespace, company: Company) -> int:
     if start.finished is not None and args.resume_from is None:
         print(_over(config.out, start.finished, start.steps), file=sys.stderr)
         return 0
-    flags = {"resume": args.resume, "resume-from": args.resume_from, "overwrite": args.overwrite}
-    company.meet(training_facts(config, start.data, flags))
     if config.deterministic:
         from jrec.train import determinism
 
         determinism.request()  # before JAX reads its flags
+    flags = {"resume": args.resume, "resume-from": args.resume_from, "overwrite": args.overwrite}
+    company.meet(training_facts(config, start.data, flags))
 
     from jrec.commands.kernel_check import prepare_kernels
     from jrec.ops.verdicts import choices
@@ -101,7 +101,6 @@ def _run(args: argparse.Namespace, company: Company) -> int:
     check_pipeline(config)  # before kernels are checked, which may take minutes
     if company.first:
         check_space(config, layout, data.plan, overwrite=args.overwrite)
-    company.join()
     check_model(data.config, data.schema, layout)
     prepare_kernels(config, layout, resume=resume, overwrite=args.overwrite)
     outcome = train(config, resume=resume, overwrite=args.overwrite, resume_from=args.resume_from)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from jrec.data.blocks import WEIGHT_SUFFIX, Column, ListColumn
 from jrec.data.column_forms import Form, array_of, by_name, form_of
-from jrec.data.columns import concatenate, count_examples
+from jrec.data.columns import concatenate, count_examples, gather
 from jrec.data.schema import DatasetError
 from jrec.data.value_rows import ValueRows
 from jrec.ops.layout import FeatureConfig
@@ -153,15 +153,15 @@ def prepare_columns(
 def take(prepared: Sequence[PreparedColumns], indices: Sequence[np.ndarray]) -> PreparedColumns:
     """The examples ``indices[i]`` of ``prepared[i]``, one after the other, for batches that span several windows."""
 
-    def gather(name: str) -> Column:
-        return concatenate([_gather(p.ids[name], i) for p, i in zip(prepared, indices, strict=True)])
+    def gather_ids(name: str) -> Column:
+        return concatenate([gather(p.ids[name], i) for p, i in zip(prepared, indices, strict=True)])
 
     def gather_weights(name: str) -> np.ndarray:
         pieces = []
         for p, i in zip(prepared, indices, strict=True):
             ids = p.ids[name]
             assert isinstance(ids, ListColumn)  # prepare_columns makes lists of weighted features
-            pieces.append(_gather(ListColumn(ids.offsets, p.weights[name]), i))
+            pieces.append(gather(ListColumn(ids.offsets, p.weights[name]), i))
         column = concatenate(pieces)
         assert isinstance(column, ListColumn)
         return column.values
@@ -176,20 +176,9 @@ def take(prepared: Sequence[PreparedColumns], indices: Sequence[np.ndarray]) -> 
         examples=sum(map(len, indices)),
         numbers=gather_arrays([p.numbers for p in prepared]),
         extras=gather_arrays([p.extras for p in prepared]),
-        ids={name: gather(name) for name in prepared[0].ids},
+        ids={name: gather_ids(name) for name in prepared[0].ids},
         weights={name: gather_weights(name) for name in prepared[0].weights},
     )
-
-
-def _gather(column: Column, indices: np.ndarray) -> Column:
-    if not isinstance(column, ListColumn):
-        return column[indices]
-    starts = column.offsets[indices].astype(np.int64)
-    lengths = column.offsets[indices + 1] - starts
-    offsets = np.zeros(len(indices) + 1, np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    positions = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
-    return ListColumn(offsets, column.values[positions])
 
 
 def _numbers(name: str, values: np.ndarray) -> np.ndarray:

@@ -27,7 +27,7 @@ from jrec.run.mesh_rows import local_numbers
 from jrec.run.options import MeshOptions
 from jrec.run.partitioned_batch import BatchPartitioner, PartitionedBatch, host_stacks
 from jrec.run.peers import Peers, connect
-from jrec.run.processes import coordinator_host, several
+from jrec.run.processes import several
 from jrec.sharding import Plan
 
 FIRST_BATCHES = 4
@@ -171,7 +171,7 @@ class MeshSetup:
         Feeds that are open at once, as of hot and of cold batches, work ahead independently, so that they cannot share
         one; and closing a feed, which may wait in its exchange, ends that exchange.
         """
-        return connect(1, coordinator=coordinator_host())[0] if several() else None
+        return connect(1)[0] if several() else None
 
     def close(self) -> None:
         """Ends exchanges with other processes, even while a thread waits in one."""
@@ -231,5 +231,5 @@ def open_setup(
     if not several():
         return setup
     names = ["peers", *["peers_growing"] * (growing and training)]
-    exchanges: Any = connect(len(names), coordinator=coordinator_host())
+    exchanges: Any = connect(len(names))
     return dataclasses.replace(setup, **dict(zip(names, exchanges, strict=True)))

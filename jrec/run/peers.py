@@ -8,19 +8,24 @@ reading each other's earlier messages.
 
 from __future__ import annotations
 
+import itertools
 import secrets
 import selectors
 import socket
 import struct
+import time
 from collections.abc import Mapping, Sequence
 
 import jax
 import numpy as np
 
 from jrec.errors import ProcessError
+from jrec.run.processes import coordinator_host, key_values, published
 
 CONNECT_SECONDS = 60.0
 """How long the others may take to connect: they are at the same point, but their disks may be slower."""
+_HELLO_SECONDS = 5.0  # for a connection's first bytes, which a process sends at once
+_CALLS = itertools.count()  # equal in all processes, which connect at the same points of the program
 _LOOK_SECONDS = 0.5  # how often a wait checks whether it was closed
 _HEADER = struct.Struct("<QQ")  # round, bytes that follow
 _HELLO = struct.Struct("<16sQQ")  # token, process, number of the exchange
@@ -152,32 +157,39 @@ def _decoded(content: bytearray) -> list[np.ndarray]:
     return arrays
 
 
-def connect(count: int, *, coordinator: str, wait: float = CONNECT_SECONDS) -> tuple[Peers, ...]:
+def connect(count: int, *, wait: float = CONNECT_SECONDS) -> tuple[Peers, ...]:
     """Connects ``count`` exchanges between all of JAX's processes; all call it at the same point of the program.
+
+    Processes tell each other where they listen, and the token without which they refuse a connection, by JAX's
+    coordination service.
 
     Args:
       count: The number of exchanges; a separate thread may use each.
-      coordinator: The host at which the others reach process 0.
       wait: Seconds that the others may take to connect.
 
     Raises:
       ProcessError: If a process cannot be reached.
     """
-    from jax.experimental import multihost_utils
-
     process, processes = jax.process_index(), jax.process_count()
-    family = socket.AF_INET6 if (both := socket.has_dualstack_ipv6()) else socket.AF_INET
-    with socket.create_server(("", 0), family=family, dualstack_ipv6=both, backlog=count * processes) as listener:
-        said = _said(listener.getsockname()[1], "" if process == 0 else _own_address(coordinator))
-        token = secrets.token_bytes(16)
-        token = multihost_utils.broadcast_one_to_all(np.frombuffer(token, np.uint8)).astype(np.uint8).tobytes()
-        lines = np.asarray(multihost_utils.process_allgather(said), np.uint8)
-        places = [_place(line.tobytes(), coordinator) for line in lines]
+    coordinator, keys, store = coordinator_host(), f"jrec/peers/{next(_CALLS)}", key_values()
+    own = ""
+    if process:
+        own, first = _route(coordinator)
+    if process == processes - 1:  # the one that is most probably on another machine than process 0
+        store.key_value_set(f"{keys}/first", first)
+    if process == 0:
+        own = published(f"{keys}/first", wait)
+        store.key_value_set(f"{keys}/token", secrets.token_hex(16))
+    with _listen(own, backlog=count * processes) as listener:
+        store.key_value_set(f"{keys}/{process}", f"{listener.getsockname()[1]} {own if process else coordinator}")
+        token = bytes.fromhex(published(f"{keys}/token", wait))
         connections: dict[tuple[int, int], socket.socket] = {}
         try:
             for other in range(process):
+                port, _, host = published(f"{keys}/{other}", wait).partition(" ")
                 for number in range(count):
-                    connections[other, number] = _to(places[other], _HELLO.pack(token, process, number), other, wait)
+                    hello = _HELLO.pack(token, process, number)
+                    connections[other, number] = _to((host, int(port)), hello, other, wait)
             awaited = {(p, n) for p in range(process + 1, processes) for n in range(count)}
             _accept(listener, token, awaited, connections, wait)
         except BaseException:
@@ -188,21 +200,23 @@ def connect(count: int, *, coordinator: str, wait: float = CONNECT_SECONDS) -> t
     return tuple(Peers(process, {p: connections[p, number] for p in other_processes}) for number in range(count))
 
 
-def _own_address(coordinator: str) -> str:
-    """The address of this machine on the way to another; nothing is sent."""
+def _listen(address: str, *, backlog: int) -> socket.socket:
+    """Listens only at the address by which the others come, at any free port."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        return socket.create_server((address, 0), family=family, backlog=backlog)
+    except OSError:  # an address that another machine forwards to this one, as a cluster's service does
+        both = socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if both else socket.AF_INET
+        return socket.create_server(("", 0), family=family, dualstack_ipv6=both, backlog=backlog)
+
+
+def _route(coordinator: str) -> tuple[str, str]:
+    """The addresses of this machine and of process 0's on the way from one to the other; nothing is sent."""
     family, kind, protocol, _, address = socket.getaddrinfo(coordinator, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as probe:
         probe.connect(address)
-        return str(probe.getsockname()[0])
-
-
-def _said(port: int, address: str) -> np.ndarray:
-    return np.frombuffer(f"{port} {address}".encode().ljust(64, b"\0"), np.uint8)
-
-
-def _place(line: bytes, coordinator: str) -> tuple[str, int]:
-    port, _, address = line.rstrip(b"\0").decode().partition(" ")
-    return address or coordinator, int(port)
+        return str(probe.getsockname()[0]), str(address[0])
 
 
 def _to(place: tuple[str, int], hello: bytes, other: int, wait: float) -> socket.socket:
@@ -226,8 +240,9 @@ def _accept(
     wait: float,
 ) -> None:
     """Accepts the connections of later processes; refuses programs that do not know the token."""
-    listener.settimeout(wait)
+    deadline = time.monotonic() + wait
     while missing := awaited - connections.keys():
+        listener.settimeout(max(0.01, deadline - time.monotonic()))
         try:
             connection, _ = listener.accept()
         except TimeoutError as error:
@@ -235,14 +250,14 @@ def _accept(
                 f"process {min(missing)[0]} did not connect to port {listener.getsockname()[1]} of this one within"
                 f" {wait:g} s; let the processes' machines reach each other at all ports, and look at its output"
             ) from error
-        connection.settimeout(wait)
+        connection.settimeout(_HELLO_SECONDS)
         try:
             said = connection.recv(_HELLO.size, socket.MSG_WAITALL)
         except OSError:
             said = b""
-        greeting = _HELLO.unpack(said) if len(said) == _HELLO.size else (b"", -1, -1)
-        if greeting[0] != token or (greeting[1], greeting[2]) not in missing:
+        given, process, number = _HELLO.unpack(said) if len(said) == _HELLO.size else (b"", -1, -1)
+        if not secrets.compare_digest(given, token) or (process, number) not in missing:
             connection.close()
             continue
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connections[int(greeting[1]), int(greeting[2])] = connection
+        connections[process, number] = connection

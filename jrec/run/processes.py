@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 
 from jrec.errors import ProcessError
@@ -31,8 +33,35 @@ def coordinator_host() -> str:
     Raises:
       ProcessError: If JAX was not told.
     """
+    return str(_joined().coordinator_address).rpartition(":")[0].strip("[]")
+
+
+def key_values() -> Any:
+    """JAX's client of its coordination service, whose key-value store all processes share.
+
+    Raises:
+      ProcessError: If the processes have not joined.
+    """
+    return _joined().client
+
+
+def published(key: str, seconds: float) -> str:
+    """The value that a process has set for ``key`` in the shared key-value store, once it is there.
+
+    Raises:
+      ProcessError: If it is not there within ``seconds``.
+    """
+    try:
+        return key_values().blocking_key_value_get(key, int(1000 * seconds))
+    except jax.errors.JaxRuntimeError as error:
+        raise ProcessError(
+            f"another process did not set {key} within {seconds:g} s; look at the output of the others"
+        ) from error
+
+
+def _joined() -> Any:
     from jax._src.distributed import global_state  # what jax.distributed.initialize was given, or found
 
-    if not (address := global_state.coordinator_address):
+    if global_state.client is None:
         raise ProcessError("JAX does not know its coordinator; call jax.distributed.initialize before anything else")
-    return address.rpartition(":")[0].strip("[]")
+    return global_state

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 from collections.abc import Mapping
 from typing import Any
-
-import numpy as np
 
 from jrec.data.fae.manifest import MANIFEST_FILE, FaeManifest
 from jrec.data.loader import Loader
 from jrec.data.schema import Schema
 from jrec.errors import CheckpointError
 from jrec.ops.layout import EmbeddingLayout
-from jrec.train.config import DataConfig, TrainConfig
+from jrec.train.config import TrainConfig
 from jrec.train.loaders import train_loader
 from jrec.train.shuffle_scheduler import ShuffleScheduler
 
@@ -41,12 +40,9 @@ class FaeLoaders:
         self.packed, self.split = packed, config.fae.split
         self.hot = self.cold = None
         if (schema := packed.hot_schema) is not None:
-            # Packing checked every id; an OOV row need not be among the hot ones.
-            data = dataclasses.replace(config.data, path=str(packed.hot_folder), on_bad_id="raise")
-            self.hot = _loader(data, config, schema, layout, _orders(packed, layout))
+            self.hot = _loader(packed.hot_folder, config, schema, layout)
         if packed.cold_examples:
-            data = dataclasses.replace(config.data, path=str(packed.cold_folder))
-            self.cold = _loader(data, config, packed.cold_schema, layout)
+            self.cold = _loader(packed.cold_folder, config, packed.cold_schema, layout)
         batches, hot_batches = (0 if loader is None else loader.batches_per_epoch for loader in (self.cold, self.hot))
         self.scheduler = ShuffleScheduler(config.fae, cold=batches, hot=hot_batches, epochs=config.epochs)
         self._identity = packed.identity
@@ -78,22 +74,6 @@ class FaeLoaders:
         self.scheduler.restore(state["scheduler"])
 
 
-def _loader(
-    data: DataConfig,
-    config: TrainConfig,
-    schema: Schema,
-    layout: EmbeddingLayout,
-    orders: Mapping[str, np.ndarray] | None = None,
-) -> Loader:
-    config = dataclasses.replace(config, data=data)
-    return train_loader(config, schema, layout, orders=orders)
-
-
-def _orders(packed: FaeManifest, layout: EmbeddingLayout) -> dict[str, np.ndarray]:
-    """By table with rows that are not hot, (hot,) uint32: the row of each id in hot examples.
-
-    A table without hot rows gets a placeholder, row 0, which no hot example reads.
-    """
-    used, none = {table.name for stack in layout.members for table in stack.tables}, np.zeros(1, np.uint32)
-    numbered = [table for table in packed.tables if table.name in used and not table.whole]
-    return {table.name: none if table.placeholder else packed.hot_rows[table.name] for table in numbered}
+def _loader(folder: pathlib.Path, config: TrainConfig, schema: Schema, layout: EmbeddingLayout) -> Loader:
+    data = dataclasses.replace(config.data, path=str(folder))
+    return train_loader(dataclasses.replace(config, data=data), schema, layout)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-import numpy as np
 
 from jrec.batch import Batch
 from jrec.data.gathering import Gathering
@@ -19,13 +18,7 @@ from jrec.train.config import TrainConfig
 from jrec.train.tables import vocabularies_of
 
 
-def train_loader(
-    config: TrainConfig,
-    schema: Schema,
-    layout: EmbeddingLayout,
-    *,
-    orders: Mapping[str, np.ndarray] | None = None,
-) -> Loader:
+def train_loader(config: TrainConfig, schema: Schema, layout: EmbeddingLayout) -> Loader:
     """The shuffled training batches of this process, over all epochs.
 
     Where tables grow, it gives out columns with keys, which ``Run.feed`` gives rows, one batch after the other, before
@@ -35,7 +28,6 @@ def train_loader(
       config: The run's configuration.
       schema: The dataset's schema.
       layout: The tables' layout.
-      orders: See ``make_loader``.
     """
     vocabularies = vocabularies_of(config, schema)
     growing = {name: Keys(stored=True, key_seed=own.key_seed) for name, own in vocabularies.items()}
@@ -48,7 +40,6 @@ def train_loader(
         epochs=config.epochs,
         process_index=jax.process_index(),
         process_count=jax.process_count(),
-        orders=orders,
         growing=growing or None,
         packer=Gathering if growing else None,
     )

@@ -1,30 +1,28 @@
-"""Processes of one run find each other and compare their configurations, over plain sockets, before JAX starts.
+"""The processes of one run: which one this is, how they join JAX, and whether they are about to run the same.
 
-JAX's own coordinator ends a process by a signal if its port is taken or a process does not come. So process 0 listens
-at the coordinator's port first. Every other process sends its number and its *facts* (``jrec.train.same_run``), and
-gets the answer when all have come: go on, or the reason not to. The connections stay for ``jrec.train.lifeline``; the
-port is released for JAX's coordinator.
+JAX's coordination service, which process 0 runs at ``--coordinator``, carries it all: processes register there, and its
+key-value store holds what each is about to run (``jrec.train.same_run``).
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import errno
 import json
+import os
 import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from jrec.errors import ConfigError, ProcessError
 
-_HELLO_SECONDS = 10.0
-"""How long a connection may take to send its first message."""
-_TELL_SECONDS = 20.0
-"""How long a process that cannot start waits for the others, to tell them."""
-_MOST_BYTES = 1 << 22
+WAIT_SECONDS = 300.0
+"""How long a process waits for all others."""
+_ANSWER_SECONDS = 60.0  # for what a process that has joined says next
+_JAX_SILENCE_SECONDS = 120
+"""JAX's own heartbeat, which ends a process by a signal; ``jrec.train.lifeline`` is quicker and says why."""
+_SHUTDOWN_SECONDS = 600  # how long the others wait at the end for the first process, which writes the report
 _MOST_DIFFERENCES = 5
 _ABSENT = "not set"
 
@@ -68,244 +66,169 @@ class Role:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-class Line:
-    """A connection that carries JSON objects, one per line."""
+def role_of(coordinator: str | None, processes: int | None, process: int | None) -> Role:
+    """Which of several processes this is.
 
-    def __init__(self, connection: socket.socket):
-        self.socket = connection
-        self._buffer = b""
-        self._sending = threading.Lock()  # the main thread and the lifeline's both send
+    Args:
+      coordinator: HOST:PORT at which process 0 listens; None to ask the cluster (Slurm, Open MPI) or the environment
+        (JAX_COORDINATOR_ADDRESS).
+      processes: The number of processes; None to ask the cluster.
+      process: This process's number, from 0; None to ask the cluster.
 
-    def send(self, message: Mapping[str, Any]) -> None:
-        """Sends one message; does nothing if the other process is gone."""
-        with self._sending, contextlib.suppress(OSError):
-            self.socket.sendall(json.dumps(message).encode() + b"\n")
-
-    def receive(self, seconds: float) -> Any:
-        """The next message, within ``seconds``.
-
-        Raises:
-          TimeoutError: If none came.
-          EOFError: If the other side has closed.
-          ValueError: If the received bytes are no message.
-        """
-        deadline = time.monotonic() + seconds
-        while b"\n" not in self._buffer:
-            self.socket.settimeout(max(0.01, deadline - time.monotonic()))
-            self._read()
-        return self._next()
-
-    def waiting(self) -> list[Any]:
-        """All messages that have arrived, once the socket is readable.
-
-        Raises:
-          EOFError: If the other side has closed and nothing is left.
-          ValueError: If the received bytes are no message.
-        """
-        self._read()
-        messages = []
-        while b"\n" in self._buffer:
-            messages.append(self._next())
-        return messages
-
-    def _read(self) -> None:
-        try:
-            came = self.socket.recv(1 << 16)
-        except TimeoutError:
-            raise
-        except OSError as error:
-            raise EOFError from error
-        if not came:
-            raise EOFError
-        self._buffer += came
-        if len(self._buffer) > _MOST_BYTES or not self._buffer.startswith(b"{"):
-            raise ValueError("no message of jrec")
-
-    def _next(self) -> Any:
-        line, _, self._buffer = self._buffer.partition(b"\n")
-        message = json.loads(line)
-        if not isinstance(message, dict):
-            raise ValueError("no message of jrec")
-        return message
-
-    def close(self) -> None:
-        """Ends the connection."""
-        self.socket.close()
-
-
-@dataclasses.dataclass(kw_only=True)
-class Meeting:
-    """Processes that have met.
-
-    Attributes:
-      role: Which process this is.
-      lines: Connections by process: in process 0 to all others, in the others to process 0.
+    Raises:
+      ConfigError: If a value is missing or invalid.
     """
+    coordinator = coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS")
+    if coordinator is None or processes is None or process is None:
+        from jax._src.clusters import ClusterEnv  # as jax.distributed.initialize asks it
 
-    role: Role
-    lines: dict[int, Line]
-    _listener: socket.socket | None = None
+        coordinator, processes, process, _ = ClusterEnv.auto_detect_unset_distributed_params(
+            coordinator, processes, process, None, None, int(WAIT_SECONDS)
+        )
+    if coordinator is None or processes is None or process is None:
+        values = {"--coordinator HOST:PORT": coordinator, "--processes N": processes, "--process I": process}
+        missing = [name for name, value in values.items() if value is None]
+        raise ConfigError(
+            f"the processes of the run are not known: neither arguments nor a cluster say {' and '.join(missing)}. Give"
+            " --coordinator HOST:PORT --processes N --process I, or start them by Slurm (srun)"
+        )
+    return Role.of(coordinator, processes, process)
 
-    def free_port(self) -> None:
-        """Releases the port. Call it right before JAX's coordinator takes it."""
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
+
+def join(role: Role, *, wait: float = WAIT_SECONDS) -> None:
+    """Joins all processes, so that JAX sees the devices of each. Call it before any other use of JAX.
+
+    Args:
+      role: Which process this is.
+      wait: Seconds within which all must come.
+
+    Raises:
+      ConfigError: If not all come, or there is no such host.
+      ProcessError: If the port is taken, or process 0 cannot be reached.
+    """
+    deadline = time.monotonic() + wait
+    if role.process == 0:
+        _check_port(role)
+    else:
+        _wait_for_first(role, wait)
+    failures: list[Exception] = []
+    # JAX ends the process by a signal when its own time is up, and hears no Ctrl-C before. So a thread joins, with more
+    # time than the caller waits for it.
+    joining = threading.Thread(target=_initialize, args=(role, wait, failures), daemon=True)
+    joining.start()
+    while joining.is_alive():
+        joining.join(1.0)
+        if not joining.is_alive():
+            break
+        if time.monotonic() > deadline:
+            raise ConfigError(_absent(role, wait))
+        if role.process and isinstance(_refusal_of(role), ConnectionRefusedError):
+            raise ProcessError(f"process 0 at {role.address} ended before all processes had come; look at its output")
+    if failures:
+        raise ProcessError(f"the processes could not join at {role.address}: {failures[0]}") from failures[0]
 
 
-def meet(role: Role, facts: Mapping[str, str], *, refusal: str | None = None, wait: float = 300.0) -> Meeting:
-    """Waits until all processes of the run are here, and compares their facts.
+def _initialize(role: Role, wait: float, failures: list[Exception]) -> None:
+    import jax
+
+    # On CPUs a process may have several devices; on GPUs the cluster assigns devices to processes.
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.config.update("jax_enable_preemption_service", False)  # signals are AgreedStop's
+    try:
+        jax.distributed.initialize(
+            role.address,
+            role.processes,
+            role.process,
+            initialization_timeout=int(2 * wait + 60),
+            heartbeat_timeout_seconds=_JAX_SILENCE_SECONDS,
+            shutdown_timeout_seconds=_SHUTDOWN_SECONDS,
+        )
+    except Exception as error:
+        failures.append(error)
+
+
+def _check_port(role: Role) -> None:
+    """Names a port that is taken, where JAX would only say that its server did not start."""
+    family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", role.port))  # without listening: nobody takes it for process 0
+        except OSError as error:
+            taken = error.errno == errno.EADDRINUSE
+            why = "another program uses that port" if taken else error.strerror or str(error)
+            raise ProcessError(
+                f"process 0 cannot listen at port {role.port} of --coordinator {role.address}: {why}; choose another"
+                " port, the same for all processes"
+            ) from error
+
+
+def _wait_for_first(role: Role, wait: float) -> None:
+    deadline = time.monotonic() + wait
+    while (error := _refusal_of(role)) is not None:
+        if isinstance(error, socket.gaierror):
+            raise ConfigError(
+                f"--coordinator is {role.address}, but there is no host {role.host!r} ({error.strerror}); give the name"
+                " or the number of process 0's machine"
+            ) from error
+        if time.monotonic() > deadline:
+            raise ProcessError(
+                f"process 0 was not reached at {role.address} within {wait:g} s ({error.strerror or error}); start"
+                " it, or give its address by --coordinator"
+            ) from error
+        time.sleep(0.1)
+
+
+def _refusal_of(role: Role) -> OSError | None:
+    """Why nothing listens at process 0's address, or None."""
+    try:
+        socket.create_connection((role.host, role.port), timeout=5.0).close()
+    except OSError as error:
+        return error
+    return None
+
+
+def _absent(role: Role, wait: float) -> str:
+    others = [str(number) for number in range(role.processes) if number != role.process]
+    who = f"process {others[0]}" if len(others) == 1 else f"one or more of the processes {', '.join(others)}"
+    return (
+        f"{who} of {role.processes} did not come to {role.address} within {wait:g} s; start all of them at about the"
+        " same time, each with a --process of its own, and look at their output"
+        f"{'. If another program has that port, choose another one' if role.process else ''}"
+    )
+
+
+def compare(role: Role, facts: Mapping[str, str], *, refusal: str | None = None) -> None:
+    """Tells the other processes, which have joined, what this one is about to run; process 0 compares.
 
     Args:
       role: Which process this is.
       facts: Values that must be equal in all processes, as text by name.
       refusal: Why this process cannot start, to tell the others; None if it can.
-      wait: Seconds within which all must come.
 
     Raises:
-      ConfigError: In all processes, if facts differ, a process refused, or not all came.
-      ProcessError: If the port is taken, or process 0 cannot be reached.
+      ConfigError: In all processes, if facts differ or a process refused.
+      ProcessError: If a process says nothing.
     """
-    if refusal is not None:
-        wait = min(wait, _TELL_SECONDS)
-    hello = {"jrec": 1, "process": role.process, "processes": role.processes, "facts": dict(facts), "refusal": refusal}
-    return _host(role, hello, wait) if role.process == 0 else _guest(role, hello, wait)
+    from jrec.run.processes import key_values, published
 
-
-def _host(role: Role, hello: dict[str, Any], wait: float) -> Meeting:
-    listener = _listen(role)
-    lines: dict[int, Line] = {}
-    hellos: dict[int, dict[str, Any]] = {0: hello}
-    deadline = time.monotonic() + wait
-    wrong: str | None = None
-    try:
-        while len(hellos) < role.processes and wrong is None and time.monotonic() < deadline:
-            listener.settimeout(max(0.01, deadline - time.monotonic()))
-            with contextlib.suppress(TimeoutError):
-                wrong = _welcome(role, Line(listener.accept()[0]), lines, hellos)
-            if wrong is None and any(said["refusal"] for said in hellos.values()):
-                deadline = min(deadline, time.monotonic() + _TELL_SECONDS)
-        refused = wrong or _refused(role, hellos) or _absent(role, hellos, wait)
-        refused = refused or differences([hellos[number]["facts"] for number in range(role.processes)])
-        for line in lines.values():
-            line.send({"go": refused is None, "refused": refused})
+    own = {"facts": {"--processes": str(role.processes), **facts}, "refusal": refusal}
+    key_values().key_value_set(f"jrec/facts/{role.process}", json.dumps(own))
+    if role.process == 0:
+        said = [json.loads(published(f"jrec/facts/{number}", _ANSWER_SECONDS)) for number in range(role.processes)]
+        refused = next((number for number, of in enumerate(said) if of["refusal"] is not None), None)
         if refused is not None:
-            raise ConfigError(refused)
-    except BaseException:
-        listener.close()
-        for line in lines.values():
-            line.close()
-        raise
-    return Meeting(role=role, lines=lines, _listener=listener)
+            answer = f"process {refused} of {role.processes} cannot start: {said[refused]['refusal']}"
+        else:
+            answer = differences([of["facts"] for of in said]) or ""
+        key_values().key_value_set("jrec/answer", answer)
+    if answer := published("jrec/answer", 2 * _ANSWER_SECONDS):
+        raise ConfigError(printable(answer))
 
 
-def _listen(role: Role) -> socket.socket:
-    both = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if both else socket.AF_INET
-    try:
-        return socket.create_server(("", role.port), family=family, dualstack_ipv6=both, backlog=128)
-    except OSError as error:
-        taken = error.errno == errno.EADDRINUSE
-        why = "another program uses that port" if taken else error.strerror or str(error)
-        raise ProcessError(
-            f"process 0 cannot listen at port {role.port} of --coordinator {role.address}: {why}; choose another port,"
-            " the same for all processes"
-        ) from error
-
-
-def _welcome(role: Role, line: Line, lines: dict[int, Line], hellos: dict[int, dict[str, Any]]) -> str | None:
-    """Accepts a process, or returns the reason not to."""
-    try:
-        said = line.receive(_HELLO_SECONDS)
-        number, count = int(said["process"]), int(said["processes"])
-        said["refusal"], said["facts"] = said.get("refusal"), dict(said["facts"])
-    except (OSError, EOFError, ValueError, KeyError, TypeError):  # a program that is no process of a run
-        line.close()
-        return None
-    wrong = None
-    if count != role.processes:
-        wrong = f"--processes is {role.processes} in process 0 and {count} in process {number}; give all the same"
-    elif number in hellos or not 0 < number < role.processes:
-        wrong = f"two processes were started with --process {number}; number them from 0 to {role.processes - 1}"
-    if wrong is not None:
-        line.send({"go": False, "refused": wrong})
-        line.close()
-        return wrong
-    lines[number], hellos[number] = line, said
-    return None
-
-
-def _refused(role: Role, hellos: Mapping[int, Mapping[str, Any]]) -> str | None:
-    """The first refusing process and its reason; None if none refuses."""
-    for number in sorted(hellos):
-        if (why := hellos[number]["refusal"]) is not None:
-            return f"process {number} of {role.processes} cannot start: {why}"
-    return None
-
-
-def _absent(role: Role, hellos: Mapping[int, Any], wait: float) -> str | None:
-    missing = [str(number) for number in range(role.processes) if number not in hellos]
-    if not missing:
-        return None
-    return (
-        f"process(es) {', '.join(missing)} of {role.processes} did not come to {role.address} within {wait:g} s; start"
-        " all of them at about the same time, or look at their output"
-    )
-
-
-def _guest(role: Role, hello: dict[str, Any], wait: float) -> Meeting:
-    line = _connect(role, wait)
-    try:
-        line.send(hello)
-        refused = _answer(role, line, wait)
-        if refused is not None:
-            raise ConfigError(refused)
-    except BaseException:
-        line.close()
-        raise
-    return Meeting(role=role, lines={0: line})
-
-
-def _answer(role: Role, line: Line, wait: float) -> str | None:
-    """Why process 0 refuses, or None where all go on."""
-    try:
-        answer = line.receive(wait + _HELLO_SECONDS)
-        return None if answer["go"] else str(answer["refused"])
-    except TimeoutError as error:
-        raise ProcessError(
-            f"process 0 at {role.address} did not answer within {wait:g} s; look at its output"
-        ) from error
-    except EOFError as error:
-        raise ProcessError(
-            f"process 0 at {role.address} ended before all processes had come, or another program has that port; look"
-            " at its output, or choose another port for --coordinator"
-        ) from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise ProcessError(
-            f"what listens at {role.address} is no process 0 of a run: another program uses that port; choose another"
-            " one for --coordinator, the same for all processes"
-        ) from error
-
-
-def _connect(role: Role, wait: float) -> Line:
-    deadline = time.monotonic() + wait
-    while True:
-        try:
-            connection = socket.create_connection((role.host, role.port), timeout=max(0.1, deadline - time.monotonic()))
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            return Line(connection)
-        except socket.gaierror as error:
-            raise ConfigError(
-                f"--coordinator is {role.address}, but there is no host {role.host!r} ({error.strerror}); give the name"
-                " or the number of process 0's machine"
-            ) from error
-        except OSError as error:
-            if time.monotonic() > deadline:
-                raise ProcessError(
-                    f"process 0 was not reached at {role.address} within {wait:g} s ({error.strerror or error}); start"
-                    " it, or give its address by --coordinator"
-                ) from error
-            time.sleep(0.1)
+def printable(text: str) -> str:
+    """What another process said, as one line without what a terminal would act on."""
+    return "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
 
 
 def differences(facts: Sequence[Mapping[str, str]]) -> str | None:

@@ -1,9 +1,8 @@
-"""Several processes of one run: they join JAX's devices, agree to stop, share scores, and end when one dies."""
+"""Several processes of one run: they agree to stop, share scores and a folder, and explain a lost collective."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -15,72 +14,10 @@ from jrec.errors import ConfigError, ProcessError
 from jrec.run.processes import first, wait_for_all
 from jrec.train.config import TrainConfig
 from jrec.train.interrupt import StopRequest
-from jrec.train.meeting import Meeting, Role
 from jrec.train.report.metrics import Scores, check_finite
 from jrec.train.run_folder import open_run_folder
 
-_JAX_SILENCE_SECONDS = 120
-"""JAX's own heartbeat, which ends a process by a signal; ``jrec.train.lifeline`` is quicker and says why."""
-_SHUTDOWN_SECONDS = 600  # how long the others wait at the end for the first process, which writes the report
 _STOP_EVERY = 16
-
-
-def role_of(coordinator: str | None, processes: int | None, process: int | None, *, wait: int = 300) -> Role:
-    """Which of several processes this is.
-
-    Args:
-      coordinator: HOST:PORT at which process 0 listens; None to ask the cluster (Slurm, Open MPI) or the environment
-        (JAX_COORDINATOR_ADDRESS).
-      processes: The number of processes; None to ask the cluster.
-      process: This process's number, from 0; None to ask the cluster.
-      wait: Seconds that the cluster may take to answer.
-
-    Raises:
-      ConfigError: If a value is missing or invalid.
-    """
-    coordinator = coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS")
-    if coordinator is None or processes is None or process is None:
-        from jax._src.clusters import ClusterEnv  # as jax.distributed.initialize asks it
-
-        coordinator, processes, process, _ = ClusterEnv.auto_detect_unset_distributed_params(
-            coordinator, processes, process, None, None, wait
-        )
-    if coordinator is None or processes is None or process is None:
-        values = {"--coordinator HOST:PORT": coordinator, "--processes N": processes, "--process I": process}
-        missing = [name for name, value in values.items() if value is None]
-        raise ConfigError(
-            f"the processes of the run are not known: neither arguments nor a cluster say {' and '.join(missing)}. Give"
-            " --coordinator HOST:PORT --processes N --process I, or start them by Slurm (srun)"
-        )
-    return Role.of(coordinator, processes, process)
-
-
-def join_processes(meeting: Meeting, *, wait: int = 300) -> None:
-    """Makes all processes' devices visible to JAX. Call it before any other use of JAX.
-
-    Args:
-      meeting: The processes, which have met.
-      wait: Seconds within which all must join.
-
-    Raises:
-      ProcessError: If JAX cannot join them.
-    """
-    # On CPUs a process may have several devices; on GPUs the cluster assigns devices to processes.
-    jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.config.update("jax_enable_preemption_service", False)  # signals are AgreedStop's, and lost processes lifeline's
-    role = meeting.role
-    meeting.free_port()
-    try:
-        jax.distributed.initialize(
-            role.address,
-            role.processes,
-            role.process,
-            initialization_timeout=wait,
-            heartbeat_timeout_seconds=_JAX_SILENCE_SECONDS,
-            shutdown_timeout_seconds=_SHUTDOWN_SECONDS,
-        )
-    except jax.errors.JaxRuntimeError as error:
-        raise ProcessError(f"the processes could not join at {role.address}: {error}") from error
 
 
 def shared_scores(scores: Scores) -> Scores:

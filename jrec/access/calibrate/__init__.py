@@ -7,14 +7,15 @@ from jrec.lazy import attach
 if TYPE_CHECKING:
     from jrec.access.calibrate.calibrator import CalibrateOptions as CalibrateOptions
     from jrec.access.calibrate.calibrator import calibrate as calibrate
-    from jrec.access.calibrate.calibrator import calibrate_and_count as calibrate_and_count
     from jrec.access.calibrate.file import Calibration as Calibration
     from jrec.access.calibrate.file import CalibrationError as CalibrationError
+    from jrec.access.calibrate.sample import SampleOptions as SampleOptions
 
 __getattr__, __dir__ = attach(
     __name__,
     {
-        **dict.fromkeys(("CalibrateOptions", "calibrate", "calibrate_and_count"), "jrec.access.calibrate.calibrator"),
+        **dict.fromkeys(("CalibrateOptions", "calibrate"), "jrec.access.calibrate.calibrator"),
         **dict.fromkeys(("Calibration", "CalibrationError"), "jrec.access.calibrate.file"),
+        "SampleOptions": "jrec.access.calibrate.sample",
     },
 )

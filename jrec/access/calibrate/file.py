@@ -17,7 +17,7 @@ from jrec.data.schema import Schema
 from jrec.errors import JrecError
 from jrec.files import decode
 
-KIND, VERSION = "jrec-fae-calibration", 3
+KIND, VERSION = "jrec-fae-calibration", 4
 _REMEDY = "make it again with `jrec fae calibrate`"
 
 
@@ -33,26 +33,12 @@ class TableResult:
       name, rows: The table's name and number of rows.
       large: Whether the threshold holds for it; smaller tables are hot as a whole.
       hot: How many of its rows are hot.
-      estimate, bound: The Rand-Em Box's estimate of ``hot``, and its bound.
-      how: How the bound was found, see ``Estimate``; "whole" for tables that are not large.
     """
 
     name: str
     rows: int
     large: bool
     hot: int
-    estimate: float
-    bound: float
-    how: str
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Step:
-    """A threshold that the optimizer tried: as a share of inputs, and the bytes of hot rows it expects."""
-
-    threshold: float
-    estimated_bytes: float
-    bound_bytes: float
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,13 +49,11 @@ class HotInputs:
       share: The expectation.
       error: Its standard error over blocks.
       inputs: How many inputs it was estimated on.
-      held_out: Whether these inputs were left out of the counts.
     """
 
     share: float
     error: float
     inputs: int
-    held_out: bool
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,10 +70,7 @@ class Summary:
       cutoff: The same as counted accesses: threshold x counted_inputs (Equation 1).
       row_bytes: The bytes of a row with its optimizer's slots.
       tables: One result for each table of the dataset, in order.
-      steps: The thresholds that the optimizer tried.
       hot_inputs: How many inputs will be hot.
-      notes: What is worth knowing about this dataset.
-      seconds: How long the calibration took.
     """
 
     name: str
@@ -102,10 +83,7 @@ class Summary:
     cutoff: float | None
     row_bytes: int
     tables: tuple[TableResult, ...]
-    steps: tuple[Step, ...]
     hot_inputs: HotInputs
-    notes: tuple[str, ...]
-    seconds: float
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -131,8 +109,7 @@ class Calibration(Summary):
 
     def hot_set(self) -> HotSet:
         """What ``jrec.data.fae.pack.pack`` takes."""
-        kept = {k: v for k, v in self.summary().items() if k not in ("steps", "seconds")}
-        return HotSet(rows=self.rows, dataset=self.dataset, threshold=self.threshold, calibration=kept)
+        return HotSet(rows=self.rows, dataset=self.dataset, threshold=self.threshold, calibration=self.summary())
 
     def check_dataset(self, schema: Schema) -> None:
         """Refuses to be used with another dataset than the one calibrated, or after its rows were reordered.

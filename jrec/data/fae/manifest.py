@@ -3,12 +3,11 @@
     DIR/
       fae.json            this module; written last
       hot_rows/TABLE.npy  (hot rows,) uint32 ascending; absent for tables whose rows are all hot or all cold
-      hot/                a dataset of the hot training examples; its tables are the hot rows and no others
-      cold/               a dataset of the source's tables: the other training examples; valid and test of the source
+      hot/                the hot training examples
+      cold/               the other training examples; valid and test of the source
 
-An id of ``hot/`` is the place of its row in the ascending list of the table's hot rows; ``cold/`` has the source's ids
-and bijections. Both are ordinary datasets in order of time unless they were shuffled. A split without examples is
-left out, and ``hot/`` as a whole where no example is hot.
+Both are ordinary datasets of the source's tables, in order of time unless they were shuffled. A split without examples
+is left out, and ``hot/`` as a whole where no example is hot.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ import numpy as np
 
 from jrec.data.identity import Identity, digest_of
 from jrec.data.schema import MAX_ROWS, DatasetError, Schema
-from jrec.files import decode, load_json, save_json, sha256_of
+from jrec.files import decode, load_json, save_json
 from jrec.outputs import write_file
 
-FORMAT, VERSION = "jrec-fae", 2
+FORMAT, VERSION = "jrec-fae", 3
 MANIFEST_FILE = "fae.json"
 HOT, COLD, ROWS = "hot", "cold", "hot_rows"
 _ADVICE = "copy it again, or pack the dataset anew with `jrec fae pack`"
@@ -57,8 +56,7 @@ class HotTable:
     """A table's entry.
 
     Attributes:
-      name: The table's name, the same in the source, in ``hot/`` and in ``cold/``.
-      rows: How many rows the table has in the source and in ``cold/``.
+      name, rows: The table's name and number of rows.
       hot: How many of them are hot.
       file: The file of the hot rows, relative to the folder; None where all rows are hot or none is.
       sha256: The file's SHA-256; None without a file.
@@ -73,16 +71,6 @@ class HotTable:
     def __post_init__(self) -> None:
         if not 1 <= self.rows <= MAX_ROWS or not 0 <= self.hot <= self.rows:
             raise DatasetError(f"table {self.name!r} claims {self.hot:,} hot rows among {self.rows:,}")
-
-    @property
-    def whole(self) -> bool:
-        """Whether every row is hot; ids are then the same in ``hot/`` and ``cold/``."""
-        return self.hot == self.rows
-
-    @property
-    def placeholder(self) -> bool:
-        """Whether no row is hot. The table has one row in ``hot/`` all the same, which no example there reads."""
-        return self.hot == 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -100,7 +88,6 @@ class FaeContent:
       seed: The seed of the examples' order; None where hot and cold ones keep the order of time.
       threshold: A row is hot that at least this share of the inputs accesses; None where the hot rows were just given.
       calibration: How the hot rows were chosen, JSON types; empty where they were just given.
-      files: SHA-256 of every shard of hot and cold training examples, by path relative to the folder.
     """
 
     name: str
@@ -114,7 +101,6 @@ class FaeContent:
     seed: int | None = None
     threshold: float | None = None
     calibration: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    files: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -154,7 +140,7 @@ class FaeManifest(FaeContent):
 
     @functools.cached_property
     def hot_schema(self) -> Schema | None:
-        """Of ``hot/``: each table has its hot rows, or one where it has none. None where no example is hot.
+        """The schema of ``hot/``; None where no example is hot.
 
         Raises:
           DatasetError: If the dataset is missing, damaged, or does not go with this manifest.
@@ -163,7 +149,7 @@ class FaeManifest(FaeContent):
 
     @functools.cached_property
     def cold_schema(self) -> Schema:
-        """Of ``cold/``: the source's tables. It has no training split where all examples are hot.
+        """The schema of ``cold/``. It has no training split where all examples are hot.
 
         Raises:
           DatasetError: If the dataset is missing, damaged, or does not go with this manifest.
@@ -194,25 +180,17 @@ class FaeManifest(FaeContent):
         manifest = decode(content, FaeContent, where=str(path), error=DatasetError, remedy=_ADVICE)
         return FaeManifest(folder=folder, **{f.name: getattr(manifest, f.name) for f in dataclasses.fields(manifest)})
 
-    def verify_files(self) -> None:
-        """Reads every file of hot rows and hot or cold training examples, and compares its checksum.
-
-        Raises:
-          DatasetError: Naming the first file that is missing or damaged.
-        """
-        _ = self.hot_rows
-        for name, digest in self.files.items():
-            check_sha256(self.folder / name, digest)
-
     def _rows_of(self, table: HotTable) -> np.ndarray:
         if table.file is None:
             return np.arange(table.hot, dtype=np.uint32)  # all or none
         path = self.folder / table.file
-        check_sha256(path, table.sha256)
         try:
-            rows = np.load(path, allow_pickle=False)
-        except (ValueError, EOFError) as error:
-            raise DatasetError(f"{path} is no list of rows ({error}); {_ADVICE}") from error
+            data = path.read_bytes()
+        except OSError as error:
+            raise DatasetError(f"{path} cannot be read ({error.strerror or error}); {_ADVICE}") from error
+        if (digest := hashlib.sha256(data).hexdigest()) != table.sha256:
+            raise DatasetError(f"{path} is damaged: its SHA-256 is {digest}, not {table.sha256}; {_ADVICE}")
+        rows = np.load(io.BytesIO(data), allow_pickle=False)
         if not is_row_list(rows, table.rows) or len(rows) != table.hot:
             raise DatasetError(f"{path} is no ascending list of {table.hot:,} of {table.rows:,} rows; {_ADVICE}")
         return rows
@@ -247,12 +225,7 @@ def check_rows(name: str, table_rows: int, rows: np.ndarray) -> None:
 
 
 def save_hot_rows(folder: pathlib.Path, name: str, table_rows: int, rows: np.ndarray) -> HotTable:
-    """Writes a table's hot rows, where its entry needs a file, and returns the entry.
-
-    Raises:
-      ValueError: If ``rows`` is no ascending uint32 list of rows of the table.
-    """
-    check_rows(name, table_rows, rows)
+    """Writes a table's hot rows, where its entry needs a file, and returns the entry."""
     if len(rows) in (0, table_rows):
         return HotTable(name=name, rows=table_rows, hot=len(rows))
     content = io.BytesIO()
@@ -263,17 +236,3 @@ def save_hot_rows(folder: pathlib.Path, name: str, table_rows: int, rows: np.nda
     write_file(path, data)
     digest = hashlib.sha256(data).hexdigest()
     return HotTable(name=name, rows=table_rows, hot=len(rows), file=f"{ROWS}/{path.name}", sha256=digest)
-
-
-def check_sha256(path: pathlib.Path, expected: str | None) -> None:
-    """Refuses a file that is missing or whose SHA-256 is another.
-
-    Raises:
-      DatasetError: Naming the file.
-    """
-    try:
-        actual = sha256_of(path)
-    except OSError as error:
-        raise DatasetError(f"{path} cannot be read ({error.strerror or error}); {_ADVICE}") from error
-    if actual != expected:
-        raise DatasetError(f"{path} is damaged: its SHA-256 is {actual}, not {expected}; {_ADVICE}")

@@ -1,37 +1,42 @@
 """Packing a dataset for FAE: ``jrec fae pack`` (FAE, §III-B: embedding classifier and input processor).
 
-Pieces of the training split are read, told apart and written side by side. What is written depends
-only on the dataset, the hot rows and the options, and a run that was killed goes on where it was.
+Pieces of the training split are read, split into hot and cold examples and written side by side. What is written
+depends only on the dataset, the hot rows and the options, and a run that was killed goes on where it was.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import hashlib
+import json
 import os
 import pathlib
 import shutil
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from jrec.data.fae import piece as fae_piece
+from jrec.data.blocks import LABEL, Column, ShardReader, ShardWriter, shard_file
+from jrec.data.columns import concatenate, gather
+from jrec.data.fae.examples import content, hot_examples, read_blocks, row_set
 from jrec.data.fae.manifest import COLD, HOT, FaeManifest, HotSet, check_rows, save_hot_rows
-from jrec.data.fae.piece import Job, Packed, Piece
-from jrec.data.fae.rows import RowSet, sealed
-from jrec.data.identity import Identity, digest_of
+from jrec.data.identity import Identity
 from jrec.data.packing_kernels import permutation
-from jrec.data.reorder.file import load_orders
-from jrec.data.schema import DatasetError, Schema, Shard, Split, Table
+from jrec.data.reorder.file import inverse, load_order
+from jrec.data.schema import DatasetError, Schema, Shard, Split
+from jrec.data.tasks import Task, running
 from jrec.data.vocabulary_load import buckets_file
 from jrec.errors import ConfigError
-from jrec.outputs import link, new_folder
+from jrec.outputs import link, new_folder, write_file
 from jrec.progress import Progress
 
 PIECE_BLOCKS = 64  # some hundred thousand examples: what a kill costs, and what a shuffle keeps in memory, a thread
+_TOGETHER = 1 << 16  # examples worked on at once: with 8,192, threads wait for the GIL as long as they work
+_HALVES = (HOT, COLD)
+_JOURNAL = "journal"
 _SILENT = Progress(show=False)
 
 
@@ -70,7 +75,7 @@ def pack(
     """Packs a dataset for FAE.
 
     Work is done in ``OUT.partial``, which is renamed at the end. The examples of every block are compared with the
-    source's by content, hot ids led back to their rows, before they are written.
+    source's by content before they are written.
 
     Args:
       folder: The dataset.
@@ -106,43 +111,31 @@ def pack(
         inputs=[folder],
         report=report,
     ) as target:
-        job = _job(folder, target, schema, rows, options)
-        tables = tuple(save_hot_rows(target, t.name, t.rows, rows[t.name]) for t in schema.tables)
-        pieces = fae_piece.cut_pieces(schema, PIECE_BLOCKS)
-        packed = _pack_pieces(job, pieces, options.threads, progress)
-        splits = {half: _split(half, packed, options.seed) for half in (HOT, COLD)}
+        for subfolder in (*_HALVES, _JOURNAL):
+            (target / subfolder).mkdir(exist_ok=True)
+        sets = _row_sets(folder, schema, rows)
+        job = _Job(source=folder, folder=target, schema=schema, sets=sets, seed=options.seed)
+        packed = _pack_pieces(job, _pieces(schema), options.threads, progress)
+        hot_split, cold_split = (_split(half, packed, options.seed) for half in _HALVES)
+        others = {name: split for name, split in schema.splits.items() if name != "train"}
         provenance = {"source": dict(schema.provenance), "command": command}
-        cold = _finish_cold(job, splits[COLD], provenance)
-        hot_schema = None
-        if splits[HOT].examples:
-            hot_schema = dataclasses.replace(
-                job.hot_schema, splits={"train": splits[HOT]}, provenance={**provenance, "part": HOT}
-            )
-            hot_schema.save(target / HOT)
-        else:
-            shutil.rmtree(target / HOT)
-        shutil.rmtree(fae_piece.journal_folder(target))
+        for name in (_JOURNAL, *([] if hot_split.examples else [HOT])):
+            shutil.rmtree(target / name)
         FaeManifest(
             folder=target,
             name=schema.name,
             dataset=schema.identity,
-            cold=_without_path(cold.identity),
-            hot=None if hot_schema is None else _without_path(hot_schema.identity),
-            tables=tables,
-            hot_examples=splits[HOT].examples,
-            cold_examples=splits[COLD].examples,
+            hot=_finish(job, HOT, hot_split, {}, provenance) if hot_split.examples else None,
+            cold=_finish(job, COLD, cold_split, others, provenance),
+            tables=tuple(save_hot_rows(target, t.name, t.rows, rows[t.name]) for t in schema.tables),
+            hot_examples=hot_split.examples,
+            cold_examples=cold_split.examples,
             content=f"{sum(p.content for p in packed) % 2**64:016x}",
             seed=options.seed,
             threshold=hot.threshold,
             calibration=hot.calibration,
-            files={f"{half}/{s.file}": p.sha256[half] for p in packed for half, s in p.shards.items() if s},
         ).save()
     return FaeManifest.load(out)
-
-
-def _without_path(identity: Identity) -> Identity:
-    """The identity of a part of an FAE folder, which lies wherever that folder lies."""
-    return dataclasses.replace(identity, path="")
 
 
 def _checked_rows(schema: Schema, hot: HotSet) -> dict[str, np.ndarray]:
@@ -157,125 +150,193 @@ def _checked_rows(schema: Schema, hot: HotSet) -> dict[str, np.ndarray]:
         )
     for table in schema.tables:
         check_rows(table.name, table.rows, hot.rows[table.name])
-    return {t.name: sealed(np.ascontiguousarray(hot.rows[t.name]).view()) for t in schema.tables}
+    return {t.name: np.ascontiguousarray(hot.rows[t.name]) for t in schema.tables}
 
 
 def _request(schema: Schema, rows: Mapping[str, np.ndarray], options: PackOptions) -> dict[str, Any]:
     """All that the result depends on."""
     return {
-        "fae": 2,
+        "fae": 3,
         "dataset": schema.name,
         **schema.identity.digests,
-        "hot_rows": {name: hashlib.sha256(np.ascontiguousarray(r).data).hexdigest() for name, r in rows.items()},
+        "hot_rows": {name: hashlib.sha256(r.data).hexdigest() for name, r in rows.items()},
         "seed": options.seed,
         "piece_blocks": PIECE_BLOCKS,
     }
 
 
-def _job(
-    folder: pathlib.Path, target: pathlib.Path, schema: Schema, rows: Mapping[str, np.ndarray], options: PackOptions
-) -> Job:
-    for subfolder in (HOT, COLD, fae_piece.journal_folder(target).name):
-        (target / subfolder).mkdir(exist_ok=True)
-    orders = load_orders(folder, schema, [t.name for t in schema.tables])
-    sets = {t.name: RowSet.of(t.rows, rows[t.name], orders.get(t.name)) for t in schema.tables}
-    return Job(
-        source=folder,
-        folder=target,
-        schema=schema,
-        hot_schema=_hot_schema(schema, rows, orders),
-        sets=sets,
-        hot_rows={t.name: None if len(rows[t.name]) == t.rows else rows[t.name] for t in schema.tables},
-        orders=orders,
-        seed=options.seed,
-    )
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Job:
+    """What all pieces share: the dataset, the folder to write into, hot rows by table (``row_set``), the seed."""
+
+    source: pathlib.Path
+    folder: pathlib.Path
+    schema: Schema
+    sets: Mapping[str, np.ndarray]
+    seed: int | None
 
 
-def _hot_schema(schema: Schema, rows: Mapping[str, np.ndarray], orders: Mapping[str, np.ndarray]) -> Schema:
-    """Tables of hot rows, with one row where there is none, and without counts: those were of all examples."""
-
-    def hot_table(table: Table) -> Table:
-        hot = rows[table.name]
-        return Table(
-            name=table.name,
-            rows=max(len(hot), 1),
-            oov_row=_place(table, hot, orders.get(table.name)),
-            numbering=digest_of(["hot rows", schema.identity.rows, hashlib.sha256(hot.data).hexdigest()]),
-        )
-
-    tables = tuple(map(hot_table, schema.tables))
-    return dataclasses.replace(schema, tables=tables, splits={}, ceiling={}, files={}, folder=None)
+def _row_sets(folder: pathlib.Path, schema: Schema, rows: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The hot rows as examples name them: as they are stored."""
+    sets = {}
+    for table in schema.tables:
+        hot, order = rows[table.name], load_order(folder, table)
+        sets[table.name] = row_set(table, hot if order is None else inverse(order)[hot])
+    return sets
 
 
-def _place(table: Table, rows: np.ndarray, order: np.ndarray | None) -> int | None:
-    """Where the table's OOV row is among its hot rows, if it is one of them."""
-    if table.oov_row is None:
-        return None
-    row = table.oov_row if order is None else int(order[table.oov_row])
-    place = int(np.searchsorted(rows, row))
-    return place if place < len(rows) and rows[place] == row else None
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Piece:
+    """A unit of work: blocks ``start`` to ``stop`` of a shard of the source's training split, written as ``file``."""
+
+    number: int
+    file: str
+    shard: Shard
+    start: int
+    stop: int
 
 
-def _pack_pieces(job: Job, pieces: Sequence[Piece], threads: int, progress: Progress) -> list[Packed]:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Packed:
+    """What became of a piece: the shards written, by half that has examples; the checksum of its content."""
+
+    shards: Mapping[str, Shard]
+    content: int
+
+
+def _pieces(schema: Schema) -> list[_Piece]:
+    """The training split in order of time; no shard of the source shares a piece with another."""
+    bounds = [
+        (shard, start, min(start + PIECE_BLOCKS, shard.blocks))
+        for shard in schema.splits["train"].shards
+        for start in range(0, shard.blocks, PIECE_BLOCKS)
+    ]
+    return [
+        _Piece(number=number, file=shard_file("train", number, len(bounds)), shard=shard, start=start, stop=stop)
+        for number, (shard, start, stop) in enumerate(bounds)
+    ]
+
+
+def _pack_pieces(job: _Job, pieces: Sequence[_Piece], threads: int, progress: Progress) -> list[_Packed]:
     """Packs what no earlier run has, several pieces at a time; the result is in the order of the pieces."""
-    lock, stop = threading.Lock(), threading.Event()
-    done = 0
-
-    with progress.stage("packing", sum(p.examples for p in pieces)) as advance:
-
-        def forward(examples: int) -> None:
-            nonlocal done
-            with lock:
-                done += examples
-                advance(done)
-
-        def work(piece: Piece) -> Packed:
-            before = fae_piece.packed_before(job, piece)
-            if before is not None:
-                forward(piece.examples)
-                return before
-            return fae_piece.pack_piece(job, piece, forward, stop)
-
-        with concurrent.futures.ThreadPoolExecutor(threads) as pool:
-            pending = [pool.submit(work, piece) for piece in pieces]
-            try:
-                for future in concurrent.futures.as_completed(pending):
-                    future.result()  # the first failure ends the work
-                return [future.result() for future in pending]
-            except BaseException:
-                stop.set()
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+    tasks = [Task(f"packing {piece.file}", _pack_piece, (job, piece)) for piece in pieces]
+    packed, done = [], 0
+    with (
+        progress.stage("packing", job.schema.splits["train"].examples) as advance,
+        concurrent.futures.ThreadPoolExecutor(threads) as pool,
+        running(pool, tasks, attempts=1) as results,
+    ):
+        for one in results:
+            packed.append(one)
+            done += sum(shard.examples for shard in one.shards.values())
+            advance(done)
+    return packed
 
 
-def _split(half: str, packed: Sequence[Packed], seed: int | None) -> Split:
-    shards: list[Shard] = [shard for p in packed if (shard := p.shards[half]) is not None]
+def _pack_piece(job: _Job, piece: _Piece) -> _Packed:
+    """Writes a piece and journals it; or finds it in the journal of an interrupted run, with its shards."""
+    journal = job.folder / _JOURNAL / f"{piece.number:05d}.json"
+    if (before := _packed_before(job, journal)) is not None:
+        return before
+    with contextlib.ExitStack() as stack:
+        writers = {half: stack.enter_context(_writer(job, piece, half)) for half in _HALVES}
+        checksum = _write(job, piece, writers)
+    shards = {half: writer.close() for half, writer in writers.items()}
+    for half in (half for half in _HALVES if not shards[half].examples):
+        writers[half].path.unlink()
+        del shards[half]
+    packed = _Packed(shards=shards, content=checksum)
+    write_file(journal, json.dumps(dataclasses.asdict(packed)))
+    return packed
+
+
+def _writer(job: _Job, piece: _Piece, half: str) -> ShardWriter:
+    return ShardWriter(job.folder / half / piece.file, job.schema.block_size, compress_columns=True)
+
+
+def _packed_before(job: _Job, journal: pathlib.Path) -> _Packed | None:
+    """What the journal says of a piece, if its shards can be read."""
+    try:
+        entry = json.loads(journal.read_text(encoding="utf-8"))
+        shards = {half: Shard(**fields) for half, fields in entry["shards"].items()}
+        for reader in (ShardReader(job.folder / half, shard) for half, shard in shards.items()):
+            for block in range(len(reader)):
+                reader.read(block)
+    except (OSError, ValueError, DatasetError):
+        return None
+    return _Packed(shards=shards, content=entry["content"])
+
+
+def _write(job: _Job, piece: _Piece, writers: Mapping[str, ShardWriter]) -> int:
+    """Writes the hot and the cold examples of a piece; returns the checksum of its content."""
+    waiting: dict[str, list[dict[str, Column]]] = {half: [] for half in _HALVES}
+    total = 0
+    for halves, checksum in _halves(job, piece):
+        total += checksum
+        for half, columns in halves.items():
+            if job.seed is None:
+                writers[half].write(columns)
+            else:
+                waiting[half].append(columns)
+    for number, (half, parts) in enumerate(waiting.items()):
+        if parts:
+            key, size = (job.seed or 0, piece.number, number), sum(len(part[LABEL]) for part in parts)
+            order = permutation(size, *key).astype(np.int64)
+            # Column by column, so that memory holds little more than the piece.
+            names = list(parts[0])
+            columns = {name: gather(concatenate([part.pop(name) for part in parts]), order) for name in names}
+            writers[half].write(columns)
+    return total % 2**64
+
+
+def _halves(job: _Job, piece: _Piece) -> Iterator[tuple[dict[str, dict[str, Column]], int]]:
+    """The hot and the cold examples of some blocks at a time, and the checksum of their content."""
+    reader = ShardReader(job.source, piece.shard)
+    step = max(1, _TOGETHER // job.schema.block_size)
+    for start in range(piece.start, piece.stop, step):
+        columns = read_blocks(reader, job.schema, start, min(start + step, piece.stop))
+        hot = hot_examples(columns, job.schema, job.sets)
+        expected, halves = content(columns, job.schema), {}
+        for half, positions in ((HOT, np.flatnonzero(hot)), (COLD, np.flatnonzero(~hot))):
+            halves[half] = {name: gather(column, positions) for name, column in columns.items()}
+        found = sum(content(half, job.schema) for half in halves.values()) % 2**64
+        if found != expected:
+            raise DatasetError(
+                f"block {start} of {reader.path}, or one of the {step - 1} behind it, has content {expected:016x}, but"
+                f" its hot and cold examples {found:016x}; the memory of this machine is at fault, or there is a defect"
+                " in jrec"
+            )
+        yield halves, expected
+
+
+def _split(half: str, packed: Sequence[_Packed], seed: int | None) -> Split:
+    shards = [p.shards[half] for p in packed if half in p.shards]
     if seed is not None:
-        shards = [shards[i] for i in permutation(len(shards), seed, len(packed), (HOT, COLD).index(half))]
+        shards = [shards[i] for i in permutation(len(shards), seed, len(packed), _HALVES.index(half))]
     return Split(shards=tuple(shards))
 
 
-def _finish_cold(job: Job, train: Split, provenance: Mapping[str, Any]) -> Schema:
-    """Completes the dataset of the cold examples with all of the source that stays as it is; returns its schema."""
-    schema, target = job.schema, job.folder / COLD
-    other_splits = {name: split for name, split in schema.splits.items() if name != "train"}
-    files = [shard.file for split in other_splits.values() for shard in split.shards]
+def _finish(job: _Job, half: str, train: Split, splits: Mapping[str, Split], provenance: Mapping[str, Any]) -> Identity:
+    """Completes a half with all of the source that stays as it is; returns its identity."""
+    schema, folder = job.schema, job.folder / half
+    splits = {**({"train": train} if train.examples else {}), **splits}
+    files = [shard.file for name, split in splits.items() if name != "train" for shard in split.shards]
     for table in schema.tables:
-        files += [table.vocabulary] if table.vocabulary else []
-        files += [table.bijection.file] if table.bijection else []
+        files += [file for file in (table.vocabulary, table.bijection and table.bijection.file) if file]
         files += [file] if (job.source / (file := buckets_file(table.name))).is_file() else []
     for file in files:
-        (target / file).parent.mkdir(parents=True, exist_ok=True)
-        (target / file).unlink(missing_ok=True)  # of an interrupted run
-        link(job.source / file, target / file)
-    cold = dataclasses.replace(
+        path = folder / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)  # of an interrupted run
+        link(job.source / file, path)
+    schema = dataclasses.replace(
         schema,
         tables=tuple(dataclasses.replace(t, counts=None) for t in schema.tables),
-        splits={**({"train": train} if train.examples else {}), **other_splits},
-        ceiling={name: metrics for name, metrics in schema.ceiling.items() if name != "train"},
-        provenance={**provenance, "part": COLD},
+        splits=splits,
+        ceiling={name: schema.ceiling[name] for name in schema.ceiling if name in splits and name != "train"},
+        provenance={**provenance, "part": half},
         files={file: digest for file, digest in schema.files.items() if file in files},
         folder=None,
     )
-    cold.save(target)
-    return cold
+    schema.save(folder)
+    return schema.identity

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
-from jrec.data.fae import FaeManifest
-from jrec.data.fae.piece import read_blocks
-from jrec.data.fae.rows import content
+from jrec.data.blocks import ShardReader
+from jrec.data.fae.examples import content, read_blocks
+from jrec.data.fae.manifest import FaeManifest
 from jrec.data.reorder.file import load_orders
 from jrec.data.schema import DatasetError
 from jrec.progress import Progress
@@ -15,25 +15,23 @@ _SILENT = Progress(show=False)
 
 
 def verify(folder: str | os.PathLike[str], *, progress: Progress = _SILENT) -> FaeManifest:
-    """Checks every file of an FAE folder, and that it holds each of the source's examples once.
+    """Reads all that training reads of an FAE folder, and checks that it holds each of the source's examples once.
 
     Raises:
       DatasetError: Naming the file that is missing or damaged, or if the content is another.
     """
     manifest = FaeManifest.load(folder)
-    manifest.verify_files()
-    hot, cold = manifest.hot_schema, manifest.cold_schema
-    orders = load_orders(manifest.cold_folder, cold, [t.name for t in cold.tables])
-    # Where all rows of a table are hot, rows are their own numbers.
-    rows = {t.name: None if t.whole else manifest.hot_rows[t.name] for t in manifest.tables}
-    halves = [(manifest.cold_folder, cold, orders.get)]
-    halves += [] if hot is None else [(manifest.hot_folder, hot, rows.get)]
+    _ = manifest.hot_rows
+    halves = [(manifest.cold_folder, manifest.cold_schema), (manifest.hot_folder, manifest.hot_schema)]
     total, done = 0, 0
     with progress.stage("verifying", manifest.hot_examples + manifest.cold_examples) as advance:
-        for half_folder, schema, rows_of in halves:
-            for shard in schema.splits["train"].shards if "train" in schema.splits else ():
-                for place, columns in read_blocks(half_folder, schema, shard, 0, shard.blocks):
-                    total += content(columns, schema, rows_of, place)
+        for half, schema in halves:
+            if schema is None or "train" not in schema.splits:
+                continue
+            load_orders(half, schema, [t.name for t in schema.tables])
+            for shard in schema.splits["train"].shards:
+                reader = ShardReader(half, shard)
+                total += sum(content(read_blocks(reader, schema, k, k + 1), schema) for k in range(shard.blocks))
                 done += shard.examples
                 advance(done)
     if f"{total % 2**64:016x}" != manifest.content:

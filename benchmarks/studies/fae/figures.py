@@ -1,27 +1,51 @@
-"""FAE's Figures 2, 6, 7 and 9 for a dataset: how much is hot, at which threshold, and how good samples are."""
+"""FAE's Figures 2, 6, 7 and 9 for a dataset: how much is hot, at which threshold, and how good samples are.
+
+  python -m benchmarks.studies.fae.figures data/kaggle --budget 24MB --out figures
+
+Hot rows are chosen by the dataset's exact counts, or with --sample as the paper does; the Rand-Em Box's estimates are
+drawn beside the truth either way.
+"""
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from jrec.access.calibrate.box import hot_rows
-from jrec.access.calibrate.calibrator import CalibrateOptions, Counted, box_of, is_large
-from jrec.access.calibrate.file import Calibration
-from jrec.access.calibrate.inputs import InputSample
-from jrec.access.profile import TableProfile
+from benchmarks.studies.fae.report import summary_table
+from jrec.access.calibrate import CalibrateOptions, Calibration, SampleOptions, calibrate
+from jrec.access.calibrate.calibrator import boxes_of, count_accesses
+from jrec.access.calibrate.sample import hot_rows
+from jrec.access.count import Block
+from jrec.access.profile import AccessProfile, TableProfile
+from jrec.commands.arguments import number, size
+from jrec.data.blocks import ListColumn, ShardReader
 from jrec.data.reorder.plots import image
 from jrec.data.schema import Schema, Table
-from jrec.outputs import write_file
+from jrec.outputs import check_output, write_file
 
 POINTS = 16  # thresholds of a curve
 MOST_TABLES = 8
 FILES = ("figure2_hot_size.png", "figure6_threshold.png", "figure7_profile.png", "figure9_estimate.png")
 BLUE, ORANGE, GREY, GREEN = "#0072B2", "#D55E00", "#999999", "#009E73"  # Okabe and Ito
+
+
+def main() -> None:
+    """Calibrates, prints the estimates and draws the figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", metavar="DATA", help="a dataset folder")
+    parser.add_argument("--out", metavar="DIR", required=True, help="the figures' folder, made if it is not there")
+    parser.add_argument("--budget", type=size(0), default=256_000_000, metavar="SIZE", help="default 256MB")
+    parser.add_argument("--sample", type=number(0, 1, above=True), metavar="X", help="decide by a sample, as the paper")
+    arguments = parser.parse_args()
+    check_output(arguments.out, inputs=[arguments.data])
+    sample = None if arguments.sample is None else SampleOptions(rate=arguments.sample)
+    for path in draw_figures(arguments.data, CalibrateOptions(budget=arguments.budget, sample=sample), arguments.out):
+        print(path)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,62 +60,92 @@ class Curve:
 
 
 def draw_figures(
-    folder: str | os.PathLike[str],
-    schema: Schema,
-    calibration: Calibration,
-    counted: Counted,
-    options: CalibrateOptions,
-    into: str | os.PathLike[str],
+    folder: str | os.PathLike[str], options: CalibrateOptions, into: str | os.PathLike[str]
 ) -> list[pathlib.Path]:
-    """Draws the figures of a calibration; returns the files, PNG.
+    """Calibrates a dataset, prints the table of estimates and draws the figures; returns the files, PNG.
 
     Args:
-      folder, schema: The dataset.
-      calibration, counted: The results of ``calibrate_and_count``.
-      options: The options that these were made with.
+      folder: The dataset.
+      options: How to calibrate.
       into: The folder to write to, made if it is not there.
     """
-    into = pathlib.Path(into)
-    curve = threshold_curve(folder, schema, counted, options)
+    from rich.console import Console
+
+    schema = Schema.load(folder)
+    calibration = calibrate(folder, options, schema=schema)
+    profile, _ = count_accesses(folder, schema, options)
+    Console(width=120).print(summary_table(calibration, schema, profile, options))
+    curve = threshold_curve(folder, schema, options)
     figures = (
         _figure2(calibration),
         _figure6(calibration, curve, options),
-        _figure7(folder, schema, counted),
-        _figure9(calibration, curve),
+        _figure7(folder, schema, profile),
+        _figure9(calibration, curve, options),
     )
-    paths = []
-    for name, figure in zip(FILES, figures, strict=True):
-        path = into / name
+    paths = [pathlib.Path(into) / name for name in FILES]
+    for path, figure in zip(paths, figures, strict=True):
         write_file(path, image(figure))
-        paths.append(path)
     return paths
 
 
-def threshold_curve(
-    folder: str | os.PathLike[str], schema: Schema, counted: Counted, options: CalibrateOptions
-) -> Curve:
+def threshold_curve(folder: str | os.PathLike[str], schema: Schema, options: CalibrateOptions) -> Curve:
     """Sizes and hot inputs at thresholds from the greatest count to the least; the Rand-Em Box's beside the truth."""
-    large = [t for t in schema.tables if is_large(t, options)]
-    profiles = {t.name: counted.profiles[t.name] for t in large}
-    small = sum(t.rows for t in schema.tables if t not in large)
-    boxes = [
-        box_of(counted.profiles[t.name], dataclasses.replace(options, exact=False), k)
-        for k, t in enumerate(schema.tables)
-        if t in large
-    ]
-    inputs = InputSample(folder, schema, counted.test_blocks, profiles)
+    profile, judged = count_accesses(folder, schema, options)
+    profiles = {t.name: profile.table(t.name) for t in schema.tables if options.is_large(t)}
+    small = sum(t.rows for t in schema.tables if not options.is_large(t))
+    boxes = boxes_of(schema, profiles, options.sample or SampleOptions())
+    inputs = InputSample(folder, schema, judged, profiles)
     positive = [p.counts[p.counts > 0] for p in profiles.values()]
     shares = np.concatenate([np.ones(1), *positive])
     cutoffs = np.geomspace(shares.max(), shares.min(), POINTS)
     scale = options.row_bytes / 1e6
     estimates = [[box.estimate(cutoff) for box in boxes] for cutoff in cutoffs]
     return Curve(
-        thresholds=cutoffs / counted.inputs,
+        thresholds=cutoffs / profile.examples,
         true_megabytes=scale * np.array([small + sum(hot_rows(p, c) for p in profiles.values()) for c in cutoffs]),
         estimated_megabytes=scale * np.array([small + sum(e.rows for e in row) for row in estimates]),
         bound_megabytes=scale * np.array([small + sum(e.bound for e in row) for row in estimates]),
-        hot_inputs=np.array([inputs.share(cutoff)[0] for cutoff in cutoffs]),
+        hot_inputs=np.array([inputs.share(cutoff) for cutoff in cutoffs]),
     )
+
+
+class InputSample:
+    """The least accessed row of every example of some blocks: an example is hot where that row is.
+
+    Args:
+      folder, schema: The dataset.
+      blocks: Blocks of its training split.
+      profiles: The accesses of tables whose rows may be cold; others are hot as a whole.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        schema: Schema,
+        blocks: Sequence[Block],
+        profiles: Mapping[str, TableProfile],
+    ):
+        readers = [ShardReader(folder, shard) for shard in schema.splits["train"].shards]
+        self._least: list[np.ndarray] = []
+        for shard, block in blocks:
+            columns = readers[shard].read(block)
+            label = columns["label"]
+            least = np.full(len(label.offsets) - 1 if isinstance(label, ListColumn) else len(label), np.inf)
+            for feature in schema.categorical:
+                if feature.table not in profiles:
+                    continue
+                column, profile = columns[feature.name], profiles[feature.table]
+                if not isinstance(column, ListColumn):
+                    np.minimum(least, profile.count_of(column), out=least)
+                    continue
+                example = np.repeat(np.arange(len(least)), np.diff(column.offsets))
+                np.minimum.at(least, example, profile.count_of(column.values))
+            self._least.append(np.sort(least))
+
+    def share(self, cutoff: float) -> float:
+        """The share of examples that read no row below the cutoff."""
+        hot = sum(len(b) - np.searchsorted(b, cutoff, side="left") for b in self._least)
+        return float(hot / sum(map(len, self._least)))
 
 
 def _figure2(calibration: Calibration):
@@ -126,7 +180,7 @@ def _figure6(calibration: Calibration, curve: Curve, options: CalibrateOptions):
     return figure
 
 
-def _figure7(folder: str | os.PathLike[str], schema: Schema, counted: Counted):
+def _figure7(folder: str | os.PathLike[str], schema: Schema, profile: AccessProfile):
     table = max(schema.tables, key=lambda t: t.rows)
     figure, axes = _panel(f"{schema.name}: accesses of the rows of table {table.name}", "accesses a million inputs")
     edges = np.unique(np.geomspace(1, table.rows + 1, 80).astype(np.int64)) - 1
@@ -134,9 +188,9 @@ def _figure7(folder: str | os.PathLike[str], schema: Schema, counted: Counted):
     if full is not None:
         total = schema.splits["train"].examples
         axes.plot(edges[:-1] + 1, 1e6 * _means(full, edges) / total, color=GREY, linewidth=3, label="all inputs")
-    sampled = _means(counted.profiles[table.name], edges)
-    label = f"{counted.inputs:,} inputs"
-    axes.plot(edges[:-1] + 1, 1e6 * sampled / counted.inputs, "o", markersize=3, color=BLUE, label=label)
+    sampled = _means(profile.table(table.name), edges)
+    label = f"{profile.examples:,.0f} inputs"
+    axes.plot(edges[:-1] + 1, 1e6 * sampled / profile.examples, "o", markersize=3, color=BLUE, label=label)
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlabel("row, by frequency")
@@ -144,12 +198,12 @@ def _figure7(folder: str | os.PathLike[str], schema: Schema, counted: Counted):
     return figure
 
 
-def _figure9(calibration: Calibration, curve: Curve):
+def _figure9(calibration: Calibration, curve: Curve, options: CalibrateOptions):
     title = f"{calibration.name}: the Rand-Em Box's estimate against the truth"
     figure, axes = _panel(title, "hot rows (MB)")
     axes.plot(curve.thresholds, curve.true_megabytes, color=GREY, linewidth=3, label="measured")
     axes.plot(curve.thresholds, curve.estimated_megabytes, "o", markersize=4, color=BLUE, label="estimated")
-    confidence = 100 * calibration.options["confidence"]
+    confidence = 100 * (options.sample or SampleOptions()).confidence
     axes.plot(
         curve.thresholds, curve.bound_megabytes, "^", markersize=4, color=GREEN, label=f"{confidence:g} % upper bound"
     )
@@ -192,3 +246,7 @@ def _means(profile: TableProfile, edges: Sequence[int] | np.ndarray) -> np.ndarr
     mass = np.append(0.0, np.cumsum(profile.counts * np.diff(profile.starts)))
     means = np.diff(np.interp(edges, profile.starts, mass)) / np.diff(edges)
     return np.where(means > 0, means, np.nan)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What only the papers ask: their figures, and the studies behind them."""
