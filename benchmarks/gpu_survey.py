@@ -49,14 +49,22 @@ class Step:
     earlier: bool = True
 
 
-CHECK = ("jrec", "kernels", "check", "--json", "--quiet")
+CHECK = ("jrec", "kernels", "check", "--json")
+CLASSES = (
+    "tensor_cast int32 1", "gather_reduce float32 64", "casted_update float32 64 RowWiseAdagrad",
+    "casted_update bfloat16 128 SGD",
+)  # fmt: skip
+ONLY = [word for one in CLASSES for word in ("--only", one)]
 FILES = [str(f) for f in sorted(harness.ROOT.glob("tests/test_*.py")) if "mark.gpu" in f.read_text(encoding="utf-8")]
 WORKERS = ("-n", "4", "--dist", "loadfile") if importlib.util.find_spec("xdist") else ()  # a file's big tables in turn
 TESTS = ("pytest", "-q", "-m", "gpu", "--tb=short", *WORKERS)
 STEPS = {
     "smoke": Step(minutes=2, command=("benchmarks.gpu_smoke",), dry=("benchmarks.gpu_smoke", "--tiny")),
     "kernels": Step(
-        minutes=1.5, command=CHECK, dry=(*CHECK, "--interpret", "--only", "gather_reduce 64"), earlier=False
+        minutes=1.5,
+        command=(*CHECK, "--timeout", "80", *ONLY),
+        dry=(*CHECK, "--timeout", "500", "--interpret", "--only", "gather_reduce float32 64"),
+        earlier=False,
     ),
     "benchmark": Step(
         minutes=7,

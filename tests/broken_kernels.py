@@ -1,6 +1,7 @@
 """Kernels that are right and fast, slow, wrong in several ways, that crash and that hang, for tests of the check.
 
-They run on a CPU. Which class misbehaves how is told by its dim, so that one child meets several.
+They run on a CPU. Which class misbehaves how is told by its dim. ``python -m broken_kernels REQUEST`` is the check's
+process with these kernels.
 """
 
 from __future__ import annotations
@@ -13,37 +14,33 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jrec.selfcheck import kernels
-from jrec.selfcheck.kernels import casted_update as casted_update
-from jrec.selfcheck.kernels import casted_update_beside as casted_update_beside
-from jrec.selfcheck.kernels import tensor_cast as tensor_cast
-from jrec.selfcheck.kernels import tt_products as tt_products
+from jrec import ops
+from jrec.selfcheck import child, trials
 
-FAST, SLOW, WRONG, WRONG_NAN, UNSTEADY, ABORT, SEGFAULT, HANG, HANG_TRACE, RAISE, REFUSE, EXIT, NO_COMPILE = range(
-    1, 14
-)
+(FAST, SLOW, WRONG, WRONG_NAN, ROUNDED, LOSES_ONE, UNSTEADY, ABORT, SEGFAULT, HANG, RAISE, REFUSE, EXIT) = range(1, 14)
+MACHINE = "a CPU"
 _calls = iter(range(10**9))
+_gather_reduce_together, _row_update = trials.gather_reduce_together, ops.row_update
 
 
-def gather_reduce(implementation, source, indices, offsets, weights):
-    """XLA's sums, and then what the dim says."""
-    del implementation
-    out = kernels.gather_reduce("xla", source, indices, offsets, weights)
-    behave = _BEHAVIOURS.get(source.shape[1])
-    return out if behave is None else behave(out)
+def install(set_attribute=setattr):
+    """Puts these kernels in the place of the GPU's."""
+    set_attribute(trials, "gather_reduce_together", gather_reduce_together)
+    set_attribute(ops, "row_update", row_update)
 
 
-def gather_reduce_beside(implementation, source, indices, offsets, weights, *, dim):
-    """The same for the first of two tables."""
-    out = gather_reduce(implementation, source, indices, offsets, weights)
-    return out, kernels.gather_reduce("xla", source[:, :dim].astype(jnp.float32), indices, offsets, weights)
+def gather_reduce_together(calls, implementation):
+    """XLA's sums, and for kernels' the first one's then what its dim says."""
+    out, *beside = _gather_reduce_together(calls, "xla")
+    behave = _BEHAVIOURS.get(out.shape[1]) if implementation == "pallas" else None
+    return [out if behave is None else behave(out), *beside]
 
 
-def row_update(implementation, optimizer, table, slots, rows, gradients, **options):
-    """XLA's update, which also touches a row that nobody named."""
-    del implementation
-    table, slots = kernels.row_update("xla", optimizer, table, slots, rows, gradients, **options)
-    return table.at[0, 0].add(jnp.asarray(2.0**-7, table.dtype)), slots
+def row_update(optimizer, table, slots, rows, gradients, *, implementation, **options):
+    """XLA's update; a kernel's also touches rows that nobody named."""
+    table, slots = _row_update(optimizer, table, slots, rows, gradients, implementation="xla", **options)
+    wrong = 2.0**-7 if implementation == "pallas" else 0.0
+    return table + jnp.asarray(wrong, table.dtype), slots
 
 
 def _on_host(action):
@@ -80,25 +77,22 @@ def _refuse(out):
     raise NotImplementedError("no rows of this dim")
 
 
-def _fail_to_compile(out):
-    raise ValueError("ptxas died")
-
-
-def _hang_while_tracing(out):
-    time.sleep(3600)
-
-
 _BEHAVIOURS = {
     SLOW: _slow,
     WRONG: lambda out: out.at[-1].multiply(1.001),
     WRONG_NAN: lambda out: jnp.where(jnp.isnan(out), 0.0, out),
+    ROUNDED: lambda out: out.astype(jnp.bfloat16).astype(jnp.float32),
+    LOSES_ONE: lambda out: jnp.where(out > 0, out - 1 / 32, out),  # of a bag of any number of lookups
     UNSTEADY: _unsteady,
     ABORT: _on_host(os.abort),
     SEGFAULT: _on_host(lambda: ctypes.string_at(0)),
     HANG: _on_host(lambda: time.sleep(3600)),
-    HANG_TRACE: _hang_while_tracing,
     RAISE: _on_host(_raise),
     REFUSE: _refuse,
     EXIT: _on_host(lambda: os._exit(0)),
-    NO_COMPILE: _fail_to_compile,
 }
+
+if __name__ == "__main__":
+    install()
+    child.local_machine = lambda: MACHINE
+    child.main()

@@ -13,8 +13,6 @@ import ml_dtypes
 import numpy as np
 from hypothesis import strategies as st
 
-from jrec.selfcheck.reference import step as textbook_step
-
 DTYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 EPSILON = {"float32": 2.0**-23, "bfloat16": 2.0**-8, "float16": 2.0**-10}
 ID_KINDS = ("uniform", "identical", "power law", "half padding", "all padding")
@@ -197,6 +195,48 @@ def slack(case: Case) -> float:
     """Absolute tolerance of float32 sums per row: n equal terms drift by up to n half units in the last place."""
     real = case.ids[case.ids >= 0]
     return 5e-5 + 2e-6 * (int(np.bincount(real).max()) if real.size else 0)
+
+
+def textbook_step(
+    optimizer: object, rows: np.ndarray, gradients: np.ndarray, slots: dict[str, np.ndarray], *, step: int, scale: float
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """One step of one of jrec's row optimizers, from the textbook formulas, float64.
+
+    Args:
+      optimizer: The optimizer.
+      rows: (n, dim) float64.
+      gradients: (n, dim) float64.
+      slots: (n, dim) or (n,) float64 each.
+      step: How many steps were taken before.
+      scale: Multiplies the gradients.
+    """
+    o, kind = optimizer, type(optimizer).__name__
+    rate = o.learning_rate(step) if callable(o.learning_rate) else o.learning_rate
+    rate = float(rate)
+    g = gradients * scale
+    if o.max_row_norm is not None:
+        norm = np.linalg.norm(g, axis=1, keepdims=True)
+        g = g * np.minimum(1.0, o.max_row_norm / np.maximum(norm, 1e-300))
+    g = g + o.weight_decay * rows
+    if kind == "SGD":
+        return rows - rate * g, {}
+    if kind == "Momentum":
+        trace = g + o.momentum * slots["trace"]
+        return rows - rate * (g + o.momentum * trace if o.nesterov else trace), {"trace": trace}
+    if kind == "Adagrad":
+        total = slots["sum"] + g**2
+        return rows - rate * g / np.sqrt(total + o.eps), {"sum": total}
+    if kind == "RowWiseAdagrad":
+        total = slots["sum"] + np.mean(g**2, axis=1)
+        return rows - rate * g / np.sqrt(total + o.eps)[:, None], {"sum": total}
+    if kind == "RMSProp":
+        nu = o.decay * slots["nu"] + (1 - o.decay) * g**2
+        return rows - rate * g / np.sqrt(nu + o.eps), {"nu": nu}
+    if kind == "Adam":
+        mu, nu = o.b1 * slots["mu"] + (1 - o.b1) * g, o.b2 * slots["nu"] + (1 - o.b2) * g**2
+        corrected = (mu / (1 - o.b1 ** (step + 1))) / (np.sqrt(nu / (1 - o.b2 ** (step + 1))) + o.eps)
+        return rows - rate * corrected, {"mu": mu, "nu": nu}
+    raise NotImplementedError(f"there is no reference for the optimizer {kind}")
 
 
 def step_row(

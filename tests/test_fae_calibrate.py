@@ -275,7 +275,8 @@ def test_the_sampler_reads_no_other_blocks(data, monkeypatch):
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_sample_decides_by_its_counts_and_bounds(data, seed):
-    options = dataclasses.replace(SAMPLED, smooth=False, sample=dataclasses.replace(SAMPLE, seed=seed))
+    sample = dataclasses.replace(SAMPLE, seed=seed)
+    options = dataclasses.replace(SAMPLED, smooth=False, sample=sample)
     found, schema = calibrate(data, options), Schema.load(data)
     profile, held_out = count_accesses(data, schema, options)
     used = sorted(set(sample_blocks(schema, "train", fraction=0.5, seed=seed)) - set(held_out))
@@ -287,7 +288,7 @@ def test_a_sample_decides_by_its_counts_and_bounds(data, seed):
     np.testing.assert_array_equal(found.rows["tiny"], np.arange(4))
 
     def bound(cutoff):
-        boxes = (RandEmBox(profile.table(n), options.sample, number=k) for k, n in enumerate(("items", "users")))
+        boxes = (RandEmBox(profile.table(n), sample, number=k) for k, n in enumerate(("items", "users")))
         return 2 * (4 + sum(box.estimate(cutoff).bound for box in boxes))
 
     lower = max(count for name in ("items", "users") for count in counts[name] if count < found.cutoff)

@@ -1,10 +1,10 @@
 """``jrec train`` checks its model's GPU kernels before it starts, once, and its report says what was chosen."""
 
+import dataclasses
 import json
-import subprocess
-import sys
-import textwrap
 
+import jax
+import numpy as np
 import pytest
 
 from jrec import cli
@@ -14,15 +14,19 @@ from jrec.data.synth.shapes import shape_like
 from jrec.environment import CACHE_VARIABLE
 from jrec.errors import ConfigError
 from jrec.ops import verdicts
-from jrec.ops.local_gpu import Gpu
-from jrec.ops.verdicts import KernelClass, Machine, Verdict
-from jrec.selfcheck import store
-from jrec.selfcheck.runner import SelfCheckError
+from jrec.ops.verdicts import KernelClass, Verdict
+from jrec.selfcheck import check
+from jrec.selfcheck.check import SelfCheckError
+from jrec.train.build import build_layout
 from jrec.train.config import load_config
+from jrec.train.dataset import open_data
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
-GPU = Gpu(kind="NVIDIA Test GPU", driver="580.1")
+MACHINE = "NVIDIA Test GPU, driver 580.1"
+FAST, WRONG = Verdict(right=True, ratio=0.5), Verdict(right=False, why="wrong: row 3")
+GATHER = KernelClass(kernel="gather_reduce", dtype="float32", dim=8)
+UPDATE = KernelClass(kernel="casted_update", dtype="float32", dim=8, optimizer="RowWiseAdagrad")
 CONFIG = """
 [data]
 batch_size = 256
@@ -49,131 +53,127 @@ def config_file(tmp_path):
 
 
 @pytest.fixture
-def train(config_file, tmp_path, monkeypatch):
-    """Runs ``jrec train`` for two steps on a machine with a GPU, as far as the check goes; counts what it checks."""
-    checked = []
-
-    def check(todo, how, *, deadline):
-        assert how.device == GPU.kind
-        for of in todo:
-            checked.append(of)
-            right = of.kernel != "casted_update"
-            yield Verdict(kernel_class=of, right=right, reason="faster" if right else "wrong", detail="row 3")
-
+def gpu(tmp_path, monkeypatch):
+    """A machine with a GPU, as far as the choice goes, with a cache folder of the test's own."""
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
     monkeypatch.delenv(verdicts.KERNELS_VARIABLE, raising=False)
-    monkeypatch.setattr(kernel_check, "local_gpu", lambda: GPU)
-    monkeypatch.setattr(verdicts, "local_gpu", lambda: GPU)
-    monkeypatch.setattr(kernel_check.xla_bridge, "backends_are_initialized", lambda: False)
-    monkeypatch.setattr("jrec.selfcheck.ensure.run_checks", check)
+    for module in (kernel_check, verdicts):
+        monkeypatch.setattr(module, "local_machine", lambda: MACHINE)
+    monkeypatch.setattr(kernel_check.jax, "default_backend", lambda: "gpu")
     verdicts.reread()
-
-    def run(*overrides):
-        checked.clear()
-        arguments = [f"out={str(tmp_path / 'run')!r}", "max_steps=2", *overrides]
-        assert cli.main(["train", str(config_file), "--overwrite", *arguments]) == 0
-        return tuple(checked), json.loads((tmp_path / "run/report/metrics.json").read_text()).get("kernels")
-
-    yield run
+    yield
+    verdicts.agree(None)
     verdicts.reread()
 
 
-def test_a_run_checks_once_and_reports(train, config_file, monkeypatch, capsys):
-    checked, reported = train()
+@pytest.fixture
+def checked(gpu, monkeypatch):
+    """What checks were asked for; they find that updates are wrong."""
+    asked = {}
+
+    def run(wanted, **options):
+        asked.update(wanted)
+        return MACHINE, {of: WRONG if of == UPDATE else FAST for of in wanted}
+
+    monkeypatch.setattr(check, "run_child", run)
+    return asked
+
+
+def prepare(config_file, out, *overrides, resume=False):
+    """Does what ``jrec train`` does about kernels, and no more."""
+    config = load_config(config_file, [f"out={str(out)!r}", *overrides])
+    data = open_data(config)
+    layout = build_layout(data.config, data.schema)
+    kernel_check.prepare_kernels(config, layout, resume=resume, overwrite=False)
+
+
+def test_a_run_checks_once_and_reports(checked, config_file, tmp_path, monkeypatch, capsys):
+    arguments = [f"out={str(tmp_path / 'run')!r}", "max_steps=2"]
+    assert cli.main(["train", str(config_file), "--overwrite", *arguments]) == 0
     assert {(of.kernel, of.optimizer) for of in checked} == {
         ("tensor_cast", None),
         ("gather_reduce", None),
         ("casted_update", "RowWiseAdagrad"),
         ("row_update", "RowWiseAdagrad"),
     }
+    assert checked[GATHER].bags % 256 == 0
     out = capsys.readouterr()
-    assert f"checking {len(checked)} GPU kernels on this NVIDIA Test GPU before their first use" in out.err
-    assert "3 of 4 kernel classes are right and faster than XLA; 1 wrong" in out.err
-    assert reported["gather_reduce float32 8"]["chosen"] == "pallas"
-    update = reported["casted_update float32 8 RowWiseAdagrad"]
-    assert (update["chosen"], update["verdict"]["reason"], update["verdict"]["detail"]) == ("xla", "wrong", "row 3")
-    assert "GPU kernels, XLA's: casted_update float32 8 RowWiseAdagrad (wrong)" in out.out
-    checked, _ = train()
-    assert checked == ()
-    monkeypatch.setattr(kernel_check, "open_data", None)  # what follows must not get so far
+    assert "checking 4 GPU kernels on NVIDIA Test GPU, driver 580.1 before their first use" in out.err
+    assert "3 of 4 are right and faster than XLA; casted_update float32 8 RowWiseAdagrad: wrong: row 3" in out.err
+    reported = json.loads((tmp_path / "run/report/metrics.json").read_text())["kernels"]
+    assert reported[str(GATHER)] == {"chosen": "pallas", "right": True, "ratio": 0.5, "why": ""}
+    assert reported[str(UPDATE)] == {"chosen": "xla", "right": False, "ratio": None, "why": "wrong: row 3"}
+    assert "GPU kernels, XLA's: casted_update float32 8 RowWiseAdagrad (wrong: row 3)" in out.out
+    assert "gather_reduce float32 8 (0.50 of XLA's time)" in out.out
+    checked.clear()
+    prepare(config_file, tmp_path / "other")
+    assert not checked
+
+
+def test_nothing_is_checked_where_the_choice_is_made(checked, config_file, tmp_path, monkeypatch):
+    prepare(config_file, tmp_path / "run", "tables.implementation=xla")
     for mode in ("xla", "pallas"):
         monkeypatch.setenv(verdicts.KERNELS_VARIABLE, mode)
-        assert kernel_check.check_before_training(load_config(config_file)) == ()
+        prepare(config_file, tmp_path / "run")
     monkeypatch.delenv(verdicts.KERNELS_VARIABLE)
-    assert kernel_check.check_before_training(load_config(config_file, ["tables.implementation=xla"])) == ()
-    monkeypatch.setattr(kernel_check.xla_bridge, "backends_are_initialized", lambda: True)
-    assert kernel_check.check_before_training(load_config(config_file)) == ()
+    monkeypatch.setattr(kernel_check.jax, "default_backend", lambda: "cpu")
+    prepare(config_file, tmp_path / "run")
+    assert not checked
+    assert not (tmp_path / "run").exists()
 
 
-def test_a_resumed_run_keeps_its_kernels(config_file, tmp_path, monkeypatch, capsys):
+def test_a_driver_of_no_known_version_runs_no_kernel(checked, config_file, tmp_path, monkeypatch, capsys):
+    for module in (kernel_check, verdicts):
+        monkeypatch.setattr(module, "local_machine", lambda: None)
+    prepare(config_file, tmp_path / "run")
+    assert "GPU kernels are not used, since no version of NVIDIA's driver is known" in capsys.readouterr().err
+    assert not checked
+    assert verdicts.gpu_choice(GATHER) == "xla"
+
+
+def test_a_resumed_run_keeps_its_kernels(gpu, config_file, tmp_path, monkeypatch, capsys):
     """A verdict that came later lets no kernel in; one that turned against a kernel of the run is said."""
-    gather = KernelClass(kernel="gather_reduce", dtype="float32", dim=8)
-    update = KernelClass(kernel="row_update", dtype="float32", dim=8, optimizer="RowWiseAdagrad")
-    config = load_config(config_file, [f"out={str(tmp_path / 'run')!r}"])
-    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
-    monkeypatch.delenv(verdicts.KERNELS_VARIABLE, raising=False)
-    monkeypatch.setattr(verdicts, "local_gpu", lambda: GPU)
+    monkeypatch.setattr(kernel_check, "_check", lambda wanted: None)
 
-    def begin(*reasons, resume):
-        found = [
-            Verdict(kernel_class=of, right=reason != "wrong", reason=reason)
-            for of, reason in zip((gather, update), reasons, strict=True)
-        ]
-        store.record(verdicts.verdict_file(), Machine.of(GPU), found)
+    def begin(gather, update, *, resume):
+        verdicts.keep_verdicts(MACHINE, {GATHER: gather, UPDATE: update})
         verdicts.agree(None)
-        verdicts.reread()
-        kernel_check.keep_kernels(config, (gather, update), resume=resume, overwrite=False)
-        return [verdicts.gpu_choice(of) for of in (gather, update)], capsys.readouterr().err
+        prepare(config_file, tmp_path / "run", resume=resume)
+        return [verdicts.gpu_choice(of) for of in (GATHER, UPDATE)], capsys.readouterr().err
 
-    try:
-        assert begin("faster", "slower", resume=False) == (["pallas", "xla"], "")
-        (tmp_path / "run/metrics.jsonl").write_text("{}\n")  # it came to a first line
-        assert begin("faster", "faster", resume=True) == (["pallas", "xla"], "")
-        assert begin("faster", "faster", resume=False) == (["pallas", "pallas"], "")  # will be refused: nothing is lost
-        chosen, said = begin("wrong", "faster", resume=True)
-        assert chosen == ["xla", "xla"]
-        assert "began with GPU kernels that are not the choice here: gather_reduce float32 8. XLA computes" in said
-        (tmp_path / "run/kernels.json").write_text("{")
-        with pytest.raises(ConfigError, match=r"kernels.json is damaged .* delete it"):
-            begin("faster", "faster", resume=True)
-    finally:
-        verdicts.agree(None)
-        verdicts.reread()
+    slow = Verdict(right=True, ratio=2.0)
+    assert begin(FAST, slow, resume=False) == (["pallas", "xla"], "")
+    (tmp_path / "run/metrics.jsonl").write_text("{}\n")  # it came to a first line
+    assert begin(FAST, FAST, resume=True) == (["pallas", "xla"], "")
+    assert begin(FAST, FAST, resume=False) == (["pallas", "pallas"], "")  # will be refused: nothing is lost
+    chosen, said = begin(WRONG, FAST, resume=True)
+    assert chosen == ["xla", "xla"]
+    assert "began with GPU kernels that are not the choice here: gather_reduce float32 8. XLA computes" in said
+    (tmp_path / "run/kernels.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"kernels.json is damaged .* delete it"):
+        begin(FAST, FAST, resume=True)
 
 
-def test_a_check_that_fails_stops_no_run(train, monkeypatch, capsys):
-    def broken(todo, how, *, deadline):
-        raise SelfCheckError("the GPU is gone")
-        yield
+@pytest.mark.parametrize("error", [SelfCheckError("the GPU is gone"), OSError("the GPU is gone")])
+def test_a_check_that_fails_stops_no_run(checked, config_file, tmp_path, monkeypatch, capsys, error):
+    def broken(wanted, **options):
+        raise error
 
-    monkeypatch.setattr("jrec.selfcheck.ensure.run_checks", broken)
-    _, reported = train()
+    monkeypatch.setattr(check, "run_child", broken)
+    prepare(config_file, tmp_path / "run")
     assert "GPU kernels could not be checked, so XLA computes: the GPU is gone" in capsys.readouterr().err
-    assert {entry["chosen"] for entry in reported.values()} == {"xla"}
+    assert verdicts.gpu_choice(GATHER) == "xla"
 
 
-def test_the_check_comes_before_jax_takes_the_gpu(config_file, tmp_path):
-    """In a process of its own: neither reading the configuration and dataset nor the check starts a backend."""
-    code = f"""
-    import jrec.selfcheck.ensure as ensure
-    from jax._src import xla_bridge
-    from jrec.commands import kernel_check
-    from jrec.ops.local_gpu import Gpu
-    from jrec.ops.verdicts import KernelClass, Machine, Verdict
-    from jrec.train.config import load_config
+def test_processes_agree_on_what_all_of_them_chose(gpu, monkeypatch):
+    classes = [dataclasses.replace(GATHER, dim=dim) for dim in (16, 32, 64)]
+    verdicts.keep_verdicts(MACHINE, dict.fromkeys(classes[:2], FAST))
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    others = [False, True, True]
 
-    def run(todo, how, *, deadline):
-        for of in todo:
-            yield Verdict(kernel_class=of, right=True, reason="faster")
+    def gathered(mine):
+        return np.stack([mine, others])
 
-    ensure.run_checks = run
-    kernel_check.local_gpu = lambda: Gpu(kind="a", driver="b")
-    assert not xla_bridge.backends_are_initialized()
-    print(len(kernel_check.check_before_training(load_config({str(config_file)!r}))))
-    assert not xla_bridge.backends_are_initialized()
-    """
-    environment = {CACHE_VARIABLE: str(tmp_path / "cache"), "PATH": "/usr/bin:/bin"}
-    command = [sys.executable, "-c", textwrap.dedent(code)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "4"
+    monkeypatch.setattr("jax.experimental.multihost_utils.process_allgather", gathered)
+    kernel_check._agree(classes)
+    assert [verdicts.gpu_choice(of) for of in classes] == ["xla", "pallas", "xla"]

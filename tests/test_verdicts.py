@@ -1,11 +1,8 @@
 """Verdicts on GPU kernels: what they hold for, and that the ops choose by them and by nothing else."""
 
 import dataclasses
-import json
 import logging
-import multiprocessing
 import re
-import threading
 
 import jax
 import jax.numpy as jnp
@@ -15,24 +12,20 @@ import pytest
 from jrec import ops
 from jrec.environment import CACHE_VARIABLE
 from jrec.errors import ConfigError
-from jrec.ops import dispatch, local_gpu, verdicts
-from jrec.ops.local_gpu import Gpu
-from jrec.ops.verdicts import KernelClass, Machine, Verdict, gpu_choice
-from jrec.selfcheck import store
+from jrec.ops import dispatch, verdicts
+from jrec.ops.verdicts import KernelClass, Verdict, gpu_choice
 
-GPU = Gpu(kind="NVIDIA Test GPU", driver="580.1")
+MACHINE = "NVIDIA Test GPU, driver 580.1"
 GATHER = KernelClass(kernel="gather_reduce", dtype="float32", dim=16)
 UPDATE = KernelClass(kernel="casted_update", dtype="float32", dim=16, optimizer="SGD")
 ROWS = dataclasses.replace(UPDATE, kernel="row_update")
 PRODUCTS = KernelClass(kernel="tt_products", dtype="float32", dim=(1, 4, 2, 4))
-BAD = ("slower", "wrong", "crashed", "timed out", "does not compile", "not covered", "not timed")
-
-
-def make_verdict(of=GATHER, reason="faster"):
-    right = reason in ("faster", "slower", "not timed")
-    return Verdict(
-        kernel_class=of, right=right, reason=reason, kernel_seconds=1e-5, xla_seconds=2e-5, date="2026-01-01"
-    )
+FAST = Verdict(right=True, ratio=0.5)
+BAD = (
+    Verdict(right=True, ratio=1.0),
+    Verdict(right=True, why="not timed"),
+    Verdict(right=False, why="wrong: row 3"),
+)
 
 
 @pytest.fixture(autouse=True)
@@ -49,12 +42,12 @@ def cache(tmp_path, monkeypatch):
 @pytest.fixture
 def gpu(monkeypatch):
     """A machine with a GPU, as far as the choice goes."""
-    monkeypatch.setattr(verdicts, "local_gpu", lambda: GPU)
+    monkeypatch.setattr(verdicts, "local_machine", lambda: MACHINE)
 
 
-def keep(*kept, machine=None):
-    store.record(verdicts.verdict_file(), Machine.of(GPU) if machine is None else machine, kept)
-    verdicts.reread()
+def keep(*fast, slow=()):
+    found = dict.fromkeys(fast, FAST) | dict.fromkeys(slow, BAD[0])
+    verdicts.keep_verdicts(MACHINE, verdicts.read_verdicts(MACHINE) | found)
 
 
 def lowered(function, *arguments, platform="cuda"):
@@ -84,34 +77,28 @@ def _rows(table, ids):
 
 
 @pytest.mark.parametrize("of", [GATHER, UPDATE, PRODUCTS, verdicts.CAST], ids=str)
-def test_a_class_and_its_verdict_survive_their_text(of):
+def test_a_class_and_its_verdict_survive_their_file(of):
     assert KernelClass.parse(str(of)) == of
-    verdict = dataclasses.replace(make_verdict(of, "wrong"), error=3.5, detail="row 3")
-    assert Verdict.from_dict(json.loads(json.dumps(verdict.to_dict()))) == verdict
-
-
-def test_a_wrong_kernel_cannot_be_called_faster():
-    with pytest.raises(ValueError, match="right=False cannot have the reason 'faster'"):
-        Verdict(kernel_class=GATHER, right=False, reason="faster")
-    with pytest.raises(ValueError, match="right=True cannot have the reason 'crashed'"):
-        Verdict(kernel_class=GATHER, right=True, reason="crashed")
+    for verdict in (FAST, *BAD):
+        verdicts.keep_verdicts(MACHINE, {of: verdict})
+        assert verdicts.read_verdicts(MACHINE) == {of: verdict}
 
 
 @pytest.mark.parametrize(
     ("of", "run"), [(GATHER, _gather), (UPDATE, _update), (ROWS, _rows)], ids=lambda v: getattr(v, "kernel", "")
 )
 def test_the_kernel_is_in_the_program_where_its_verdict_says_so(gpu, of, run):
-    others = [make_verdict(one) for one in (GATHER, UPDATE, ROWS) if one != of]
-    keep(make_verdict(of), *[dataclasses.replace(one, reason="slower") for one in others])
+    others = [one for one in (GATHER, UPDATE, ROWS) if one != of]
+    keep(of, slow=others)
     assert has_kernel(run, TABLE, IDS)
-    keep(dataclasses.replace(make_verdict(of), reason="slower"), *others)
+    keep(*others, slow=[of])
     assert not has_kernel(run, TABLE, IDS)
     assert "mosaic" not in lowered(run, TABLE, IDS, platform="cpu")
 
 
-@pytest.mark.parametrize("reason", BAD)
-def test_no_other_verdict_lets_a_kernel_in(gpu, reason):
-    keep(make_verdict(GATHER, reason))
+@pytest.mark.parametrize("verdict", BAD, ids=str)
+def test_no_other_verdict_lets_a_kernel_in(gpu, verdict):
+    verdicts.keep_verdicts(MACHINE, {GATHER: verdict})
     assert gpu_choice(GATHER) == "xla"
     assert not has_kernel(_gather, TABLE, IDS)
 
@@ -132,9 +119,9 @@ def test_products_of_a_tensor_train_level_have_a_verdict_of_their_own(gpu):
     def traced():
         return str(jax.make_jaxpr(lambda *given: run(*given))(jnp.ones((3, 1, 4)), jnp.ones((5, 4, 2, 4))))
 
-    keep(make_verdict(PRODUCTS))
+    keep(PRODUCTS)
     assert {"_pallas", "_pallas_transpose", "tt_reduce_short"} <= set(re.findall(r"name=(\w+)", traced()))
-    keep(make_verdict(PRODUCTS, "wrong"))
+    keep(slow=[PRODUCTS])
     assert "tt_reduce_short" not in traced()
 
 
@@ -153,12 +140,12 @@ def _steps(tables, bags):
 def test_tables_whose_kernels_are_chosen_share_launches(gpu):
     """Of three tables the verdicts let two in: one launch for them forward and one update; XLA serves the third."""
     others = [dataclasses.replace(of, dim=8) for of in (GATHER, UPDATE)]
-    keep(*[make_verdict(of) for of in (GATHER, UPDATE, *others)])
+    keep(GATHER, UPDATE, *others)
     program = lowered(_steps, *_tables())
     assert program.count("@mosaic_gpu") == 2
-    keep(*[make_verdict(of, "slower") for of in others])
+    keep(slow=others)
     assert lowered(_steps, *_tables()).count("@mosaic_gpu") == 2
-    keep(*[make_verdict(of, "slower") for of in (GATHER, UPDATE)])
+    keep(slow=[GATHER, UPDATE])
     assert lowered(_steps, *_tables()).count("@mosaic_gpu") == 0
     on_cpu = lowered(_steps, *_tables(), platform="cpu")
     assert "mosaic" not in on_cpu
@@ -168,7 +155,7 @@ def test_tables_looked_up_together_get_what_they_get_alone(gpu):
     """Whatever the choice for a GPU, the CPU computes the same bits."""
     tables, bags = _tables()
     want = _steps(tables, bags)
-    keep(*[make_verdict(dataclasses.replace(of, dim=dim)) for of in (GATHER, UPDATE) for dim in (8, 16)])
+    keep(*[dataclasses.replace(of, dim=dim) for of in (GATHER, UPDATE) for dim in (8, 16)])
     got = jax.jit(lambda *given: _steps(*given))(tables, bags)
     jax.tree.map(np.testing.assert_array_equal, got, want)
 
@@ -181,37 +168,37 @@ def test_a_table_that_no_kernel_covers_leaves_the_others_theirs(gpu, monkeypatch
     assert program.count("@mosaic_gpu") == 1
 
 
-@pytest.mark.parametrize("field", [f.name for f in dataclasses.fields(Machine)])
-def test_a_verdict_is_lost_with_any_part_of_its_machine(gpu, field):
-    keep(make_verdict())
+def test_a_verdict_is_lost_with_its_machine(gpu, monkeypatch, caplog):
+    keep(GATHER)
     assert gpu_choice(GATHER) == "pallas"
-    everything = store._read(verdicts.verdict_file())
-    ((machine, found),) = everything.items()
-    store._write(verdicts.verdict_file(), {dataclasses.replace(machine, **{field: "another"}): found})
+    other = MACHINE.replace("580", "590")
+    monkeypatch.setattr(verdicts, "local_machine", lambda: other)
+    assert gpu_choice(GATHER) == "xla"
+    assert "never checked" in caplog.text
+    # Not even where its file takes the other's place.
+    verdicts.verdict_file(MACHINE).rename(verdicts.verdict_file(other))
     verdicts.reread()
     assert gpu_choice(GATHER) == "xla"
+    assert "is of another machine" in caplog.text
 
 
 def test_a_verdict_says_nothing_of_another_class(gpu):
-    keep(make_verdict())
+    keep(GATHER)
     for change in ({"dim": 32}, {"dtype": "bfloat16"}, {"kernel": "row_update"}, {"optimizer": "SGD"}):
         assert gpu_choice(dataclasses.replace(GATHER, **change)) == "xla"
 
 
 def test_changed_sources_change_the_digest(tmp_path, monkeypatch):
-    before = verdicts.sources_digest()
-    root = tmp_path / "jrec"
-    for folder in ("pallas", "ops"):
-        (root / folder).mkdir(parents=True)
-    digests = [before]
-    monkeypatch.setattr(verdicts, "__file__", str(root / "ops" / "verdicts.py"))
-    for name in ("pallas/tile.py", "ops/row_update.py"):
+    digests = [verdicts.sources_digest()]
+    monkeypatch.setattr(verdicts, "__file__", str(tmp_path / "ops" / "verdicts.py"))
+    for name in ("pallas/tile.py", "ops/tt/row.py", "selfcheck/child.py", "row_optimizers.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         for content in ("one", "two"):
-            (root / name).write_text(content)
+            (tmp_path / name).write_text(content)
             verdicts.sources_digest.cache_clear()
             digests.append(verdicts.sources_digest())
     verdicts.sources_digest.cache_clear()
-    assert len(set(digests)) == 5
+    assert len(set(digests)) == 9
 
 
 def test_without_a_verdict_xla_computes_and_one_line_names_the_command(gpu, caplog):
@@ -225,48 +212,120 @@ def test_without_a_verdict_xla_computes_and_one_line_names_the_command(gpu, capl
 
 
 def test_without_a_gpu_xla_computes_and_nothing_is_said(caplog):
-    assert local_gpu.local_gpu() is None
-    keep(make_verdict())
+    jax.devices()
+    assert verdicts.local_machine() is None
+    keep(GATHER)
     assert not has_kernel(_gather, TABLE, IDS)
     assert not caplog.records
     assert verdicts.choices() == {}
 
 
-@pytest.mark.parametrize("content", ["", "{", '{"format": "other", "version": 1}', '{"machines": 3}'])
-def test_a_damaged_file_is_ignored_with_one_warning(gpu, caplog, cache, content):
-    cache.mkdir()
-    verdicts.verdict_file().write_text(content)
+VERSION = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (dvs-builder@U22)\n"
+
+
+class _Gpu:
+    device_kind = "NVIDIA H200 MIG 1g.18gb"
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """Tells what machine this is, were JAX running on a GPU here."""
+    monkeypatch.setattr(verdicts, "DRIVER", tmp_path / "version")
+    monkeypatch.setattr(jax, "local_devices", lambda *, backend: [_Gpu()] if backend == "cuda" else [])
+    (tmp_path / "version").write_text(VERSION)
+
+    def tell():
+        verdicts._started_machine.cache_clear()
+        return verdicts.local_machine()
+
+    yield tell
+    verdicts._started_machine.cache_clear()
+
+
+def test_every_part_of_a_machine_counts(machine, monkeypatch):
+    seen = {machine()}
+    assert "NVIDIA H200 MIG 1g.18gb, driver 580.95.05, jax " in machine()
+    monkeypatch.setattr(_Gpu, "device_kind", "NVIDIA H200")
+    seen.add(machine())
+    verdicts.DRIVER.write_text(VERSION.replace("580", "590"))
+    seen.add(machine())
+    monkeypatch.setattr("jrec.__version__", "99")
+    seen.add(machine())
+    monkeypatch.setattr(verdicts, "sources_digest", lambda: "other")
+    seen.add(machine())
+    for other in ("jax", "jaxlib"):
+        monkeypatch.setattr(verdicts.importlib.metadata, "version", lambda package, other=other: str(package == other))
+        seen.add(machine())
+    assert len(seen) == 7
+
+
+def test_no_machine_is_known_by_half(machine, monkeypatch):
+    """Without a driver's version a verdict could outlive it; and nobody is to start JAX by asking."""
+    for said in ("", "Open Kernel Module"):
+        verdicts.DRIVER.write_text(said)
+        assert machine() is None
+    verdicts.DRIVER.unlink()
+    assert machine() is None
+    verdicts.DRIVER.write_text(VERSION)
+    monkeypatch.setattr(verdicts.xla_bridge, "backends_are_initialized", lambda: False)
+    assert machine() is None
+
+
+def _with(text, other):
+    def change(content):
+        assert text in content
+        return content.replace(text, other)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda content: "",
+        lambda content: content[:-9],
+        lambda content: '{"format": "other", "version": 1}',
+        _with('"ratio": 1.0', '"ratio": 0.5'),
+        _with('"version": 2', '"version": 3'),
+    ],
+    ids=["empty", "cut", "other", "edited", "newer"],
+)
+def test_a_damaged_file_is_ignored_with_one_warning(gpu, caplog, change):
+    keep(UPDATE, slow=[GATHER])
+    path = verdicts.verdict_file(MACHINE)
+    path.write_text(change(path.read_text()))
+    verdicts.reread()
     for of in (GATHER, UPDATE):
         assert gpu_choice(of) == "xla"
     damaged = [r.message for r in caplog.records if "ignored" in r.message]
     assert len(damaged) == 1
-    assert str(verdicts.verdict_file()) in damaged[0]
+    assert str(path) in damaged[0]
     assert "jrec kernels check" in damaged[0]
-    keep(make_verdict())
+    keep(GATHER)
     assert gpu_choice(GATHER) == "pallas"
 
 
 def test_the_file_is_read_once(gpu, monkeypatch):
-    keep(make_verdict())
+    keep(GATHER)
     reads = []
-    real = verdicts.read_all
-    monkeypatch.setattr(verdicts, "read_all", lambda path: reads.append(path) or real(path))
+    real = verdicts.load_json
+    monkeypatch.setattr(verdicts, "load_json", lambda path, **how: reads.append(path) or real(path, **how))
     for _ in range(5):
         gpu_choice(GATHER)
         gpu_choice(UPDATE)
     assert len(reads) == 1
 
 
-@pytest.mark.parametrize("found", ["faster", "wrong", None])
+@pytest.mark.parametrize("found", [FAST, BAD[2], None], ids=str)
 @pytest.mark.parametrize("mode", ["xla", "pallas"])
 def test_the_environment_overrides_verdicts(gpu, monkeypatch, caplog, mode, found):
     if found:
-        keep(make_verdict(GATHER, found))
+        verdicts.keep_verdicts(MACHINE, {GATHER: found})
     monkeypatch.setenv(verdicts.KERNELS_VARIABLE, mode)
     assert gpu_choice(GATHER) == mode
     assert has_kernel(_gather, TABLE, IDS) == (mode == "pallas")
     assert not caplog.records
-    assert verdicts.choices() == {GATHER: mode}
+    assert verdicts.choices()[str(GATHER)]["chosen"] == mode
 
 
 def test_the_environment_overrides_no_name(gpu, monkeypatch):
@@ -320,61 +379,17 @@ def test_under_vmap_xla_computes(monkeypatch):
 
 
 def test_processes_use_only_kernels_that_all_agreed_on(gpu):
-    keep(make_verdict(), make_verdict(UPDATE))
+    keep(GATHER, UPDATE)
     verdicts.agree([UPDATE])
     assert (gpu_choice(GATHER), gpu_choice(UPDATE)) == ("xla", "pallas")
     verdicts.agree(None)
     assert gpu_choice(GATHER) == "pallas"
 
 
-def test_the_newest_verdict_on_a_class_counts_and_others_stay(gpu):
-    keep(make_verdict(), make_verdict(UPDATE))
-    keep(make_verdict(GATHER, "wrong"))
-    assert (gpu_choice(GATHER), gpu_choice(UPDATE)) == ("xla", "pallas")
-
-
-def test_verdicts_are_forgotten(gpu):
-    keep(make_verdict(), make_verdict(UPDATE))
-    assert store.forget(verdicts.verdict_file(), [GATHER]) == 1
-    verdicts.reread()
-    assert (gpu_choice(GATHER), gpu_choice(UPDATE)) == ("xla", "pallas")
-    assert store.forget(verdicts.verdict_file()) == 1
-    assert store.read_all(verdicts.verdict_file()) == {}
-
-
-_process = multiprocessing.get_context("spawn").Process
-
-
-def _record_many(path, kernel, count):
-    for dim in range(1, count + 1):
-        of = KernelClass(kernel=kernel, dtype="float32", dim=dim)
-        store.record(path, Machine.of(GPU), [make_verdict(of)])
-
-
-@pytest.mark.parametrize("make", [threading.Thread, pytest.param(_process, marks=pytest.mark.slow)])
-def test_writers_at_once_lose_nothing(cache, make):
-    """Threads with a lock file of their own each exclude one another as processes do, which take long to start."""
-    writers = [make(target=_record_many, args=(verdicts.verdict_file(), kind, 15)) for kind in ("one", "two")]
-    for writer in writers:
-        writer.start()
-    for writer in writers:
-        writer.join(60)
-        assert not writer.is_alive()
-    ((_, found),) = store.read_all(verdicts.verdict_file()).items()
-    assert len(found) == 30
-
-
-def test_a_lock_is_waited_for_and_not_forever(tmp_path):
-    lock = tmp_path / "x.lock"
-    with store.locked(lock, seconds=1), pytest.raises(store.LockTimeoutError, match=r"has held .*x\.lock for 0.2 s"), \
-            store.locked(lock, seconds=0.2):  # fmt: skip
-        pass
-    with store.locked(lock, seconds=0):
-        pass
-
-
-def test_the_oldest_machines_are_dropped():
-    machines = [dataclasses.replace(Machine.of(GPU), sources=str(i)) for i in range(store.KEPT_MACHINES + 2)]
-    for machine in machines:
-        keep(make_verdict(), machine=machine)
-    assert list(store.read_all(verdicts.verdict_file())) == machines[2:]
+def test_several_processes_use_no_kernel_before_they_agreed(gpu, monkeypatch, caplog):
+    keep(GATHER)
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    assert gpu_choice(GATHER) == "xla"
+    assert "jrec.ops.verdicts.agree" in caplog.text
+    verdicts.agree([GATHER])
+    assert gpu_choice(GATHER) == "pallas"

@@ -21,7 +21,7 @@ Whatever can be checked beforehand is checked within seconds: the run folder and
 evaluate, and the steps of the learning rates.
 
 On an NVIDIA GPU the kernels that the model needs are first checked and timed against XLA, once for a GPU, driver and
-versions, a minute at most (see jrec kernels). JREC_KERNELS=xla or pallas in the environment chooses without."""
+versions; that takes a few minutes (see jrec kernels). JREC_KERNELS=xla or pallas in the environment goes without."""
 EPILOG = """examples:
   jrec train quickstart
   jrec train criteo-kaggle data.path=data/kaggle
@@ -85,9 +85,8 @@ def _run(args: argparse.Namespace, company: Company) -> int:
     flags = {"resume": args.resume, "resume-from": args.resume_from, "overwrite": args.overwrite}
     company.meet(training_facts(config, start.data, flags))
 
-    from jrec.commands.kernel_check import agree_on_kernels, check_before_training, keep_kernels
-    from jrec.ops.verdicts import choices, local_verdicts
-    from jrec.selfcheck.report import record
+    from jrec.commands.kernel_check import prepare_kernels
+    from jrec.ops.verdicts import choices
     from jrec.train.build import build_layout, check_model
     from jrec.train.comparisons import comparison_sections
     from jrec.train.loop import train
@@ -102,17 +101,15 @@ def _run(args: argparse.Namespace, company: Company) -> int:
     check_pipeline(config)  # before kernels are checked, which may take minutes
     if company.first:
         check_space(config, layout, data.plan, overwrite=args.overwrite)
-    classes = check_before_training(config)
-    agree_on_kernels(classes)
     check_model(data.config, data.schema, layout)
-    keep_kernels(config, classes, resume=resume, overwrite=args.overwrite)
+    prepare_kernels(config, layout, resume=resume, overwrite=args.overwrite)
     outcome = train(config, resume=resume, overwrite=args.overwrite, resume_from=args.resume_from)
     if not outcome.finished:
         print(f"stopped after step {outcome.step:,}; the same command with --resume goes on", file=sys.stderr)
         return 130
     if not outcome.reports:
         return 0
-    report, kernels = outcome.folder / REPORT_FOLDER, record(local_verdicts(), choices())
+    report, kernels = outcome.folder / REPORT_FOLDER, choices()
     content = write_report(
         report,
         config=config,

@@ -1,8 +1,8 @@
 """Verdicts on the GPU kernels: where each one was found right and faster than XLA, and what is chosen from that.
 
-``jrec kernels check`` (``jrec.selfcheck``) runs every kernel on small cases in processes of their own and keeps what it
-found in one file of the user's cache folder. This module only reads that file. A verdict holds for one GPU, driver,
-JAX and state of jrec's kernels; anything else has none, and is computed by XLA.
+``jrec kernels check`` (``jrec.selfcheck``) compares kernels with XLA in a process of its own and keeps a verdict for
+each kernel class in the user's cache folder: one file for each GPU, driver, JAX and state of jrec's sources. Whatever
+has no verdict is computed by XLA.
 
 ``JREC_KERNELS`` overrides the choice, for ops whose implementation nobody named: "auto" goes by the verdicts, "xla"
 and "pallas" always take that one.
@@ -17,25 +17,25 @@ import importlib.metadata
 import logging
 import os
 import pathlib
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, Self, get_args
 
 import jax
+from jax._src import xla_bridge
 
 from jrec.environment import cache_folder
 from jrec.errors import ConfigError, JrecError
-from jrec.files import load_json
-from jrec.ops.local_gpu import Gpu, local_gpu
+from jrec.files import load_json, save_json
 
 Choice = Literal["xla", "pallas"]
 Mode = Literal["auto", "xla", "pallas"]
-Reason = Literal["faster", "slower", "wrong", "crashed", "timed out", "does not compile", "not covered", "not timed"]
 
 KERNELS_VARIABLE = "JREC_KERNELS"
-FILE = "kernels.json"
-FORMAT, VERSION = "jrec-kernel-verdicts", 1
 COMMAND = "jrec kernels check"
+DRIVER = pathlib.Path("/proc/driver/nvidia/version")
 
+_FORMAT, _VERSION = "jrec-kernel-verdicts", 2
 _MODES: tuple[Mode, ...] = get_args(Mode)
 logger = logging.getLogger("jrec")
 
@@ -85,131 +85,101 @@ class Verdict:
     """What a check found of one kernel class.
 
     Attributes:
-      kernel_class: The class.
-      right: Whether all results were within tolerance of float64 and of XLA's, and two runs gave the same bits.
-      reason: "faster" and "slower" of a right kernel; what was wrong of any other.
-      kernel_seconds: Median device seconds of one call of the kernel in the timed cases, or None.
-      xla_seconds: The same of XLA.
-      error: The largest error found, as a fraction of what is tolerated, or None.
-      detail: What went wrong, for people.
-      date: When it was found, ISO 8601.
+      right: Whether all results were XLA's, within tolerance, and two runs gave the same bits.
+      ratio: The kernel's time by XLA's; below 1 the kernel is faster. None where it is not right or was not timed.
+      why: Why the kernel is not used, where the ratio does not say it.
     """
 
-    kernel_class: KernelClass
     right: bool
-    reason: Reason
-    kernel_seconds: float | None = None
-    xla_seconds: float | None = None
-    error: float | None = None
-    detail: str = ""
-    date: str = ""
-
-    def __post_init__(self) -> None:
-        if self.reason not in get_args(Reason):
-            raise ValueError(f"reason={self.reason!r} is unknown; choose one of {', '.join(get_args(Reason))}")
-        if self.right != (self.reason in ("faster", "slower", "not timed")):
-            raise ValueError(f"a verdict of right={self.right} cannot have the reason {self.reason!r}")
+    ratio: float | None = None
+    why: str = ""
 
     @property
     def choice(self) -> Choice:
         """The kernel where it is right and was measured faster, else XLA."""
-        return "pallas" if self.right and self.reason == "faster" else "xla"
+        return "pallas" if self.right and self.ratio is not None and self.ratio < 1 else "xla"
 
-    def to_dict(self) -> dict[str, Any]:
-        """In JSON types."""
-        return {**dataclasses.asdict(self), "kernel_class": str(self.kernel_class)}
-
-    @classmethod
-    def from_dict(cls, content: Mapping[str, Any]) -> Self:
-        """The verdict that ``to_dict`` gave.
-
-        Raises:
-          ValueError, TypeError, KeyError: If the content is none.
-        """
-        kernel_class = KernelClass.parse(content["kernel_class"])
-        return cls(**{**content, "kernel_class": kernel_class})
+    def __str__(self) -> str:
+        return self.why if self.ratio is None else f"{self.ratio:.2f} of XLA's time"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Machine:
-    """What verdicts hold for.
+def local_machine() -> str | None:
+    """What verdicts hold for in this process: its GPU, driver, versions, and the state of jrec's sources.
 
-    Attributes:
-      gpu: The device's name.
-      driver: NVIDIA's driver version.
-      jax: The version of jax.
-      jaxlib: The version of jaxlib.
-      jrec: The version of jrec.
-      sources: A digest of the sources of jrec's kernels and ops, which change between releases.
+    None where JAX runs on no NVIDIA GPU, has not started yet (which this does not make it do), or the driver does not
+    tell its version.
     """
+    return _started_machine() if xla_bridge.backends_are_initialized() else None
 
-    gpu: str
-    driver: str
-    jax: str
-    jaxlib: str
-    jrec: str
-    sources: str
 
-    @classmethod
-    def of(cls, gpu: Gpu) -> Self:
-        """The present installation on that GPU."""
-        from jrec import __version__
+@functools.cache
+def _started_machine() -> str | None:
+    from jrec import __version__
 
-        jax, jaxlib = importlib.metadata.version("jax"), importlib.metadata.version("jaxlib")
-        return cls(gpu=gpu.kind, driver=gpu.driver, jax=jax, jaxlib=jaxlib, jrec=__version__, sources=sources_digest())
+    try:
+        gpu = jax.local_devices(backend="cuda")[0].device_kind
+        # NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build ...
+        driver = re.search(r"\s(\d+\.\d[\d.]*)\s", DRIVER.read_text())
+    except (RuntimeError, OSError):  # JAX runs on other platforms only, or the driver tells nothing
+        return None
+    if driver is None:
+        return None
+    versions = ", ".join(f"{package} {importlib.metadata.version(package)}" for package in ("jax", "jaxlib"))
+    return f"{gpu}, driver {driver[1]}, {versions}, jrec {__version__} ({sources_digest()})"
 
 
 @functools.cache
 def sources_digest() -> str:
-    """Of the files that kernels and XLA's side of the comparison are made from: ``jrec/pallas`` and ``jrec/ops``."""
+    """Of the files that kernels, XLA's side of the comparison and the comparison itself are made from."""
     root = pathlib.Path(__file__).resolve().parents[1]
     digest = hashlib.blake2b(digest_size=8)
-    for path in sorted([*root.glob("pallas/**/*.py"), *root.glob("ops/**/*.py")]):
+    for path in sorted(
+        path for part in ("pallas/**", "ops/**", "selfcheck/**", ".") for path in root.glob(f"{part}/*.py")
+    ):
         digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes() + b"\0")
     return digest.hexdigest()
 
 
-def verdict_file() -> pathlib.Path:
-    """Where verdicts are kept."""
-    return cache_folder() / FILE
+def verdict_file(machine: str) -> pathlib.Path:
+    """Where a machine's verdicts are kept."""
+    return cache_folder() / f"kernels-{hashlib.blake2b(machine.encode(), digest_size=8).hexdigest()}.json"
 
 
-class DamagedVerdictsError(JrecError):
-    """A file of verdicts that cannot be read."""
+class _DamagedError(JrecError):
+    pass
 
 
-def read_all(path: pathlib.Path) -> dict[Machine, dict[KernelClass, Verdict]]:
-    """The verdicts of every machine; none where there is no file.
-
-    Raises:
-      DamagedVerdictsError: If the file cannot be read, or is no file of verdicts.
-    """
+def read_verdicts(machine: str) -> dict[KernelClass, Verdict]:
+    """A machine's verdicts; a file that is damaged is as none, with one warning in the log."""
+    path = verdict_file(machine)
     if not path.exists():
         return {}
     remedy = f"run `{COMMAND}`, which writes it anew"
-    content = load_json(path, kind=FORMAT, version=VERSION, error=DamagedVerdictsError, remedy=remedy)
     try:
-        by_machine: dict[Machine, dict[KernelClass, Verdict]] = {}
-        for entry in content["machines"]:
-            verdicts = [Verdict.from_dict(verdict) for verdict in entry["verdicts"]]
-            by_machine[Machine(**entry["machine"])] = {verdict.kernel_class: verdict for verdict in verdicts}
-        return by_machine
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise DamagedVerdictsError(f"{path} is damaged ({error!r}); {remedy}") from error
-
-
-def read_verdicts(path: pathlib.Path, machine: Machine) -> dict[KernelClass, Verdict]:
-    """A machine's verdicts; a file that cannot be read is as none, with one warning in the log."""
-    try:
-        return read_all(path).get(machine, {})
-    except DamagedVerdictsError as error:
+        content = load_json(path, kind=_FORMAT, version=_VERSION, error=_DamagedError, remedy=remedy, sealed=True)
+        if content["machine"] != machine:
+            raise _DamagedError(f"{path} is of another machine; {remedy}")
+        return {KernelClass.parse(text): Verdict(**found) for text, found in content["kernels"].items()}
+    except (_DamagedError, ValueError, TypeError, KeyError, AttributeError) as error:
         _warn_once(f"verdicts on GPU kernels are ignored, and XLA computes instead: {error}")
         return {}
 
 
-@functools.cache
-def _known(path: pathlib.Path, gpu: Gpu) -> Mapping[KernelClass, Verdict]:
-    return read_verdicts(path, Machine.of(gpu))
+def keep_verdicts(machine: str, verdicts: Mapping[KernelClass, Verdict]) -> None:
+    """Writes a machine's verdicts, which replace those in its file.
+
+    Raises:
+      OSError: If the file cannot be written.
+    """
+    path = verdict_file(machine)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    kernels = {str(kernel_class): dataclasses.asdict(verdict) for kernel_class, verdict in verdicts.items()}
+    content = {"machine": machine, "kernels": kernels}
+    save_json(path, content, kind=_FORMAT, version=_VERSION, sealed=True)
+    reread()
+
+
+_known = functools.cache(read_verdicts)
 
 
 @functools.cache
@@ -238,8 +208,8 @@ def kernels_mode() -> Mode:
 def gpu_choice(kernel: KernelClass) -> Choice:
     """Which implementation a program that is traced now gets on NVIDIA GPUs, where nobody named one.
 
-    The local GPU's verdict decides; where no GPU is (a program compiled for one elsewhere), XLA, unless
-    ``JREC_KERNELS`` says otherwise. Never starts JAX's backend.
+    The verdict on this process's GPU decides; where JAX runs on none (a program compiled for one elsewhere), XLA,
+    unless ``JREC_KERNELS`` says otherwise. Never starts JAX's backend.
 
     Raises:
       ConfigError: If JREC_KERNELS has an unknown value.
@@ -248,13 +218,17 @@ def gpu_choice(kernel: KernelClass) -> Choice:
     if mode != "auto":
         _choices[kernel] = mode
         return mode
-    gpu = local_gpu()
-    if gpu is None:
+    machine = local_machine()
+    if machine is None:
         return "xla"
-    if kernel not in _known(verdict_file(), gpu):
-        _say_unchecked(kernel, gpu)
+    if kernel not in _known(machine) and not _said_unchecked:  # the first class without a verdict speaks for all
+        _said_unchecked.append(kernel)
+        logger.warning(
+            f"jrec's GPU kernel {str(kernel)!r} was never checked on this machine ({machine}), so XLA computes instead,"
+            f" as for any other without a verdict; `{COMMAND}` checks and times them, once"
+        )
     chosen: Choice = "pallas" if kernel in let_in([kernel]) else "xla"
-    if chosen == "pallas" and _agreed is None and _one_of_many():
+    if chosen == "pallas" and _agreed is None and jax.process_count() > 1:
         _warn_once(
             "GPU kernels are not used in this program of several processes, which must all choose the same ones; call"
             f" jrec.ops.verdicts.agree with the classes that all of them may use, or set {KERNELS_VARIABLE}=pallas"
@@ -266,39 +240,21 @@ def gpu_choice(kernel: KernelClass) -> Choice:
 
 def let_in(classes: Iterable[KernelClass]) -> frozenset[KernelClass]:
     """The classes whose verdict on the local GPU, and all processes' agreement (see ``agree``), let kernels run."""
-    known = local_verdicts()
-    taken = frozenset(
-        kernel_class for kernel_class in classes if kernel_class in known and known[kernel_class].choice == "pallas"
-    )
+    machine = local_machine()
+    known = {} if machine is None else _known(machine)
+    taken = frozenset(one for one in classes if one in known and known[one].choice == "pallas")
     return taken if _agreed is None else taken & _agreed
 
 
-def _one_of_many() -> bool:
-    """Whether the program runs in several processes; only called where a GPU is, whose backend then runs or will."""
-    return jax.distributed.is_initialized() and jax.process_count() > 1
-
-
-def _say_unchecked(kernel: KernelClass, gpu: Gpu) -> None:
-    """Once a process: the first class without a verdict speaks for all."""
-    if _said_unchecked:
-        return
-    _said_unchecked.append(kernel)
-    logger.warning(
-        f"jrec's GPU kernel {str(kernel)!r} was never checked on this {gpu.kind} with this driver and these"
-        f" versions, so XLA computes instead, as for any other without a verdict; `{COMMAND}` checks and times them,"
-        " once"
-    )
-
-
-def local_verdicts() -> Mapping[KernelClass, Verdict]:
-    """The verdicts that hold for the local GPU; none without one."""
-    gpu = local_gpu()
-    return {} if gpu is None else _known(verdict_file(), gpu)
-
-
-def choices() -> Mapping[KernelClass, Choice]:
-    """What ``gpu_choice`` answered in this process, for programs that may run on a GPU."""
-    return dict(_choices)
+def choices() -> dict[str, Any]:
+    """For a run's report: by class that was traced, what ``gpu_choice`` answered and the verdict behind it."""
+    machine = local_machine()
+    known = {} if machine is None else _known(machine)
+    unchecked = Verdict(right=False, why="unchecked")
+    return {
+        str(kernel_class): {"chosen": chosen, **dataclasses.asdict(known.get(kernel_class, unchecked))}
+        for kernel_class, chosen in _choices.items()
+    }
 
 
 def agree(classes: Iterable[KernelClass] | None) -> None:

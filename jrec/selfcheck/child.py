@@ -1,231 +1,148 @@
-"""A process that checks kernel classes one after another, and may die of any: ``python -m jrec.selfcheck.child``.
+"""The process that compares and times kernels, and may die of it: ``python -m jrec.selfcheck.child REQUEST``.
 
-It reads one line of JSON from its standard input (``Request``) and ends when that is closed, so that it does not
-outlive whoever started it. It writes a line of JSON per event to its standard output: "device", then for each class
-"start", "at" where it is, and "verdict".
+It writes lines of JSON to its standard output: its machine, each class that it comes to, and, in the end, all verdicts.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib
 import json
-import os
+import signal
+import statistics
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from types import ModuleType
+import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 
 from jrec.ops.dispatch import Implementation
-from jrec.ops.verdicts import KernelClass, Verdict
-from jrec.selfcheck import kernels, timing, trials
-from jrec.selfcheck.trial import Draw, Program, Wrong
+from jrec.ops.verdicts import KernelClass, Verdict, local_machine
+from jrec.selfcheck import trials
+from jrec.selfcheck.trials import Sizes, Trial, Wrong
 
-POISONED = 3
-"""Exit code of a process whose GPU context may be broken: nothing that it would say of other classes counts."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Request:
-    """What a child is told.
-
-    Attributes:
-      classes: The kernel classes, as text.
-      kernels: The module whose functions are on trial.
-      interpret: Whether kernels run in Pallas' interpreter, at tiny sizes, and nothing is timed.
-      tiny: Whether sizes are tiny although nothing is interpreted; for tests.
-    """
-
-    classes: tuple[str, ...]
-    kernels: str = "jrec.selfcheck.kernels"
-    interpret: bool = False
-    tiny: bool = False
-
-    @property
-    def small(self) -> bool:
-        """Whether sizes are tiny."""
-        return self.interpret or self.tiny
+LOOP = 32  # calls in one timed program: what is measured is the device's time
+_ROUNDS = 8  # the first is left out
+_SEED = 20
 
 
-class _CompileError(Exception):
-    """What the compiler raised, as text."""
-
-
-class _CrashError(Exception):
-    """What running raised, as text: after it, this process is of no use."""
-
-
-def check(kernel_class: KernelClass, request: Request, at: Callable[[str], None]) -> Verdict:
-    """Checks one class here.
+def check(of: KernelClass, sizes: Sizes | None, *, interpret: bool = False) -> Verdict:
+    """Compares a kernel with XLA, and times both.
 
     Args:
-      kernel_class: The class.
-      request: How to check it.
-      at: Told where the check is.
-
-    Raises:
-      _CrashError: If a run failed.
+      of: The class.
+      sizes: The sizes of a model's step, which are compared too, and timed. None times nothing.
+      interpret: Whether kernels run in Pallas' interpreter, at tiny sizes.
     """
-    table = importlib.import_module(request.kernels)
-    error = 0.0
     try:
-        for program in trials.programs(kernel_class, tiny=request.small):
-            error = max(error, _try(program, table, request, at))
+        for number, small in enumerate(trials.small_trials(of, tiny=interpret)):
+            _compare(small, f"case {number}", trials.TINY_KINDS if interpret else trials.KINDS, interpret=interpret)
+        if sizes is None:
+            return Verdict(right=True, why="not timed")
+        own = trials.trial(of, trials.fitted(of, sizes))
+        _compare(own, "the model's sizes", ("power law",), interpret=interpret)
+        return Verdict(right=True, ratio=_ratio(own))
     except NotImplementedError as refusal:
-        return Verdict(kernel_class=kernel_class, right=False, reason="not covered", detail=_line(refusal))
+        return Verdict(right=False, why=f"not covered: {_line(refusal)}")
     except Wrong as mistake:
-        return Verdict(kernel_class=kernel_class, right=False, reason="wrong", detail=_line(mistake))
-    except _CompileError as failure:
-        return Verdict(kernel_class=kernel_class, right=False, reason="does not compile", detail=_line(failure))
-    if request.interpret:
-        return Verdict(kernel_class=kernel_class, right=True, reason="not timed", error=error)
-    size = timing.SMALL if request.tiny else timing.Size()
-    ours = theirs = 0.0
-    for case in timing.cases(kernel_class, size):
-        at("timing")
-        pair = []
-        for source, implementation in _sides(table):
-            with _compiling():
-                pair.append(timing.compiled(case, source, implementation, size))
-        with _running():
-            spent = timing.seconds(pair, case, size)
-        ours, theirs = ours + spent[0], theirs + spent[1]
-    reason = "faster" if ours < theirs else "slower"
-    return Verdict(
-        kernel_class=kernel_class, right=True, reason=reason, kernel_seconds=ours, xla_seconds=theirs, error=error
-    )
+        return Verdict(right=False, why=f"wrong: {_line(mistake)}")
 
 
-def _sides(table: ModuleType) -> tuple[tuple[ModuleType, Implementation], ...]:
-    return (table, "pallas"), (kernels, "xla")
+def _compare(trial: Trial, name: str, kinds: tuple[str, ...], *, interpret: bool) -> None:
+    rng = np.random.default_rng(_SEED)
+    draws = [(kind, trial.draw(rng, kind)) for kind in kinds]
+    kernel, xla = (_compiled(trial, side, draws[0][1], interpret=interpret) for side in ("pallas", "xla"))
+    for kind, arguments in draws:
+        first, second, want = (_run(program, arguments) for program in (kernel, kernel, xla))
+        try:
+            if not trials.same_bits(first, second):
+                raise Wrong("two runs gave different bits")
+            trial.judge(arguments, first, want)
+        except Wrong as mistake:
+            raise Wrong(f"{name}, {kind}: {mistake}") from None
 
 
-def _try(program: Program, table: ModuleType, request: Request, at: Callable[[str], None]) -> float:
-    """The largest error of the kernel in any draw."""
-    runs = []
-    for source, implementation in _sides(table):
-        at(f"{program.name}: compiling")
-        function = jax.jit(program.build(source, implementation), donate_argnums=program.donated)
-        with _compiling(), _interpreter(request):
-            # What a compiled program and the interpreter take alike: traced here, under the interpreter if asked for.
-            runs.append(function.lower(*_placed(program.draws[0])).compile())
-    error = 0.0
-    for draw in program.draws:
-        at(f"{program.name}: {draw.name}")
-        where = f"{program.name}, {draw.name}: "
-        with _running():
-            first, second, want = (_run(run, draw) for run in (runs[0], runs[0], runs[1]))
-        error = max(error, _judge(draw, first, 1.0, where))
-        _judge(draw, want, program.xla_slack, f"{where}XLA itself: ")
-        if not _same_bits(first, second):
-            raise Wrong(f"{where}two runs gave different bits")
-        if (share := _agreement(first, want)) < program.agreement:
-            raise Wrong(f"{where}only {100 * share:.2f} % of the elements have the bits of XLA's")
-    return error
-
-
-def _placed(draw: Draw) -> Any:
-    return jax.device_put(draw.arguments)
-
-
-def _run(run: Callable[..., Any], draw: Draw) -> Any:
-    arguments = _placed(draw)
-    _poison(run)
-    return jax.tree.map(np.asarray, run(*arguments))
-
-
-def _poison(run: Any) -> None:
-    """Leaves NaN in memory that the outputs are likely to be made in: what a kernel does not write shows."""
-    for leaf in jax.tree.leaves(run.out_info):
-        if jax.numpy.issubdtype(leaf.dtype, jax.numpy.floating):
-            jax.numpy.full(leaf.shape, jax.numpy.nan, leaf.dtype).block_until_ready().delete()
-
-
-def _judge(draw: Draw, out: Any, slack: float, where: str) -> float:
-    try:
-        return draw.judge(out, slack)
-    except Wrong as mistake:
-        raise Wrong(f"{where}{mistake}") from None
-
-
-def _bits(out: Any) -> list[np.ndarray]:
-    return [np.atleast_1d(leaf).view(f"u{leaf.dtype.itemsize}") for leaf in jax.tree.leaves(out)]
-
-
-def _same_bits(one: Any, two: Any) -> bool:
-    return all(np.array_equal(a, b) for a, b in zip(_bits(one), _bits(two), strict=True))
-
-
-def _agreement(one: Any, two: Any) -> float:
-    pairs = list(zip(_bits(one), _bits(two), strict=True))
-    return min((float(np.mean(a == b)) for a, b in pairs if a.size), default=1.0)
-
-
-@contextlib.contextmanager
-def _compiling() -> Iterator[None]:
-    try:
-        yield
-    except NotImplementedError:
-        raise
-    except Exception as error:
-        raise _CompileError(f"{type(error).__name__}: {error}") from error
-
-
-@contextlib.contextmanager
-def _running() -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        raise _CrashError(f"{type(error).__name__}: {error}") from error
-
-
-def _interpreter(request: Request) -> contextlib.AbstractContextManager[object]:
+def _compiled(trial: Trial, side: Implementation, arguments: Any, *, interpret: bool) -> Any:
     from jrec.pallas.interpret import interpreted
 
-    return interpreted() if request.interpret else contextlib.nullcontext()
+    function = jax.jit(trial.run(side), donate_argnums=(0,) if trial.in_place else ())
+    # XLA multiplies float32 matrices in TF32 by default, of 10 bits; the kernels do not.
+    with jax.default_matmul_precision("highest"), interpreted() if interpret else contextlib.nullcontext():
+        return function.lower(*jax.device_put(arguments)).compile()
+
+
+def _run(program: Any, arguments: Any) -> Any:
+    placed = jax.device_put(arguments)
+    # NaN is left in memory that the results are likely to be made in: what a kernel does not write shows.
+    for leaf in jax.tree.leaves(program.out_info):
+        if jax.numpy.issubdtype(leaf.dtype, jax.numpy.floating):
+            jax.numpy.full(leaf.shape, jax.numpy.nan, leaf.dtype).block_until_ready().delete()
+    return jax.tree.map(np.asarray, program(*placed))
+
+
+def looped(trial: Trial, side: Implementation) -> Callable[[Any, Any], Any]:
+    """``LOOP`` calls as a function of arguments and result to the next ones; the result is None where it replaces.
+
+    XLA runs a loop of a known length without asking the host. The barrier makes each call depend on the one before, so
+    that none is left out or made once for all.
+    """
+    run = trial.run(side)
+
+    def again(_: Any, state: Any) -> Any:
+        arguments, _ = state
+        result = run(*arguments)
+        state = ((result, *arguments[1:]), None) if trial.in_place else (arguments, result)
+        return jax.lax.optimization_barrier(state)
+
+    return lambda arguments, result: jax.lax.fori_loop(0, LOOP, again, (arguments, result))
+
+
+def _ratio(trial: Trial) -> float:
+    """The kernel's median time by XLA's; they take turns, so that a change of the clock hits both."""
+    given = trial.draw(np.random.default_rng(_SEED), "power law")
+    programs, states = [], []
+    for side in ("pallas", "xla"):
+        arguments = jax.tree.map(jax.numpy.array, given)
+        shapes = None if trial.in_place else jax.eval_shape(trial.run("xla"), *arguments)
+        result = jax.tree.map(lambda leaf: jax.numpy.zeros(leaf.shape, leaf.dtype), shapes)
+        programs.append(jax.jit(looped(trial, side), donate_argnums=(0, 1)).lower(arguments, result).compile())
+        states.append((arguments, result))
+
+    def seconds(number: int) -> float:
+        begin = time.perf_counter()
+        states[number] = jax.block_until_ready(programs[number](*states[number]))
+        return time.perf_counter() - begin
+
+    rounds = [(seconds(0), seconds(1)) for _ in range(_ROUNDS)]
+    kernel, xla = (statistics.median(times) for times in zip(*rounds[1:], strict=True))
+    return kernel / xla
 
 
 def _line(error: Exception) -> str:
     return " ".join(str(error).split())[:500]
 
 
-def main() -> int:
-    """Answers one request."""
-    request = Request(**json.loads(sys.stdin.readline()))
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    device = jax.devices()[0]
-    say("device", kind=device.device_kind, platform=device.platform)
-    for text in request.classes:
-        kernel_class = KernelClass.parse(text)
-        say("start", kernel_class=text)
-        try:
-            verdict = check(kernel_class, request, lambda where: say("at", where=where))
-        except _CrashError as crash:
-            say(
-                "verdict",
-                **Verdict(kernel_class=kernel_class, right=False, reason="crashed", detail=_line(crash)).to_dict(),
-            )
-            return POISONED
-        say("verdict", **verdict.to_dict())
-    return 0
+def main() -> None:
+    """Answers the request in the command line: classes, and as JSON what else ``check`` takes."""
+    request = json.loads(sys.argv[1])
+    signal.alarm(request["seconds"])  # whoever started this may have ended
+    jax.devices()
+    _say(machine=local_machine())
+    verdicts = {}
+    for text, sizes in request["classes"].items():
+        _say(at=text)
+        sizes = None if sizes is None else Sizes(**sizes)
+        verdict = check(KernelClass.parse(text), sizes, interpret=request["interpret"])
+        verdicts[text] = dataclasses.asdict(verdict)
+    _say(verdicts=verdicts)
 
 
-def say(event: str, **content: Any) -> None:
-    """Writes one event."""
-    sys.stdout.write(json.dumps({"event": event, **content}) + "\n")
+def _say(**content: Any) -> None:
+    sys.stdout.write(json.dumps(content) + "\n")
     sys.stdout.flush()
 
 
-def _end_with_parent() -> None:
-    while sys.stdin.read(1):
-        pass
-    os._exit(4)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

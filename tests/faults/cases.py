@@ -126,7 +126,7 @@ TIMES = ("*/timing.jsonl", "*/report/*", "*/manifest.json")  # seconds, versions
 _DATA = ("jrec.commands.prepare", "jrec.data.prepare", "jrec.data.joined", "numba", "jrec.data.reorder")
 _MODEL = (*_DATA, "jrec.train.loop", "jrec.train.report", "jrec.train.predict", "jrec.train.score_file",
           "jrec.train.export", "jrec.serving.model", "jrec.imports", "jrec.train.compress", "jrec.train.preflight",
-          "jrec.train.comparisons", "jrec.commands.kernel_check", "jrec.selfcheck.report", "optax")  # fmt: skip
+          "jrec.train.comparisons", "jrec.commands.kernel_check", "jrec.selfcheck.check", "optax")  # fmt: skip
 
 CASES = {
     "prepare": Case(

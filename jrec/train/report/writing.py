@@ -198,7 +198,7 @@ def _kernel_lines(kernels: Mapping[str, Mapping[str, Any]]) -> list[str]:
     lines = []
     for choice, name in (("pallas", "jrec's"), ("xla", "XLA's")):
         reasons = {
-            kernel: "unchecked" if entry["verdict"] is None else entry["verdict"]["reason"]
+            kernel: entry["why"] if entry["ratio"] is None else f"{entry['ratio']:.2f} of XLA's time"
             for kernel, entry in kernels.items()
             if entry["chosen"] == choice
         }
