@@ -57,8 +57,10 @@ def within[T](function: Callable[[], T], seconds: float = TIMEOUT) -> T:
 
 
 def pipeline_threads() -> list[str]:
-    """Names of the threads of pipelines that are alive."""
-    return [t.name for t in threading.enumerate() if t.name.startswith("jrec-") and "native" not in t.name]
+    """Names of the threads of pipelines that are alive; those of kernels and lifelines live as long as the process."""
+    others = ("native", "lifeline")
+    names = [thread.name for thread in threading.enumerate() if thread.name.startswith("jrec-")]
+    return [name for name in names if not any(other in name for other in others)]
 
 
 def layout(tier: Any) -> EmbeddingLayout:

@@ -33,7 +33,7 @@ SHARDED, REPLICATED, HOST = range(3)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PlannedTier:
+class Placed:
     """Where each of T rows lies.
 
     Attributes:
@@ -84,18 +84,18 @@ class PlannedTier:
         return out
 
 
-def random_placement(rng: np.random.Generator, rows: int, devices: int, *, tiers: tuple[int, ...]) -> PlannedTier:
+def random_placement(rng: np.random.Generator, rows: int, devices: int, *, tiers: tuple[int, ...]) -> Placed:
     """Rows in random order in every array."""
     tier, owner = rng.choice(tiers, rows), rng.integers(devices, size=rows)
     offset, groups = np.zeros(rows, np.int64), tier * devices + np.where(tier == REPLICATED, 0, owner)
     for group in np.unique(groups):
         members = np.flatnonzero(groups == group)
         offset[members] = rng.permutation(members.size)
-    return PlannedTier(tier=tier, owner=owner, offset=offset, devices=devices)
+    return Placed(tier=tier, owner=owner, offset=offset, devices=devices)
 
 
 def routes(
-    placed: PlannedTier, uniques: list[np.ndarray], capacity: int, *, room: int = 1, union: int | None = None
+    placed: Placed, uniques: list[np.ndarray], capacity: int, *, room: int = 1, union: int | None = None
 ) -> Route:
     """The routes of all devices, stacked, with ``room`` places of padding more than needed in every tier."""
     devices = placed.devices
@@ -145,7 +145,7 @@ def put(tree, specs, on: jax.sharding.Mesh):
     return jax.device_put(tree, shardings)
 
 
-def mesh_rows(placed: PlannedTier, table: np.ndarray, slots: dict[str, np.ndarray]) -> MeshRows:
+def mesh_rows(placed: Placed, table: np.ndarray, slots: dict[str, np.ndarray]) -> MeshRows:
     """The arrays of a stack, spread."""
     spread = {name: placed.spread(slot) for name, slot in slots.items()}
     sharded, replicated, host = placed.spread(table)
