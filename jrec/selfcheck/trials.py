@@ -274,10 +274,9 @@ def _tt_products(of: KernelClass, sizes: Sizes) -> Trial:
             named: Any = {"method": "grouped", "implementation": implementation}
             out = expand(below, core, level, **named)
             count = jnp.asarray(below.shape[0], jnp.int32)
-            real = (jnp.arange(capacity, dtype=jnp.int32) < level.count)[
-                :, None, None
-            ]  # what padding holds is undefined
-            return jnp.where(real, out, 0), *expand_transpose(gradient, below, core, level, below_count=count, **named)
+            real = jnp.arange(capacity, dtype=jnp.int32) < level.count
+            out = jnp.where(real[:, None, None], out, 0)  # what padding holds is undefined
+            return out, *expand_transpose(gradient, below, core, level, below_count=count, **named)
 
         return products
 
