@@ -103,7 +103,7 @@ def _run(args: argparse.Namespace, company: Company) -> int:
         check_space(config, layout, data.plan, overwrite=args.overwrite)
     check_model(data.config, data.schema, layout)
     prepare_kernels(config, layout, resume=resume, overwrite=args.overwrite)
-    outcome = train(config, resume=resume, overwrite=args.overwrite, resume_from=args.resume_from)
+    outcome = train(config, resume=resume, overwrite=args.overwrite, resume_from=args.resume_from, data=data)
     if not outcome.finished:
         print(f"stopped after step {outcome.step:,}; the same command with --resume goes on", file=sys.stderr)
         return 130

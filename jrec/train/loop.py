@@ -81,7 +81,12 @@ class Outcome:
 
 
 def train(
-    config: TrainConfig, *, resume: bool = False, overwrite: bool = False, resume_from: int | None = None
+    config: TrainConfig,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    resume_from: int | None = None,
+    data: RunData | None = None,
 ) -> Outcome:
     """Trains as ``config`` says, and evaluates the result.
 
@@ -90,6 +95,7 @@ def train(
       resume: Continues from the latest checkpoint in that folder, or begins if there is none.
       overwrite: Replaces an existing run in that folder.
       resume_from: Continues from the checkpoint of this step instead; later checkpoints and log records are deleted.
+      data: What ``open_data`` has read of this configuration; None to read it.
 
     Returns:
       The run's outcome. A SIGINT or SIGTERM ends the run after the current step, with a checkpoint.
@@ -105,7 +111,7 @@ def train(
     """
     if config.deterministic:
         determinism.request()
-    data, resume = open_data(config), resume or resume_from is not None
+    data, resume = data or open_data(config), resume or resume_from is not None
     config = with_capacities(config, data.schema)
     longer = new_length(data, resume_from=resume_from) if resume else None
     folder = shared_run_folder(config, resume=resume, overwrite=overwrite)
