@@ -4,7 +4,7 @@ import pathlib
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -55,23 +55,38 @@ def quickstart(folder: pathlib.Path, rows: int = 6000) -> pathlib.Path:
     return folder / "quickstart"
 
 
-def killed_and_resumed(command: Sequence[str], run: pathlib.Path) -> None:
-    """Kills a command, which goes on with the run in its folder, around four of its checkpoints; then lets it end."""
+def killed_and_resumed(
+    command: Sequence[str],
+    run: pathlib.Path,
+    *,
+    most: int = 4,
+    least: int = 3,
+    seconds: Callable[[np.random.Generator], float] = lambda rng: rng.exponential(0.05),
+) -> None:
+    """Kills a command, which goes on with the run in its folder, around its checkpoints; then lets it end.
+
+    Args:
+      command: The command.
+      run: The run's folder.
+      most: How often it is killed, unless it ends before.
+      least: How often it must have been killed.
+      seconds: Draws how long after the first sign of a checkpoint.
+    """
     rng, kills, folder = np.random.default_rng(1), 0, run / "checkpoints"
 
     def names():
         return set(folder.iterdir()) if folder.exists() else set()
 
-    while kills < 4:
+    while kills < most:
         before = names()
         with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
             while process.poll() is None and not names() - before:
                 time.sleep(0.005)  # the first sign of a checkpoint: some kills fall while it is written
-            time.sleep(float(rng.exponential(0.05)))
+            time.sleep(float(seconds(rng)))
             if process.poll() is not None:
                 assert process.returncode == 0, process.stderr.read()
                 break
             process.send_signal(signal.SIGKILL)
         kills += 1
-    assert kills >= 3, "the run finished before it could be killed often enough"
+    assert kills >= least, "the run finished before it could be killed often enough"
     subprocess.run(command, check=True, capture_output=True)

@@ -11,7 +11,7 @@ import time
 import numpy as np
 import pytest
 from checkpoint_state import final_arrays
-from run_cases import CONFIG, configuring, quickstart
+from run_cases import CONFIG, configuring, killed_and_resumed, quickstart
 
 from jrec.data.schema import DatasetError
 from jrec.errors import CheckpointError, ConfigError, DivergedError, OutputError
@@ -114,24 +114,9 @@ def test_kill_9_at_ten_random_moments_then_resume_gives_the_same_bits(configure,
     overrides = [f"data.path={dataset}", "epochs=40", "checkpoint.every_steps=20", "evaluate.every_steps=50"]
     command = [sys.executable, "-m", "jrec", "train", str(tmp_path / "tiny.toml"), *overrides]
     subprocess.run([*command, f"out={tmp_path / 'whole'}"], check=True, capture_output=True)
-    rng = np.random.default_rng(1)
-    killed = [*command, f"out={tmp_path / 'killed'}", "--resume"]
     configure()
-    kills = 0
-    while kills < 10:
-        checkpoints = tmp_path / "killed" / "checkpoints"
-        before = set(checkpoints.iterdir()) if checkpoints.exists() else set()
-        with subprocess.Popen(killed, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
-            while process.poll() is None and not (checkpoints.exists() and set(checkpoints.iterdir()) - before):
-                time.sleep(0.02)  # until training is on its way
-            time.sleep(float(rng.uniform(0, 0.3)))
-            if process.poll() is not None:
-                assert process.returncode == 0, process.stderr.read()
-                break
-            process.send_signal(signal.SIGKILL)
-        kills += 1
-    assert kills >= 5, "the run finished before it could be killed often enough"
-    subprocess.run(killed, check=True, capture_output=True)
+    killed = [*command, f"out={tmp_path / 'killed'}", "--resume"]
+    killed_and_resumed(killed, tmp_path / "killed", most=10, least=5, seconds=lambda rng: rng.uniform(0, 0.3))
     assert final_arrays(tmp_path / "killed") == final_arrays(tmp_path / "whole")
     for name in ("metrics.jsonl", "report/metrics.json"):
         texts = [(tmp_path / run / name).read_text() for run in ("whole", "killed")]
