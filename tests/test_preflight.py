@@ -202,7 +202,8 @@ def test_a_finished_run_goes_back_to_an_earlier_checkpoint(configured, tmp_path,
     finish(tmp_path / "run", 11)
     asked = []
 
-    def train(config, **how):
+    def train(config, *, data, **how):
+        assert data.config == config  # what the checks have read
         asked.append(how)
         raise ConfigError("far enough")
 
