@@ -199,11 +199,9 @@ def test_caches_by_rows_or_fraction_never_pass_their_table():
     assert cached({}) == {}
     assert cached({"rows": 500}) == {"user": 500, "item": 500, "country": 200}
     assert cached({"fraction": 0.0001}) == {"user": 10, "item": 3}  # a 10,000th of 200 rows is none
-    whole = config(
-        {"tt": {"largest": 1, "cache": {"rows": 9, "refresh_every": 0, "warmup_steps": 7, "on_evict": "fold"}}}
-    )
+    whole = config({"tt": {"largest": 1, "cache": {"rows": 9, "refresh_every": 0, "warmup_steps": 7}}})
     (cache,) = tt_options(whole, build_layout(whole, schema())).caches.values()
-    assert (cache.refresh_every, cache.warmup_steps, cache.on_evict) == (None, 7, "fold")
+    assert (cache.refresh_every, cache.warmup_steps) == (None, 7)
 
 
 def test_tables_are_described_with_what_they_hold_and_what_that_saves():

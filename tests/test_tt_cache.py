@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 import reference
 import tt_reference
-from tt_cache_reference import CachedTable, fold
+from tt_cache_reference import CachedTable
 
 from jrec.ops import SGD, Adagrad, Adam, Bags, Momentum, RowWiseAdagrad, tensor_cast
 from jrec.ops.tt import (
     TTCacheConfig,
     TTShape,
-    fold_rows,
     tt_apply_gradients,
     tt_cache_init,
     tt_cache_refresh,
@@ -24,16 +23,15 @@ from jrec.ops.tt import (
     tt_init_slots,
     tt_lookup,
 )
-from jrec.ops.tt import cache_tracker as trackers
+from jrec.ops.tt import cache_index as trackers
 
 # One program each, where calls one by one would compile every operation in them.
 _lookup = jax.jit(tt_cached_lookup, static_argnums=2, static_argnames=("unique_capacity", "implementation"))
 _plain_lookup = jax.jit(tt_lookup, static_argnums=1, static_argnames=("contraction", "implementation"))
 _apply = jax.jit(tt_cached_apply_gradients, static_argnums=(0, 4), static_argnames="implementation")
 _plain_apply = jax.jit(tt_apply_gradients, static_argnums=(0, 3), static_argnames="implementation")
-_refresh = jax.jit(tt_cache_refresh, static_argnums=(0, 1, 4), static_argnames="implementation")
+_refresh = jax.jit(tt_cache_refresh, static_argnums=(0, 3), static_argnames="implementation")
 _step = jax.jit(tt_cache_step, static_argnums=(0, 1, 4), static_argnames="implementation")
-_fold = jax.jit(fold_rows, static_argnums=1, static_argnames="implementation")
 _track = jax.jit(trackers.track, static_argnums=2)
 XLA = {"implementation": "xla"}
 
@@ -73,7 +71,7 @@ def _train_step(config, shape, optimizer, core_optimizer=None, implementation=No
             optimizer, cores, slots, cache, shape, residuals, gradients,
             step=step, gradient_scale=scale, core_optimizer=core_optimizer, implementation=implementation,
         )  # fmt: skip
-        cores, cache = tt_cache_step(
+        cache = tt_cache_step(
             config, optimizer, cores, cache, shape, residuals.cast, step=step, implementation=implementation
         )
         return cores, slots, cache, out, residuals.hits, residuals.lookups
@@ -106,9 +104,7 @@ def _compare(table, cores, slots, cache, tolerance=2e-4):
 CLIPPED = SGD(learning_rate=0.02, weight_decay=0.01, max_row_norm=0.5)
 EXACT = TTCacheConfig(cache_rows=12, tracked_rows=997, warmup_steps=4, refresh_every=3)
 BOUNDED = TTCacheConfig(cache_rows=12, tracked_rows=20, warmup_steps=3, refresh_every=2)
-FOLDING = TTCacheConfig(
-    cache_rows=5, tracked_rows=20, warmup_steps=2, refresh_every=3, on_evict="fold", fold_ridge=0.02, fold_iterations=60
-)
+SMALLER = TTCacheConfig(cache_rows=5, tracked_rows=20, warmup_steps=2, refresh_every=3)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +118,7 @@ FOLDING = TTCacheConfig(
             "ragged weighted",
             "xla",
         ),
-        (FOLDING, TWO_CORES, (Adagrad(learning_rate=0.05), SGD(learning_rate=0.03)), "padded cast", "xla"),
+        (SMALLER, TWO_CORES, (Adagrad(learning_rate=0.05), SGD(learning_rate=0.03)), "padded cast", "xla"),
         (
             dataclasses.replace(BOUNDED, track_every=2),
             SHAPE,
@@ -139,7 +135,7 @@ FOLDING = TTCacheConfig(
             marks=pytest.mark.slow,
         ),
     ],
-    ids=["exact", "bounded", "folding", "every second", "once"],
+    ids=["exact", "bounded", "two cores", "every second", "once"],
 )
 def test_every_step_equals_the_reference(config, shape, optimizers, form, implementation):
     """Outputs, hits, cores, rows, slots, ids and counts, step after step."""
@@ -175,7 +171,7 @@ def test_rows_enter_at_the_end_of_the_warm_up_and_change_on_schedule():
     seen = []
     for step, ids in enumerate(batches):
         cast = tensor_cast(jnp.asarray(ids, jnp.int32)[:, None], num_rows=SMALL.rows)
-        cores, cache = _step(config, optimizer, cores, cache, SMALL, cast, step=jnp.int32(step), **XLA)
+        cache = _step(config, optimizer, cores, cache, SMALL, cast, step=jnp.int32(step), **XLA)
         seen.append([int(i) for i in cache.ids])
     # After step 2: 7 four times, 3 and 9 twice. After step 4: 9 seven times. After step 6: 5 and 9 seven times.
     assert seen == [[60, 60], [60, 60], [3, 7], [3, 7], [7, 9], [7, 9], [5, 9], [5, 9]]
@@ -189,7 +185,7 @@ def test_of_equally_frequent_rows_the_lowest_numbers_are_cached():
     np.testing.assert_array_equal(tracker.ids, [2, 8, 17, 31, 40, 50])
     assert int(tracker.floor) == 1
     cores = tt_init(SMALL, jax.random.key(0))
-    _, cache = _refresh(config, optimizer, cores, dataclasses.replace(cache, tracker=tracker), SMALL, **XLA)
+    cache = _refresh(optimizer, cores, dataclasses.replace(cache, tracker=tracker), SMALL, **XLA)
     np.testing.assert_array_equal(cache.ids, [2, 8, 17])
     want = [tt_reference.row_of([np.asarray(c) for c in cores], row) for row in (2, 8, 17)]
     np.testing.assert_allclose(cache.rows, want, rtol=1e-5, atol=1e-6)
@@ -241,7 +237,7 @@ def _filled(config, shape, optimizer, cores, ids):
     cache = tt_cache_init(config, shape, optimizer)
     cast = tensor_cast(jnp.asarray(ids, jnp.int32)[:, None], num_rows=shape.rows)
     cache = dataclasses.replace(cache, tracker=_track(cache.tracker, cast, shape.rows))
-    _, cache = _refresh(config, optimizer, cores, cache, shape, **XLA)
+    cache = _refresh(optimizer, cores, cache, shape, **XLA)
     return dataclasses.replace(cache, rows=cache.rows + jnp.float32(0.25))
 
 
@@ -294,58 +290,13 @@ def test_no_lookups_no_bags_and_too_small_a_unique_capacity():
         np.testing.assert_array_equal(out, np.zeros((ids.shape[0], 16)))
         assert int(residuals.lookups) == 0
         cores, slots, same = _apply(optimizer, cores, slots, cache, SHAPE, residuals, out, **XLA)
-        _, same = _step(config, optimizer, cores, same, SHAPE, residuals.cast, step=0, **XLA)
+        same = _step(config, optimizer, cores, same, SHAPE, residuals.cast, step=0, **XLA)
         for one, two in zip(jax.tree.leaves(same), jax.tree.leaves(cache), strict=True):
             np.testing.assert_array_equal(one, two)
     ids = jnp.asarray([[5], [900], [5], [31]], jnp.int32)
     out, residuals = _lookup(cores, cache, SHAPE, Bags(ids=ids), unique_capacity=2, **XLA)
     assert np.isnan(out).all(axis=1).tolist() == [False, True, False, False]
     assert int(residuals.cast.num_unique) == 3
-
-
-def test_folding_equals_the_normal_equations_and_keeps_its_bounds():
-    rng = np.random.default_rng(5)
-    for shape in (SMALL, TWO_CORES):
-        cores = tt_init(shape, jax.random.key(2), variance=1.0)
-        host = [np.asarray(core).astype(np.float64) for core in cores]
-        ids = np.sort(rng.choice(shape.rows, 7, replace=False)).astype(np.int32)
-        before = tt_reference.dense(host, shape.capacity)
-        learned = (before[ids] + rng.normal(size=(7, shape.dim))).astype(np.float32)
-        padded = jnp.asarray([*ids, shape.rows, shape.rows], jnp.int32)
-        rows = jnp.concatenate([learned, jnp.full((2, shape.dim), jnp.nan, jnp.float32)])
-        for ridge in (1.0, 0.01):
-            want = fold(host, shape.capacity, dict(zip(ids.tolist(), learned.astype(np.float64), strict=True)), ridge)
-            for iterations in (2, 80):
-                got = _fold(cores, shape, padded, rows, ridge=ridge, iterations=iterations, **XLA)
-                after = tt_reference.dense([np.asarray(core) for core in got], shape.capacity)
-                lost, left = np.sum((learned - before[ids]) ** 2), np.sum((learned - after[ids]) ** 2)
-                assert left < lost
-                assert np.sum((after - before) ** 2) <= shape.num_cores * (lost - left) / ridge
-            assert left < (0.9 if ridge == 1 else 0.25) * lost
-            for core, wanted in zip(got, want, strict=True):
-                np.testing.assert_allclose(core, wanted, rtol=5e-3, atol=5e-3)
-
-
-def test_folding_changes_nothing_where_nothing_was_learned_or_what_was_is_nan():
-    cores = tt_init(SMALL, jax.random.key(2), variance=1.0, dtype="bfloat16")
-    ids = jnp.asarray([3, 17, 60], jnp.int32)
-    host = [np.asarray(core).astype(np.float64) for core in cores]
-    known = [tt_reference.row_of(host, row) for row in (3, 17)]
-    for learned in ([*known, known[0]], np.full((3, 8), np.nan)):
-        got = _fold(cores, SMALL, ids, jnp.asarray(learned, jnp.float32), ridge=0.1, **XLA)
-        for one, two in zip(got, cores, strict=True):
-            assert one.dtype == two.dtype
-            np.testing.assert_allclose(np.float32(one), np.float32(two), rtol=1e-5, atol=1e-6)
-    zeros = tuple(jnp.zeros_like(core) for core in cores)
-    got = _fold(zeros, SMALL, ids, jnp.ones((3, 8), jnp.float32), ridge=0.1, **XLA)
-    assert not any(np.asarray(core, np.float32).any() for core in got)
-
-
-def test_slices_that_no_evicted_row_chooses_keep_their_bits():
-    cores = tt_init(SHAPE, jax.random.key(2), variance=1.0)
-    got = _fold(cores, SHAPE, jnp.asarray([123], jnp.int32), jnp.ones((1, 16), jnp.float32), ridge=0.1)
-    for core, new, digit in zip(cores, got, tt_reference.digits_of(123, SHAPE.row_factors), strict=True):
-        assert np.flatnonzero((np.asarray(core) != np.asarray(new)).any(axis=(1, 2, 3))).tolist() == [digit]
 
 
 @pytest.mark.parametrize(
@@ -357,10 +308,6 @@ def test_slices_that_no_evicted_row_chooses_keep_their_bits():
         ({"warmup_steps": 0}, "warmup_steps is 0"),
         ({"refresh_every": 0}, "refresh_every is 0"),
         ({"track_every": -1}, "track_every is -1"),
-        ({"fold_iterations": True}, "fold_iterations is True"),
-        ({"on_evict": "keep"}, "on_evict 'keep' is unknown; choose one of discard, fold"),
-        ({"fold_ridge": 0.0}, "fold_ridge is 0.0; it must be positive"),
-        ({"fold_ridge": float("nan")}, "fold_ridge is nan; it must be positive"),
     ],
 )
 def test_bad_configs_raise(change, message):

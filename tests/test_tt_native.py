@@ -14,7 +14,7 @@ from jrec import ops
 from jrec.native import tt as native
 from jrec.ops import tensor_cast
 from jrec.ops.tt import TTShape, products
-from jrec.ops.tt.cache_split import split_cast
+from jrec.ops.tt.cache_index import split_cast
 from jrec.ops.tt.core_update import step_core, touched_slices, tt_init_slots
 from jrec.ops.tt.index import Level, tt_index
 from jrec.ops.types import Cast

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import reference
 import tt_reference
@@ -47,9 +45,6 @@ class CachedTable:
 
     def refresh(self):
         chosen = sorted(self.counts, key=lambda row: (-self.counts[row], row))[: self.config.cache_rows]
-        if self.config.on_evict == "fold":
-            evicted = {row: self.cache[row][0] for row in sorted(self.cache) if row not in chosen}
-            self.cores = fold(self.cores, self.shape.capacity, evicted, self.config.fold_ridge)
         self.cache = {row: self.cache.get(row) or self._entry(row) for row in sorted(chosen)}
 
     def _entry(self, row):
@@ -96,39 +91,3 @@ class CachedTable:
         ranked = sorted(merged, key=lambda row: (-merged[row], row))
         self.counts = {row: merged[row] for row in ranked[: self.capacity]}
         self.floor = max([self.floor, *(merged[row] for row in ranked[self.capacity :])])
-
-
-def fold(cores, capacity, evicted, ridge):
-    """``fold_rows`` by normal equations over every row that the factors hold, visited one by one."""
-    cores = [core.copy() for core in cores]
-    factors = [len(core) for core in cores]
-    assert math.prod(factors) == capacity
-    for k in range(len(cores)):
-        old = [core.copy() for core in cores]
-        size = old[k][0].size
-        systems = np.zeros((factors[k], size, size))
-        constants = np.zeros((factors[k], size))
-        for row in range(capacity):
-            digit = tt_reference.digits_of(row, tuple(factors))[k]
-            jacobian = _jacobian(old, row, k)
-            systems[digit] += ridge * jacobian.T @ jacobian
-            if row in evicted:
-                systems[digit] += jacobian.T @ jacobian
-                constants[digit] += jacobian.T @ (evicted[row] - tt_reference.row_of(old, row))
-        for digit in range(factors[k]):
-            if constants[digit].any():
-                cores[k][digit] += np.linalg.solve(systems[digit], constants[digit]).reshape(old[k][0].shape)
-    return cores
-
-
-def _jacobian(cores, row, k):
-    """(dim, elements of a slice) of a row by its slice of core ``k``."""
-    digits = tt_reference.digits_of(row, tuple(len(c) for c in cores))
-    left, right = np.ones((1, 1)), np.ones((1, 1))
-    for core, digit in zip(cores[:k], digits[:k], strict=True):
-        left = (left @ core[digit].reshape(core.shape[1], -1)).reshape(-1, core.shape[3])
-    for core, digit in reversed(list(zip(cores[k + 1 :], digits[k + 1 :], strict=True))):
-        right = (core[digit].reshape(-1, core.shape[3]) @ right).reshape(core.shape[1], -1)
-    eye = np.eye(cores[k].shape[2])
-    whole = np.einsum("ar,mn,sb->amb rns".replace(" ", ""), left, eye, right)
-    return whole.reshape(left.shape[0] * len(eye) * right.shape[1], -1)

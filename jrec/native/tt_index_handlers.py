@@ -216,7 +216,7 @@ def tt_touched_handler(frame):
 
 @kernel(types.int64(types.int64))
 def tt_split_handler(frame):
-    """(a cast, cached rows, ids) -> (the cast of hits, the cast of misses, places, missed ids); see ``cache_split``."""
+    """(a cast, cached rows, ids) -> (the cast of hits, the cast of misses, places, missed ids); see ``split_cast``."""
     if answered_metadata(frame):
         return np.int64(0)
     if not known_layout(frame):

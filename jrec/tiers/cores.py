@@ -26,7 +26,7 @@ from jrec.ops.tt import (
     tt_lookup,
 )
 from jrec.ops.tt import init as tt
-from jrec.ops.tt.cache_tracker import TTTracker, empty_tracker
+from jrec.ops.tt.cache_index import TTTracker, empty_tracker
 from jrec.ops.types import Bags, Cast
 from jrec.tiers import shared_cores
 from jrec.tiers.counter import count, empty_counter
@@ -154,7 +154,7 @@ class Cores:
             counted = shared_cores.summed(counted, context)
             cast = functools.partial(shared_cores.cast_of_all, residuals.cast, self.shape.rows, context)
         assert self.cache is not None
-        cores, state = tt_cache_step(
+        state = tt_cache_step(
             self.cache,
             context.row_optimizer,
             cores,

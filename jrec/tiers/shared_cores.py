@@ -16,7 +16,7 @@ from jrec.ops.gather_reduce import segment_of_entries
 from jrec.ops.row_optimizers import Slots
 from jrec.ops.row_update import casted_gather_reduce, row_update
 from jrec.ops.tt import TTCache, TTCachedResiduals, TTResiduals, TTShape, tt_core_gradients
-from jrec.ops.tt.cache_tracker import lookups_of_rows, take
+from jrec.ops.tt.cache_index import lookups_of_rows, take
 from jrec.ops.tt.core_update import core_keys, step_core, touched_slices
 from jrec.ops.tt.init import Cores
 from jrec.ops.types import Cast

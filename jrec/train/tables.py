@@ -352,5 +352,4 @@ def _cache(section: TTCacheSection, rows: int) -> TTCacheConfig | None:
         warmup_steps=section.warmup_steps,
         refresh_every=section.refresh_every or None,
         track_every=section.track_every,
-        on_evict=section.on_evict,
     )

@@ -2,14 +2,13 @@
 
 from jrec.ops.tt.cache import TTCache as TTCache
 from jrec.ops.tt.cache import TTCacheConfig as TTCacheConfig
+from jrec.ops.tt.cache import TTCachedResiduals as TTCachedResiduals
 from jrec.ops.tt.cache import tt_cache_init as tt_cache_init
 from jrec.ops.tt.cache import tt_cache_refresh as tt_cache_refresh
 from jrec.ops.tt.cache import tt_cache_step as tt_cache_step
-from jrec.ops.tt.cache_fold import fold_rows as fold_rows
-from jrec.ops.tt.cache_tracker import TTTracker as TTTracker
-from jrec.ops.tt.cached_lookup import TTCachedResiduals as TTCachedResiduals
-from jrec.ops.tt.cached_lookup import tt_cached_apply_gradients as tt_cached_apply_gradients
-from jrec.ops.tt.cached_lookup import tt_cached_lookup as tt_cached_lookup
+from jrec.ops.tt.cache import tt_cached_apply_gradients as tt_cached_apply_gradients
+from jrec.ops.tt.cache import tt_cached_lookup as tt_cached_lookup
+from jrec.ops.tt.cache_index import TTTracker as TTTracker
 from jrec.ops.tt.contract import TTResiduals as TTResiduals
 from jrec.ops.tt.cost import TTChoice as TTChoice
 from jrec.ops.tt.cost import TTTraffic as TTTraffic

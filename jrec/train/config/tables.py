@@ -30,7 +30,7 @@ class TTCacheSection(Section):
       warmup_steps: Steps during which lookups are only counted.
       refresh_every: Steps between later choices of the rows; 0 keeps the first choice.
       track_every: Steps between two steps whose lookups are counted; 1 counts all.
-      on_evict: Whether a row that leaves is forgotten ("discard"), or the cores are moved towards it ("fold").
+      on_evict: "discard": a row that leaves is forgotten. The one way, which files of earlier runs name.
     """
 
     rows: Count = 0
@@ -38,7 +38,7 @@ class TTCacheSection(Section):
     warmup_steps: Positive = 1000
     refresh_every: Count = 1000
     track_every: Positive = 1
-    on_evict: Literal["discard", "fold"] = "discard"
+    on_evict: Literal["discard"] = "discard"
 
     @override
     def check(self) -> None:
