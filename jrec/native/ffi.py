@@ -1,7 +1,9 @@
 """XLA's foreign function interface as seen from a numba kernel: call frames, errors, and XLA's own thread pool.
 
-Offsets follow ``xla/ffi/api/c_api.h`` at API version 0.4 on a 64-bit machine; every handler checks the sizes of
-the structures it is given before it reads them.
+Offsets follow ``xla/ffi/api/c_api.h`` at API version 0.4 on a 64-bit machine. Minor versions only add fields at the
+end; of another major version ``jrec.native.xla.unavailable`` lets no handler be registered. Every handler checks the
+sizes of the structures it is given before it reads them, and tests/test_native_ffi.py compares all offsets with the
+header that the installed jaxlib ships.
 
 Kernels inside jit run on XLA's intra-op threads, so that several handlers at once, as under ``shard_map``, share one
 pool and never oversubscribe the machine. Chunks are dealt in contiguous shares, of which each thread takes that of the
