@@ -118,7 +118,7 @@ class MeshSetup:
             first=first,
             count=count,
             cast=self.cast,
-            modes=self.modes,
+            sending=lambda: self.modes.send,
             hot=self.hot,
             owners=self.owners,
             together=together,
