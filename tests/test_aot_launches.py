@@ -79,7 +79,7 @@ def test_tables_of_several_dims_are_updated_in_the_launches_of_one():
     assert memory.temp_size_in_bytes <= sum(pieces * (4 * dim + 8) for dim, _ in TABLES.values()) + 4096
 
 
-# The most launches of a whole step, and of those jrec's: one forward, or with bags of several lengths in one stack short
+# The most launches of a whole step, and of those jrec's: one forward, or with bags of several lengths in a stack short
 # segments, two levels of pieces and long ones; two or three of the cast; three or four of the update.
 @pytest.mark.parametrize(
     ("name", "batch", "launched", "ours"),
