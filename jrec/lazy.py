@@ -1,25 +1,33 @@
-"""Names of a package that are imported when first used, so that light uses of it stay light."""
+"""Names of a package that are imported when first used, so that light uses of it stay light (PEP 562)."""
 
 from __future__ import annotations
 
 import importlib
+import re
 import sys
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
+
+_IMPORT = re.compile(r"^    from ([\w.]+) import (\w+) as \2$", re.MULTILINE)
 
 
-def attach(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """``__getattr__`` and ``__dir__`` of a package (PEP 562) that finds each name in the module of ``homes``.
+def attach(package: str) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
+    """``__getattr__``, ``__dir__`` and ``__all__`` of a package, by the imports under its ``if TYPE_CHECKING:``.
 
-    A name whose home is ``PACKAGE.NAME`` is that module itself.
+    So each name is written once, where type checkers read it, too; ``lazy_loader.attach_stub`` does the same by a stub
+    file. ``from PACKAGE import NAME as NAME`` may name a module of the package.
     """
+    module = sys.modules[package]
+    with open(str(module.__file__), encoding="utf-8") as file:  # noqa: PTH123 (pathlib takes longer than all the rest)
+        homes = {name: home for home, name in _IMPORT.findall(file.read())}
 
-    def get(name: str) -> Any:
+    def get(name: str) -> object:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        module = importlib.import_module(homes[name])
-        value = module if homes[name] == f"{package}.{name}" else getattr(module, name)
-        setattr(sys.modules[package], name, value)
+        if homes[name] == package:
+            value = importlib.import_module(f"{package}.{name}")
+        else:
+            value = getattr(importlib.import_module(homes[name]), name)
+        setattr(module, name, value)
         return value
 
-    return get, lambda: sorted(homes)
+    return get, lambda: sorted(homes), sorted(homes)

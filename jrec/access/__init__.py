@@ -13,12 +13,4 @@ if TYPE_CHECKING:
     from jrec.access.profile import ProfileError as ProfileError
     from jrec.access.profile import TableProfile as TableProfile
 
-__getattr__, __dir__ = attach(
-    __name__,
-    {
-        **dict.fromkeys(("AccessProfile", "ProfileError", "TableProfile"), "jrec.access.profile"),
-        **dict.fromkeys(("exact_profile", "sampled_profile"), "jrec.access.count"),
-        "AccessMonitor": "jrec.access.monitor",
-        "power_law_profile": "jrec.access.power_law",
-    },
-)
+__getattr__, __dir__, __all__ = attach(__name__)

@@ -19,15 +19,4 @@ if TYPE_CHECKING:
     from jrec.data.schema import Schema as Schema
     from jrec.data.value_rows import load_vocabularies as load_vocabularies
 
-__getattr__, __dir__ = attach(
-    __name__,
-    {
-        **dict.fromkeys(("dataset_packer", "pack_encoded"), "jrec.data.dataset_packer"),
-        **dict.fromkeys(("EncodedColumns", "Encoder"), "jrec.data.encoder"),
-        **dict.fromkeys(("GrowingVocabulary", "Growth"), "jrec.data.growing"),
-        **dict.fromkeys(("Loader", "LoaderConfig", "make_loader"), "jrec.data.loader"),
-        "pack_batch": "jrec.data.packing",
-        **dict.fromkeys(("DatasetError", "Schema"), "jrec.data.schema"),
-        "load_vocabularies": "jrec.data.value_rows",
-    },
-)
+__getattr__, __dir__, __all__ = attach(__name__)

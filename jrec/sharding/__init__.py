@@ -27,19 +27,4 @@ if TYPE_CHECKING:
     from jrec.sharding.problem import PlanTable as PlanTable
     from jrec.sharding.problem import Problem as Problem
 
-__getattr__, __dir__ = attach(
-    __name__,
-    {
-        "BASELINES": "jrec.sharding.baselines",
-        **dict.fromkeys(("Cost", "evaluate"), "jrec.sharding.cost"),
-        **dict.fromkeys(("Drift", "measure_drift"), "jrec.sharding.drift"),
-        "PlanError": "jrec.sharding.errors",
-        **dict.fromkeys(("PRESETS", "Hardware", "load_hardware"), "jrec.sharding.hardware"),
-        "Locator": "jrec.sharding.locator",
-        **dict.fromkeys(("Located", "Plan", "build_plan"), "jrec.sharding.plans"),
-        "plan": "jrec.sharding.of_layout",
-        **dict.fromkeys(("load_plan", "save_plan"), "jrec.sharding.plan_file"),
-        **dict.fromkeys(("PlanOptions", "Planned", "plan_placement"), "jrec.sharding.planner"),
-        **dict.fromkeys(("PlanTable", "Problem"), "jrec.sharding.problem"),
-    },
-)
+__getattr__, __dir__, __all__ = attach(__name__)

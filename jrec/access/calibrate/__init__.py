@@ -11,11 +11,4 @@ if TYPE_CHECKING:
     from jrec.access.calibrate.file import CalibrationError as CalibrationError
     from jrec.access.calibrate.sample import SampleOptions as SampleOptions
 
-__getattr__, __dir__ = attach(
-    __name__,
-    {
-        **dict.fromkeys(("CalibrateOptions", "calibrate"), "jrec.access.calibrate.calibrator"),
-        **dict.fromkeys(("Calibration", "CalibrationError"), "jrec.access.calibrate.file"),
-        "SampleOptions": "jrec.access.calibrate.sample",
-    },
-)
+__getattr__, __dir__, __all__ = attach(__name__)

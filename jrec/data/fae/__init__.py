@@ -10,10 +10,4 @@ if TYPE_CHECKING:
     from jrec.data.fae.manifest import is_fae_folder as is_fae_folder
     from jrec.data.fae.pack import PackOptions as PackOptions
 
-__getattr__, __dir__ = attach(
-    __name__,
-    {
-        **dict.fromkeys(("FaeManifest", "HotSet", "is_fae_folder"), "jrec.data.fae.manifest"),
-        "PackOptions": "jrec.data.fae.pack",
-    },
-)
+__getattr__, __dir__, __all__ = attach(__name__)

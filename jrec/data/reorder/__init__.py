@@ -11,10 +11,4 @@ if TYPE_CHECKING:
     from jrec.data.reorder.driver import summary as summary
     from jrec.data.reorder.options import ReorderOptions as ReorderOptions
 
-__getattr__, __dir__ = attach(
-    __name__,
-    {
-        **dict.fromkeys(("Outcome", "reorder", "restore", "summary"), "jrec.data.reorder.driver"),
-        "ReorderOptions": "jrec.data.reorder.options",
-    },
-)
+__getattr__, __dir__, __all__ = attach(__name__)

@@ -8,4 +8,4 @@ if TYPE_CHECKING:
     from jrec.train.report.writing import summary as summary
     from jrec.train.report.writing import write_report as write_report
 
-__getattr__, __dir__ = attach(__name__, dict.fromkeys(("summary", "write_report"), "jrec.train.report.writing"))
+__getattr__, __dir__, __all__ = attach(__name__)
