@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Callable, Collection
 
 import numpy as np
 
 from jrec.checkpoint.manifest import VALUES, FirstValues, TableShape
 from jrec.checkpoint.saved import Saved
-from jrec.checkpoint.sources import Piece
+from jrec.checkpoint.sources import HostPiece, Piece
 from jrec.checkpoint.undo import Undo
 from jrec.errors import CheckpointError
 from jrec.host.table import HostTable
@@ -63,7 +61,7 @@ class HostRows:
         self._pending = np.ones(self._rows.size, bool)
         self._table.watch(self._keep)
         return [
-            _HostPiece(self, name, changed, changed.size, int(end) - changed.size)
+            HostPiece(table=name, rows=changed, count=changed.size, read=self._reader(int(end) - changed.size))
             for (name, changed), end in zip(rows.items(), ends, strict=True)
             if changed.size
         ]
@@ -80,7 +78,11 @@ class HostRows:
         """Bytes of the old rows that are kept."""
         return self._undo.bytes
 
-    def read(self, begin: int, stop: int) -> dict[str, np.ndarray]:
+    def _reader(self, first: int) -> Callable[[int, int], dict[str, np.ndarray]]:
+        """Reads rows of a piece that begins at ``first`` among all that the checkpoint under way wants."""
+        return lambda start, stop: self._read(first + start, first + stop)
+
+    def _read(self, begin: int, stop: int) -> dict[str, np.ndarray]:
         """Rows ``begin`` to ``stop`` of all that the checkpoint under way wants, as they were when it began."""
         addresses = np.ascontiguousarray(self._rows[begin:stop])
         with self._lock:  # from here on nobody needs to keep them
@@ -141,24 +143,6 @@ class HostRows:
             name: addresses[begin:stop] - base
             for name, base, begin, stop in zip(self.tables, stack.bases, bounds, bounds[1:], strict=False)
         }
-
-
-@dataclasses.dataclass
-class _HostPiece:
-    """See ``jrec.checkpoint.sources.Piece``; ``first`` is its place among the stack's rows."""
-
-    source: HostRows
-    table: str
-    rows: np.ndarray
-    count: int
-    first: int
-
-    def begin(self, start: int, stop: int) -> Any:
-        """Rows in host memory are read by the writing thread."""
-
-    def finish(self, begun: Any, start: int, stop: int) -> dict[str, np.ndarray]:
-        del begun
-        return self.source.read(self.first + start, self.first + stop)
 
 
 def check_same(saved: Saved, own: TableShape, stored: TableShape, slots: bool) -> None:

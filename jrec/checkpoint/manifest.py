@@ -144,13 +144,13 @@ class Manifest:
         return {"format": FORMAT, "version": VERSION, **dataclasses.asdict(self)}
 
 
-def read_manifest(folder: pathlib.Path) -> Manifest:
-    """The manifest of one checkpoint's folder.
+def read_manifest(folder: pathlib.Path, name: str = MANIFEST) -> Manifest:
+    """The manifest of one checkpoint's folder, or the part of it that another process left there under ``name``.
 
     Raises:
       CheckpointError: If it is missing or damaged, or of another format.
     """
-    path = folder / MANIFEST
+    path = folder / name
     if not path.is_file() and is_old(folder):
         raise CheckpointError(f"{folder} {OLD_FORMAT}")
     content = read_json(path)
@@ -175,25 +175,9 @@ def complete_steps(folder: pathlib.Path) -> list[int]:
     return sorted(int(path.parent.name) for path in folder.glob(f"*/{MANIFEST}") if path.parent.name.isdigit())
 
 
-def table_records(content: dict[str, Any]) -> dict[str, TableRecord]:
-    """The tables of a manifest's content."""
-    return {name: _table(record) for name, record in content["tables"].items()}
-
-
 def is_old(folder: pathlib.Path) -> bool:
     """Whether a folder is a checkpoint that Orbax wrote."""
     return (folder / "_CHECKPOINT_METADATA").exists() or (folder / "state").is_dir()
-
-
-def _table(record: dict[str, Any]) -> TableRecord:
-    first = record["shape"].pop("first")
-    shape = TableShape(**record["shape"], first=None if first is None else FirstValues(**first))
-    return TableRecord(shape=shape, pieces=[_piece(piece) for piece in record["pieces"]])
-
-
-def _piece(record: dict[str, Any]) -> PieceRecord:
-    arrays = {name: ArrayRecord(**array) for name, array in record.pop("arrays").items()}
-    return PieceRecord(**record, arrays=arrays)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

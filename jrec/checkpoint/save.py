@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from jrec.checkpoint.chunks import write_group
-from jrec.checkpoint.files import read_json, write_arrays, write_json
+from jrec.checkpoint.files import write_arrays, write_json
 from jrec.checkpoint.manifest import (
     ARRAYS,
     MANIFEST,
@@ -26,7 +26,6 @@ from jrec.checkpoint.manifest import (
     TableShape,
     complete_steps,
     read_manifest,
-    table_records,
 )
 from jrec.checkpoint.sources import Piece, Source
 from jrec.checkpoint.writer import PieceToWrite, Writer, piece_to_write
@@ -302,10 +301,10 @@ class Save:
         self._meet("written")
         if settings.first:
             for process in range(1, jax.process_count()):
-                path = self._target / _PART.format(process)
-                for name, table in table_records(read_json(path)).items():
+                part = _PART.format(process)
+                for name, table in read_manifest(self._target, part).tables.items():
                     self._others += [(name, piece) for piece in table.pieces]
-                path.unlink()
+                (self._target / part).unlink()
             self._seal()
         self._meet("complete")
         if not settings.first:

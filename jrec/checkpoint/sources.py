@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import dataclasses
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -67,3 +68,51 @@ class Source(Protocol):
     def undo_bytes(self) -> int:
         """Bytes of rows that are kept as they were, see ``jrec.checkpoint.undo``."""
         ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HostPiece:
+    """A ``Piece`` whose rows the writing thread reads itself, from host memory or from files.
+
+    Attributes:
+      read: The rows ``start`` to ``stop`` of the piece, "values" and slots.
+    """
+
+    table: str
+    rows: np.ndarray | None
+    count: int
+    read: Callable[[int, int], dict[str, np.ndarray]]
+
+    def begin(self, start: int, stop: int) -> None:
+        """Does nothing."""
+
+    def finish(self, begun: None, start: int, stop: int) -> dict[str, np.ndarray]:
+        """The rows, "values" and slots."""
+        del begun
+        return self.read(start, stop)
+
+
+class FixedRows:
+    """A ``Source`` of rows that do not change, all of which are written.
+
+    Args:
+      tables: The tables' shapes by name.
+      pieces: The pieces of all rows.
+    """
+
+    undo_bytes = 0
+
+    def __init__(self, tables: Mapping[str, TableShape], pieces: Callable[[], list[Piece]]):
+        self.tables, self._pieces = tables, pieces
+
+    def changed(self) -> dict[str, tuple[int, int]]:
+        """Nothing: changes are not counted, so that all rows are written."""
+        return {}
+
+    def begin(self, full: Collection[str]) -> list[Piece]:
+        """All pieces, whatever ``full`` names."""
+        del full
+        return self._pieces()
+
+    def end(self) -> None:
+        """Does nothing."""

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import pathlib
 import tempfile
 import tokenize
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from jrec.checkpoint import Checkpoints
 from jrec.checkpoint.manifest import VALUES, TableShape
-from jrec.checkpoint.sources import Piece
+from jrec.checkpoint.sources import FixedRows, HostPiece, Piece
 from jrec.data.schema import Schema
 from jrec.errors import ConfigError
 from jrec.imports.dlrm import DLRMWeights, Joined, read_dlrm
@@ -95,7 +96,7 @@ def import_dlrm(
         Checkpoints(folder / CHECKPOINT_FOLDER, fingerprint=run_identity(config, schema, layout)).save(
             0,
             arrays={**arrays, **learned},
-            sources=[_Tables(config, layout, held, row_numbers)],
+            sources=[_source(config, layout, held, row_numbers)],
             meta={"meta": {"loader": loader.state(), "losses": [], "hits": {}}},
         )
     return config
@@ -165,70 +166,42 @@ def _check_rows(table: str, source: np.ndarray, rows: int, row_numbers: np.ndarr
         )
 
 
-class _Tables:
-    """Tables of memory-mapped rows with fresh slots; see ``jrec.checkpoint.sources.Source``."""
-
-    undo_bytes = 0  # nothing changes meanwhile
-
-    def __init__(
-        self,
-        config: TrainConfig,
-        layout: EmbeddingLayout,
-        sources: Mapping[str, np.ndarray],
-        row_numbers: Mapping[str, np.ndarray | None],
-    ):
-        self._sources, self._row_numbers = sources, row_numbers
-        self._optimizers: dict[str, RowOptimizer | None] = {}
-        self.tables: dict[str, TableShape] = {}
-        factor = config.lr_schedule.build(1)
-        for stack in layout.members:
-            for t in stack.tables:
-                trained = config.optimizer.embedding.of(t.name)
-                optimizer = self._optimizers[t.name] = None if trained is None else trained.build(factor)
-                slots: dict[str, str] = {} if optimizer is None else dict(optimizer.slots)
-                self.tables[t.name] = TableShape(name=t.name, rows=t.rows, dim=t.dim, dtype=t.dtype, slots=slots)
-
-    def changed(self) -> dict[str, tuple[int, int]]:
-        """Nothing: all rows are written."""
-        return {}
-
-    def begin(self, full: Collection[str]) -> list[Piece]:
-        """One piece a table, whatever ``full`` names."""
-        del full
-        return [
-            _Rows(shape, self._sources[name], self._row_numbers[name], self._optimizers[name])
-            for name, shape in self.tables.items()
-        ]
-
-    def end(self) -> None:
-        """Does nothing: the rows do not change."""
+def _source(
+    config: TrainConfig,
+    layout: EmbeddingLayout,
+    sources: Mapping[str, np.ndarray],
+    row_numbers: Mapping[str, np.ndarray | None],
+) -> FixedRows:
+    """Tables of memory-mapped rows, with fresh slots."""
+    factor, shapes, pieces = config.lr_schedule.build(1), dict[str, TableShape](), list[Piece]()
+    for t in (t for stack in layout.members for t in stack.tables):
+        trained = config.optimizer.embedding.of(t.name)
+        optimizer = None if trained is None else trained.build(factor)
+        slots: dict[str, str] = {} if optimizer is None else dict(optimizer.slots)
+        shape = TableShape(name=t.name, rows=t.rows, dim=t.dim, dtype=t.dtype, slots=slots)
+        shapes[t.name] = shape
+        read = functools.partial(_read, shape, sources[t.name], row_numbers[t.name], optimizer)
+        pieces.append(HostPiece(table=t.name, rows=None, count=t.rows, read=read))
+    return FixedRows(shapes, lambda: pieces)
 
 
-class _Rows:
-    """All rows of a table; see ``jrec.checkpoint.sources.Piece``."""
-
-    rows = None
-
-    def __init__(
-        self, shape: TableShape, source: np.ndarray, row_numbers: np.ndarray | None, optimizer: RowOptimizer | None
-    ):
-        self.table, self.count = shape.name, shape.rows
-        self._shape, self._source, self._row_numbers, self._optimizer = shape, source, row_numbers, optimizer
-
-    def begin(self, start: int, stop: int) -> Any:
-        """Rows are read by the writing thread."""
-
-    def finish(self, begun: Any, start: int, stop: int) -> dict[str, np.ndarray]:
-        """Rows ``start`` to ``stop`` and their fresh slots."""
-        del begun
-        if self._row_numbers is None:
-            rows = self._source[start:stop]
-        else:
-            numbers = np.asarray(self._row_numbers[start:stop], np.int64)
-            rows = self._source[np.maximum(numbers, 0)] * (numbers >= 0)[:, None].astype(self._source.dtype)
-        arrays = {VALUES: np.ascontiguousarray(rows, self._shape.array(VALUES)[1])}
-        for slot in self._shape.slots:
-            assert self._optimizer is not None  # whose slots they are
-            shape, dtype = self._shape.array(slot)
-            arrays[slot] = np.full((stop - start, *shape), self._optimizer.initial_slot(slot), dtype)
-        return arrays
+def _read(
+    shape: TableShape,
+    source: np.ndarray,
+    row_numbers: np.ndarray | None,
+    optimizer: RowOptimizer | None,
+    start: int,
+    stop: int,
+) -> dict[str, np.ndarray]:
+    """Rows ``start`` to ``stop`` of a table and their fresh slots."""
+    if row_numbers is None:
+        rows = source[start:stop]
+    else:
+        numbers = np.asarray(row_numbers[start:stop], np.int64)
+        rows = source[np.maximum(numbers, 0)] * (numbers >= 0)[:, None].astype(source.dtype)
+    arrays = {VALUES: np.ascontiguousarray(rows, shape.array(VALUES)[1])}
+    for slot in shape.slots:
+        assert optimizer is not None  # whose slots they are
+        tail, dtype = shape.array(slot)
+        arrays[slot] = np.full((stop - start, *tail), optimizer.initial_slot(slot), dtype)
+    return arrays
