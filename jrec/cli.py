@@ -1,7 +1,7 @@
 """The ``jrec`` command: finds the subcommand, imports only that module, and turns expected errors into one line.
 
-A subcommand is a module with ``add_arguments(parser)`` and ``run(args) -> int | None``, listed in ``COMMANDS``. Where
-``add_arguments`` sets no description or epilog, they come from the module's docstring and its ``EXAMPLES``.
+A subcommand is a module with ``DESCRIPTION`` and ``EPILOG`` for its help, ``add_arguments(parser)`` and
+``run(args) -> int | None``, listed in ``COMMANDS``.
 
 Exit codes: 0 success, 1 a defect (with its trace), 2 a mistake that the message explains, 130 interrupted (Ctrl-C), 143
 terminated (SIGTERM).
@@ -35,31 +35,26 @@ class Command:
     help: str
 
 
-COMMANDS = (
-    Command(name="prepare", module="jrec.commands.prepare", help="turn a raw click log into a dataset"),
-    Command(name="synth", module="jrec.commands.synth", help="make a synthetic dataset of published table sizes"),
-    Command(
-        name="reorder",
-        module="jrec.commands.reorder",
-        help="renumber rows so that rows that are read together lie together",
-    ),
-    Command(name="access", module="jrec.commands.access", help="count how often every row is accessed"),
-    Command(name="fae", module="jrec.commands.fae", help="find hot rows; split a dataset into hot and cold examples"),
-    Command(
-        name="links", module="jrec.commands.links", help="measure what reading rows between devices costs, for plans"
-    ),
-    Command(name="plan", module="jrec.commands.plan", help="decide which device keeps which rows"),
-    Command(name="replan", module="jrec.commands.replan", help="compare a plan with present accesses; make a new one"),
-    Command(name="init", module="jrec.commands.init", help="write a configuration that fits a dataset"),
-    Command(name="train", module="jrec.commands.train", help="train and evaluate a model, write a report"),
-    Command(name="eval", module="jrec.commands.eval", help="evaluate a checkpoint on a dataset"),
-    Command(name="predict", module="jrec.commands.predict", help="score a raw log, a Parquet file or a dataset"),
-    Command(
-        name="kernels", module="jrec.commands.kernels", help="check GPU kernels on this machine; show what is used"
-    ),
-    Command(name="export", module="jrec.commands.export", help="export a trained model for serving"),
-    Command(name="import-dlrm", module="jrec.commands.import_dlrm", help="make a run of a DLRM that PyTorch trained"),
-    Command(name="compress", module="jrec.commands.compress", help="compress trained tables into tensor trains"),
+_HELP = {
+    "prepare": "turn a raw click log into a dataset",
+    "synth": "make a synthetic dataset of published table sizes",
+    "reorder": "renumber rows so that rows that are read together lie together",
+    "access": "count how often every row is accessed",
+    "fae": "find hot rows; split a dataset into hot and cold examples",
+    "links": "measure what reading rows between devices costs, for plans",
+    "plan": "decide which device keeps which rows",
+    "replan": "compare a plan with present accesses; make a new one",
+    "init": "write a configuration that fits a dataset",
+    "train": "train and evaluate a model, write a report",
+    "eval": "evaluate a checkpoint on a dataset",
+    "predict": "score a raw log, a Parquet file or a dataset",
+    "kernels": "check GPU kernels on this machine; show what is used",
+    "export": "export a trained model for serving",
+    "import-dlrm": "make a run of a DLRM that PyTorch trained",
+    "compress": "compress trained tables into tensor trains",
+}
+COMMANDS = tuple(
+    Command(name=name, module=f"jrec.commands.{name.replace('-', '_')}", help=help) for name, help in _HELP.items()
 )
 
 COMPILING = ("init", "train", "eval", "predict", "compress", "export", "import-dlrm")
@@ -173,11 +168,13 @@ def _parser(commands: Sequence[Command]) -> argparse.ArgumentParser:
 def command_parser(command: Command, module: ModuleType) -> argparse.ArgumentParser:
     """The parser of a command's own arguments."""
     parser = _OneLine(
-        prog=f"jrec {command.name}", allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog=f"jrec {command.name}",
+        description=module.DESCRIPTION,
+        epilog=module.EPILOG,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     module.add_arguments(parser)
-    parser.description = parser.description or (module.__doc__ or command.help).strip().replace("``", "`")
-    parser.epilog = parser.epilog or getattr(module, "EXAMPLES", None)
     return parser
 
 

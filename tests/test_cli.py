@@ -44,8 +44,9 @@ def toy(monkeypatch):
             raise outcome
         return outcome
 
-    module = types.ModuleType("toy_command", "Does as told, ``at once``.")
-    vars(module).update(add_arguments=add_arguments, run=run, EXAMPLES="examples:\n  jrec toy --do three")
+    module = types.ModuleType("toy_command")
+    texts = {"DESCRIPTION": "Does as told, `at once`.", "EPILOG": "examples:\n  jrec toy --do three"}
+    vars(module).update(add_arguments=add_arguments, run=run, **texts)
     monkeypatch.setitem(sys.modules, "toy_command", module)
     command = cli.Command(name="toy", module="toy_command", help="do as told")
     broken = cli.Command(name="broken", module="jrec_no_such_module", help="never imported")
@@ -67,8 +68,8 @@ def test_a_command_with_subcommands(monkeypatch, capsys):
         inner = parser.add_subparsers(dest="format", required=True).add_parser("csv")
         inner.add_argument("--n", type=int)
 
-    module = types.ModuleType("nested_command", "Nested.")
-    vars(module).update(add_arguments=add_arguments, run=lambda options: options.n)
+    module = types.ModuleType("nested_command")
+    vars(module).update(add_arguments=add_arguments, run=lambda options: options.n, DESCRIPTION="Nested.", EPILOG=None)
     monkeypatch.setitem(sys.modules, "nested_command", module)
     commands = (cli.Command(name="nested", module="nested_command", help="nested"),)
     assert cli.main(["nested", "csv", "--n", "4"], commands) == 4
@@ -127,7 +128,7 @@ def run(options):
     finally:
         time.sleep(options.takes)  # what is removed at the end
 module = types.ModuleType("waits")
-module.run = run
+module.run, module.DESCRIPTION, module.EPILOG = run, "Waits.", None
 def add_arguments(parser):
     parser.add_argument("folder")
     parser.add_argument("takes", type=float)

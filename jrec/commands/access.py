@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from jrec.commands.arguments import SEED, number
+from jrec.commands.arguments import SEED, add_quiet, number, progress_of
 
 DESCRIPTION = """\
 Count how often every row of every table is accessed, exactly or from a sample, and write an access profile.
@@ -21,7 +21,6 @@ EPILOG = """examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
-    parser.description, parser.epilog = DESCRIPTION, EPILOG
     parser.add_argument("data", metavar="DATA", help="a dataset folder")
     parser.add_argument("--out", metavar="FILE", help="write the profile there")
     parser.add_argument(
@@ -29,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--split", default="train", help="train, valid or test (default train)")
     parser.add_argument("--seed", type=SEED, default=0, help="seed of the sample (default 0)")
-    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    add_quiet(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -37,7 +36,6 @@ def run(args: argparse.Namespace) -> int:
     from jrec.access.count import exact_profile, sampled_profile
     from jrec.data.schema import Schema
     from jrec.outputs import check_output
-    from jrec.progress import Progress
 
     if args.out:
         check_output(args.out, inputs=[args.data])
@@ -46,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
         "`jrec access` counts the accesses of rows",
         remedy="`jrec plan` takes them as accessed alike, and a run with its plan counts them itself, in RUN/access",
     )
-    progress = Progress(show=False if args.quiet else None)
+    progress = progress_of(args)
     if args.sample is None:
         profile = exact_profile(args.data, schema, split=args.split, progress=progress)
     else:

@@ -8,8 +8,10 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
-Type = Callable[[str], float]
+if TYPE_CHECKING:
+    from jrec.progress import Progress
 
 _SHOWN = 24  # characters of a refused value
 
@@ -89,6 +91,18 @@ def ratio(text: str) -> float:
     if not 0 < value <= 1:
         raise argparse.ArgumentTypeError(f"{_shown(text)} is no fraction above 0 and up to 1, such as 1/64")
     return value
+
+
+def add_quiet(parser: argparse.ArgumentParser) -> None:
+    """Adds --quiet, which ``progress_of`` reads."""
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+
+
+def progress_of(args: argparse.Namespace) -> Progress:
+    """The progress bars of a command, on a terminal and without --quiet."""
+    from jrec.progress import Progress
+
+    return Progress(show=False if args.quiet else None)
 
 
 def add_join(parser: argparse.ArgumentParser) -> None:

@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
-from jrec.commands.arguments import COUNT_OR_ZERO, integer, number
+from jrec.commands.arguments import COUNT_OR_ZERO, add_quiet, integer, number, progress_of
 
 if TYPE_CHECKING:
     from jrec.train.compress import Compression
@@ -34,7 +34,6 @@ METRICS = ("auc", "log_loss")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
-    parser.description, parser.epilog = DESCRIPTION, EPILOG
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a run folder, or one checkpoint")
     parser.add_argument("--out", required=True, metavar="RUN", help="the folder of the compressed run")
     parser.add_argument("--rank", type=integer(1, 2**16), metavar="R", help="the rank between neighbouring cores")
@@ -59,13 +58,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cores", type=integer(2, 4), default=3, help="cores of a table (default 3)")
     parser.add_argument("--data", metavar="DATA", help="the dataset, if it is no longer where the run says")
     parser.add_argument("--overwrite", action="store_true", help="replace the run in that folder, if any")
-    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    add_quiet(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Compresses; returns 0."""
     from jrec.outputs import write_file
-    from jrec.progress import Progress
     from jrec.train.compress import Selection, compress_run
 
     selection = Selection(
@@ -83,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
         selection,
         data=args.data,
         overwrite=args.overwrite,
-        progress=Progress(False if args.quiet else None),
+        progress=progress_of(args),
     )
     content = report(done)
     folder = done.run.folder / "report"

@@ -27,7 +27,6 @@ EPILOG = """examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
-    parser.description, parser.epilog = DESCRIPTION, EPILOG
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a run folder, or one checkpoint")
     parser.add_argument("data", metavar="DATA", help="the training data, or another dataset whose rows mean the same")
     parser.add_argument("--split", default="test", help="train, valid or test (default test)")

@@ -6,6 +6,8 @@ import argparse
 import pathlib
 import sys
 
+from jrec.commands.arguments import add_quiet, progress_of
+
 DESCRIPTION = """\
 Export a trained model for serving.
 
@@ -26,7 +28,6 @@ DTYPES = ("float32", "bfloat16", "float16", "int8", "int4")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
-    parser.description, parser.epilog = DESCRIPTION, EPILOG
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a run folder, or one checkpoint")
     parser.add_argument("--out", required=True, metavar="DIR", help="the folder to make")
     parser.add_argument(
@@ -40,12 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--onnx", action="store_true", help="write model.onnx too, for onnxruntime (jrec[onnx])")
     parser.add_argument("--data", metavar="DATA", help="the dataset, if it is no longer where the run says")
     parser.add_argument("--overwrite", action="store_true", help="replace the export in that folder, if any")
-    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    add_quiet(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Exports; returns 0."""
-    from jrec.progress import Progress
     from jrec.train.export import export_run
 
     manifest = export_run(
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         since=args.since,
         onnx=args.onnx,
         overwrite=args.overwrite,
-        progress=Progress(False if args.quiet else None),
+        progress=progress_of(args),
         report=lambda message: print(f"jrec: {message}", file=sys.stderr),
     )
     out = pathlib.Path(args.out)

@@ -7,7 +7,7 @@ import shlex
 import sys
 from typing import TYPE_CHECKING
 
-from jrec.commands.arguments import DIM, SEED, SLOT_BYTES, THREADS, number, size
+from jrec.commands.arguments import DIM, SEED, SLOT_BYTES, THREADS, add_quiet, number, progress_of, size
 from jrec.commands.rows import Rows, rows_of
 
 if TYPE_CHECKING:
@@ -43,7 +43,6 @@ A pack that was interrupted goes on where it was when the same command is given 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
-    parser.description, parser.epilog = DESCRIPTION, EPILOG
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
 
     def action(name: str, about: str, epilog: str | None = None) -> argparse.ArgumentParser:
@@ -76,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_calibration(two)
     three = action("check", "read a packed folder whole and compare all checksums")
     three.add_argument("folder", metavar="DIR", help="made by `jrec fae pack`")
-    three.add_argument("--quiet", action="store_true", help="no progress bar")
+    add_quiet(three)
 
 
 def _add_calibration(parser: argparse.ArgumentParser) -> None:
@@ -101,7 +100,7 @@ def _add_calibration(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="bytes of a row's optimizer slots (default 4: row-wise Adagrad's)",
     )
-    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    add_quiet(parser)
 
 
 _CALIBRATION = ("budget", "sample", "small", "config", "dim", "dtype", "slot_bytes")
@@ -118,7 +117,7 @@ def _calibrate(args: argparse.Namespace) -> int:
 
     if args.out:
         check_output(args.out, inputs=[args.data, args.config or ""])
-    calibration = calibrate(args.data, _options(args), progress=_progress(args))
+    calibration = calibrate(args.data, _options(args), progress=progress_of(args))
     print("\n".join(_lines(calibration)))
     if args.out:
         calibration.save(args.out)
@@ -132,7 +131,7 @@ def _pack(args: argparse.Namespace) -> int:
     from jrec.data.schema import Schema
     from jrec.errors import ConfigError
 
-    schema, progress = Schema.load(args.data), _progress(args)
+    schema, progress = Schema.load(args.data), progress_of(args)
     if args.calibration:
         if odd := [name for name in _CALIBRATION if getattr(args, name) is not None]:
             options = ", ".join(f"--{name.replace('_', '-')}" for name in odd)
@@ -187,18 +186,12 @@ def _lines(calibration: Calibration) -> list[str]:
 def _check(args: argparse.Namespace) -> int:
     from jrec.data.fae.verify import verify
 
-    manifest = verify(args.folder, progress=_progress(args))
+    manifest = verify(args.folder, progress=progress_of(args))
     print(
         f"{args.folder}: whole; {manifest.hot_examples:,} hot and {manifest.cold_examples:,} cold examples of"
         f" {manifest.name}, {sum(t.hot for t in manifest.tables):,} hot rows"
     )
     return 0
-
-
-def _progress(args: argparse.Namespace):
-    from jrec.progress import Progress
-
-    return Progress(show=False if args.quiet else None)
 
 
 def _options(args: argparse.Namespace) -> CalibrateOptions:

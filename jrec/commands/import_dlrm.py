@@ -24,7 +24,6 @@ EPILOG = """examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
-    parser.description, parser.epilog = DESCRIPTION, EPILOG
     parser.add_argument("checkpoint", metavar="CKPT", help="the file of torch.save or safetensors")
     parser.add_argument("data", metavar="DATA", help="the dataset's folder")
     parser.add_argument("overrides", metavar="section.key=value", nargs="*", help="keys of the run's configuration")

@@ -23,7 +23,6 @@ EPILOG = """examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
-    parser.description, parser.epilog = DESCRIPTION, EPILOG
     parser.add_argument("data", metavar="DATASET", help="a dataset made by jrec prepare or jrec synth")
     parser.add_argument("--out", required=True, metavar="CONFIG.toml", help="the file to write")
     parser.add_argument("--quick", action="store_true", help="train nothing; choose the kind of model by a rule")

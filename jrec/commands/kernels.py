@@ -32,7 +32,6 @@ without a GPU."""
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
-    parser.description, parser.epilog = DESCRIPTION, EPILOG
     raw = argparse.RawDescriptionHelpFormatter
     actions = parser.add_subparsers(dest="action", metavar="check")
     summary = "check the classes that have no verdict yet"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from jrec.commands.arguments import DEVICES, integer, size
+from jrec.commands.arguments import DEVICES, add_quiet, integer, progress_of, size
 
 DESCRIPTION = """\
 Measure, for every pair of visible devices, how long one takes to read a byte of the other's rows, and the bandwidth of
@@ -19,7 +19,6 @@ EPILOG = """examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
-    parser.description, parser.epilog = DESCRIPTION, EPILOG
     parser.add_argument("--out", metavar="FILE.toml", help="write the hardware file there (default: print it)")
     parser.add_argument("--name", help="the hardware's name (default: the devices' kind and number)")
     parser.add_argument("--devices", type=DEVICES, metavar="N", help="measure only the first N")
@@ -38,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--repeats", type=integer(1, 10**6), default=7, metavar="N", help="timings of each pair (default 7)"
     )
-    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    add_quiet(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -50,7 +49,6 @@ def run(args: argparse.Namespace) -> int:
     from jrec import environment
     from jrec.errors import ConfigError
     from jrec.outputs import check_file, check_output, write_file
-    from jrec.progress import Progress
     from jrec.sharding.links import hardware_toml, measure_hardware
 
     if args.out and not args.out.endswith(".toml"):
@@ -67,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
         devices = devices[: args.devices]
     memory = None if args.memory is None else args.memory
     count = itertools.count()
-    with Progress(show=False if args.quiet else None).stage("measuring links", len(devices) ** 2 + 1) as done:
+    with progress_of(args).stage("measuring links", len(devices) ** 2 + 1) as done:
         hardware = measure_hardware(
             args.name or f"{len(devices)} x {devices[0].device_kind}",
             devices,

@@ -10,7 +10,7 @@ import shlex
 import sys
 from collections.abc import Iterator
 
-from jrec.commands.arguments import COUNT, SEED, THREADS, add_join, by_name, fractions, integer
+from jrec.commands.arguments import COUNT, SEED, THREADS, add_join, add_quiet, by_name, fractions, integer, progress_of
 
 DESCRIPTION = "Turn a raw click log into a dataset that `jrec train` reads. docs/data.md describes every format."
 EPILOG = """examples:
@@ -46,8 +46,6 @@ FORMATS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments: a subcommand a format."""
-    parser.description, parser.epilog = DESCRIPTION, EPILOG
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     formats = parser.add_subparsers(dest="format", metavar="FORMAT", required=True)
     for name, description in FORMATS.items():
         one = formats.add_parser(
@@ -174,7 +172,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
         " start one here; a piece of work whose worker dies is done once more (docs/clusters.md)",
     )  # fmt: skip
     parser.add_argument("--traceback", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
-    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    add_quiet(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -185,7 +183,6 @@ def run(args: argparse.Namespace) -> int:
     from jrec.data.prepare_options import PrepareOptions, refuse_learned
     from jrec.data.vocabulary_load import dataset_key_seed
     from jrec.outputs import check_output
-    from jrec.progress import Progress
 
     shard_examples = args.shard_examples
     if shard_examples is None:
@@ -218,7 +215,7 @@ def run(args: argparse.Namespace) -> int:
             args.out,
             options,
             command=shlex.join(["jrec", *sys.argv[1:]]),
-            progress=Progress(show=False if args.quiet else None),
+            progress=progress_of(args),
             report=lambda message: print(message, file=sys.stderr),
             workers=workers,
         )

@@ -7,7 +7,7 @@ import math
 import shlex
 import sys
 
-from jrec.commands.arguments import COUNT, COUNT_OR_ZERO, LARGE_COUNT, SEED, integer, number
+from jrec.commands.arguments import COUNT, COUNT_OR_ZERO, LARGE_COUNT, SEED, add_quiet, integer, number, progress_of
 
 DESCRIPTION = """\
 Renumber the rows of a dataset's large tables so that rows which training reads together lie together (EL-Rec, section
@@ -38,8 +38,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from jrec.data.reorder.options import METHODS, ReorderOptions
 
     default = ReorderOptions()
-    parser.description, parser.epilog = DESCRIPTION, EPILOG
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("data", metavar="DATA", help="the dataset folder")
     action = parser.add_mutually_exclusive_group()
     action.add_argument("--verify", action="store_true", help="only check the bijections, against every example")
@@ -94,7 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--threads", type=integer(0, 4096), default=default.threads, metavar="N", help="that read; no result changes"
     )
-    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    add_quiet(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -103,9 +101,8 @@ def run(args: argparse.Namespace) -> int:
     from jrec.data.reorder.options import ReorderOptions
     from jrec.data.reorder.verify import verify
     from jrec.errors import value_errors_are_config_errors
-    from jrec.progress import Progress
 
-    progress = Progress(show=False if args.quiet else None)
+    progress = progress_of(args)
     if args.verify:
         verified = verify(args.data, progress=progress)
         tables = ", ".join(f"{name} ({moved:,} rows moved)" for name, moved in verified.moved.items()) or "none"

@@ -22,7 +22,6 @@ EPILOG = """examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
-    parser.description, parser.epilog = DESCRIPTION, EPILOG
     parser.add_argument("plan", metavar="PLAN", help="the plan in force")
     parser.add_argument("profile", metavar="PROFILE", help="the present accesses")
     parser.add_argument("--before", metavar="PROFILE", help="the accesses that the plan was made from, to compare")

@@ -6,7 +6,18 @@ import argparse
 import shlex
 import sys
 
-from jrec.commands.arguments import COUNT, LARGE_COUNT, SEED, THREADS, fractions, integer, number, ratio
+from jrec.commands.arguments import (
+    COUNT,
+    LARGE_COUNT,
+    SEED,
+    THREADS,
+    add_quiet,
+    fractions,
+    integer,
+    number,
+    progress_of,
+    ratio,
+)
 
 DESCRIPTION = """\
 Make a synthetic dataset that `jrec train` reads: tables of published sizes, power-law ids whose popularity drifts from
@@ -29,8 +40,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
     from jrec.data.synth.shapes import SHAPES
 
-    parser.description, parser.epilog = DESCRIPTION, EPILOG
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--like", required=True, choices=tuple(SHAPES), help="whose tables and features to imitate")
     parser.add_argument("--rows", required=True, type=LARGE_COUNT, metavar="N", help="examples in all splits together")
     parser.add_argument("--seed", type=SEED, default=0, help="default 0")
@@ -56,13 +65,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--threads", type=THREADS, metavar="N", help="default: the cores, at most 8")
     parser.add_argument("--overwrite", action="store_true", help="replace a finished dataset at DIR")
-    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    add_quiet(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Makes the dataset and says what is in it."""
     from jrec.data.synth import SynthOptions, shape_like, synthesize
-    from jrec.progress import Progress
 
     threads = {} if args.threads is None else {"threads": args.threads}
     options = SynthOptions(
@@ -79,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
         args.out,
         options,
         command=shlex.join(["jrec", *sys.argv[1:]]),
-        progress=Progress(show=False if args.quiet else None),
+        progress=progress_of(args),
         report=lambda message: print(message, file=sys.stderr),
     )
     counts = ", ".join(f"{name} {split.examples:,}" for name, split in schema.splits.items())
