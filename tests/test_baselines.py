@@ -20,8 +20,8 @@ from jrec.train.baselines.examples import Slots
 from jrec.train.baselines.examples import Split as Blocks
 from jrec.train.baselines.measure import measure, wanted
 from jrec.train.preflight import _check_compared
-from jrec.train.report.comparison import verdict
 from jrec.train.report.metrics import auc, log_loss
+from jrec.train.report.writing import verdict
 
 SPLITS = {"train": 6000, "valid": 1500, "test": 1500}
 

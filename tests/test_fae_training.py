@@ -30,7 +30,7 @@ from jrec.train.build import build_layout, build_model, build_optimizer
 from jrec.train.config import load_config
 from jrec.train.dataset import evaluation_config, open_data
 from jrec.train.evaluate import evaluate_checkpoint
-from jrec.train.fae_data import FaeLoaders
+from jrec.train.hot_cold_feed import FaeLoaders
 from jrec.train.loaders import train_loader
 from jrec.train.loop import train
 from jrec.train.report import summary, write_report

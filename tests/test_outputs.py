@@ -15,7 +15,7 @@ from jrec.access.profile import AccessProfile
 from jrec.cli import main
 from jrec.data.blocks import ShardWriter
 from jrec.errors import OutputError
-from jrec.train.score_file import score_file
+from jrec.train.predict import Scored, write_scores
 
 OLD, NEW = b"old" * 1000, b"new" * 1000
 
@@ -98,14 +98,9 @@ def test_devices_and_folders_are_no_files(tmp_path):
 
 
 def scores(path, value):
-    import pyarrow as pa
-
-    with score_file(path, splits=False, overwrite=True) as file:
-        for first in range(0, 3000, 1000):
-            logits = np.full(1000, value, np.float32)
-            table = pa.table({"row": np.arange(first, first + 1000), "score": logits, "logit": logits})
-            file._writer = file._writer or file._opened(table.schema)
-            file._writer.write_table(table)
+    logits = np.full(1000, value, np.float32)
+    pieces = (Scored(split="", first=first, logits=logits, labels=None) for first in range(0, 3000, 1000))
+    write_scores(path, pieces, splits=False, overwrite=True)
 
 
 def folder(path, value):

@@ -10,7 +10,7 @@ import pytest
 from jrec.data.schema import CategoricalFeature, DatasetError, DenseFeature, Schema, Shard, Split, Table
 from jrec.errors import DivergedError, OutputError
 from jrec.train.config import DataConfig, TrainConfig
-from jrec.train.report import plots, writing
+from jrec.train.report import plots, summary, writing
 from jrec.train.report.logs import METRICS_FILE, MetricLog
 from jrec.train.report.metrics import Scores, auc, evaluate
 
@@ -85,7 +85,7 @@ def test_a_full_report(tmp_path):
 def test_summary_puts_the_auc_beside_the_ceiling(tmp_path):
     schema = make_schema(test={"auc": 0.8123})
     content = write(tmp_path, {"valid": make_scores(1), "test": make_scores(2)}, schema)
-    header, valid, test = writing.summary(content).splitlines()
+    header, valid, test = summary(content).splitlines()
     assert header.split()[:3] == ["split", "AUC", "ceiling"]
     assert valid.split()[:3] == ["valid", f"{content['splits']['valid']['auc']:.4f}", "-"]
     assert test.split()[:3] == ["test", f"{content['splits']['test']['auc']:.4f}", "0.8123"]
@@ -97,7 +97,7 @@ def test_hits_of_caches_are_reported(tmp_path):
     content = write(tmp_path, {"test": make_scores(2)}, sections={"caches": {"C1": hits}})
     assert content["caches"] == {"C1": hits}
     content["tables"]["C1"]["cache_rows"] = 5
-    assert writing.summary(content).splitlines()[-1] == "table C1: 25.0 % of 1,000 lookups hit the cache of 5 rows"
+    assert summary(content).splitlines()[-1] == "table C1: 25.0 % of 1,000 lookups hit the cache of 5 rows"
 
 
 def test_a_section_has_one_source(tmp_path):
@@ -112,7 +112,7 @@ def test_one_class(tmp_path, label):
     text = (tmp_path / "metrics.json").read_text()
     assert "NaN" not in text
     assert json.loads(text)["splits"]["test"]["auc"] is None
-    assert f"auc is undefined: all labels are {int(label)}" in writing.summary(content)
+    assert f"auc is undefined: all labels are {int(label)}" in summary(content)
     assert (tmp_path / "roc.png").stat().st_size > 1000
 
 

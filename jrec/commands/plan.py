@@ -53,7 +53,6 @@ PER_DEVICE = 16_384  # examples, OPER's setting: Table 2's 3.25 MB are 16,384 x 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
-    parser.description, parser.epilog = DESCRIPTION, EPILOG
     parser.add_argument("data", metavar="DATA", nargs="?", help="a dataset folder")
     parser.add_argument("--hardware", metavar="H", help="a preset or a TOML file, see below")
     parser.add_argument("--devices", type=DEVICES, metavar="N", help="use only the first N devices")
@@ -270,7 +269,7 @@ def _settled(schema: Schema, config: TrainConfig | None) -> tuple[Schema, TrainC
         return schema, config
     if config is None:
         return schema.with_capacities({t.name: t.rows_for_all for t in schema.tables}), None
-    from jrec.train.capacities import with_capacities
+    from jrec.train.dataset import with_capacities
     from jrec.train.tables import growths_of
 
     config = with_capacities(config, schema)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from jrec.commands.arguments import DEVICES, add_join, by_name
+from jrec.commands.arguments import DEVICES, add_join, add_quiet, by_name
 from jrec.commands.processes import Company, add_process_arguments, in_company
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ EPILOG = """examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
-    parser.description, parser.epilog = DESCRIPTION, EPILOG
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a run folder, or one checkpoint")
     parser.add_argument("input", metavar="INPUT", nargs="+", help="files of a raw log, Parquet files, or one dataset")
     parser.add_argument("--out", required=True, metavar="FILE", help="scores.parquet or scores.csv")
@@ -49,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--plan", default="", metavar="FILE", help="where rows live on N devices, by `jrec plan`")
     parser.add_argument("--overwrite", action="store_true", help="replace FILE")
-    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    add_quiet(parser)
     add_process_arguments(parser)
 
 
@@ -63,7 +62,6 @@ def _run(args: argparse.Namespace, company: Company) -> int:
     from jrec.errors import ConfigError
     from jrec.outputs import check_file, check_output
     from jrec.train.same_run import evaluation_facts
-    from jrec.train.score_file import check_format
 
     out = pathlib.Path(args.out)
     options = {
@@ -76,8 +74,7 @@ def _run(args: argparse.Namespace, company: Company) -> int:
 
     from jrec.run.processes import first
     from jrec.train.mesh_processes import one_of_many
-    from jrec.train.predict import is_dataset, load_run
-    from jrec.train.score_file import score_file
+    from jrec.train.predict import check_score_file, is_dataset, load_run, write_scores
 
     dataset = is_dataset(args.input[0])
     if dataset and len(args.input) > 1:
@@ -87,7 +84,7 @@ def _run(args: argparse.Namespace, company: Company) -> int:
     if args.join and dataset:
         raise ConfigError(f"--join is of raw logs, but {args.input[0]} is a dataset, which is joined; leave it out")
     read = [*args.input, args.checkpoint, args.data or "", args.plan, *by_name(args.join).values()]
-    check_format(out)
+    check_score_file(out)
     check_output(out, inputs=read)
     check_file(out, overwrite=args.overwrite)
     begin = time.perf_counter()
@@ -95,18 +92,15 @@ def _run(args: argparse.Namespace, company: Company) -> int:
         loaded = load_run(
             args.checkpoint, args.input[0] if dataset else args.data, devices=args.devices, plan=args.plan
         )
-        count = 0
-        if first():
-            with score_file(out, splits=dataset, overwrite=args.overwrite) as file:
-                for scored in _shown(_scored(args, loaded, dataset), loaded, args, dataset):
-                    file.write(scored)
-                    count += scored.logits.size
-        else:
-            for _ in _scored(args, loaded, dataset):
+        scored = _scored(args, loaded, dataset)
+        if not first():
+            for _ in scored:
                 pass
-    if first():
-        seconds = time.perf_counter() - begin
-        print(f"{out}: {count:,} scores of step {loaded.restored.saved.step:,} in {seconds:.1f} s", file=sys.stderr)
+            return 0
+        shown = _shown(scored, loaded, args, dataset)
+        count = write_scores(out, shown, splits=dataset, overwrite=args.overwrite)
+    seconds = time.perf_counter() - begin
+    print(f"{out}: {count:,} scores of step {loaded.restored.saved.step:,} in {seconds:.1f} s", file=sys.stderr)
     return 0
 
 

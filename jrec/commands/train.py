@@ -38,7 +38,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
     from jrec.train.config import key_help, shipped_configs
 
-    parser.description = DESCRIPTION
     parser.epilog = (
         f"{EPILOG}\nkeys, their defaults (of hyperparameters, by optimizer) and what they take:\n{key_help()}"
     )
@@ -93,7 +92,7 @@ def _run(args: argparse.Namespace, company: Company) -> int:
     from jrec.train.make_run import check_pipeline
     from jrec.train.report import summary, write_report
     from jrec.train.report.logs import METRICS_FILE
-    from jrec.train.report.sections import merged
+    from jrec.train.report.writing import merged
     from jrec.train.run_folder import REPORT_FOLDER
 
     data = start.data

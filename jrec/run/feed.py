@@ -64,7 +64,7 @@ class Feed(Protocol):
         ...
 
     def sections(self, seconds: float) -> dict[str, Any]:
-        """The report's sections about the batches, see ``jrec.train.report.sections``.
+        """The report's sections about the batches, see ``jrec.train.report.writing``.
 
         Args:
           seconds: The duration of training.

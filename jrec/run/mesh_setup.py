@@ -161,7 +161,7 @@ class MeshSetup:
         return {} if (record := self.modes.record()) is None else {"forms": record}
 
     def sections(self, folder: pathlib.Path) -> dict[str, Any]:
-        """The report's section about the plan, see ``jrec.train.report.sections``; writes the profile to ``folder``."""
+        """The report's section about the plan, see ``jrec.train.report.writing``; writes the profile to ``folder``."""
         if self.monitor is None or jax.process_index() != 0:
             return {}
         return {"plan": self.monitor.summary(folder)}

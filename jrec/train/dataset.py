@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 from typing import TYPE_CHECKING
 
 from jrec.data.fae import FaeManifest, is_fae_folder
 from jrec.data.schema import Schema
 from jrec.errors import ConfigError
-from jrec.train.capacities import with_capacities
 from jrec.train.config import TrainConfig
+from jrec.train.run_folder import find_checkpoint, load_run_config
 
 if TYPE_CHECKING:
     from jrec.sharding import Plan
@@ -82,3 +83,21 @@ def evaluation_config(config: TrainConfig) -> TrainConfig:
         return config
     folder = FaeManifest.load(config.data.path).cold_folder
     return dataclasses.replace(config, data=dataclasses.replace(config.data, path=str(folder)))
+
+
+def with_capacities(config: TrainConfig, schema: Schema) -> TrainConfig:
+    """The configuration with the capacity of every growing table that it leaves open.
+
+    They are settled once for a run: other datasets that it meets later do not change them. The run that this one
+    begins from (``init_from``) decides, or else training has values for all rows but one.
+
+    Args:
+      config: The run's configuration.
+      schema: The dataset to train on.
+    """
+    if not schema.growing:
+        return config
+    rows = {table.name: table.rows_for_all for table in schema.tables if table.growing}
+    if config.init_from:
+        rows |= load_run_config(find_checkpoint(pathlib.Path(config.init_from))[0]).tables.capacities
+    return dataclasses.replace(config, tables=config.tables.with_capacities(rows))

@@ -8,12 +8,69 @@ on the same batches under another plan, except for the order of sums over device
 
 from __future__ import annotations
 
+import dataclasses
+import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from jrec.data.fae.manifest import MANIFEST_FILE, FaeManifest
+from jrec.data.loader import Loader
+from jrec.data.schema import Schema
+from jrec.errors import CheckpointError
+from jrec.ops.layout import EmbeddingLayout
 from jrec.run.run import Run
 from jrec.run.run_feed import FedBatch, RunFeed
-from jrec.train.fae_data import FaeLoaders
+from jrec.train.config import TrainConfig
+from jrec.train.loaders import train_loader
+from jrec.train.shuffle_scheduler import ShuffleScheduler
+
+
+class FaeLoaders:
+    """Hot and cold batches, each kind shuffled anew in every epoch, and the scheduler that interleaves them.
+
+    Args:
+      config: The run's configuration.
+      packed: The FAE folder.
+      layout: The run's tables.
+
+    Attributes:
+      hot: Batches that read only hot rows; None where no example is hot.
+      cold: Batches of the run's layout; None where all examples are hot.
+      scheduler: The scheduler of their order.
+      packed: The FAE folder.
+      split: The split whose loss the scheduler observes.
+
+    Raises:
+      DatasetError: If the folder cannot be used.
+    """
+
+    def __init__(self, config: TrainConfig, packed: FaeManifest, layout: EmbeddingLayout):
+        self.packed, self.split = packed, config.fae.split
+        self.hot = self.cold = None
+        if (schema := packed.hot_schema) is not None:
+            self.hot = _loader(packed.hot_folder, config, schema, layout)
+        if packed.cold_examples:
+            self.cold = _loader(packed.cold_folder, config, packed.cold_schema, layout)
+        batches, hot_batches = (0 if loader is None else loader.batches_per_epoch for loader in (self.cold, self.hot))
+        self.scheduler = ShuffleScheduler(config.fae, cold=batches, hot=hot_batches, epochs=config.epochs)
+
+    @property
+    def total_batches(self) -> int:
+        """Batches of all epochs."""
+        return self.scheduler.total
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Restores the order of hot and cold batches; their feeds restore the batches' own positions.
+
+        Raises:
+          CheckpointError: If it was saved with another FAE folder, or another order.
+        """
+        if state.get("packed") != self.packed.identity:
+            raise CheckpointError(
+                f"{self.packed.folder} is not the FAE folder of this run: its {MANIFEST_FILE} is another; resume with"
+                " the folder that the run began with"
+            )
+        self.scheduler.restore(state["scheduler"])
 
 
 class HotColdFeed:
@@ -60,7 +117,7 @@ class HotColdFeed:
     def position(self) -> Any:
         """The positions of both feeds and the scheduler, in JSON types."""
         positions = {kind: None if feed is None else feed.position() for kind, feed in self._feeds.items()}
-        return self._loaders.state(positions)
+        return {"packed": self._loaders.packed.identity, "scheduler": self.scheduler.state(), **positions}
 
     def sections(self, seconds: float) -> dict[str, Any]:
         """The sections of the cold batches, and "fae".
@@ -95,3 +152,8 @@ class HotColdFeed:
                 "paper_synchronization": (scheduler.switches - self._switches_before) * hot_bytes,
             },
         }
+
+
+def _loader(folder: pathlib.Path, config: TrainConfig, schema: Schema, layout: EmbeddingLayout) -> Loader:
+    data = dataclasses.replace(config.data, path=str(folder))
+    return train_loader(dataclasses.replace(config, data=data), schema, layout)

@@ -24,12 +24,10 @@ from jrec.run.run_feed import RunFeed
 from jrec.run.step import StepResults
 from jrec.train import determinism
 from jrec.train.build import build_layout, described, run_parameters
-from jrec.train.capacities import with_capacities
 from jrec.train.config import TrainConfig
-from jrec.train.dataset import RunData, open_data
+from jrec.train.dataset import RunData, open_data, with_capacities
 from jrec.train.evaluate import restore_run, score_split
-from jrec.train.fae_data import FaeLoaders
-from jrec.train.hot_cold_feed import HotColdFeed
+from jrec.train.hot_cold_feed import FaeLoaders, HotColdFeed
 from jrec.train.initial import Initial, initial_of
 from jrec.train.interrupt import StopRequest, stop_on_signals
 from jrec.train.loaders import train_loader
@@ -40,7 +38,7 @@ from jrec.train.report.hit_rates import HitRates
 from jrec.train.report.logs import CHECKPOINTS, FORMS, SCHEDULE, MetricLog, log_growth
 from jrec.train.report.metrics import Scores, evaluate, log_loss
 from jrec.train.report.running_auc import RunningAuc
-from jrec.train.report.sections import merged
+from jrec.train.report.writing import merged
 from jrec.train.run_dataset import keep_dataset
 from jrec.train.run_folder import CHECKPOINT_FOLDER, TRACE_FILE
 from jrec.train.run_length import new_length
@@ -62,7 +60,7 @@ class Outcome:
       parameters: Counts and bytes, see ``parameter_counts``.
       schema: The dataset's schema.
       seconds, examples: Training time and examples of this process, without evaluations and checkpoints.
-      sections: Sections of the report, by name (``jrec.train.report.sections``).
+      sections: Sections of the report, by name (``jrec.train.report.writing``).
       reports: Whether this process writes the report.
     """
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import os
 import pathlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -19,11 +20,17 @@ from jrec.data.growing import StoredKeys
 from jrec.data.packing import Packer
 from jrec.data.readers.parquet import column_types, is_parquet, read_batches
 from jrec.data.schema import SCHEMA_FILE, DatasetError
+from jrec.errors import ConfigError
+from jrec.outputs import new_file
 from jrec.train.evaluate import RestoredRun, restore_run
 from jrec.train.loaders import eval_loader
 from jrec.train.report.metrics import check_finite
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 SPLITS = ("train", "valid", "test")
+SCORE_FORMATS = (".parquet", ".csv")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -208,6 +215,71 @@ class LoadedRun:
         logits = np.asarray(jax.device_get(self.restored.run.predictions.of_batch(batch)))[:count]
         check_finite(logits)
         return logits
+
+
+def check_score_file(path: pathlib.Path) -> None:
+    """Refuses a file of scores that is neither Parquet nor CSV.
+
+    Raises:
+      ConfigError: If the path ends otherwise.
+    """
+    if path.suffix not in SCORE_FORMATS:
+        raise ConfigError(
+            f"--out {path} ends in {path.suffix or 'nothing'}; scores are written to {' or '.join(SCORE_FORMATS)}"
+        )
+
+
+def write_scores(path: pathlib.Path, pieces: Iterable[Scored], *, splits: bool, overwrite: bool = False) -> int:
+    """Writes scores as they come to a Parquet or CSV file, which appears when it is whole.
+
+    Columns: split (of a dataset's examples), row (an example's number, from 0), label (where known), score, logit.
+
+    Args:
+      path: The file, whose ending says the format.
+      pieces: The scores.
+      splits: Whether the examples are of a dataset's splits.
+      overwrite: Whether a file there is replaced.
+
+    Returns:
+      How many scores there are.
+
+    Raises:
+      ConfigError: If the ending is another.
+      OutputError: If the file may not or cannot be written.
+    """
+    import pyarrow as pa
+    import pyarrow.csv
+    import pyarrow.parquet
+
+    check_score_file(path)
+    count, tables = 0, (_table(one, splits=splits, csv=path.suffix == ".csv") for one in pieces)
+    with new_file(path, overwrite=overwrite) as partial:
+        if (table := next(tables, None)) is None:
+            fields = [("split", pa.string())] if splits else []
+            fields += [("row", pa.int64()), ("score", pa.float32()), ("logit", pa.float32())]
+            table = pa.schema(fields).empty_table()
+        if path.suffix == ".csv":
+            writer = pyarrow.csv.CSVWriter(partial, table.schema)
+        else:
+            writer = pyarrow.parquet.ParquetWriter(partial, table.schema, write_page_checksum=True)
+        with writer:
+            for one in itertools.chain([table], tables):
+                writer.write_table(one)
+                count += len(one)
+    return count
+
+
+def _table(scored: Scored, *, splits: bool, csv: bool) -> pa.Table:
+    import pyarrow as pa
+
+    size, columns = scored.logits.size, dict[str, Any]()
+    if splits:
+        split = pa.DictionaryArray.from_arrays(pa.array(np.zeros(size, np.int8)), pa.array([scored.split]))
+        columns["split"] = split.cast(pa.string()) if csv else split
+    columns["row"] = np.arange(scored.first, scored.first + size, dtype=np.int64)
+    if scored.labels is not None:  # all examples of an input have labels, or none
+        columns["label"] = scored.labels
+    return pa.table({**columns, "score": scored.probabilities, "logit": scored.logits})
 
 
 def is_dataset(path: str | os.PathLike[str]) -> bool:

@@ -124,7 +124,7 @@ def _trained(run: pathlib.Path) -> dict[str, bytes]:
 
 TIMES = ("*/timing.jsonl", "*/report/*", "*/manifest.json")  # seconds, versions of figures, seconds again
 _DATA = ("jrec.commands.prepare", "jrec.data.prepare", "jrec.data.joined", "numba", "jrec.data.reorder")
-_MODEL = (*_DATA, "jrec.train.loop", "jrec.train.report", "jrec.train.predict", "jrec.train.score_file",
+_MODEL = (*_DATA, "jrec.train.loop", "jrec.train.report", "jrec.train.predict",
           "jrec.train.export", "jrec.serving.model", "jrec.imports", "jrec.train.compress", "jrec.train.preflight",
           "jrec.train.comparisons", "jrec.commands.kernel_check", "jrec.selfcheck.check", "optax")  # fmt: skip
 

@@ -17,8 +17,8 @@ from jrec.errors import JrecError
 from jrec.files import load_json, save_json
 from jrec.train.baselines import logistic, popularity
 from jrec.train.baselines.examples import BlockAt, Slots, Split
-from jrec.train.report.comparison import NAMES
 from jrec.train.report.metrics import Scores, evaluate
+from jrec.train.report.summary import BASELINES
 
 FORMAT, VERSION = "jrec-baselines", 1
 SMALL = 10_000_000
@@ -66,7 +66,7 @@ def measure(
         cached = True
     metrics = {
         name: {**kept[name], "splits": {split: kept[name]["splits"][split] for split in splits}}
-        for name in NAMES
+        for name in BASELINES
         if kept[name] is not None
     }
     return {**metrics, "seconds": kept["seconds"], "cached": cached}

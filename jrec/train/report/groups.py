@@ -8,7 +8,7 @@ examples mixes with how likely each user is to click.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,9 @@ import numpy as np
 from jrec.train.report.metrics import Scores
 
 BINS = 20
-_SHOWN, _LEAST = 5, 10  # groups of a table, and examples that a group in it has at least
+LEAST = 10
+"""Examples that a group has at least, to be among the best or the worst."""
+_SHOWN = 5  # of each
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -104,7 +106,7 @@ def describe_groups(
     chosen = by_group.defined
     weights = by_group.examples[chosen].astype(float)
     histogram = np.histogram(by_group.auc[chosen], BINS, (0, 1), weights=weights)[0]
-    shown = np.flatnonzero(chosen & (by_group.examples >= _LEAST))
+    shown = np.flatnonzero(chosen & (by_group.examples >= LEAST))
     shown = shown[np.lexsort((-by_group.examples[shown], by_group.auc[shown]))]
     worst, best = shown[:_SHOWN], shown[::-1][:_SHOWN]
     return {
@@ -131,24 +133,3 @@ def _table(
             "auc": float(by_group.auc[at]),
             "log_loss": float(by_group.log_loss[at]),
         }
-
-
-def group_lines(content: Mapping[str, Any]) -> Iterator[str]:
-    """GAUC and the best and the worst groups, for the terminal.
-
-    Args:
-      content: The content of ``metrics.json``.
-    """
-    groups = content.get("groups", {"splits": {}})
-    for split, one in groups["splits"].items():
-        if one["gauc"] is None:
-            yield f"{split}, by {groups['feature']}: no group has both labels"
-            continue
-        yield (
-            f"{split}, by {groups['feature']}: GAUC {one['gauc']:.4f} of {one['groups']:,} groups with both labels,"
-            f" {100 * one['coverage']:.1f} % of the examples"
-        )
-        for kind in ("best", "worst"):
-            if rows := one[kind]:
-                shown = ", ".join(f"{row['group']} {row['auc']:.3f} ({row['examples']:,})" for row in rows)
-                yield f"  {kind} of {_LEAST} examples or more, AUC (examples): {shown}"

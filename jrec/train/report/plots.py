@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 COLORS = {"train": "#0072B2", "valid": "#E69F00", "test": "#009E73"}  # Okabe and Ito: apart for the colour-blind too
 GREY = "#666666"
+COLD, HOT, MIXED = "#56B4E9", "#D55E00", "#CC79A7"  # Okabe and Ito
 CURVE_POINTS = 2000
 _DASHES = ("-.", (0, (1, 1)))
 
@@ -37,7 +39,7 @@ def plot_loss(
       batch_size: Examples in a step, for the axis.
       baselines: By split and baseline, its log loss.
     """
-    figure, axes = new_figure(9, 5)
+    figure, axes = _new_figure(9, 5)
     records = list(records)
     train = np.array([(r["step"], r["loss"]) for r in records if "loss" in r], float).reshape(-1, 2)
     shown = [train[:, 1]]
@@ -65,7 +67,7 @@ def plot_loss(
             axes.axhline(loss, color=GREY, linestyle=_DASHES[number % 2], linewidth=1, label=label)
             shown.append(np.array([loss]))
     _limit_to_bulk(axes, np.concatenate(shown))
-    finish(axes, f"{title}: loss", f"step of {batch_size:,} examples", "log loss (nats per example)")
+    _finish(axes, f"{title}: loss", f"step of {batch_size:,} examples", "log loss (nats per example)")
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.xaxis.set_major_formatter("{x:,.0f}")
     if records:
@@ -81,7 +83,7 @@ def plot_roc(
     baselines: Mapping[str, Mapping[str, float]] = types.MappingProxyType({}),
 ) -> Figure:
     """ROC curves of the splits, their AUC, and where known the AUC of the planted teacher and of the baselines."""
-    figure, axes = new_figure(6.5, 6.5)
+    figure, axes = _new_figure(6.5, 6.5)
     axes.plot([0, 1], [0, 1], color=GREY, linestyle="--", linewidth=1, label="chance: AUC 0.5")
     for split, one in scores.items():
         curve = roc_curve(one.logits, one.labels)
@@ -99,7 +101,7 @@ def plot_roc(
     axes.set_aspect("equal")
     axes.set_xlim(-0.01, 1.01)
     axes.set_ylim(-0.01, 1.01)
-    finish(axes, f"{title}: ROC", "false positive rate", "true positive rate", loc="lower right")
+    _finish(axes, f"{title}: ROC", "false positive rate", "true positive rate", loc="lower right")
     return figure
 
 
@@ -108,7 +110,7 @@ def plot_calibration(scores: Mapping[str, Scores], *, title: str) -> Figure:
 
     Bars are 95 % intervals of the observed rate (normal approximation). Axes are logarithmic where clicks are rare.
     """
-    figure, (top, bottom) = new_figure(6.5, 8, rows=2, height_ratios=(3, 1))
+    figure, (top, bottom) = _new_figure(6.5, 8, rows=2, height_ratios=(3, 1))
     evaluations = {split: evaluate(one) for split, one in scores.items()}
     logarithmic = any(e.base_rate < 0.1 for e in evaluations.values())
     predictions = {split: sigmoid(one.logits) for split, one in scores.items()}
@@ -130,8 +132,8 @@ def plot_calibration(scores: Mapping[str, Scores], *, title: str) -> Figure:
         set_scale("log" if logarithmic else "linear")
     top.set_xlim(low, high)
     top.set_ylim(low, high)
-    finish(top, f"{title}: calibration", "predicted click rate (mean of bin)", "observed click rate", loc="upper left")
-    finish(bottom, "", "predicted click rate", "share of examples")
+    _finish(top, f"{title}: calibration", "predicted click rate (mean of bin)", "observed click rate", loc="upper left")
+    _finish(bottom, "", "predicted click rate", "share of examples")
     bottom.set_xlim(edges[0], edges[-1])
     return figure
 
@@ -143,7 +145,7 @@ def plot_groups(groups: Mapping[str, Any], *, title: str) -> Figure:
       groups: The report's section ``groups``.
       title: The plot's title.
     """
-    figure, axes = new_figure(7, 4.5)
+    figure, axes = _new_figure(7, 4.5)
     for split, one in groups["splits"].items():
         shares = np.array(one["histogram"], float)
         if shares.sum() == 0:
@@ -152,7 +154,34 @@ def plot_groups(groups: Mapping[str, Any], *, title: str) -> Figure:
         edges = np.linspace(0, 1, len(shares) + 1)
         axes.stairs(shares / shares.sum(), edges, color=_color(split), linewidth=1.5, label=label)
         axes.axvline(one["gauc"], color=_color(split), linestyle=":", linewidth=1.5)
-    finish(axes, f"{title}: groups by {groups['feature']}", "AUC within the group", "share of examples", "upper left")
+    _finish(axes, f"{title}: groups by {groups['feature']}", "AUC within the group", "share of examples", "upper left")
+    return figure
+
+
+def plot_schedule(schedules: Sequence[Mapping[str, Any]], *, title: str, split: str) -> Figure:
+    """The loss after each schedule, above the rate and the phases of hot and cold batches.
+
+    Args:
+      schedules: Records of ``metrics.jsonl``, see ``jrec.train.shuffle_scheduler.Schedule``; at least one.
+      title: The plot's title.
+      split: The split of the loss.
+    """
+    figure, (top, bottom) = _new_figure(9, 7, rows=2, height_ratios=(3, 2))
+    steps = [s["start"] + s["cold"] + s["hot"] for s in schedules]
+    top.plot(steps, [s["test_loss"] for s in schedules], "o-", color=GREY, label=f"{split}, after each schedule")
+    for first, then in itertools.pairwise(schedules):
+        if first["next_rate"] != first["rate"]:
+            color, word = (HOT, "doubled") if first["next_rate"] > first["rate"] else (COLD, "halved")
+            top.axvline(then["start"], color=color, linestyle=":", linewidth=1.2, label=f"rate {word}")
+    _phases(bottom, schedules)
+    edges = [schedules[0]["start"], *steps]
+    bottom.stairs([s["rate"] for s in schedules], edges, baseline=None, color="black", linewidth=1.8, label="rate")
+    bottom.set_ylim(0, 105)
+    for axes in (top, bottom):
+        axes.set_xlim(0, steps[-1])
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+    _finish(top, f"{title}: hot and cold schedules", "", "log loss (nats per example)", unique=True)
+    _finish(bottom, "", "step", "rate (% of an epoch's batches)", unique=True)
     return figure
 
 
@@ -172,7 +201,7 @@ def _draw_reliability(
     return float(rates.min()), float(rates.max())
 
 
-def new_figure(width: float, height: float, rows: int = 1, **options: Any) -> tuple[Figure, Any]:
+def _new_figure(width: float, height: float, rows: int = 1, **options: Any) -> tuple[Figure, Any]:
     """A figure, its size in inches, and its axes, one below the other."""
     from matplotlib.figure import Figure
 
@@ -180,7 +209,7 @@ def new_figure(width: float, height: float, rows: int = 1, **options: Any) -> tu
     return figure, figure.subplots(rows, 1, gridspec_kw=options or None)
 
 
-def finish(axes: Axes, title: str, x: str, y: str, loc: Any = "upper right", *, unique: bool = False) -> None:
+def _finish(axes: Axes, title: str, x: str, y: str, loc: Any = "upper right", *, unique: bool = False) -> None:
     """Title, labels, grid and legend in the style of all plots; ``unique`` shows each label once in the legend."""
     axes.set_title(title, loc="left", fontweight="bold")
     axes.set_xlabel(x)
@@ -221,3 +250,21 @@ def _histogram_edges(probabilities: np.ndarray, logarithmic: bool) -> np.ndarray
         return np.linspace(0, 1, 51)
     low = max(1e-6, float(np.quantile(probabilities, 0.001)) / 1.5)
     return np.geomspace(min(low, 0.5), 1, 51)
+
+
+def _phases(axes: Any, schedules: Sequence[Mapping[str, Any]]) -> None:
+    spans: dict[tuple[str, str], list[tuple[int, int]]] = {
+        ("cold batches", COLD): [],
+        ("hot batches", HOT): [],
+        ("alternating", MIXED): [],
+    }
+    cold, hot, mixed = spans.values()
+    for s in schedules:
+        if s["rate"] <= 1 and s["cold"] and s["hot"]:
+            mixed.append((s["start"], s["cold"] + s["hot"]))
+        else:
+            cold.append((s["start"], s["cold"]))
+            hot.append((s["start"] + s["cold"], s["hot"]))
+    for (label, color), phases in spans.items():
+        if phases := [span for span in phases if span[1]]:
+            axes.broken_barh(phases, (0, 105), facecolors=color, alpha=0.35, linewidth=0, label=label)

@@ -6,6 +6,20 @@ REPORT/loss.png          where the run logged its loss
 REPORT/schedule.png      of a run on hot and cold batches: rate and loss by schedule
 REPORT/roc.png, calibration.png
 REPORT/groups.png        with evaluate.group: how AUC within a group is spread
+
+Each part of a run may give sections of its own to metrics.json:
+
+``pipeline``: work and traffic of the host pipeline's stages during training (``Timeline.summary``)
+``in_place``: seconds of a run whose rows in host memory were pooled and updated in place (``InPlaceFeed``)
+``forms``: how rows were looked up on a mesh, and the bytes that each form moves (``LookupModes.record``)
+``fae``: schedules and bytes of a run on hot and cold batches (``HotColdFeed``)
+``plan``: balance and cost of the run's plan under its accesses (``PlanMonitor.summary``)
+``caches``: hits of tensor-train tables' caches in training (``HitRates``)
+``growing``: rows that tables which grow gave to values and took away (``GrowingTables.sections``)
+``evaluations``: how many took place during training, when, and their share of the time
+``baselines``: metrics of logistic regression and of popularity (``jrec.train.baselines``), and the verdict in words
+``groups``: AUC and log loss within the values of ``evaluate.group`` (``jrec.train.report.groups``)
+``kernels``: by kernel class, the choice on the GPU and the verdict behind it
 """
 
 from __future__ import annotations
@@ -15,7 +29,7 @@ import json
 import os
 import pathlib
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jrec import environment
@@ -23,14 +37,10 @@ from jrec.data.schema import Schema
 from jrec.outputs import write_file
 from jrec.train import determinism
 from jrec.train.config import TrainConfig
-from jrec.train.report.comparison import baseline_lines, metric_by_split, step_lines, verdict
-from jrec.train.report.fae_plots import plot_schedule
-from jrec.train.report.groups import group_lines
-from jrec.train.report.growing import growing_lines
 from jrec.train.report.logs import SCHEDULE, read_records
 from jrec.train.report.metrics import UNITS, Scores, evaluate
-from jrec.train.report.plots import plot_calibration, plot_groups, plot_loss, plot_roc
-from jrec.train.report.sections import merged
+from jrec.train.report.plots import plot_calibration, plot_groups, plot_loss, plot_roc, plot_schedule
+from jrec.train.report.summary import BASELINES
 from jrec.train.tables import describe_tables, tables_total
 
 if TYPE_CHECKING:
@@ -42,6 +52,8 @@ FORMAT = "jrec-report"
 VERSION = 1
 METRICS_FILE = "metrics.json"
 DPI = 150
+_MARGIN = 5e-4  # of AUC, below which nothing is said
+_WORSE = 1.002  # times the best log loss, at which training is said to have gone on for too long
 
 _UNITS = {
     **UNITS,
@@ -106,7 +118,7 @@ def write_report(
       history: The ``metrics.jsonl`` of the run, for the loss plot.
       scored_step: The step whose checkpoint was scored, where it is not the last.
       stopped_early: Whether early stopping ended training.
-      sections: Further sections by name, in JSON types; see ``jrec.train.report.sections``.
+      sections: Further sections by name, in JSON types; see the module.
 
     Returns:
       The content of ``metrics.json``.
@@ -162,109 +174,63 @@ def write_report(
     return content
 
 
-def summary(content: Mapping[str, Any]) -> str:
-    """A few lines for the terminal: the metrics of every split beside the teacher's ceiling, and compressed tables.
+def merged(*sections: Mapping[str, Any]) -> dict[str, Any]:
+    """All sections in one mapping, in the order in which they are given.
+
+    Raises:
+      ValueError: If a section is given twice.
+    """
+    combined: dict[str, Any] = {}
+    for some in sections:
+        if twice := sorted(combined.keys() & some.keys()):
+            raise ValueError(f"the report's section {twice[0]!r} is given twice; each has one source")
+        combined |= some
+    return combined
+
+
+def metric_by_split(content: Mapping[str, Any], metric: str) -> dict[str, dict[str, float]]:
+    """A metric of every baseline, by split and by what texts call it; empty where none was computed."""
+    by_split: dict[str, dict[str, float]] = {}
+    for key, name in BASELINES.items():
+        for split, metrics in content.get("baselines", {}).get(key, {"splits": {}})["splits"].items():
+            if metrics[metric] is not None:
+                by_split.setdefault(split, {})[name] = metrics[metric]
+    return by_split
+
+
+def verdict(content: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A sentence for every baseline that ranks the last of the splits better than the model does, and what to try.
 
     Args:
       content: The content of ``metrics.json``.
+      records: The records of ``metrics.jsonl``, which tell whether training went on for too long.
     """
-    lines = [f"{'split':<8}{'AUC':>9}{'ceiling':>9}{'log loss':>10}{'NE':>9}{'accuracy':>10}{'calibration':>13}"]
-    for split, metrics in content["splits"].items():
-        ceiling = content["ceiling"].get(split, {}).get("auc")
-        cells = [
-            f"{split:<8}{_cell(metrics['auc'], 9)}{_cell(ceiling, 9)}{_cell(metrics['log_loss'], 10)}",
-            f"{_cell(metrics['normalized_entropy'], 9)}{_cell(metrics['accuracy'], 10)}",
-            f"{_cell(metrics['calibration'], 13)}",
-        ]
-        lines.append("".join(cells))
-        lines += [f"  {name} is undefined: {reason}" for name, reason in metrics.get("undefined", {}).items()]
-    lines += [*step_lines(content), *baseline_lines(content), *group_lines(content)]
-    for name, group in content["parameters"].items():
-        if "host_rows" in group:
-            rows, size = group["host_rows"], group["host_bytes"]
-            lines.append(f"stack {name}: {rows:,} of {group['rows']:,} rows in host memory, {size:,} bytes")
-    if content["device"]["platform"] != "cpu":
-        lines.append(f"bits: {content['bits']}")
-    lines += _table_lines(content["tables"], content["tables_total"])
-    lines += growing_lines(content.get("growing", {}))
-    lines += _form_lines(content.get("forms", {}))
-    lines += [_cache_line(table, cache, content["tables"][table]) for table, cache in content.get("caches", {}).items()]
-    lines += _kernel_lines(content.get("kernels", {}))
-    return "\n".join([*lines, *(_fae_lines(content["fae"]) if "fae" in content else [])])
-
-
-def _kernel_lines(kernels: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Which kernel classes ran as GPU kernels, which as XLA, and why."""
+    if not content["splits"]:
+        return []
+    split, metrics = list(content["splits"].items())[-1]
     lines = []
-    for choice, name in (("pallas", "jrec's"), ("xla", "XLA's")):
-        reasons = {
-            kernel: entry["why"] if entry["ratio"] is None else f"{entry['ratio']:.2f} of XLA's time"
-            for kernel, entry in kernels.items()
-            if entry["chosen"] == choice
-        }
-        if reasons:
+    for name, value in metric_by_split(content, "auc").get(split, {}).items():
+        if metrics["auc"] is not None and metrics["auc"] < value - _MARGIN:
+            why = "a linear model of the same features" if name == BASELINES["logistic_regression"] else "one feature"
             lines.append(
-                f"GPU kernels, {name}: {', '.join(f'{kernel} ({reason})' for kernel, reason in reasons.items())}"
+                f"the model's {split} AUC {metrics['auc']:.4f} is below {name}'s {value:.4f}: {why} ranks better"
             )
-    return lines
+    return [*lines, f"try {_remedy(content, records)}"] if lines else []
 
 
-def _form_lines(forms: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """How each table's rows came from other devices."""
-    lines = []
-    for name, table in forms.items():
-        ways = (
-            f"{', '.join(table[way])} {verb}"
-            for way, verb in (("send", "sent"), ("retrieve", "retrieved"))
-            if table[way]
+def _remedy(content: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> str:
+    losses = [(r["log_loss"], r["step"]) for r in records if r["split"] == "valid" and "log_loss" in r]
+    if losses and losses[-1][0] > _WORSE * min(losses)[0]:
+        best, step = min(losses)
+        return (
+            f"shorter training, since valid's log loss was best, {best:.4f}, at step {step:,} and {losses[-1][0]:.4f}"
+            " at the last evaluation: evaluate.early_stopping.patience=3 with checkpoint.keep_best=true, fewer epochs,"
+            " or more optimizer.embedding.weight_decay"
         )
-        lines.append(
-            f"table {name}: {'; '.join(ways)}: {table['megabytes']:.4g} MB a step"
-            f" (retrieving {table['retrieve_megabytes']:.4g}, sending {table['send_megabytes']:.4g})"
-        )
-    return lines
-
-
-def _fae_lines(fae: Mapping[str, Any]) -> list[str]:
-    """The savings by hot rows, and the course of the schedule."""
-    sizes, rates = fae["bytes"], [*fae["rates"], fae["rate"]]
-    return [
-        f"fae: {100 * fae['hot_share']:.1f} % of the examples are hot, on {sum(fae['hot_rows'].values()):,} rows of"
-        f" {fae['hot_row_bytes']:,} bytes with slots; {fae['switches']:,} switches, rates"
-        f" {min(rates):g} to {max(rates):g}",
-        f"fae: {sizes['moved']:,} bytes of rows and slots moved between host and device; the paper's synchronization of"
-        f" hot rows at every switch would have moved {sizes['paper_synchronization']:,}",
-    ]
-
-
-def _table_lines(tables: Mapping[str, Mapping[str, Any]], total: Mapping[str, Any]) -> list[str]:
-    """The compressed tables, and where a rule departed from the configuration; none for plain tables."""
-    lines = []
-    for name, table in tables.items():
-        if table["tier"] == "tt":
-            factors, ranks = (" x ".join(map(str, table[key])) for key in ("row_factors", "ranks"))
-            whole = f", the first {table['whole_rows']:,} whole, the others" if "whole_rows" in table else ""
-            lines.append(
-                f"table {name}: {table['rows']:,} rows{whole} as a tensor train of {factors}, rank {ranks}:"
-                f" {table['parameters']:,} parameters, {table['compression']:,.1f} times fewer"
-            )
-        if "note" in table:
-            lines.append(f"table {name}: {table['note']}")
-    if lines:
-        lines.append(
-            f"tables: {total['bytes']:,} bytes instead of {total['uncompressed_bytes']:,},"
-            f" {total['compression']:,.1f} times fewer parameters"
-        )
-    return lines
-
-
-def _cache_line(name: str, hits: Mapping[str, Any], table: Mapping[str, Any]) -> str:
-    rate = "-" if hits["hit_rate"] is None else f"{100 * hits['hit_rate']:.1f} %"
-    return f"table {name}: {rate} of {hits['lookups']:,} lookups hit the cache of {table['cache_rows']:,} rows"
-
-
-def _cell(value: float | None, width: int) -> str:
-    return f"{'-':>{width}}" if value is None else f"{value:>{width}.4f}"
+    return (
+        "more epochs or larger learning rates if the training loss still falls, and optimizer.name=adam with"
+        " optimizer.embedding.name=adam or rowwise_adagrad"
+    )
 
 
 def _data(schema: Schema, config: TrainConfig) -> dict[str, Any]:
