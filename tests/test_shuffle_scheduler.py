@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jrec.errors import CheckpointError, ConfigError
-from jrec.train.config.fae import FAEConfig
+from jrec.train.config import FAEConfig
 from jrec.train.shuffle_scheduler import ShuffleScheduler, next_rate
 
 # Losses after successive schedules, and the rate after each, worked out by hand: begun at 50, bounds 1 and 100, u = 4.

@@ -21,7 +21,7 @@ import math
 from typing import Any, Literal
 
 from jrec.errors import CheckpointError
-from jrec.train.config.fae import FAEConfig
+from jrec.train.config import FAEConfig
 
 Kind = Literal["hot", "cold"]
 

@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, override
 
 from jrec.errors import ConfigError
 from jrec.row_optimizers import ROW_OPTIMIZERS, Adagrad, RowOptimizer, RowWiseAdagrad, SlotShape
-from jrec.train.config.typed_toml import Choices, Range, Section
+from jrec.train.config.typed_toml import Amount, Choices, Count, Range, Section
 
 if TYPE_CHECKING:
     import optax
 
-Count = Annotated[int, Range(minimum=0)]
-Amount = Annotated[float, Range(minimum=0)]
 Above0 = Annotated[float, Range(above=0)]
 DENSE = Choices(name for name, kind in ROW_OPTIMIZERS.items() if kind.optax_name is not None)
 """The optimizers of dense parameters: the row optimizers that optax has, too."""

@@ -8,13 +8,9 @@ from typing import Annotated, Literal, override
 
 from jrec.errors import ConfigError
 from jrec.run.options import HostOptions
-from jrec.train.config.typed_toml import Formerly, Range, Section
+from jrec.train.config.typed_toml import Amount, Count, Formerly, Positive, Range, Section
 
-Count = Annotated[int, Range(minimum=0)]
-Positive = Annotated[int, Range(minimum=1)]
-Amount = Annotated[float, Range(minimum=0)]
 Rank = Annotated[int, Range(minimum=1, maximum=65536)]
-Ahead = Annotated[int, Range(minimum=0, maximum=1024)]  # threads, or batches under way
 DEVICE = Formerly("device", "sharded")
 Bound = Annotated[float, Range(minimum=1e-6, maximum=1e4)]  # as of TableConfig
 Cores = Annotated[int, Range(minimum=2, maximum=4)]

@@ -1,40 +1,23 @@
-"""The configuration of a training run: ``load_config`` reads it from TOML and ``section.key=value`` overrides.
+"""The configuration of a training run: ``TrainConfig``, and the sections that have no module of their own.
 
-Sections: ``[data]``, ``[model]``, ``[tables]`` (``tables``), ``[optimizer]``, ``[optimizer.embedding]`` and
-``[lr_schedule]`` (``optimizer``), ``[fae]`` (``fae``), ``[evaluate]``, ``[checkpoint]``, ``[log]`` and
-``[mesh]`` (``mesh``). Only ``data.path`` has no default.
-This module imports no JAX.
+Only ``data.path`` has no default. This module imports no JAX.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import os
-import pathlib
 import re
-from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal, override
+from typing import Annotated, Literal, override
 
 from jrec.errors import ConfigError
-from jrec.outputs import write_file
-from jrec.train.config.fae import FAEConfig
-from jrec.train.config.mesh import MeshConfig
+from jrec.run.options import MeshOptions
+from jrec.train.config.model import ModelConfig
 from jrec.train.config.optimizer import LRScheduleConfig, OptimizerConfig
-from jrec.train.config.overrides import read_tables
-from jrec.train.config.shipped import find_config
 from jrec.train.config.tables import TablesConfig
-from jrec.train.config.tbsm import TBSMSection
-from jrec.train.config.typed_toml import Auto, Range, Section, describe
+from jrec.train.config.typed_toml import Ahead, Auto, Count, Positive, Range, Section
 
-Count = Annotated[int, Range(minimum=0)]
-Positive = Annotated[int, Range(minimum=1)]
-Width = Annotated[int, Range(minimum=1, maximum=65536)]
 BatchSize = Annotated[int, Range(minimum=1, maximum=2**24)]  # room is made for whole batches
-Ahead = Annotated[int, Range(minimum=0, maximum=1024)]  # threads, or batches under way
-Dtype = Literal["float32", "bfloat16", "float16"]
-OWN_MODEL_KEYS = ("factory", "options", "embedding_dim", "pooling", "table_dtype", "features")
-"""The keys of ``[model]`` that say something of a model by ``model.factory``."""
-Pooling = Literal["sum", "mean", "sqrtn", "max", "none"]
+_Percent = Annotated[int, Range(minimum=1, maximum=100)]
 SplitName = Literal["train", "valid", "test"]
 
 
@@ -76,139 +59,6 @@ class DataConfig(Section):
                 f"data.batch_size is {self.batch_size}, which data.micro_batches = {self.micro_batches} do not divide;"
                 " use a multiple of them"
             )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class FeatureOverride(Section):
-    """``[model.features.NAME]``: one categorical feature's own settings."""
-
-    pooling: Pooling
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ModelConfig(Section):
-    """``[model]``: the DLRM or TBSM, or a model of one's own (``factory``).
-
-    Attributes:
-      kind: "dlrm", or "tbsm", a DLRM tower on every step of a history with attention over them.
-      embedding_dim: Elements of an embedding.
-      bottom_mlp: Widths of the layers over the dense features, without the input. Under interaction "dot" and "fm" the
-        last must equal ``embedding_dim``. Empty for a dataset without dense features.
-      top_mlp: Widths of the layers over the interaction; the last is 1, the logit.
-      interaction: "dot" products of all pairs (strict lower triangle), plain "concat"enation, "fm" (DeepFM), or "dcn"
-        (DCN-v2); see ``jrec.nn.DLRMConfig``.
-      wide: Whether first-order terms, a weight of every id and of every dense feature, join the logit. Rows then have
-        one more element than ``embedding_dim``.
-      cross_layers: Cross layers of "dcn".
-      cross_rank: Rank of their weight matrices; 0 for full ones.
-      dot_with: What the top MLP reads beside dot products: the "bottom" MLP's output, or also the concatenated
-        "embeddings". "auto" is "bottom", or "embeddings" where the dataset has no dense features.
-      pooling: How the ids of a multi-hot feature are combined, unless ``features`` overrides it. "none" keeps one
-        vector per id: a DLRM sees such a feature as as many features as its longest list has ids.
-      table_dtype: The dtype of stored rows. Sums always accumulate in float32.
-      compute_dtype: The dtype of the MLPs' computation.
-      dropout: The rate of dropout in training after each hidden layer of the bottom and top MLPs, those that another
-        layer of theirs follows.
-      batch_norm: Whether these layers have BatchNorm before their ReLU, over the real examples of the whole batch.
-      features: Settings of single categorical features, by name.
-      tbsm: The rest of a TBSM.
-      factory: A function that makes another model, as "package.module:function", see ``jrec.train.factory``; "" for
-        none. Of the keys above only ``embedding_dim``, ``pooling``, ``table_dtype`` and ``features`` are then read.
-      options: The factory's own keyword arguments.
-    """
-
-    kind: Literal["dlrm", "tbsm"] = "dlrm"
-    embedding_dim: Annotated[int, Range(minimum=1, maximum=4096)] = 16
-    bottom_mlp: tuple[Width, ...] = (64, 16)
-    top_mlp: tuple[Width, ...] = (64, 1)
-    interaction: Literal["dot", "concat", "fm", "dcn"] = "dot"
-    wide: bool = False
-    cross_layers: Annotated[int, Range(minimum=1, maximum=64)] = 3
-    cross_rank: Annotated[int, Range(minimum=0, maximum=65536)] = 0
-    dot_with: Literal["auto", "bottom", "embeddings"] = "auto"
-    pooling: Pooling = "sum"
-    table_dtype: Dtype = "float32"
-    compute_dtype: Dtype = "float32"
-    dropout: Annotated[float, Range(minimum=0, below=1)] = 0.0
-    batch_norm: bool = False
-    features: Mapping[str, FeatureOverride] = dataclasses.field(default_factory=dict)
-    tbsm: TBSMSection = dataclasses.field(default_factory=TBSMSection)
-    factory: str = ""
-    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-
-    @override
-    def check(self) -> None:
-        if self.factory:
-            self._check_factory()
-            return
-        if self.options:
-            raise ConfigError(
-                f"model.options has {', '.join(self.options)}, but model.factory, whose arguments they are, is not set"
-            )
-        one_dim = self.interaction in ("dot", "fm")
-        if one_dim and self.bottom_mlp and self.bottom_mlp[-1] != self.embedding_dim:
-            raise ConfigError(
-                f"model.bottom_mlp is {list(self.bottom_mlp)}, but under {self.interaction} interaction its last width"
-                f" must equal model.embedding_dim = {self.embedding_dim}"
-            )
-        if self.wide and self.embedding_dim == 4096:
-            raise ConfigError("model.embedding_dim is 4096, but the greatest with model.wide = true is 4095")
-        self._check_interaction()
-        if not self.top_mlp or self.top_mlp[-1] != 1:
-            raise ConfigError(f"model.top_mlp is {list(self.top_mlp)}, but its last width must be 1, the logit")
-        if self.kind == "dlrm" and self.tbsm != TBSMSection():
-            raise ConfigError("model.tbsm is set, but model.kind is 'dlrm'; set model.kind to 'tbsm', or leave it out")
-        if self.kind == "tbsm":
-            self._check_tbsm()
-
-    def _check_factory(self) -> None:
-        """Refuses keys that only the models of jrec read."""
-        if not re.fullmatch(r"\w+(\.\w+)*:\w+(\.\w+)*", self.factory):
-            raise ConfigError(f"model.factory is {self.factory!r}, not package.module:function")
-        default, own = ModelConfig().to_dict(), self.to_dict()
-        if odd := [f"model.{key}" for key in default if key not in OWN_MODEL_KEYS and own[key] != default[key]]:
-            raise ConfigError(
-                f"{', '.join(odd)} {'is' if len(odd) == 1 else 'are'} set, but model.factory is {self.factory}, whose"
-                " model does not read that; leave it out, or give it to the factory as a key of [model.options]"
-            )
-
-    @property
-    def table_dim(self) -> int:
-        """Elements of a table's row: of an embedding, and the first-order weight of a wide model."""
-        return self.embedding_dim + self.wide
-
-    def _check_interaction(self) -> None:
-        """Refuses keys that the interaction does not read."""
-        for key, default, interaction in (
-            ("cross_layers", 3, "dcn"),
-            ("cross_rank", 0, "dcn"),
-            ("dot_with", "auto", "dot"),
-        ):
-            if getattr(self, key) != default and self.interaction != interaction:
-                raise ConfigError(
-                    f"model.{key} is {getattr(self, key)!r}, but model.interaction is {self.interaction!r}; set it to"
-                    f" {interaction!r}, or leave model.{key} out"
-                )
-
-    def _check_tbsm(self) -> None:
-        if self.interaction not in ("dot", "concat") or self.wide or self.dot_with != "auto":
-            raise ConfigError(
-                f"model.kind is 'tbsm', but model.interaction is {self.interaction!r}, model.wide {self.wide} and"
-                f" model.dot_with {self.dot_with!r}; a TBSM has interaction 'dot' or 'concat' and none of the others"
-            )
-        if not self.tbsm.histories:
-            raise ConfigError(
-                "model.kind is 'tbsm', but model.tbsm.histories is empty; name the history of a feature, as"
-                ' histories = {item_id = "item_history"}'
-            )
-        if not self.bottom_mlp or not self.tbsm.tower_mlp:
-            raise ConfigError(
-                f"model.bottom_mlp is {list(self.bottom_mlp)} and model.tbsm.tower_mlp {list(self.tbsm.tower_mlp)};"
-                " a TBSM needs a layer of each"
-            )
-        pooled = sorted(name for name, feature in self.features.items() if feature.pooling != "none")
-        if pooled := [name for name in pooled if name in self.tbsm.histories.values()]:
-            raise ConfigError(f"model.features.{pooled[0]} is pooled, but model.tbsm.histories has it as a history")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -299,6 +149,53 @@ class LogConfig(Section):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class FAEConfig(Section):
+    """``[fae]``, which counts where ``schedule`` is "fae"; see ``jrec.train.shuffle_scheduler``.
+
+    Attributes:
+      initial_rate: Per cent of an epoch's cold batches in the first schedule, before the same share of the hot ones.
+      least_rate, greatest_rate: Bounds of the rate. At a rate of 1 hot and cold batches alternate one by one.
+      patience: The number of successive falls of the loss after which the rate is doubled; the paper's u.
+      split: The split whose loss decides. The paper takes its test set; the default keeps the test split for the final
+        result.
+      batches: How many evaluation batches of the split are read after each schedule; 0 for all.
+    """
+
+    initial_rate: _Percent = 50
+    least_rate: _Percent = 1
+    greatest_rate: _Percent = 100
+    patience: Positive = 4
+    split: Literal["valid", "test"] = "valid"
+    batches: Count = 20
+
+    @override
+    def check(self) -> None:
+        if not self.least_rate <= self.initial_rate <= self.greatest_rate:
+            raise ConfigError(
+                f"fae.initial_rate is {self.initial_rate}, outside of fae.least_rate = {self.least_rate} to"
+                f" fae.greatest_rate = {self.greatest_rate}"
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MeshConfig(Section, MeshOptions):
+    """``[mesh]``: several devices train one model: dense parameters on all of them, every row where the plan says.
+
+    No key changes a result, beyond the order of float32 sums. ``MeshOptions`` explains the other keys.
+
+    Attributes:
+      devices: The number of devices of all processes together; 0 or 1 trains on one device, without a mesh.
+    """
+
+    devices: Annotated[int, Range(minimum=0, maximum=2**15 - 1)] = 0
+
+    @property
+    def on(self) -> bool:
+        """Whether there is a mesh."""
+        return self.devices > 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainConfig(Section):
     """A whole training run.
 
@@ -362,55 +259,3 @@ class TrainConfig(Section):
         Runs on several devices and runs with separate hot rows always have one.
         """
         return self.mesh.on or bool(self.plan) or self.schedule == "fae"
-
-
-def load_config(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> TrainConfig:
-    """Reads a run's configuration.
-
-    Args:
-      path: A TOML file, or the name of one that comes with jrec (``shipped_configs``).
-      overrides: ``section.key=value`` texts that win over the file; see ``jrec.train.config.overrides.read_tables``.
-        ``model=package.module:function`` is short for ``model.factory=...``.
-
-    Returns:
-      The configuration with every default filled in.
-
-    Raises:
-      ConfigError: If the file cannot be read, or a key is unknown, ill-typed, missing or out of range. The message
-        names the file or the override, the key, its valid values, and for unknown keys the nearest valid one.
-    """
-    path = find_config(path)
-    content, origins = read_tables(path, map(_with_factory, overrides))
-    if isinstance(content.get("schedule"), Mapping):
-        raise ConfigError(f"{origins['schedule']}: the section [schedule] is called [lr_schedule]; rename it")
-    if "name" not in content:
-        content["name"] = re.sub(r"[^\w.+-]|^[.+-]+", "_", pathlib.Path(path).stem)
-    return TrainConfig.from_dict(content, origins)
-
-
-def _with_factory(override: str) -> str:
-    key, equals, value = override.partition("=")
-    return (
-        f"model.factory={value}"
-        if equals and key.strip() == "model" and ":" in value and "{" not in value
-        else override
-    )
-
-
-def save_config(config: TrainConfig, path: str | os.PathLike[str]) -> None:
-    """Writes the resolved configuration as TOML, atomically; ``load_config`` reads an equal one back."""
-    write_file(path, config.to_toml())
-
-
-def differences(old: TrainConfig, new: TrainConfig) -> dict[str, tuple[Any, Any]]:
-    """The dotted keys whose values differ, with both values; None stands for a key that is not set."""
-    before, after = old.flatten(), new.flatten()
-    everything = [*before, *(key for key in after if key not in before)]
-    return {key: (before.get(key), after.get(key)) for key in everything if before.get(key) != after.get(key)}
-
-
-def key_help() -> str:
-    """Every key with its default and valid values, one per line, for ``jrec train --help``."""
-    rows = list(describe(TrainConfig))
-    width = max(len(f"{key} = {default}") for key, _, default in rows)
-    return "\n".join(f"  {f'{key} = {default}' if default else key:<{width}}  {kind}" for key, kind, default in rows)

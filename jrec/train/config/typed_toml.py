@@ -25,6 +25,11 @@ from jrec.errors import ConfigError
 
 MOST = 2**31 - 1
 """The largest integer of a key without a maximum of its own: JAX counts steps, rows and examples in int32."""
+Count = Annotated[int, Range(minimum=0)]
+Positive = Annotated[int, Range(minimum=1)]
+Amount = Annotated[float, Range(minimum=0)]
+Width = Annotated[int, Range(minimum=1, maximum=65536)]
+Ahead = Annotated[int, Range(minimum=0, maximum=1024)]  # threads, or batches under way
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _TOML_TYPES = {bool: "boolean", int: "integer", float: "float", str: "string", list: "array", tuple: "array"}
 
