@@ -31,10 +31,9 @@ from jrec.train.build import build_modules
 from jrec.train.config import TrainConfig
 from jrec.train.config.typed_toml import MOST
 from jrec.train.evaluate import OpenedRun, open_run, restore_run
-from jrec.train.library_run import holds_checkpoints
 from jrec.train.report.metrics import Scores
 from jrec.train.run_dataset import keep_dataset
-from jrec.train.run_folder import CHECKPOINT_FOLDER, CONFIG_FILE, load_run_config, new_run_folder
+from jrec.train.run_folder import CHECKPOINT_FOLDER, CONFIG_FILE, holds_checkpoints, load_run_config, new_run_folder
 from jrec.train.tables import in_cores, train_override
 
 

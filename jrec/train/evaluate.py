@@ -31,14 +31,20 @@ from jrec.train.build import build_layout, run_parameters
 from jrec.train.config import LRScheduleConfig, TrainConfig
 from jrec.train.config.typed_toml import MOST
 from jrec.train.dataset import evaluation_config, plan_of
-from jrec.train.library_run import holds_checkpoints, latest_record, settled
 from jrec.train.loaders import eval_loader
 from jrec.train.make_run import make_run
 from jrec.train.mesh_processes import shared_scores
 from jrec.train.progress import TrainingProgress
 from jrec.train.report.metrics import ScoreAccumulator, Scores
 from jrec.train.run_dataset import check_evaluated
-from jrec.train.run_folder import checkpoints_of, find_checkpoint, load_run_config
+from jrec.train.run_folder import (
+    checkpoints_of,
+    find_checkpoint,
+    holds_checkpoints,
+    latest_record,
+    load_run_config,
+    settled,
+)
 from jrec.train.tables import on_devices
 from jrec.train.watch import chosen_step
 

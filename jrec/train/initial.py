@@ -9,9 +9,15 @@ from jrec.data.identity import Identity
 from jrec.errors import CheckpointError, ConfigError
 from jrec.files import decode, load_json, save_json
 from jrec.train.config import TrainConfig
-from jrec.train.library_run import holds_checkpoints
 from jrec.train.run_dataset import run_dataset
-from jrec.train.run_folder import INITIAL_FILE, began, checkpoints_of, find_checkpoint, load_run_config
+from jrec.train.run_folder import (
+    INITIAL_FILE,
+    began,
+    checkpoints_of,
+    find_checkpoint,
+    holds_checkpoints,
+    load_run_config,
+)
 
 FORMAT, VERSION = "jrec-run-initial", 1
 

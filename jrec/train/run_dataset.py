@@ -8,8 +8,7 @@ import pathlib
 from jrec.data.identity import Identity
 from jrec.errors import CheckpointError, ConfigError
 from jrec.files import decode, load_json, save_json
-from jrec.train.library_run import holds_checkpoints, recorded_dataset
-from jrec.train.run_folder import DATASET_FILE, began
+from jrec.train.run_folder import DATASET_FILE, began, holds_checkpoints, recorded_dataset
 
 FORMAT, VERSION = "jrec-run-dataset", 1
 

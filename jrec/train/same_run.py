@@ -13,8 +13,7 @@ from jrec.data.schema import SCHEMA_FILE
 from jrec.files import sha256_of
 from jrec.train.config import TrainConfig
 from jrec.train.dataset import RunData
-from jrec.train.library_run import MANIFEST, manifests
-from jrec.train.run_folder import CONFIG_FILE
+from jrec.train.run_folder import CONFIG_FILE, MANIFEST, manifests
 
 _OWN = ("log.", "name", "out", "plan", "data.path", "data.workers", "data.prefetch", "tables.host.")
 """Keys that may differ between processes: progress and loading, and the places of files on each machine."""

@@ -6,7 +6,7 @@ import contextlib
 import os
 import pathlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jrec.data.blocks import Column
@@ -16,7 +16,7 @@ from jrec.environment import cache_folder
 from jrec.errors import JrecError
 from jrec.files import load_json, save_json
 from jrec.train.baselines import logistic, popularity
-from jrec.train.baselines.examples import BlockAt, Slots, Split
+from jrec.train.baselines.examples import Slots, Split
 from jrec.train.report.metrics import Scores, evaluate
 from jrec.train.report.summary import BASELINES
 
@@ -26,8 +26,6 @@ SMALL = 10_000_000
 _CHOOSING = 1_000_000  # examples at most
 _MOMENTS = 64  # blocks at most
 METRICS = ("auc", "log_loss", "normalized_entropy", "calibration")
-
-Blocks = Sequence[Mapping[str, Column]]
 
 
 def measure(
@@ -99,51 +97,31 @@ def _fitted(folder: str | os.PathLike[str], schema: Schema, splits: Sequence[str
         chosen_by = f"the last {len(training.blocks) - cut:,} of {len(training.blocks):,} blocks of train"
     else:
         choosing, chosen_by = list(training.read(blocks)), "train itself, which is one block"
-    metrics: dict[str, Any] = {
-        "logistic_regression": _logistic(folder, schema, training, blocks, choosing, splits),
-        "popularity": _popularity(folder, schema, training, blocks, choosing, splits),
-    }
-    return {**metrics, "splits": list(splits), "chosen_by": chosen_by, "seconds": time.perf_counter() - begin}
 
+    def scored(scores_of: Callable[[Iterator[Mapping[str, Column]]], Scores]) -> dict[str, Any]:
+        wholes = {split: Split(folder, schema, split) for split in splits}
+        return {split: _metrics(scores_of(whole.read(whole.blocks))) for split, whole in wholes.items()}
 
-def _logistic(
-    folder: str | os.PathLike[str],
-    schema: Schema,
-    training: Split,
-    blocks: Sequence[BlockAt],
-    choosing: Blocks,
-    splits: Sequence[str],
-) -> dict[str, Any]:
-    stride = max(1, len(blocks) // _MOMENTS)
-    slots = Slots(schema, training.read(blocks[::stride]))
+    slots = Slots(schema, training.read(blocks[:: max(1, len(blocks) // _MOMENTS)]))
     sample = slots.of_block(next(training.read(blocks[:1])))
     visits = int(len(sample.slots) / max(1, len(sample.labels)) * schema.splits["train"].examples)
     epochs = logistic.TrainingBlocks(
         len(blocks), lambda number: slots.of_block(next(training.read([blocks[number]]))), visits=visits
     )
-    model = logistic.fit(slots.count, epochs, [slots.of_block(columns) for columns in choosing], visits=visits)
-    scored = {split: _metrics(model.scores(map(slots.of_block, _all(folder, schema, split)))) for split in splits}
-    return {"splits": scored, "learning_rate": model.alpha, "l2": model.l2, "epochs": model.epochs}
-
-
-def _popularity(
-    folder: str | os.PathLike[str],
-    schema: Schema,
-    training: Split,
-    blocks: Sequence[BlockAt],
-    choosing: Blocks,
-    splits: Sequence[str],
-) -> dict[str, Any] | None:
-    model = popularity.fit(schema, training.read(blocks), choosing)
-    if model is None:
-        return None
-    scored = {split: _metrics(model.scores(_all(folder, schema, split))) for split in splits}
-    return {"splits": scored, "feature": model.feature.name}
-
-
-def _all(folder: str | os.PathLike[str], schema: Schema, split: str) -> Iterator[Mapping[str, Column]]:
-    whole = Split(folder, schema, split)
-    return whole.read(whole.blocks)
+    linear = logistic.fit(slots.count, epochs, [slots.of_block(columns) for columns in choosing], visits=visits)
+    popular = popularity.fit(schema, training.read(blocks), choosing)
+    return {
+        "logistic_regression": {
+            "splits": scored(lambda columns: linear.scores(map(slots.of_block, columns))),
+            "learning_rate": linear.alpha,
+            "l2": linear.l2,
+            "epochs": linear.epochs,
+        },
+        "popularity": None if popular is None else {"splits": scored(popular.scores), "feature": popular.feature.name},
+        "splits": list(splits),
+        "chosen_by": chosen_by,
+        "seconds": time.perf_counter() - begin,
+    }
 
 
 def _metrics(scores: Scores) -> dict[str, float | None]:
