@@ -18,7 +18,7 @@ from jrec.files import load_json, save_json
 from jrec.train.baselines import logistic, popularity
 from jrec.train.baselines.examples import Slots, Split
 from jrec.train.report.metrics import Scores, evaluate
-from jrec.train.report.summary import BASELINES
+from jrec.train.report.terminal import BASELINES
 
 FORMAT, VERSION = "jrec-baselines", 1
 SMALL = 10_000_000

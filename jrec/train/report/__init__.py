@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from jrec.lazy import attach
 
 if TYPE_CHECKING:
-    from jrec.train.report.summary import summary as summary
+    from jrec.train.report.terminal import summary as summary
     from jrec.train.report.writing import write_report as write_report
 
 __getattr__, __dir__, __all__ = attach(__name__)

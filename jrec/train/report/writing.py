@@ -40,7 +40,7 @@ from jrec.train.config import TrainConfig
 from jrec.train.report.logs import SCHEDULE, read_records
 from jrec.train.report.metrics import UNITS, Scores, evaluate
 from jrec.train.report.plots import plot_calibration, plot_groups, plot_loss, plot_roc, plot_schedule
-from jrec.train.report.summary import BASELINES
+from jrec.train.report.terminal import BASELINES
 from jrec.train.tables import describe_tables, tables_total
 
 if TYPE_CHECKING:
