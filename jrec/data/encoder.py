@@ -18,13 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from jrec.data.blocks import WEIGHT_SUFFIX, Column, ListColumn
-from jrec.data.columns import concatenate, cut
+from jrec.data.blocks import WEIGHT_SUFFIX
+from jrec.data.columns import Column, ListColumn, concatenate, cut
 from jrec.data.ingest import BadLines, Log
 from jrec.data.raw_columns import parsed_columns
 from jrec.data.raw_source import FeatureColumns, log_source
 from jrec.data.readers.lines import check_inputs
-from jrec.data.readers.parse import ListField
 from jrec.data.readers.source import Chunk, Source
 from jrec.data.readers.streams import Input, is_stream, named, spool
 from jrec.data.reorder.file import load_order
@@ -224,7 +223,7 @@ class Encoder:
             labels=chunk.labels if labelled else None,
         )
 
-    def _ids(self, feature: CategoricalFeature, keys: np.ndarray | ListField) -> Column:
+    def _ids(self, feature: CategoricalFeature, keys: Column) -> Column:
         encode = self._encoder(feature.table)
         if isinstance(keys, np.ndarray):
             return encode(keys)

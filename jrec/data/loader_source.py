@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from jrec.batch import Batch
-from jrec.data.blocks import Column, ShardReader
-from jrec.data.columns import concatenate, count_examples, cut
+from jrec.data.blocks import ShardReader
+from jrec.data.columns import Column, concatenate, count_examples, cut
 from jrec.data.gathering import Gathered, joined
 from jrec.data.loader_order import EpochOrder, OrderConfig, epoch_order
 from jrec.data.packing import Packer

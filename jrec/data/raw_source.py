@@ -7,12 +7,13 @@ from collections.abc import Mapping
 import numpy as np
 
 from jrec.data.blocks import WEIGHT_SUFFIX
+from jrec.data.columns import ListColumn
 from jrec.data.joined import csv_source
 from jrec.data.readers.avazu import Avazu
 from jrec.data.readers.criteo import Criteo
 from jrec.data.readers.delimited_schema import DelimitedSchema, check_schema
 from jrec.data.readers.dense import dense_column, reject_dense
-from jrec.data.readers.parse import Field, ListField, ParsedBlock
+from jrec.data.readers.parse import Field, ParsedBlock
 from jrec.data.readers.source import CategoricalSpec, Chunk, Source, learned_of
 from jrec.data.readers.taobao import Taobao
 from jrec.data.schema import DatasetError, Schema
@@ -94,5 +95,5 @@ class FeatureColumns(Source):
             labels=np.zeros(parsed.rows, np.float32),
             dense={f.name: dense_column(parsed, f.name, f, None) for f in self.dense},
             keys={f.name: parsed.columns[f.name] for f in self._features},
-            weights={name: ListField(w.offsets, w.values.astype(np.float32)) for name, w in weights.items()},
+            weights={name: ListColumn(w.offsets, w.values.astype(np.float32)) for name, w in weights.items()},
         )

@@ -9,11 +9,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from jrec.data.columns import Column, ListColumn, concatenate, gather_all
 from jrec.data.ingest import BadLines, Log
 from jrec.data.readers.delimited import Delimited
 from jrec.data.readers.delimited_schema import DelimitedSchema, Join
 from jrec.data.readers.keys import MISSING, decode_keys, is_text
-from jrec.data.readers.parse import Column, ListField, LongTexts, ParsedBlock
+from jrec.data.readers.parse import LongTexts, ParsedBlock
 from jrec.data.readers.streams import Input
 from jrec.data.schema import DatasetError
 from jrec.data.vocabulary import Vocabulary
@@ -46,7 +47,7 @@ class SideTable:
 
     def take(self, rows: np.ndarray) -> dict[str, Column]:
         """The columns at (n,) rows, called as ``Join.by_feature`` says."""
-        return {n: c.take(rows) if isinstance(c, ListField) else c[rows] for n, c in self._columns.items()}
+        return gather_all(self._columns, rows)
 
     def other_text(self, long: LongTexts, field: int) -> bytes | None:
         """The first text of a field that is not the key of the file that has its hash; None where there is none."""
@@ -70,7 +71,7 @@ class _Piece:
 
     @property
     def bytes(self) -> int:
-        columns = (part for c in self.columns.values() for part in (c if isinstance(c, ListField) else (c,)))
+        columns = (part for c in self.columns.values() for part in (c if isinstance(c, ListColumn) else (c,)))
         texts = (array for long in self.texts.values() for array in long)
         return sum(array.nbytes for array in (*columns, *texts)) + _ROW_BYTES * len(self.lines)
 
@@ -147,14 +148,11 @@ def _key(piece: _Piece, join: Join) -> np.ndarray:
 
 def _with_missing(parts: Sequence[Column]) -> Column:
     """All rows of a column, and the row of missing values."""
-    if isinstance(parts[0], ListField):
-        lists = [part for part in parts if isinstance(part, ListField)]
-        lengths = [np.diff(part.offsets) for part in lists]
-        offsets = np.concatenate([[0], np.cumsum(np.concatenate([*lengths, [0]]))]).astype(np.int64)
-        return ListField(offsets, np.concatenate([part.values for part in lists]))
-    arrays = [part for part in parts if isinstance(part, np.ndarray)]
-    missing = np.nan if arrays[0].dtype.kind == "f" else MISSING
-    return np.concatenate([*arrays, np.array([missing], arrays[0].dtype)])
+    first = parts[0]
+    if isinstance(first, ListColumn):
+        return concatenate([*parts, ListColumn(np.zeros(2, np.int64), first.values[:0])])
+    missing = np.nan if first.dtype.kind == "f" else MISSING
+    return concatenate([*parts, np.array([missing], first.dtype)])
 
 
 def _check_once(keys: np.ndarray, lines: np.ndarray, long: LongTexts, join: Join) -> None:

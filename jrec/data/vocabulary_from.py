@@ -16,7 +16,7 @@ import numpy as np
 from jrec.data.ingest import keys_name
 from jrec.data.readers.source import CategoricalSpec, Source, learned_of
 from jrec.data.schema import CategoricalFeature, DatasetError, DenseFeature, Schema, Table
-from jrec.data.spill import ListColumn, Spill
+from jrec.data.spill import Spill, SpilledLists
 from jrec.data.texts import TextStore
 from jrec.data.vocabulary import HashedTable, KeyTable, Vocabulary, count_rows
 from jrec.data.vocabulary_file import copy_vocabulary
@@ -163,7 +163,7 @@ class EarlierDataset:
         """
         for feature in self.schema.categorical:
             column = spill.columns[keys_name(feature.name)]
-            if isinstance(column, ListColumn) and column.longest > feature.max_length:
+            if isinstance(column, SpilledLists) and column.longest > feature.max_length:
                 raise DatasetError(
                     f"feature {feature.name!r} has a list of {column.longest:,} values in this log, but at most"
                     f" {feature.max_length:,} in {self.folder}; prepare both anew with room for that many"

@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from jrec.data.blocks import LABEL, Column, ShardReader, ShardWriter, shard_file
-from jrec.data.columns import concatenate, gather
+from jrec.data.blocks import LABEL, ShardReader, ShardWriter, shard_file
+from jrec.data.columns import Column, concatenate, gather
 from jrec.data.fae.examples import content, hot_examples, read_blocks, row_set
 from jrec.data.fae.manifest import COLD, HOT, FaeManifest, HotSet, check_rows, save_hot_rows
 from jrec.data.identity import Identity

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from jrec.data.columns import gather
 from jrec.data.readers.keys import integer_keys
 from jrec.data.readers.lines import first_line
 from jrec.data.readers.movielens_history import History, Interactions, with_negatives
@@ -150,5 +151,5 @@ class MovieLens(Source):
             keys |= {name: column[at] for name, column in self._users.keys.items()}
         if self._movies:
             at, _ = positions(self._movies.ids, interactions.movies)
-            keys |= {"genres": self._movies.genres.take(at), "year": self._movies.years[at]}
+            keys |= {"genres": gather(self._movies.genres, at), "year": self._movies.years[at]}
         return Chunk(labels=interactions.labels, dense={}, keys=keys, times=interactions.times, texts=texts)

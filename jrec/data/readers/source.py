@@ -10,8 +10,9 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
+from jrec.data.columns import Column, ListColumn
 from jrec.data.readers.keys import integer_keys
-from jrec.data.readers.parse import Column, Dialect, Field, ListField, LongTexts, ParsedBlock
+from jrec.data.readers.parse import Dialect, Field, LongTexts, ParsedBlock
 from jrec.data.schema import DatasetError, DenseFeature, Schema
 
 Labels = Literal["required", "optional", "none"]
@@ -56,7 +57,7 @@ class Chunk:
     labels: np.ndarray
     dense: Mapping[str, np.ndarray]
     keys: Mapping[str, Column]
-    weights: Mapping[str, ListField] = dataclasses.field(default_factory=dict)
+    weights: Mapping[str, ListColumn] = dataclasses.field(default_factory=dict)
     times: np.ndarray | None = None
     texts: Mapping[str, LongTexts] = dataclasses.field(default_factory=dict)
 
