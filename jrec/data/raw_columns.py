@@ -13,13 +13,12 @@ import numpy as np
 
 from jrec.data.column_forms import Form, by_name, form_of
 from jrec.data.columns import Column, ListColumn, count_examples
-from jrec.data.readers.keys import MISSING
+from jrec.data.readers.keys import MISSING, text_bounds, value_keys
 from jrec.data.readers.lines import Block
 from jrec.data.readers.parse import Dialect, Field, ParsedBlock, without_missing
 from jrec.data.readers.scan import OK
 from jrec.data.readers.spans import time_reason, times_of
 from jrec.data.schema import DatasetError
-from jrec.data.value_keys import text_bounds, value_keys
 
 _NUMBER = re.compile(rb"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _HEX_TAG = 8

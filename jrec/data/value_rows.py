@@ -12,11 +12,10 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import numpy as np
 
 from jrec.data.column_forms import Form
-from jrec.data.readers.keys import buckets
+from jrec.data.readers.keys import buckets, value_keys
 from jrec.data.schema import DatasetError, Schema
-from jrec.data.value_keys import value_keys
 from jrec.data.vocabulary import HashedTable, Vocabulary
-from jrec.data.vocabulary_load import load_table
+from jrec.data.vocabulary_file import load_table
 from jrec.ops.layout import FeatureConfig
 
 UNKNOWN = -1

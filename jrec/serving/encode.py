@@ -12,8 +12,8 @@ import numpy as np
 
 from jrec.data.blocks import WEIGHT_SUFFIX, ListColumn
 from jrec.data.encoder import Encoder
+from jrec.data.readers.keys import value_keys
 from jrec.data.schema import DatasetError
-from jrec.data.value_keys import value_keys
 from jrec.data.vocabulary import Vocabulary
 from jrec.serving.arrays import loaded
 from jrec.serving.checks import load_key_seeds, load_schema

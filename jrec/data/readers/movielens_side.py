@@ -12,7 +12,6 @@ from collections.abc import Iterator
 import numpy as np
 
 from jrec.data.columns import ListColumn
-from jrec.data.readers.keys import hash_texts, is_text
 from jrec.data.readers.lines import GZIP
 from jrec.data.readers.parse import LongTexts
 from jrec.data.schema import DatasetError
@@ -52,10 +51,7 @@ def encode_texts(texts: list[str], seed: int) -> tuple[np.ndarray, LongTexts]:
     encoded = [t.encode("utf-8") for t in texts]
     buffer = np.frombuffer(b"".join(encoded) + b"\0", np.uint8)
     ends = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
-    keys, fingerprints = hash_texts(buffer, ends, np.uint64(seed))
-    long = is_text(keys)
-    places = (np.flatnonzero(long), keys[long], fingerprints[long], ends[:-1][long], ends[1:][long])
-    return keys, LongTexts(*places, buffer)
+    return LongTexts.among(buffer, ends, seed)
 
 
 def positions(ids: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from jrec.data.columns import Column, ListColumn, gather_all, lists_at
 from jrec.data.readers import scan, spans
-from jrec.data.readers.keys import MISSING, text_key
+from jrec.data.readers.keys import MISSING, hash_texts, is_text, text_key
 from jrec.data.readers.lines import Block
 
 Kind = Literal["skip", "number", "integer", "hex", "text", "texts", "weights", "label", "time"]
@@ -101,6 +101,18 @@ class LongTexts(NamedTuple):
     starts: np.ndarray
     ends: np.ndarray
     buffer: np.ndarray
+
+    @classmethod
+    def among(cls, buffer: np.ndarray, ends: np.ndarray, seed: int) -> tuple[np.ndarray, LongTexts]:
+        """(n,) uint64 keys of the texts between successive ``ends``, and those texts whose keys are hashes."""
+        keys, fingerprints = hash_texts(buffer, ends, np.uint64(seed))
+        long = np.flatnonzero(is_text(keys))
+        return keys, cls(long, keys[long], fingerprints[long], ends[long], ends[long + 1], buffer)
+
+    def take(self, which: np.ndarray) -> LongTexts:
+        """Some of them, in the same buffer."""
+        parts = (array[which] for array in (self.field, self.keys, self.fingerprints, self.starts, self.ends))
+        return LongTexts(*parts, buffer=self.buffer)
 
 
 @dataclasses.dataclass

@@ -231,12 +231,9 @@ def texts_by_feature(parsed: ParsedBlock, features: Mapping[str, str]) -> dict[s
         return {}
     by_feature = {}
     for index in np.unique(long.field):
-        own = long.field == index
         if (name := features.get(parsed.dialect.fields[index].name)) is None:  # a key of a joined file
             continue
-        by_feature[name] = LongTexts(
-            long.field[own], long.keys[own], long.fingerprints[own], long.starts[own], long.ends[own], long.buffer
-        )
+        by_feature[name] = long.take(long.field == index)
     return by_feature
 
 
