@@ -193,7 +193,7 @@ class SideTable:
         self.missing = len(keys)
         self.texts = texts
         self._columns = columns
-        self._row_of = Vocabulary(np.append(keys, MISSING), np.empty(0, np.int64), self.missing).encoder()
+        self._row_of = Vocabulary(np.append(keys, MISSING), self.missing).encoder()
         self._fingerprints = None
         if len(long.keys):
             self._fingerprints = np.zeros(self.missing + 1, np.uint64)

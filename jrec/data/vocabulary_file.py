@@ -46,6 +46,7 @@ def save_table(
     counts = f"counts/{name}.npy"
     np.save(folder / counts, built.counts, allow_pickle=False)
     if isinstance(built, HashedTable):
+        assert built.row_of_bucket is not None  # rows of a dataset descend by frequency
         np.save(folder / buckets_file(name), built.row_of_bucket, allow_pickle=False)
         numbering = _buckets_digest(built.row_of_bucket, key_seed)
         return Table(name=name, rows=len(built.counts), counts=counts, numbering=numbering)
@@ -100,14 +101,14 @@ def load_table(
     if table.vocabulary is not None:
         path = schema.check_file(folder, table.vocabulary)
         oov_row = table.rows if table.oov_row is None else table.oov_row
-        return Vocabulary(_read_keys(path, table, key_seed), np.empty(0, np.int64), oov_row)
+        return Vocabulary(_read_keys(path, table, key_seed), oov_row)
     path = folder / buckets_file(table.name)
     if not path.is_file():
         raise DatasetError(
             f"table {table.name!r} of {folder} has no vocabulary: synthetic data has none, and a damaged copy may lack"
             " it; prepare a log with `jrec prepare`, or copy the folder again"
         )
-    return HashedTable(_read_buckets(path, table, key_seed), np.empty(0, np.int64))
+    return HashedTable(table.rows, _read_buckets(path, table, key_seed))
 
 
 def _read_buckets(path: pathlib.Path, table: Table, key_seed: int) -> np.ndarray:
