@@ -19,7 +19,6 @@ COUNT_SLOTS = 1 << 25  # 16 bytes each: how large one table's hash table of coun
 _PARTITION_BITS = 10
 _ONE = np.uint64(1)
 _NO_ROW = np.uint32(0xFFFFFFFF)
-_NO_COUNTS = np.empty(0, np.int64)
 
 KeyChunks = Callable[[], Iterable[np.ndarray]]
 """Iterates anew, at every call, the uint64 keys of all accesses to a table in the training split."""
@@ -101,7 +100,7 @@ class Vocabulary:
 
     keys: np.ndarray
     oov_row: int
-    counts: np.ndarray = _NO_COUNTS
+    counts: np.ndarray = dataclasses.field(default_factory=lambda: np.empty(0, np.int64))
 
     @property
     def rows(self) -> int:
@@ -131,7 +130,7 @@ class HashedTable:
 
     rows: int
     row_of_bucket: np.ndarray | None = None
-    counts: np.ndarray = _NO_COUNTS
+    counts: np.ndarray = dataclasses.field(default_factory=lambda: np.empty(0, np.int64))
     oov_row: None = None
 
     def encoder(self) -> Callable[[np.ndarray], np.ndarray]:

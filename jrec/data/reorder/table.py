@@ -209,10 +209,3 @@ def table_order(graph: IndexGraph, options: ReorderOptions, progress: Progress) 
         graph_seconds=graph.seconds,
         community_seconds=time.perf_counter() - start,
     )
-
-
-def reorder_table(
-    folder: str | os.PathLike[str], schema: Schema, table: str, options: ReorderOptions, progress: Progress
-) -> TableOrder:
-    """Finds a table's order; see ``index_graph`` and ``table_order``."""
-    return table_order(index_graph(folder, schema, table, options, progress), options, progress)
