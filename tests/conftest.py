@@ -6,12 +6,18 @@ import os
 import pathlib
 import tempfile
 
-FLAGS = ["--xla_force_host_platform_device_count=4"]
-if os.environ.get("JREC_TEST_CODEGEN") != "default":
-    # XLA's older code generator compiles in half the time: the newer one sets up MLIR anew for every kernel.
-    FLAGS.append("--xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters")
 # Each flag once: workers inherit those of the run's first process, and JAX looks compiled programs up by the flags.
-os.environ["XLA_FLAGS"] = " ".join(dict.fromkeys([*os.environ.get("XLA_FLAGS", "").split(), *FLAGS]))
+os.environ["XLA_FLAGS"] = " ".join(
+    dict.fromkeys(
+        (
+            *os.environ.get("XLA_FLAGS", "").split(),
+            "--xla_force_host_platform_device_count=4",
+            # XLA's older code generator compiles in half the time: the newer one sets up MLIR anew for every kernel.
+            *("--xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters",)
+            * (os.environ.get("JREC_TEST_CODEGEN") != "default"),
+        )
+    )
+)
 
 import hypothesis
 import jax
