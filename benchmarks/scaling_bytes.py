@@ -52,8 +52,8 @@ def ledger(setup: Setup, parts: Sequence[DeviceBatch], batch: StepBatch, state: 
     devices, route = setup.devices, batch.routes[setup.stack]
     others, ring = devices - 1, 2 * (devices - 1) / devices
     (table, *_) = setup.problem.tables
-    touched = np.array([p.routes[setup.stack].of(devices)[0].size for p in parts]).mean()
-    union = np.unique(np.concatenate([p.routes[setup.stack].of(devices)[0] for p in parts])).size
+    touched = np.array([p.routes[setup.stack].replicated.rows.size for p in parts]).mean()
+    union = np.unique(np.concatenate([p.routes[setup.stack].replicated.rows for p in parts])).size
     room = route.replicated.rows.shape[-1]
     copies = max(1, setup.plan.replicated_rows(table.stack))
     buffer = min(devices * room, copies) if route.union is None else min(route.union, devices * room, copies)

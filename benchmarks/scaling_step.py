@@ -105,7 +105,13 @@ def partitioned_of(setup: Setup, *, seed: int) -> PartitionedBatch:
     """A batch of the workload and its parts, routed."""
     devices = range(setup.devices)
     cut = BatchPartitioner(
-        setup.layout, setup.plan, devices=devices, first=0, count=setup.devices, cast=False, modes=setup.modes
+        setup.layout,
+        setup.plan,
+        devices=devices,
+        first=0,
+        count=setup.devices,
+        cast=False,
+        sending=lambda: setup.modes.send,
     )
     return cut(models.batch(setup.workload, seed=seed, planned=True))
 

@@ -183,7 +183,8 @@ def test_a_route_finds_host_rows_behind_those_that_live_on_a_device():
     np.testing.assert_array_equal(read_from_host([routed, routed]), [11, 21, 31])
     read = np.array([11, 15, 21, 31])
     changed = with_owners(routed, read, np.array([1, 0, 0, 1]), np.array([0, 0, 1, 1], np.int32), 100)
-    pieces = [tuple(column.tolist() for column in changed.of(number)) for number in range(4)]
+    arrays = [changed.shard(0), changed.shard(1), changed.replicated, changed.host]
+    pieces = [tuple(column.tolist() for column in taken) for taken in arrays]
     assert pieces == [([3, 7, 101], [0, 2, 4]), ([0, 100, 101], [3, 1, 6]), ([5], [5]), ([], [])]
 
 

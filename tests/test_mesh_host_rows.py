@@ -14,7 +14,7 @@ from mesh_plans import scattered, some_plan
 from mesh_run_cases import CONFIG
 from mesh_runs import OPTIMIZERS
 from run_cases import configuring, quickstart
-from whole_stacks import whole_stack
+from whole_stacks import host_addresses, whole_stack
 
 from jrec.checkpoint import Checkpoints, HostRows
 from jrec.checkpoint.writer import Writer
@@ -29,7 +29,7 @@ from jrec.run.mesh_rows import based
 from jrec.run.options import HostOptions
 from jrec.run.planned_tier import load_host_rows, placed_host_table
 from jrec.sharding import save_plan
-from jrec.sharding.contents import host_addresses, host_ranges
+from jrec.sharding.contents import host_ranges
 from jrec.train.build import build_layout
 from jrec.train.evaluate import evaluate_checkpoint, restore_run
 from jrec.train.loop import train
@@ -118,7 +118,7 @@ def test_rows_and_slots_move_between_one_device_and_any_plans(tmp_path):
             np.testing.assert_array_equal(placed.whole()[array], expected)
             np.testing.assert_array_equal(source.read(STACK, array, every[::-1]), expected[::-1])
         for table in placed.tables.values():  # rows as they began take no memory
-            held = host_addresses(plan, based(STACK))
+            held = host_addresses(plan, STACK)
             assert table.num_made == (held < STACK.rows // 2).sum()
 
 
@@ -126,7 +126,7 @@ def test_increments_are_read_by_address_and_damage_is_named(tmp_path):
     whole = of_one_device()
     placed = PlannedTier(tmp_path / "c", PLANS[0], whole_stack_checkpoint(tmp_path / "one", STACK, OPTIMIZER, whole))
     placed.saved(1)
-    table, held = placed.tables[STACK.name], np.sort(host_addresses(PLANS[0], based(STACK)))
+    table, held = placed.tables[STACK.name], host_addresses(PLANS[0], STACK)
     for step, some in ((2, held[::9]), (3, held[1::10])):
         values, slots = table.fetch(some)
         table.store(some, values + step, {"sum": slots["sum"] + step})
@@ -164,7 +164,7 @@ def test_files_have_room_for_host_rows_alone(tmp_path):
     plan = default_plan(LAYOUT, 2, baseline="table-wise")
     ranges = host_ranges(host_plan(2), based(STACK))
     held = np.concatenate([np.arange(*of) for of in ranges])
-    np.testing.assert_array_equal(held, np.sort(host_addresses(host_plan(2), based(STACK))))
+    np.testing.assert_array_equal(held, host_addresses(host_plan(2), STACK))
     assert (ranges[1:, 0] > ranges[:-1, 1]).all()
     assert host_ranges(plan, based(STACK)).shape == (0, 2)
     rows = 1 << 20

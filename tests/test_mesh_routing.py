@@ -49,9 +49,9 @@ def test_rows_are_routed_to_where_the_plan_keeps_them(devices, seed, replicate, 
         np.testing.assert_array_equal(row[of], offset)
     for number in range(devices):
         held = shard_addresses(plan, based(STACK), number)
-        np.testing.assert_array_equal(held[routed.of(number)[0]], addresses[routed.of(number)[1]])
+        np.testing.assert_array_equal(held[routed.shard(number).rows], addresses[routed.shard(number).at])
     held = replicated_addresses(plan, based(STACK))
-    np.testing.assert_array_equal(held[routed.of(devices)[0]], addresses[routed.of(devices)[1]])
+    np.testing.assert_array_equal(held[routed.replicated.rows], addresses[routed.replicated.at])
 
 
 def test_plans_for_inference_are_routed_to_the_nearest_copy():
@@ -95,10 +95,10 @@ def test_a_router_keeps_what_its_own_devices_need_and_shares_what_they_have_in_c
     segments = len(plan.start)
     every = np.arange(STACK.rows, dtype=np.int32)
     whole = Router(plan, based(STACK))
-    arrays = {id(a): a for of in (whole._group, whole._shift) for a in of.values()}
+    arrays = {id(a): a for of in (whole._source, whole._shift) for a in of.values()}
     assert sum(a.nbytes for a in arrays.values()) <= 10 * segments  # and not of each device
     few = Router(plan, based(STACK), [3, 63])
-    assert sorted(few._group) == [3, 63]
+    assert sorted(few._source) == [3, 63]
     for device in (3, 63):
         for one, other in zip(*(dataclasses.astuple(r.route(every, device)) for r in (whole, few)), strict=True):
             np.testing.assert_array_equal(one, other)

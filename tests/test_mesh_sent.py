@@ -1,6 +1,7 @@
 """Lookups that are sent and those that are not: together the batch, each once, in the forms that a step takes."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import mesh_runs
@@ -13,11 +14,11 @@ from jrec.data.packing import pack_batch
 from jrec.data.regroup import gathered
 from jrec.native import host
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
-from jrec.run.lookup_modes import LookupModes, sending_bags, sending_features
+from jrec.run.lookup_modes import LookupModes
 from jrec.run.mesh_arrays import Shapes, stacked
 from jrec.run.mesh_plan import default_plan
 from jrec.run.mesh_rows import based
-from jrec.run.partitioned_batch import BatchPartitioner, plan_routers, routed_batch
+from jrec.run.partitioned_batch import BatchPartitioner, plan_routers, routed_batch, sending_bags, sending_features
 from jrec.sharding.contents import shard_addresses
 
 
@@ -101,7 +102,7 @@ def test_sizes_of_what_is_sent_grow():
     layout = mesh_runs.layout(tt=False)
     (stack,) = layout.planned_stacks
     plan, forms = some_plan(2, seed=0, replicate=0.2, tt=False), LookupModes(layout, "send")
-    made = BatchPartitioner(layout, plan, devices=range(2), first=0, count=2, cast=True, modes=forms)
+    made = BatchPartitioner(layout, plan, devices=range(2), first=0, count=2, cast=True, sending=lambda: forms.send)
     partitioned = made(mesh_runs.batches(layout, 2)[0])
     shapes = Shapes(layout, plan, examples=12, headroom=1.0, send=forms.send)
     needed = shapes.needed(partitioned, range(2))
@@ -126,7 +127,16 @@ def test_only_what_a_step_needs_is_in_its_batch():
     plan = default_plan(layout, 2)
     for form in ("retrieve", "send"):
         forms = LookupModes(layout, form)
-        batch_parts = BatchPartitioner(layout, plan, devices=range(2), first=0, count=2, cast=True, modes=forms)(batch)
+        cut = BatchPartitioner(
+            layout,
+            plan,
+            devices=range(2),
+            first=0,
+            count=2,
+            cast=True,
+            sending=functools.partial(getattr, forms, "send"),
+        )
+        batch_parts = cut(batch)
         shapes = Shapes(layout, plan, examples=12, headroom=1.0, send=forms.send)
         shapes.fit(batch_parts, range(2))
         made = stacked(batch_parts.parts, range(2), shapes)

@@ -4,11 +4,12 @@ import hypothesis
 import hypothesis.strategies as st
 import numpy as np
 from mesh_plans import scattered
+from whole_stacks import host_addresses
 
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
 from jrec.run.mesh_plan import default_plan, overlaid, planned_part, ranges_of
 from jrec.run.mesh_rows import based
-from jrec.sharding.contents import host_addresses, replicated_addresses, shard_addresses
+from jrec.sharding.contents import replicated_addresses, shard_addresses
 from jrec.sharding.pieces import HOST, REPLICATED
 
 ROWS = {"a": 40, "b": 1, "c": 25}
@@ -34,7 +35,7 @@ def test_rows_that_are_named_move_and_no_others(seed, devices, tier, share):
         np.testing.assert_array_equal(after.owner, np.where(here, -1, before.owner))
     (stack,) = layout().members
     arrays = [shard_addresses(found, based(stack), device) for device in range(devices)]
-    arrays += [replicated_addresses(found, based(stack)), host_addresses(found, based(stack))]
+    arrays += [replicated_addresses(found, based(stack)), host_addresses(found, stack)]
     np.testing.assert_array_equal(np.sort(np.concatenate(arrays)), np.arange(stack.rows))
 
 

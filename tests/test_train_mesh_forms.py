@@ -10,9 +10,9 @@ from jrec.data.schema import Schema
 from jrec.data.synth.generate import SynthOptions, synthesize
 from jrec.data.synth.shapes import shape_like
 from jrec.errors import ConfigError
-from jrec.run.lookup_modes import LookupModes, poolable
+from jrec.run.lookup_modes import LookupModes
 from jrec.run.mesh_rows import based
-from jrec.run.partitioned_batch import BatchPartitioner
+from jrec.run.partitioned_batch import BatchPartitioner, poolable
 from jrec.sharding.contents import shard_addresses
 from jrec.train.build import build_layout
 from jrec.train.evaluate import evaluate_checkpoint

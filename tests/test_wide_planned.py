@@ -22,7 +22,6 @@ from jrec.run.mesh_rows import based, initial_stack
 from jrec.sharding import save_plan
 from jrec.sharding.contents import host_ranges, replicated_addresses, shard_addresses
 from jrec.sharding.pieces import HOST, REPLICATED, SHARDED
-from jrec.sharding.plans import running_offsets
 from jrec.sharding.router import Router
 from jrec.train import loop
 from jrec.train.build import build_layout
@@ -68,11 +67,7 @@ def ranged(plan, name, ranges):
     }
     first = plan.first.copy()
     first[number + 1 :] += len(ranges) - (high - low)
-    plan = dataclasses.replace(plan, first=first, path=path.astype(np.int16), **changed)
-    stacks = [t.stack for t in plan.tables]
-    stack = np.array([stacks.index(s) for s in stacks])[plan.table]
-    group = (stack * (devices + 1) + plan.owner + 1) * 4 + plan.tier
-    return dataclasses.replace(plan, offset=running_offsets(group, plan.stop - plan.start))
+    return dataclasses.replace(plan, first=first, path=path.astype(np.int16), **changed).laid_out()
 
 
 def wide_layout():
@@ -97,12 +92,12 @@ def test_rows_are_routed_as_the_plan_says():
         assert routed.rows.dtype == np.int32
         tier, owner, offset = plan.locate("t", NUMBERS)
         for array, held_there in enumerate(held):
-            rows, at = routed.of(array)
+            rows, at = [routed.shard(0), routed.shard(1), routed.replicated][array]
             here = (tier == SHARDED) & (owner == array) if array < DEVICES else tier == REPLICATED
             np.testing.assert_array_equal(at, np.flatnonzero(here))
             np.testing.assert_array_equal(rows, offset[here])
             np.testing.assert_array_equal(held_there[rows], NUMBERS[at])
-        rows, at = routed.of(DEVICES + 1)
+        rows, at = routed.host
         np.testing.assert_array_equal(at, np.flatnonzero(tier == HOST))
         assert at.size > 50
     assert host_ranges(plan, based(stack)).tolist() == [[3000, 2**31 - 700], [2**31 + 900, ROWS - 800]]

@@ -8,7 +8,8 @@ from jrec.host import HostTable
 from jrec.mesh.route import MeshRows
 from jrec.ops.layout import Stack
 from jrec.run.mesh_rows import based
-from jrec.sharding.contents import host_addresses, replicated_addresses, shard_addresses
+from jrec.sharding.contents import replicated_addresses, shard_addresses
+from jrec.sharding.pieces import HOST
 from jrec.sharding.plans import Plan
 
 
@@ -37,8 +38,14 @@ def whole_stack(
         held = replicated_addresses(plan, based(stack))
         out[held] = np.asarray(replicated)[: held.size]
     if host is not None:
-        held = np.sort(host_addresses(plan, based(stack)))
+        held = host_addresses(plan, stack)
         values[held], of_host = host.fetch(held)
         for name, array in of_host.items():
             slots[name][held] = array
     return values, slots
+
+
+def host_addresses(plan: Plan, stack: Stack) -> np.ndarray:
+    """The ascending addresses of a stack's rows that the plan has in host memory."""
+    tiers = [plan.locate(table.name, np.arange(table.rows)).tier for table in stack.tables]
+    return np.flatnonzero(np.concatenate(tiers) == HOST)

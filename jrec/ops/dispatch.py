@@ -35,16 +35,16 @@ def native_unavailable() -> str | None:
     return reason
 
 
-def dispatch(
+def dispatch[Result](
     op: str,
     implementation: Implementation | None,
-    args: tuple[Any, ...],
+    args: tuple[object, ...],
     *,
-    xla: Callable[..., Any],
-    native: Callable[..., Any] | None = None,
-    pallas: Callable[..., Any] | None = None,
+    xla: Callable[..., Result],
+    native: Callable[..., Result] | None = None,
+    pallas: Callable[..., Result] | None = None,
     kernel: KernelClass | None = None,
-) -> Any:
+) -> Result:
     """Calls the implementation of ``op`` that ``implementation`` names, or the default of the lowering platform.
 
     Args:
@@ -67,7 +67,7 @@ def dispatch(
             )
         implementation = "xla" if implementation is None else implementation
     if implementation is None:
-        per_platform: dict[str, Callable[..., Any]] = {}
+        per_platform: dict[str, Callable[..., Result]] = {}
         if native is not None and native_unavailable() is None:
             per_platform["cpu"] = native
         if pallas is not None and kernel is not None and gpu_choice(kernel) == "pallas":

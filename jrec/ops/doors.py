@@ -28,7 +28,7 @@ _HIGHEST = 2**31 - 1
 
 
 def checked(
-    name: str, values: Any, shape: tuple[Any, ...], dtypes: tuple[str, ...] = FLOAT32, *, why: str = ""
+    name: str, values: object, shape: tuple[object, ...], dtypes: tuple[str, ...] = FLOAT32, *, why: str = ""
 ) -> jax.Array:
     """An array of one of these dtypes and of this shape; NumPy's becomes JAX's, as under ``jit``.
 
@@ -51,7 +51,7 @@ def checked(
     return jnp.asarray(given)
 
 
-def array(name: str, values: Any, wanted: str) -> Any:
+def array(name: str, values: object, wanted: str) -> Any:
     """An argument that must be an array, JAX's or NumPy's.
 
     Raises:
@@ -62,16 +62,16 @@ def array(name: str, values: Any, wanted: str) -> Any:
     raise ValueError(f"{name} must be {wanted}, JAX's or NumPy's, but is of type {type(values).__name__}")
 
 
-def _fits(size: Any, wanted: Any) -> bool:
+def _fits(size: object, wanted: object) -> bool:
     return isinstance(wanted, str) or not (is_static(size) and is_static(wanted)) or size == wanted
 
 
-def checked_table(table: Any, name: str = "table") -> jax.Array:
+def checked_table(table: object, name: str = "table") -> jax.Array:
     """A table, (rows, dim)."""
     return checked(name, table, ("rows", "dim"), TABLES)
 
 
-def checked_optimizer(optimizer: Any) -> RowOptimizer:
+def checked_optimizer(optimizer: object) -> RowOptimizer:
     """A row optimizer.
 
     Raises:
@@ -85,15 +85,15 @@ def checked_optimizer(optimizer: Any) -> RowOptimizer:
     return optimizer
 
 
-def checked_slots(optimizer: RowOptimizer, table: jax.Array, slots: Any) -> Slots:
+def checked_slots(optimizer: RowOptimizer, table: jax.Array, slots: object) -> Slots:
     """A table's slots, such as ``optimizer.init(table)`` makes.
 
     Raises:
       ValueError: If they are others, or the optimizer is none.
     """
     checked_optimizer(optimizer)
-    names = sorted(slots) if isinstance(slots, Mapping) else f"a {type(slots).__name__}"
-    if names != sorted(optimizer.slots):
+    if not isinstance(slots, Mapping) or sorted(slots) != sorted(optimizer.slots):
+        names = sorted(slots) if isinstance(slots, Mapping) else f"a {type(slots).__name__}"
         raise ValueError(
             f"{type(optimizer).__name__} keeps slots {sorted(optimizer.slots)}, but was given {names};"
             " make them with optimizer.init(table)"
@@ -104,14 +104,14 @@ def checked_slots(optimizer: RowOptimizer, table: jax.Array, slots: Any) -> Slot
     }
 
 
-def checked_gradients(gradients: Any, cast: Cast, dim: Any) -> jax.Array:
+def checked_gradients(gradients: object, cast: Cast, dim: object) -> jax.Array:
     """The gradients of the bags of a cast, (num_bags, dim) float32."""
     bags = "num_bags" if cast.num_bags is None else cast.num_bags
     why = "" if cast.num_bags is None else f"; {cast.num_bags} bags were looked up"
     return checked("gradients", gradients, (bags, dim), why=why)
 
 
-def checked_cast(cast: Any, num_rows: Any, bags: Bags | None = None) -> Cast:
+def checked_cast(cast: object, num_rows: object, bags: Bags | None = None) -> Cast:
     """A cast over a table of so many rows.
 
     Args:
@@ -146,7 +146,7 @@ def checked_cast(cast: Any, num_rows: Any, bags: Bags | None = None) -> Cast:
     return dataclasses.replace(cast, **leaves, num_rows=static(num_rows), num_bags=static(bags.num_bags))
 
 
-def checked_weights(weights: Any, cast: Cast) -> jax.Array:
+def checked_weights(weights: object, cast: Cast) -> jax.Array:
     """The weights of a cast's lookups, float32 in the shape of their ids.
 
     Raises:
@@ -160,7 +160,7 @@ def checked_weights(weights: Any, cast: Cast) -> jax.Array:
     return jnp.asarray(given)
 
 
-def check_bags(bags: Any) -> None:
+def check_bags(bags: object) -> None:
     """Raises ValueError on what are no bags."""
     if not isinstance(bags, Bags):
         raise ValueError(f"bags must be jrec.Bags(ids=..., offsets=...), but are of type {type(bags).__name__}")
@@ -192,7 +192,7 @@ def checked_scale(scale: Any) -> jax.Array:
     return jnp.asarray(scale, jnp.float32)
 
 
-def check_count(name: str, count: Any, least: int = 0) -> None:
+def check_count(name: str, count: object, least: int = 0) -> None:
     """Raises ValueError on what is no number of rows, which int32 holds."""
     if isinstance(count, bool) or not isinstance(count, int | np.integer):
         if not hasattr(count, "dimension_as_value"):  # no size of ``jax.export`` either

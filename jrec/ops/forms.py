@@ -32,7 +32,7 @@ class FormedBags(NamedTuple):
         return pooled.reshape(*self.axes, pooled.shape[1]) if len(self.axes) > 1 else pooled
 
 
-def formed(ids: Any, offsets: Any, weights: Any, num_rows: int) -> FormedBags:
+def formed(ids: object, offsets: object, weights: Any, num_rows: int) -> FormedBags:
     """Bags from ids of any accepted form.
 
     Args:
@@ -105,7 +105,7 @@ def narrowed(values: Any, *, name: str = "ids") -> Any:
     return values.astype(np.int32)
 
 
-def _array(values: Any) -> Any:
+def _array(values: object) -> Any:
     return values if hasattr(values, "dtype") and hasattr(values, "ndim") else np.asarray(values)
 
 

@@ -12,7 +12,7 @@ import jax
 import jax.core
 import jax.numpy as jnp
 
-from jrec.varying import varying_like
+from jrec.ops.varying import varying_like
 
 
 def smaller(one: Any, two: Any) -> Any:
@@ -25,17 +25,17 @@ def larger(one: Any, two: Any) -> Any:
     return jax.core.max_dim(one, two)
 
 
-def is_static(size: Any) -> bool:
+def is_static(size: object) -> bool:
     """Whether a size is a number, not a symbolic dimension."""
     return isinstance(size, int)
 
 
-def static(size: Any) -> int | None:
+def static(size: object) -> int | None:
     """A size that is a number; None for a symbolic one."""
-    return int(size) if is_static(size) else None
+    return size if isinstance(size, int) else None
 
 
-def all_static(*trees: Any) -> bool:
+def all_static(*trees: object) -> bool:
     """Whether all arrays of some pytrees have static shapes."""
     return all(is_static(size) for leaf in jax.tree.leaves(trees) for size in leaf.shape)
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import Ref
 
 from jrec.pallas.interpret import interpret_params
 from jrec.pallas.launch import Interpret, Job, launch, ops_for
@@ -92,7 +93,7 @@ def _ragged_keys(
     runs = Runs.of(capacity)
     ops, tile = ops_for(interpret), runs.tile
 
-    def cast_keys(place: jax.Array, ids: Any, offsets: Any, keys: Any, bags: Any) -> None:
+    def cast_keys(place: jax.Array, ids: Ref, offsets: Ref, keys: Ref, bags: Ref) -> None:
         row = ops.load_scalars(tile, ids, place, fill=-1)
 
         # Neighbouring lookups mostly read the same offsets, so a step of the search is one or two sectors a warp.
@@ -181,7 +182,7 @@ def _count(keys: jax.Array, num_rows: int, runs: Runs, interpret: Interpret) -> 
     """(runs,) int32, how many segments start in each run; and (1,) int32, how many keys are not padding."""
     ops, tile = ops_for(interpret), runs.tile
 
-    def cast_count(item: jax.Array, keys: Any, counts: Any, total: Any) -> None:
+    def cast_count(item: jax.Array, keys: Ref, counts: Ref, total: Ref) -> None:
         def add(i: jax.Array, count: jax.Array) -> jax.Array:
             place = _place(runs, item, i)
             first, padding = _starts(tile, ops, keys, place, num_rows)[1:]
@@ -219,7 +220,7 @@ def _write(
     capacity = keys.shape[0]
 
     def cast_write(
-        item: jax.Array, read: tuple[Any, ...], rows: Any, offsets: Any, sources: Any, num_unique: Any
+        item: jax.Array, read: tuple[Any, ...], rows: Ref, offsets: Ref, sources: Ref, num_unique: Ref
     ) -> None:
         keys, positions, bags, counts, total = read
         run, chunk, lane = _run(runs, item)
@@ -279,7 +280,7 @@ def _place(runs: Runs, item: jax.Array, trip: jax.Array) -> jax.Array:
 
 
 def _starts(
-    tile: Tile, ops: ModuleType, keys: Any, place: jax.Array, num_rows: int
+    tile: Tile, ops: ModuleType, keys: Ref, place: jax.Array, num_rows: int
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The key at each place, whether a segment starts there, and whether the padding does, row scalars.
 
@@ -295,7 +296,7 @@ def _starts(
 
 
 def _before(
-    runs: Runs, ops: ModuleType, counts: Any, run: jax.Array, chunk: jax.Array, lane: jax.Array
+    runs: Runs, ops: ModuleType, counts: Ref, run: jax.Array, chunk: jax.Array, lane: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """The sum of the counts before a warp's run, and of all of them, row scalars."""
     tile, width = runs.tile, WARP * runs.unroll

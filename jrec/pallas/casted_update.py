@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import Ref
 
 from jrec.pallas import rules, segments
 from jrec.pallas.gather_reduce import with_pieces
@@ -162,7 +163,8 @@ def _steps(work: _Work, variant: _Variant, interpret: Interpret) -> Steps:
     table, config = work.target.table, variant.config
     dim, itemsize = table.shape[1], table.dtype.itemsize
     work = work._replace(target=in_place(work.target))
-    short = _short(_updater(variant, Tile.of(dim, itemsize, chunks=config.chunks), interpret), work, config)
+    updater = _updater(variant, Tile.of(dim, itemsize, chunks=config.chunks), interpret)
+    short = _ShortRows(updater=updater, config=config).job(work)
     _, levels, runs = yield from with_pieces(short, dim, work.gather, work.offsets, config, interpret)
     if runs is not None:
         yield [_long(_updater(variant, Tile.of(dim, itemsize), interpret), work, levels, runs, config)]
@@ -173,50 +175,83 @@ def _updater(variant: _Variant, tile: Tile, interpret: Interpret) -> Updater:
     return Updater(tile=tile, ops=ops_for(interpret), rule=variant.rule, rounding=variant.rounding)
 
 
-def _short(updater: Updater, work: _Work, config: TuningConfig) -> Job:
-    """Updates the rows whose segments are short."""
-    tile, ops = updater.tile, updater.ops
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _ShortRows:
+    """The walk that updates rows with short segments, its methods in the order in which a tile passes through them.
 
-    def bounds(item: jax.Array, active: Any, target: Target, gather: Gather, offsets: Any) -> tuple[jax.Array, ...]:
+    Where a block visits several tiles, ``bounds`` runs two tiles ahead of ``casted_update_short``, ``lookups`` one, so
+    that a chain of three dependent loads (offsets, then indices, then rows) waits for device memory once a tile, not
+    three times.
+    """
+
+    updater: Updater
+    config: TuningConfig
+
+    def bounds(
+        self, item: jax.Array, active: Ref, target: Target, gather: Gather, offsets: Ref
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Where each row's segment begins and ends, and the row's address in the table."""
         del active, gather
-        return (*segments.bounds(tile, ops, offsets, item), updater.addresses(target, item))
+        low, high = segments.bounds(self.updater.tile, self.updater.ops, offsets, item)
+        return low, high, self.updater.addresses(target, item)
 
     def lookups(
-        item: jax.Array, bounds_of: tuple[jax.Array, ...], active: Any, target: Target, gather: Gather, offsets: Any
+        self,
+        item: jax.Array,
+        bounds: tuple[jax.Array, jax.Array, jax.Array],
+        active: Ref,
+        target: Target,
+        gather: Gather,
+        offsets: Ref,
     ) -> tuple[jax.Array, jax.Array, jax.Array, Lookups | None]:
+        """Leaves out rows whose segments are long, and loads the first lookups of the others."""
         del item, active, target, offsets
-        low, high, address = bounds_of
+        low, high, address = bounds
         # An empty segment updates too: with momentum or decay, a row of zero gradient moves.
-        address = jnp.where(segments.is_short(low, high, config.split), address, -1)
+        address = jnp.where(segments.is_short(low, high, self.config.split), address, -1)
         high = jnp.where(address >= 0, high, low)
-        return low, high, address, segments.load_lookups(tile, ops, gather, low, high, unroll=config.unroll)
+        ahead = segments.load_lookups(self.updater.tile, self.updater.ops, gather, low, high, unroll=self.config.unroll)
+        return low, high, address, ahead
 
     def casted_update_short(
-        item: jax.Array, bounds_of: tuple[Any, ...], active: Any, target: Target, gather: Gather, offsets: Any
+        self,
+        item: jax.Array,
+        loaded: tuple[jax.Array, jax.Array, jax.Array, Lookups | None],
+        active: Ref,
+        target: Target,
+        gather: Gather,
+        offsets: Ref,
     ) -> None:
+        """Sums each row's gradients in registers, and takes the optimizer's step."""
         del active, offsets
-        low, high, address, ahead = bounds_of
-        old = updater.load(target, item, address) if config.prefetch else None
-        gradients = segments.add_range(tile, ops, gather, low, high, tile.zeros(), unroll=config.unroll, lookups=ahead)
+        low, high, address, ahead = loaded
+        tile, ops, updater = self.updater.tile, self.updater.ops, self.updater
+        # Loaded before the sums, the old row arrives while they are taken; it costs its registers meanwhile.
+        old = updater.load(target, item, address) if self.config.prefetch else None
+        gradients = segments.add_range(
+            tile, ops, gather, low, high, tile.zeros(), unroll=self.config.unroll, lookups=ahead
+        )
         updater.apply(target, old or updater.load(target, item, address), gradients)
 
-    return Job(
-        body=casted_update_short,
-        tile=tile,
-        count=work.target.rows.shape[0],
-        operands=(work.active, work.target, work.gather, work.offsets),
-        out_types=(),
-        blocks=config.blocks,
-        active=0,
-        stages=(bounds, lookups),
-    )
+    def job(self, work: _Work) -> Job:
+        """The walk over all rows of a request."""
+        return Job(
+            body=self.casted_update_short,
+            tile=self.updater.tile,
+            count=work.target.rows.shape[0],
+            operands=(work.active, work.target, work.gather, work.offsets),
+            out_types=(),
+            blocks=self.config.blocks,
+            active=0,
+            stages=(self.bounds, self.lookups),
+        )
 
 
 def _long(updater: Updater, work: _Work, levels: list[Gather], runs: jax.Array, config: TuningConfig) -> Job:
     """Updates the rows whose segments are long, from their pieces."""
     tile, ops, width = updater.tile, updater.ops, runs_a_block(runs.shape[0], updater.tile)
 
-    def casted_update_long(item: jax.Array, target: Target, levels: list[Gather], runs: Any, offsets: Any) -> None:
+    def casted_update_long(item: jax.Array, target: Target, levels: list[Gather], runs: Ref, offsets: Ref) -> None:
         def visit(segment: jax.Array, low: jax.Array, high: jax.Array) -> None:
             address = updater.addresses(target, segment)
             old = updater.load(target, segment, address) if config.prefetch else None

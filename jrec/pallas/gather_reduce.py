@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Ref
 
 from jrec.pallas import segments
 from jrec.pallas.interpret import interpret_params
@@ -135,7 +136,7 @@ def _padded(gather: Gather, length: int | None, config: TuningConfig, interpret:
     tile = Tile.of(dim, gather.rows.dtype.itemsize, chunks=config.chunks)
     num_segments = gather.indices.shape[0] // length
 
-    def gather_reduce_padded(segment: jax.Array, gather: Gather, out: Any) -> None:
+    def gather_reduce_padded(segment: jax.Array, gather: Gather, out: Ref) -> None:
         low = jnp.where(segment >= 0, segment * length, 0)
         high = jnp.where(segment >= 0, low + length, 0)
         total = segments.add_range(tile, ops, gather, low, high, tile.zeros(), unroll=config.unroll)
@@ -161,7 +162,7 @@ def _ragged(gather: Gather, offsets: jax.Array, config: TuningConfig, interpret:
     tile = Tile.of(dim, gather.rows.dtype.itemsize, chunks=config.chunks)
     num_segments, capacity = offsets.shape[0] - 1, gather.indices.shape[0]
 
-    def gather_reduce_short(segment: jax.Array, gather: Gather, offsets: Any, out: Any) -> None:
+    def gather_reduce_short(segment: jax.Array, gather: Gather, offsets: Ref, out: Ref) -> None:
         low, high = segments.bounds(tile, ops, offsets, segment)
         bad = segments.malformed(segment, low, high, capacity)
         short = (segment >= 0) & (bad | segments.is_short(low, high, config.split))
@@ -185,7 +186,7 @@ def _ragged(gather: Gather, offsets: jax.Array, config: TuningConfig, interpret:
 
     width = runs_a_block(runs.shape[0], long_tile)
 
-    def gather_reduce_long(item: jax.Array, levels: list[Gather], runs: Any, offsets: Any, out: Any) -> None:
+    def gather_reduce_long(item: jax.Array, levels: list[Gather], runs: Ref, offsets: Ref, out: Ref) -> None:
         def visit(segment: jax.Array, low: jax.Array, high: jax.Array) -> None:
             bad = segments.malformed(segment, low, high, capacity)
             segment, low, high = jnp.where(bad, -1, segment), jnp.where(bad, 0, low), jnp.where(bad, 0, high)
@@ -248,7 +249,14 @@ def _pieces(
     """
     ops, tile = ops_for(interpret), Tile.of(dim, children.rows.dtype.itemsize)
 
-    def pieces(node: jax.Array, children: Gather, offsets: Any, runs: Any, out: Any, new_runs: Any = None) -> None:
+    def pieces(
+        node: jax.Array,
+        children: Gather,
+        offsets: Ref,
+        runs: Ref,
+        out: Ref,
+        new_runs: Ref | None = None,
+    ) -> None:
         segment = segments.run_at(tile, ops, offsets, runs, node, level=level, split=config.split)
         low = jnp.where(segment >= 0, node * config.split, 0)
         high = jnp.where(segment >= 0, low + config.split, 0)

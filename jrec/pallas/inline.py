@@ -6,11 +6,10 @@ Rows and positions are row scalars; negative ones mean that the row takes no par
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Ref
 from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
@@ -34,7 +33,7 @@ from jrec.pallas.threads import (
 from jrec.pallas.tile import WARP, Tile
 
 
-def load_scalars(tile: Tile, ref: Any, positions: jax.Array, *, fill: float = 0, written: bool = False) -> jax.Array:
+def load_scalars(tile: Tile, ref: Ref, positions: jax.Array, *, fill: float = 0, written: bool = False) -> jax.Array:
     """``ref[positions]`` as row scalars, ``fill`` where the position is negative. ref (n,).
 
     ``written`` tells the twin that the kernel also writes ``ref``.
@@ -64,7 +63,7 @@ def load_scalars(tile: Tile, ref: Any, positions: jax.Array, *, fill: float = 0,
     return load(ref, positions)
 
 
-def store_scalars(tile: Tile, ref: Any, positions: jax.Array, values: jax.Array) -> None:
+def store_scalars(tile: Tile, ref: Ref, positions: jax.Array, values: jax.Array) -> None:
     """Writes row scalars to ``ref[positions]``, once per row. ref (n,)."""
 
     @inline_op(arg_types=(plgpu.RefType(), tile.scalar_layout, tile.scalar_layout))
@@ -81,7 +80,7 @@ def store_scalars(tile: Tile, ref: Any, positions: jax.Array, values: jax.Array)
     store(ref, positions, values)
 
 
-def load_rows(tile: Tile, ref: Any, rows: jax.Array, *, written: bool = False) -> jax.Array:
+def load_rows(tile: Tile, ref: Ref, rows: jax.Array, *, written: bool = False) -> jax.Array:
     """Float32 values of ``ref[rows]``, zero where the row is negative and in padding columns. ref (n, stride).
 
     ``written`` tells the twin that the kernel also writes ``ref``.
@@ -108,7 +107,7 @@ def load_rows(tile: Tile, ref: Any, rows: jax.Array, *, written: bool = False) -
     return load(ref, rows)
 
 
-def store_rows(tile: Tile, ref: Any, rows: jax.Array, values: jax.Array) -> None:
+def store_rows(tile: Tile, ref: Ref, rows: jax.Array, values: jax.Array) -> None:
     """Writes float32 values to ``ref[rows]``, rounded to nearest even; padding columns stay out. ref (n, stride)."""
 
     @inline_op(arg_types=(plgpu.RefType(), tile.scalar_layout, tile.layout))

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Ref
 
 from jrec.pallas import rules
 from jrec.pallas.interpret import interpret_params
@@ -94,7 +95,7 @@ def _row_update(
     updater = Updater(tile=tile, ops=ops_for(interpret), rule=rule, rounding=rounding)
     target = in_place(target)
 
-    def row_update(item: jax.Array, target: Target, gradients: Any) -> None:
+    def row_update(item: jax.Array, target: Target, gradients: Ref) -> None:
         address = updater.addresses(target, item)
         old = updater.load(target, item, address)
         row_gradients = updater.ops.load_rows(tile, gradients, jnp.where(address >= 0, item, -1))

@@ -22,8 +22,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import Ref
 
-from jrec.pallas.tile import Tile, shift_right
+from jrec.pallas.tile import Operand, Tile, shift_right
 
 _TOP = 256  # nodes that the highest level may hold: a segment's walk over them is not worth another launch
 
@@ -40,9 +41,9 @@ class Gather(NamedTuple):
       weights: (positions,) float32, or None for ones. Only with indices.
     """
 
-    rows: Any
+    rows: Any  # or the products of a tensor train's factors, which ``pallas.tt`` loads as rows
     indices: Any = None
-    weights: Any = None
+    weights: Operand | None = None
 
 
 class Lookups(NamedTuple):
@@ -68,7 +69,7 @@ def level_sizes(lookups: int, split: int, *, top: int = _TOP) -> tuple[int, ...]
     return tuple(sizes)
 
 
-def segment_at(tile: Tile, ops: ModuleType, offsets: Any, position: jax.Array) -> jax.Array:
+def segment_at(tile: Tile, ops: ModuleType, offsets: Ref, position: jax.Array) -> jax.Array:
     """The last segment that begins at or before each position, row scalars; any for a position below 0.
 
     ``offsets`` is an ascending int32 ref from 0. Each lane of a row looks at another place: at 16 lanes, a search among
@@ -85,7 +86,7 @@ def segment_at(tile: Tile, ops: ModuleType, offsets: Any, position: jax.Array) -
 
 
 def run_at(
-    tile: Tile, ops: ModuleType, offsets: Any, runs: Any, node: jax.Array, *, level: int, split: int
+    tile: Tile, ops: ModuleType, offsets: Ref, runs: Ref, node: jax.Array, *, level: int, split: int
 ) -> jax.Array:
     """The segment that each node lies within, row scalars; -1 where it lies within none.
 
@@ -222,7 +223,7 @@ def add_nodes(
     return add_range(tile, ops, source, jnp.where(inner, up_high * split, high), high, total, unroll=unroll)
 
 
-def bounds(tile: Tile, ops: ModuleType, offsets: Any, segment: jax.Array) -> tuple[jax.Array, jax.Array]:
+def bounds(tile: Tile, ops: ModuleType, offsets: Ref, segment: jax.Array) -> tuple[jax.Array, jax.Array]:
     """First lookup and end of each segment, row scalars; 0 and 0 where ``segment`` is negative."""
     low = ops.load_scalars(tile, offsets, segment)
     return low, ops.load_scalars(tile, offsets, jnp.where(segment >= 0, segment + 1, -1))
@@ -244,7 +245,7 @@ def is_short(low: jax.Array, high: jax.Array, split: int) -> jax.Array:
 
 
 def long_segment(
-    tile: Tile, ops: ModuleType, runs: Any, offsets: Any, run: jax.Array, *, split: int
+    tile: Tile, ops: ModuleType, runs: Ref, offsets: Ref, run: jax.Array, *, split: int
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The segment whose first full run is ``run``, or -1, and its first lookup and end (0 and 0 without one)."""
     segment = ops.load_scalars(tile, runs, run, fill=-1)
@@ -256,8 +257,8 @@ def long_segment(
 def visit_long(
     tile: Tile,
     ops: ModuleType,
-    runs: Any,
-    offsets: Any,
+    runs: Ref,
+    offsets: Ref,
     item: jax.Array,
     visit: Callable[[jax.Array, jax.Array, jax.Array], None],
     *,

@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+Operand = jax.Array | jax.Ref  # of a kernel: an array outside, its ref inside
 THREADS = 128  # of a warpgroup
 WARP = 32
 ACCESS_BYTES = 16  # the widest load or store of one thread

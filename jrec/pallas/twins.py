@@ -7,15 +7,14 @@ position past their end becomes NaN or the least integer.
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
+from jax import Ref
 
 from jrec.pallas.tile import THREADS, WARP, Tile
 
 
-def load_scalars(tile: Tile, ref: Any, positions: jax.Array, *, fill: float = 0, written: bool = False) -> jax.Array:
+def load_scalars(tile: Tile, ref: Ref, positions: jax.Array, *, fill: float = 0, written: bool = False) -> jax.Array:
     """``ref[positions]`` as row scalars, ``fill`` where the position is negative."""
     if not written:
         values = ref[...].at[jnp.maximum(positions, 0)].get(mode="fill")
@@ -29,7 +28,7 @@ def load_scalars(tile: Tile, ref: Any, positions: jax.Array, *, fill: float = 0,
     return jax.lax.fori_loop(0, tile.rows, add, jnp.full(tile.scalar_shape, fill, ref.dtype))
 
 
-def store_scalars(tile: Tile, ref: Any, positions: jax.Array, values: jax.Array) -> None:
+def store_scalars(tile: Tile, ref: Ref, positions: jax.Array, values: jax.Array) -> None:
     """Writes row scalars to ``ref[positions]``."""
 
     def put(row: jax.Array, none: None) -> None:
@@ -44,7 +43,7 @@ def store_scalars(tile: Tile, ref: Any, positions: jax.Array, values: jax.Array)
     jax.lax.fori_loop(0, tile.rows, put, None)
 
 
-def load_rows(tile: Tile, ref: Any, rows: jax.Array, *, written: bool = False) -> jax.Array:
+def load_rows(tile: Tile, ref: Ref, rows: jax.Array, *, written: bool = False) -> jax.Array:
     """Float32 values of ``ref[rows]``, zero where the row is negative and in padding columns."""
     numbers = rows[:, 0]
     if not written:
@@ -66,7 +65,7 @@ def load_rows(tile: Tile, ref: Any, rows: jax.Array, *, written: bool = False) -
     return read.reshape(tile.rows, tile.blocks, tile.width).swapaxes(0, 1).reshape(tile.shape)
 
 
-def store_rows(tile: Tile, ref: Any, rows: jax.Array, values: jax.Array) -> None:
+def store_rows(tile: Tile, ref: Ref, rows: jax.Array, values: jax.Array) -> None:
     """Writes float32 values to ``ref[rows]``, rounded to nearest even."""
     by_row = values.reshape(tile.blocks, tile.rows, tile.width).swapaxes(0, 1).reshape(tile.rows, -1)[:, : tile.dim]
 

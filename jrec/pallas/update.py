@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from jrec.pallas import rules
 from jrec.pallas.rules import Rule
-from jrec.pallas.tile import Tile
+from jrec.pallas.tile import Operand, Tile
 
 # (values, dtype, key0, key1, addresses, columns) -> values on the grid of dtype; see jrec.ops.rounding.round_values.
 Rounding = Callable[[jax.Array, Any, jax.Array, jax.Array, jax.Array, jax.Array], jax.Array]
@@ -32,10 +32,10 @@ class Target(NamedTuple):
 
     table: Any
     slots: dict[str, Any]
-    rows: Any
-    hyper: Any
-    key: Any = None
-    rounding_rows: Any = None
+    rows: Operand
+    hyper: Operand
+    key: Operand | None = None
+    rounding_rows: Operand | None = None
 
 
 class Loaded(NamedTuple):

@@ -21,7 +21,7 @@ import numpy as np
 
 from jrec.ops.layout import Stack
 from jrec.run.peers import Peers
-from jrec.sharding.router import Routed
+from jrec.sharding.router import Routed, Taken
 
 BLOCK_ROWS = 4096
 """Consecutive addresses of one process, at most: whole pages of memory of any row, and short enough to share the
@@ -136,8 +136,7 @@ ALONE = HostOwners(processes=1, process=0, devices=1)
 
 def read_from_host(routes: Sequence[Routed]) -> np.ndarray:
     """(n,) ascending addresses of the rows of host memory that any of one stack's routes reads."""
-    host = len(routes[0].starts) - 2
-    return np.unique(np.concatenate([routed.addresses[routed.of(host)[1]] for routed in routes]))
+    return np.unique(np.concatenate([routed.addresses[routed.host.at] for routed in routes]))
 
 
 def with_owners(routed: Routed, read: np.ndarray, device: np.ndarray, line: np.ndarray, first: int) -> Routed:
@@ -150,16 +149,11 @@ def with_owners(routed: Routed, read: np.ndarray, device: np.ndarray, line: np.n
       line: (n,) int32, its line there after the rows that live there.
       first: The offset of line 0 in every shard.
     """
-    devices = len(routed.starts) - 3
-    places = routed.of(devices + 1)[1]
-    which = np.searchsorted(read, routed.addresses[places])
-    owner, offset = device[which], np.int32(first) + line[which]
-    pieces = []
-    for number in range(devices):
-        rows, at = routed.of(number)
-        owned = owner == number
-        pieces.append((np.concatenate([rows, offset[owned]]), np.concatenate([at, places[owned]])))
-    pieces += [routed.of(devices), (offset[:0], places[:0])]
-    starts = np.cumsum([0, *(rows.size for rows, _ in pieces)])
-    rows, at = (np.concatenate(column) for column in zip(*pieces, strict=True))
-    return dataclasses.replace(routed, rows=rows, at=at, starts=starts)
+    at = routed.host.at
+    which = np.searchsorted(read, routed.addresses[at])
+    owner, rows = device[which], np.int32(first) + line[which]
+    shards = []
+    for number in range(routed.devices):
+        kept, here = routed.shard(number), owner == number
+        shards.append(Taken(np.concatenate([kept.rows, rows[here]]), np.concatenate([kept.at, at[here]])))
+    return Routed.joined(routed.addresses, shards, routed.replicated, host=Taken(rows[:0], at[:0]))

@@ -9,41 +9,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence, Set
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import jax
 import numpy as np
 
 from jrec.ops.layout import EmbeddingLayout, Stack, StackedFeature
 from jrec.ops.types import Bags
+from jrec.run.partitioned_batch import DeviceBatch, bags_of, poolable
 from jrec.sharding.modes import traffic
-from jrec.sharding.router import Routed
-
-if TYPE_CHECKING:
-    from jrec.run.partitioned_batch import DeviceBatch
 
 LookupMode = Literal["auto", "retrieve", "send"]
-
-
-def poolable(stack: Stack) -> list[StackedFeature]:
-    """The features whose bags are (weighted) sums of uncompressed rows, of which each owner can pool its part."""
-    return [] if stack.compressed else [f for f in stack.features if not f.config.unpooled]
-
-
-def sending_features(stack: Stack, send: Set[str]) -> list[StackedFeature]:
-    """The stack's features that send their lookups of other devices' rows."""
-    return [f for f in poolable(stack) if f.config.name in send]
-
-
-def sending_bags(stack: Stack, send: Set[str], examples: int) -> np.ndarray | None:
-    """Which bags of ``examples`` examples belong to features that send, (num_bags,) bool; None if no feature does."""
-    features = sending_features(stack, send)
-    if not features:
-        return None
-    flags = np.zeros(stack.num_bags(examples), bool)
-    for feature in features:
-        flags[_bags(feature, examples)] = True
-    return flags
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -162,23 +138,17 @@ def _candidates(stack: Stack) -> dict[str, list[StackedFeature]]:
     return candidates
 
 
-def _bags(feature: StackedFeature, examples: int) -> slice:
-    """A feature's bags in a batch of ``examples`` examples."""
-    first = feature.first_bag * examples
-    return slice(first, first + feature.config.bags_per_example * examples)
-
-
 def _counted(stack: Stack, part: DeviceBatch, device: int) -> Iterator[tuple[str, _Counts]]:
     """One device's requests to the others, by table with candidates."""
     routed, bags, examples = part.routes[stack.name], part.batch.bags[stack.name], len(part.batch.labels)
-    owner = _owners(routed, device)
-    devices = len(routed.starts) - 3
+    owner, _ = routed.owners(but=device)
+    devices = routed.devices
     for table, candidates in _candidates(stack).items():
         rest = [f for f in stack.features if f.config.table == table and f not in candidates]
         last = np.full(owner.size, -1, np.int64)  # reader of each unique row, the latest in the order of preference
         counts = {n: np.zeros((len(candidates), devices, devices)) for n in ("lookups", "bags")}
         for i, feature in enumerate([*candidates, *rest]):
-            numbers, bag = _lookups(bags, _bags(feature, examples))
+            numbers, bag = _lookups(bags, bags_of(feature, examples))
             last[numbers] = min(i, len(candidates))
             if i >= len(candidates):
                 continue
@@ -192,15 +162,6 @@ def _counted(stack: Stack, part: DeviceBatch, device: int) -> Iterator[tuple[str
         for i in range(len(candidates) + 1):
             rows[i, device] = np.bincount(owner[(owner >= 0) & (last >= i)], minlength=devices)
         yield table, _Counts(rows=rows, **counts)
-
-
-def _owners(routed: Routed, device: int) -> np.ndarray:
-    """The other device that keeps each row, (unique,) int32; -1 where none does."""
-    owner = np.full(routed.addresses.size, -1, np.int32)
-    for other in range(len(routed.starts) - 3):
-        if other != device:
-            owner[routed.of(other)[1]] = other
-    return owner
 
 
 def _lookups(bags: Bags, span: slice) -> tuple[np.ndarray, np.ndarray]:

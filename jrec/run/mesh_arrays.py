@@ -20,12 +20,11 @@ from jrec.host.ring import bucket
 from jrec.mesh.route import AXIS, Picks, Route
 from jrec.ops.layout import EmbeddingLayout, Stack
 from jrec.ops.types import Bags
-from jrec.run.lookup_modes import sending_features
-from jrec.run.partitioned_batch import DeviceBatch, PartitionedBatch
+from jrec.run.partitioned_batch import DeviceBatch, PartitionedBatch, sending_features
 from jrec.run.peers import Peers
 from jrec.run.step import StepBatch
 from jrec.sharding.plans import Plan
-from jrec.sharding.router import Routed
+from jrec.sharding.router import Routed, Taken
 from jrec.sharding.sent import SentLookups, send_route
 
 NO_ROW = 2**31 - 1
@@ -99,14 +98,13 @@ def described(grown: Growth) -> dict[str, dict[str, list[int]]]:
 
 def counts(routed: Routed, device: int, sent: SentLookups | None = None) -> Sizes:
     """What one device's rows, and what it sends, need."""
-    rows = routed.counts
-    devices = len(rows) - 2
-    remote = [int(n) for j, n in enumerate(rows[:devices]) if j != device]
+    rows = routed.counts[: routed.devices]
+    remote = [int(n) for other, n in enumerate(rows) if other != device]
     return Sizes(
         unique=routed.addresses.size,
         own=int(rows[device]),
         remote=max(remote, default=0),
-        replicated=int(rows[devices]),
+        replicated=int(routed.counts[routed.devices]),
         lookups=0 if sent is None else int(np.diff(sent.starts).max()),
         pooled=0 if sent is None else int(np.diff(sent.bag_starts).max()),
     )
@@ -272,22 +270,20 @@ def _route(part: DeviceBatch, device: int, name: str, shapes: Shapes) -> Route:
     sizes, stack, routed = shapes.sizes[name], shapes.stacks[name], part.routes[name]
     devices, sending = shapes.plan.devices, sending_features(stack, shapes.send)
 
-    def picks(number: int, size: int) -> Picks:
-        rows, at = np.full(size, NO_ROW, np.int32), np.full(size, sizes.unique, np.int32)
-        taken, places = routed.of(number)
-        rows[: taken.size], at[: taken.size] = taken, places
-        made: Any = (rows, at)
-        return Picks(rows=made[0], at=made[1])
+    def picks(taken: Sequence[Taken], size: int) -> Picks:
+        """The rows of some arrays, a line of ``size`` each."""
+        rows = np.full((len(taken), size), NO_ROW, np.int32)
+        at = np.full((len(taken), size), sizes.unique, np.int32)
+        for line, of_array in enumerate(taken):
+            rows[line, : of_array.rows.size], at[line, : of_array.at.size] = of_array
+        return Picks(rows=rows, at=at)  # pyright: ignore[reportArgumentType]
 
-    remote: Any = None
-    if sizes.remote:
-        rows = np.full((devices, sizes.remote), NO_ROW, np.int32)
-        at: Any = np.full((devices, sizes.remote), sizes.unique, np.int32)
-        for other in range(devices):
-            if other != device:
-                taken, places = routed.of(other)
-                rows[other, : taken.size], at[other, : taken.size] = taken, places
-        remote = Picks(rows=rows, at=at)  # pyright: ignore[reportArgumentType]
+    def one(taken: Taken, size: int) -> Picks:
+        lines = picks([taken], size)
+        return Picks(rows=lines.rows[0], at=lines.at[0])
+
+    nothing = Taken(np.empty(0, np.int32), np.empty(0, np.int32))  # a device asks nothing of itself
+    asked = [nothing if other == device else routed.shard(other) for other in range(devices)]
     send = None
     if sending:
         bags = stack.num_bags(shapes.examples)
@@ -298,9 +294,9 @@ def _route(part: DeviceBatch, device: int, name: str, shapes: Shapes) -> Route:
         addresses[: routed.addresses.size] = routed.addresses.astype(np.int32)  # modulo 2^32, as rounding counts
     return Route(
         capacity=sizes.unique,
-        own=picks(device, sizes.own) if sizes.own else None,
-        replicated=picks(devices, sizes.replicated),
-        remote=remote,
+        own=one(routed.shard(device), sizes.own) if sizes.own else None,
+        replicated=one(routed.replicated, sizes.replicated),
+        remote=picks(asked, sizes.remote) if sizes.remote else None,
         send=send,
         addresses=addresses,
     )

@@ -22,11 +22,11 @@ from jrec.mesh.route import AXIS, MeshRows
 from jrec.ops.layout import Stack
 from jrec.ops.row_fill import PIECE_BYTES, fill_rows
 from jrec.row_optimizers import RowOptimizer
-from jrec.run.mesh_rows import device_addresses, replicated_capacity
+from jrec.run.mesh_rows import based, device_addresses, replicated_capacity
 from jrec.run.peers import Peers
 from jrec.run.row_source import RowSource
 from jrec.sharding import Plan
-from jrec.sharding.contents import shard_capacity
+from jrec.sharding.contents import joined_ranges, shard_capacity, table_segments
 from jrec.sharding.pieces import REPLICATED, SHARDED
 
 
@@ -126,10 +126,8 @@ class _Segments:
     """
 
     def __init__(self, stack: Stack, plan: Plan, mesh: Mesh):
-        numbers = [plan.number(table.name) for table in stack.tables]
-        which = np.concatenate([np.arange(plan.first[n], plan.first[n + 1]) for n in numbers])
-        bases = np.repeat(stack.bases, [plan.first[n + 1] - plan.first[n] for n in numbers])
-        self.start, self.stop = plan.start[which] + bases, plan.stop[which] + bases
+        which, self.start = table_segments(plan, based(stack))
+        self.stop = self.start + (plan.stop - plan.start)[which]
         tier, self.shift = plan.tier[which], plan.offset[which] - self.start
         self.place = np.select([tier == SHARDED, tier == REPLICATED], [plan.owner[which], plan.devices], -1)
         # Process 0 writes replicated rows for all.
@@ -141,10 +139,7 @@ class _Segments:
         found = {}
         for table, base in zip(self._stack.tables, self._stack.bases, strict=True):
             own = (self.process == jax.process_index()) & (self.start >= base) & (self.start < base + table.rows)
-            begin, stop = self.start[own] - base, self.stop[own] - base
-            fresh = np.append(True, begin[1:] != stop[:-1])[: begin.size]
-            last = np.append(fresh[1:], True)[: begin.size]
-            found[table.name] = np.stack([begin[fresh], stop[last]], axis=1)
+            found[table.name] = joined_ranges(self.start[own] - base, self.stop[own] - base)
         return found
 
 

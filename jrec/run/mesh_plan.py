@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -12,12 +11,13 @@ from jrec.access.profile import AccessProfile, TableProfile
 from jrec.errors import ConfigError
 from jrec.ops.layout import EmbeddingLayout
 from jrec.sharding import BASELINES, Plan, Problem, build_plan
+from jrec.sharding.contents import joined_ranges
 from jrec.sharding.errors import PlanError
 from jrec.sharding.hardware import grid
 from jrec.sharding.of_layout import SlotShapes, plan_tables_of
 from jrec.sharding.pieces import REPLICATED, SHARDED, TIER_NAMES, TT
 from jrec.sharding.plan_file import check_budget
-from jrec.sharding.plans import running_offsets
+from jrec.sharding.plans import empty_plan
 
 WHOLE = ("host", "replicated")
 """Tiers of tables whose rows are all there, whatever a plan says."""
@@ -46,9 +46,10 @@ def placed_plan(
     """
     planned = layout.planned_stacks
     if not planned:
-        return _nothing(devices)
+        return empty_plan(devices)
     tables = [table for stack in planned for table in stack.tables]
     whole_plan = default_plan(layout, devices, slots) if plan is None else plan
+    _check_paths(whole_plan)
     placed = whole_plan
     for tier in WHOLE:
         whole = {table.name: np.array([[0, table.rows]]) for table in tables if table.tier == tier}
@@ -57,7 +58,6 @@ def placed_plan(
     shared = {name: ranges_of(rows) for name, rows in (everywhere or {}).items() if name in names}
     placed = overlaid(placed, shared, REPLICATED)
     held = planned_part(placed, layout, slots)
-    _check_paths(held)
     if (memory := dict(whole_plan.info.get("hardware", {})).get("memory")) is not None:
         cores = dataclasses.replace(held, info={"core_bytes": whole_plan.info.get("core_bytes", 0.0)})
         check_budget(cores, memory)
@@ -65,13 +65,17 @@ def placed_plan(
 
 
 def _check_paths(plan: Plan) -> None:
-    """Refuses a plan by which a device fetches rows from one that does not hold them: it would get others."""
+    """Refuses a plan by which a device fetches rows from one that does not hold them: it would get others.
+
+    A holder besides the owner is named by ``Plan.copy_device``, and fetches the rows from itself (``Plan.laid_out``).
+    """
     sharded = np.flatnonzero(plan.tier == SHARDED)
     fetched = plan.path[plan.way[sharded]]
     at, device = np.nonzero(fetched != plan.owner[sharded][:, None])
     source = fetched[at, device]
+    holds = fetched[at, source] == source
     copies = plan.copy_segment.astype(np.int64) * plan.devices + plan.copy_device
-    wrong = np.flatnonzero(~np.isin(sharded[at] * plan.devices + source, copies))
+    wrong = np.flatnonzero(~(holds & np.isin(sharded[at] * plan.devices + source, copies)))
     if wrong.size:
         segment = sharded[at[wrong[0]]]
         raise PlanError(
@@ -115,13 +119,11 @@ def check_tables(plan: Plan, layout: EmbeddingLayout) -> None:
 def ranges_of(rows: np.ndarray) -> np.ndarray:
     """(n, 2) int64, begin and end of the ranges that (m,) ascending rows make up."""
     rows = rows.astype(np.int64)
-    fresh = np.append(True, np.diff(rows) > 1)[: rows.size]
-    last = np.append(fresh[1:], True)[: rows.size]
-    return np.stack([rows[fresh], rows[last] + 1], axis=1)
+    return joined_ranges(rows, rows + 1)
 
 
 def overlaid(plan: Plan, ranges: Mapping[str, np.ndarray], tier: int) -> Plan:
-    """A plan with some rows in another tier, whose offsets are yet to be found (``planned_part``).
+    """A plan with some rows in another tier, whose offsets and copies are yet to be found (``planned_part``).
 
     Args:
       plan: The plan.
@@ -144,10 +146,7 @@ def overlaid(plan: Plan, ranges: Mapping[str, np.ndarray], tier: int) -> Plan:
         covered.append(start < ends[inside])
     first = np.cumsum([0, *(len(start) for start in starts)])
     segment, moved = np.concatenate(old), np.concatenate(covered)
-    low, high = (np.searchsorted(segment, plan.copy_segment, side=side) for side in ("left", "right"))
-    copies = np.repeat(np.arange(len(low)), high - low)
-    copied = np.arange(len(copies)) - np.repeat(np.cumsum(high - low) - (high - low), high - low) + low[copies]
-    kept = ~moved[copied]
+    none = empty_plan(plan.devices)
     return dataclasses.replace(
         plan,
         first=first,
@@ -156,31 +155,15 @@ def overlaid(plan: Plan, ranges: Mapping[str, np.ndarray], tier: int) -> Plan:
         owner=np.where(moved, np.int16(-1), plan.owner[segment]),
         offset=np.zeros(len(segment), np.int64),
         way=plan.way[segment],
-        copy_segment=copied[kept].astype(np.int32),
-        copy_device=plan.copy_device[copies[kept]],
-        copy_offset=np.zeros(int(kept.sum()), np.int64),
+        copy_segment=none.copy_segment,
+        copy_device=none.copy_device,
+        copy_offset=none.copy_offset,
     )
 
 
 def computing_of(plan: Plan, processes: Sequence[int]) -> list[int]:
     """How many devices of each process compute, process by process; ``processes`` has each device's process."""
     return [sum(processes[d] == p for d in plan.compute_devices) for p in sorted(set(processes))]
-
-
-def _nothing(devices: int) -> Plan:
-    """A plan without tables."""
-    empty: dict[str, Any] = {
-        "start": np.empty(0, np.int64),
-        "tier": np.empty(0, np.uint8),
-        "owner": np.empty(0, np.int16),
-        "offset": np.empty(0, np.int64),
-        "way": np.empty(0, np.int32),
-        "copy_segment": np.empty(0, np.int32),
-        "copy_device": np.empty(0, np.int16),
-        "copy_offset": np.empty(0, np.int64),
-    }
-    first, path = np.zeros(1, np.int64), np.empty((0, devices), np.int16)
-    return Plan(tables=(), devices=devices, purpose="training", dataset=None, first=first, path=path, **empty)
 
 
 def default_plan(
@@ -212,36 +195,14 @@ def planned_part(plan: Plan, layout: EmbeddingLayout, slots: SlotShapes | None =
     numbers = [plan.number(t.name) for t in tables]
     chosen = [np.arange(plan.first[n], plan.first[n + 1]) for n in numbers]
     chosen = [c[plan.start[c] < t.rows] for c, t in zip(chosen, tables, strict=True)]
-    segments = np.concatenate(chosen) if chosen else np.empty(0, np.int64)
-    first = np.cumsum([0, *(len(c) for c in chosen)])
-    table = np.repeat(np.arange(len(tables)), np.diff(first))
-    stacks = list(dict.fromkeys(t.stack for t in tables))
-    stack = np.array([stacks.index(t.stack) for t in tables], np.int64)[table]
-    tier, owner, length = plan.tier[segments], plan.owner[segments], (plan.stop - plan.start)[segments]
-    array = (stack * (plan.devices + 1) + owner + 1) * len(TIER_NAMES) + tier
-    number = np.full(len(plan.start), -1)
-    number[segments] = np.arange(len(segments))
-    copied = np.flatnonzero(number[plan.copy_segment] >= 0)
-    held = number[plan.copy_segment[copied]]
-    part = dataclasses.replace(
+    segments = np.concatenate([np.empty(0, np.int64), *chosen])
+    return dataclasses.replace(
         plan,
         tables=tables,
-        first=first,
+        first=np.cumsum([0, *(len(of_table) for of_table in chosen)]),
         start=plan.start[segments],
-        tier=tier,
-        owner=owner,
-        offset=running_offsets(array, length),
+        tier=plan.tier[segments],
+        owner=plan.owner[segments],
         way=plan.way[segments],
-        copy_segment=np.empty(0, np.int32),
-        copy_device=np.empty(0, np.int16),
-        copy_offset=np.empty(0, np.int64),
         info={},
-    )
-    own = np.concatenate([part.shard_rows(name) for name in stacks]) if stacks else np.empty(0, np.int64)
-    where = stack[held] * plan.devices + plan.copy_device[copied]
-    return dataclasses.replace(
-        part,
-        copy_segment=held.astype(np.int32),
-        copy_device=plan.copy_device[copied],
-        copy_offset=own[where] + running_offsets(where, length[held]),
-    )
+    ).laid_out()

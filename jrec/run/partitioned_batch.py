@@ -7,7 +7,7 @@ static sizes of the compiled step.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -16,9 +16,8 @@ from jrec.batch import Batch
 from jrec.data.regroup import blank, gathered
 from jrec.host.local import local_ids
 from jrec.ops.host_cast import with_cast
-from jrec.ops.layout import EmbeddingLayout, Stack
+from jrec.ops.layout import EmbeddingLayout, Stack, StackedFeature
 from jrec.run.host_owners import HostOwners, HostRead, read_from_host, with_owners
-from jrec.run.lookup_modes import LookupModes, sending_bags
 from jrec.run.mesh_rows import based
 from jrec.run.peers import Peers
 from jrec.sharding.contents import shard_capacity
@@ -74,7 +73,7 @@ class BatchPartitioner:
       count: The number of devices that share the batch, from ``first`` on. Those that compute get equal parts, in their
         order; parts of the others are blank.
       cast: Whether tensor-train stacks get their casts here too.
-      modes: Which features' lookups are sent, read when a batch is cut; None retrieves all.
+      sending: Gives the names of the features whose lookups are sent, when a batch is cut.
       hot: Whether the batches read only rows that every device has.
       owners: How processes share the rows of host memory.
       together: Whether other processes cut the parts of other devices, from examples that this process does not have.
@@ -89,13 +88,13 @@ class BatchPartitioner:
         first: int,
         count: int,
         cast: bool,
-        modes: LookupModes | None = None,
+        sending: Callable[[], Set[str]] = frozenset,
         hot: bool = False,
         owners: HostOwners | None = None,
         together: bool = False,
     ):
         self._owners, self._together = owners or HostOwners(processes=1, process=0, devices=plan.devices), together
-        self.layout, self.devices, self._modes = layout, tuple(devices), modes
+        self.layout, self.devices, self._sending = layout, tuple(devices), sending
         self._compute_devices = [d for d in plan.compute_devices if first <= d < first + count]
         self._casts = {s.name for s in (layout.members if cast else layout.planned_stacks)}
         self._routers = plan_routers(layout, plan, self.devices)
@@ -113,7 +112,7 @@ class BatchPartitioner:
         size, rest = divmod(len(batch.labels), count)
         if rest:
             raise ValueError(f"{len(batch.labels)} examples cannot be shared equally by {count} devices")
-        parts, send = [], frozenset() if self._modes is None else self._modes.send
+        parts, send = [], self._sending()
         for device in self.devices:
             part = self._examples(batch, device, size)
             parts.append(routed_batch(self.layout, part, self._routers, device, self._casts, send))
@@ -207,3 +206,30 @@ def routed_batch(
             local, cast, routes[name], sends[name] = split.local, split.cast, split.routed, split.sent
         bags[name] = dataclasses.replace(own_bags, ids=local, cast=cast)
     return DeviceBatch(batch=dataclasses.replace(batch, bags=bags), routes=routes, sends=sends)
+
+
+def poolable(stack: Stack) -> list[StackedFeature]:
+    """The features whose bags are (weighted) sums of uncompressed rows, of which each owner can pool its part."""
+    return [] if stack.compressed else [f for f in stack.features if not f.config.unpooled]
+
+
+def sending_features(stack: Stack, send: Set[str]) -> list[StackedFeature]:
+    """The stack's features that send their lookups of other devices' rows."""
+    return [f for f in poolable(stack) if f.config.name in send]
+
+
+def sending_bags(stack: Stack, send: Set[str], examples: int) -> np.ndarray | None:
+    """Which bags of ``examples`` examples belong to features that send, (num_bags,) bool; None if no feature does."""
+    features = sending_features(stack, send)
+    if not features:
+        return None
+    flags = np.zeros(stack.num_bags(examples), bool)
+    for feature in features:
+        flags[bags_of(feature, examples)] = True
+    return flags
+
+
+def bags_of(feature: StackedFeature, examples: int) -> slice:
+    """A feature's bags in a batch of ``examples`` examples."""
+    first = feature.first_bag * examples
+    return slice(first, first + feature.config.bags_per_example * examples)

@@ -212,7 +212,7 @@ def hot_partition(setup: MeshSetup, batch: Batch) -> PartitionedBatch:
     for part in partitioned.parts:
         for name, routed in part.routes.items():
             everywhere = np.zeros(routed.addresses.size, bool)
-            everywhere[routed.of(setup.plan.devices)[1]] = True
+            everywhere[routed.replicated.at] = True
             if everywhere.all():
                 continue
             stack, address = setup.layout.stacks[name], int(routed.addresses[~everywhere][0])

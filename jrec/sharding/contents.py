@@ -26,7 +26,7 @@ def shard_addresses(plan: Plan, tables: Sequence[tuple[str, int]], device: int, 
       copies: Whether the copies behind the device's own rows count, too.
     """
     held = (plan.tier == SHARDED) & (plan.owner == device)
-    segments, first = _of(plan, tables)
+    segments, first = table_segments(plan, tables)
     own = held[segments]
     ranges = [(plan.offset[segments[own]], first[own], segments[own])]
     if copies and len(plan.copy_segment):
@@ -39,32 +39,32 @@ def shard_addresses(plan: Plan, tables: Sequence[tuple[str, int]], device: int, 
 
 def replicated_addresses(plan: Plan, tables: Sequence[tuple[str, int]]) -> np.ndarray:
     """(rows,) integers: the addresses of the replicated rows of a stack, in the order of offsets."""
-    return _tier(plan, tables, REPLICATED)
-
-
-def host_addresses(plan: Plan, tables: Sequence[tuple[str, int]]) -> np.ndarray:
-    """(rows,) integers: the addresses of the rows of a stack in host memory, in the order of offsets."""
-    return _tier(plan, tables, HOST)
+    segments, first = table_segments(plan, tables)
+    here = plan.tier[segments] == REPLICATED
+    return _filled(plan, plan.offset[segments[here]], first[here], segments[here])
 
 
 def host_ranges(plan: Plan, tables: Sequence[tuple[str, int]]) -> np.ndarray:
     """(n, 2) int64, ascending: begin and end of the ranges of a stack's addresses that are in host memory."""
-    segments, first = _of(plan, tables)
+    segments, first = table_segments(plan, tables)
     on_host = plan.tier[segments] == HOST
-    begin, stop = first[on_host], (first + (plan.stop - plan.start)[segments])[on_host]
+    return joined_ranges(first[on_host], (first + (plan.stop - plan.start)[segments])[on_host])
+
+
+def joined_ranges(begin: np.ndarray, stop: np.ndarray) -> np.ndarray:
+    """(m, 2) begin and stop of the ranges that (n,) ascending, disjoint ones make up where neighbours touch."""
     fresh = np.append(True, begin[1:] != stop[:-1])[: begin.size]
     last = np.append(fresh[1:], True)[: begin.size]
     return np.stack([begin[fresh], stop[last]], axis=1)
 
 
-def _tier(plan: Plan, tables: Sequence[tuple[str, int]], tier: int) -> np.ndarray:
-    segments, first = _of(plan, tables)
-    here = plan.tier[segments] == tier
-    return _filled(plan, plan.offset[segments[here]], first[here], segments[here])
+def table_segments(plan: Plan, tables: Sequence[tuple[str, int]]) -> tuple[np.ndarray, np.ndarray]:
+    """The numbers of some tables' segments, (n,) int64, and the address that each begins with.
 
-
-def _of(plan: Plan, tables: Sequence[tuple[str, int]]) -> tuple[np.ndarray, np.ndarray]:
-    """The segments of some tables and the address that each begins with."""
+    Args:
+      plan: The plan.
+      tables: Name and first address of each table.
+    """
     numbers = [plan.number(name) for name, _ in tables]
     by_table = [np.arange(plan.first[t], plan.first[t + 1]) for t in numbers]
     segments = np.concatenate(by_table)

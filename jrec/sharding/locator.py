@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from jrec.kernel_cache import compiled
 from jrec.sharding.errors import PlanError
-from jrec.sharding.locator_kernel import locate_rows
 from jrec.sharding.plans import Located, Plan
 
 _BUCKETS = 16  # bits: a table's rows fall into at most 2**_BUCKETS equal buckets
@@ -55,8 +55,42 @@ class Locator:
             raise AssertionError
         rows = np.ascontiguousarray(rows, np.int64)
         out = Located(np.empty(rows.size, np.uint8), np.empty(rows.size, np.int16), np.empty(rows.size, np.int64))
-        bad = int(locate_rows(*(rows, *index, *out)))  # pyright: ignore[reportCallIssue]
+        bad = int(_locate_rows(*(rows, *index, *out)))  # pyright: ignore[reportCallIssue]
         if bad >= 0:
             size = int(index[0][-1])
             raise PlanError(f"row {int(rows[bad]):,}, at place {bad:,}, is not in table {table!r} of {size:,} rows")
         return out
+
+
+@compiled
+def _locate_rows(rows, ends, direct, index, shift, tier, owner, shift_of, out_tier, out_owner, out_offset):
+    """Fills in where rows live.
+
+    Args:
+      rows: (n,) int64.
+      ends: (segments + 1,) int64, first rows of segments, then the table's rows.
+      direct: (2 ** shift or fewer,) int32, the segment of each of the first rows.
+      index: (buckets,) int32, the segment of the first row of each bucket of 2 ** shift rows.
+      shift: How many bits a row number is shifted by to give its bucket.
+      tier, owner: (segments,) uint8 and int16.
+      shift_of: (segments,) int64, what turns a row into its offset.
+      out_tier, out_owner, out_offset: (n,) uint8, int16 and int64, filled.
+
+    Returns:
+      The place of the first row outside of the table, -1 if there is none.
+    """
+    total = ends[ends.size - 1]
+    for k in range(rows.size):
+        row = rows[k]
+        if row < 0 or row >= total:
+            return k
+        if row < direct.size:
+            segment = direct[row]
+        else:
+            segment = index[row >> shift]
+            while ends[segment + 1] <= row:
+                segment += 1
+        out_tier[k] = tier[segment]
+        out_owner[k] = owner[segment]
+        out_offset[k] = row + shift_of[segment]
+    return -1

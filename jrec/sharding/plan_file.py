@@ -17,16 +17,12 @@ from jrec.sharding.errors import PlanError
 from jrec.sharding.hardware import Hardware
 from jrec.sharding.pieces import HOST, REPLICATED, SHARDED, TIER_NAMES
 from jrec.sharding.planner import PlanOptions
-from jrec.sharding.plans import Plan, layout_of
+from jrec.sharding.plans import ARRAYS, Plan
 from jrec.sharding.problem import PlanTable, Purpose
 
 KIND, VERSION = "jrec-plan", 3
 _REMEDY = "make it again with `jrec plan`"
 _MOST_DEVICES = 2**15 - 1
-_ARRAYS = {
-    "first": np.int64, "start": np.int64, "tier": np.uint8, "owner": np.int16, "offset": np.int64, "path": np.int16,
-    "way": np.int32, "copy_segment": np.int32, "copy_device": np.int16, "copy_offset": np.int64,
-}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,7 +55,7 @@ class _Info:
 def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
     """Writes a plan file, whole or not at all."""
     header = _Header(**{f.name: getattr(plan, f.name) for f in dataclasses.fields(_Header)})
-    arrays = {name: getattr(plan, name) for name in _ARRAYS}
+    arrays = {name: getattr(plan, name) for name in ARRAYS}
     write_container(path, kind=KIND, version=VERSION, header=dataclasses.asdict(header), arrays=arrays)
 
 
@@ -77,7 +73,7 @@ def load_plan(path: str | os.PathLike[str], *, schema: Schema | None = None, dev
     content, arrays = read_container(path, kind=KIND, version=VERSION, error=PlanError, remedy=_REMEDY)
     header = decode(content, _Header, where=str(path), error=PlanError, remedy=_REMEDY, partial=True)
     decode(header.info, _Info, where=f"{path}, info", error=PlanError, remedy=_REMEDY, partial=True)
-    if {name: array.dtype for name, array in arrays.items()} != _ARRAYS or not header.tables:
+    if {name: array.dtype for name, array in arrays.items()} != ARRAYS or not header.tables:
         raise PlanError(f"{path} does not hold the arrays of a plan; {_REMEDY}")
     fields: dict[str, Any] = {f.name: getattr(header, f.name) for f in dataclasses.fields(header)}
     fields.update(arrays)
@@ -194,11 +190,9 @@ def _has_places(plan: Plan) -> bool:
     )
     if not sound:
         return False
-    path = plan.path[plan.way]
-    offset, copies = layout_of(
-        plan.tables, plan.devices, plan.table, plan.start, plan.stop, plan.tier, plan.owner, path
-    )
-    return np.array_equal(offset, plan.offset) and all(np.array_equal(v, getattr(plan, k)) for k, v in copies.items())
+    laid_out = plan.laid_out()
+    places = ("offset", "copy_segment", "copy_device", "copy_offset")
+    return all(np.array_equal(getattr(laid_out, name), getattr(plan, name)) for name in places)
 
 
 def _apart(plan: Plan) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +18,12 @@ from jrec.data.identity import Identity
 from jrec.sharding.errors import PlanError
 from jrec.sharding.pieces import HOST, REPLICATED, SHARDED, TIER_NAMES, TT, Pieces, Placement
 from jrec.sharding.problem import PlanTable, Problem, Purpose
+
+ARRAYS = {
+    "first": np.int64, "start": np.int64, "tier": np.uint8, "owner": np.int16, "offset": np.int64, "path": np.int16,
+    "way": np.int32, "copy_segment": np.int32, "copy_device": np.int16, "copy_offset": np.int64,
+}  # fmt: skip
+"""The arrays of a plan and their dtypes."""
 
 
 class Located(NamedTuple):
@@ -178,6 +184,28 @@ class Plan:
             raise PlanError(f"the plan has no stack {stack!r}; it has {', '.join(self.stacks)}")
         return np.array([t.stack == stack for t in self.tables])[self.table]
 
+    def laid_out(self) -> Plan:
+        """The plan with offsets and copies that follow from its tiers, owners and ways: arrays without gaps.
+
+        A device that fetches a sharded row of another owner from itself holds a copy of it, behind its own rows.
+        """
+        stack = np.array([self.stacks.index(t.stack) for t in self.tables], np.int64)[self.table]
+        length, owner, sharded = self.stop - self.start, self.owner, self.tier == SHARDED
+        # One array for each stack and owner of sharded rows, each stack of replicated or host rows, each other table.
+        array = np.where(self.tier == TT, len(self.stacks) + self.table, stack) * (self.devices + 1) + owner + 1
+        every = np.arange(self.devices)
+        copied, device = np.nonzero((self.path[self.way] == every) & sharded[:, None] & (every != owner[:, None]))
+        shard = stack * self.devices + owner
+        own = np.bincount(shard[sharded], length[sharded], len(self.stacks) * self.devices).astype(np.int64)
+        behind = stack[copied] * self.devices + device
+        return dataclasses.replace(
+            self,
+            offset=running_offsets(array * len(TIER_NAMES) + self.tier, length),
+            copy_segment=copied.astype(np.int32),
+            copy_device=device.astype(np.int16),
+            copy_offset=own[behind] + running_offsets(behind, length[copied]),
+        )
+
     def placement(self, problem: Problem) -> Placement:
         """The plan as a placement under a problem's accesses, so that ``evaluate`` tells what it costs now.
 
@@ -212,74 +240,36 @@ class Plan:
 def build_plan(problem: Problem, placement: Placement, info: Mapping[str, Any] | None = None) -> Plan:
     """Turns a placement of ranks into ranges of rows with offsets; neighbouring ranges that live alike are joined."""
     problem = problem.cut(placement.cuts)
-    path, way = np.unique(placement.path, axis=0, return_inverse=True)
+    paths, way_of_piece = np.unique(placement.path, axis=0, return_inverse=True)
     table, start, piece = _row_ranges(problem, placement.pieces)
-    tier, owner, way = placement.tier[piece], placement.owner[piece], way.reshape(-1)[piece]
-    fresh = np.append(True, (np.diff(table) != 0) | (np.diff(way) != 0) | (np.diff(owner) != 0))
-    fresh[1:] |= tier[1:] != tier[:-1]
-    table, start, tier, owner, way = table[fresh], start[fresh], tier[fresh], owner[fresh], way[fresh]
-    first = np.searchsorted(table, np.arange(len(problem.tables) + 1))
-    stop = np.append(start[1:], 0)
-    stop[first[1:] - 1] = [t.rows for t in problem.tables]
-    offset, copies = layout_of(problem.tables, problem.devices, table, start, stop, tier, owner, path[way])
-    return Plan(
+    way = way_of_piece.reshape(-1)[piece]
+    lives = np.stack([table, placement.tier[piece], placement.owner[piece], way])
+    fresh = np.append(True, (lives[:, 1:] != lives[:, :-1]).any(axis=0))
+    table, tier, owner, way = lives[:, fresh]
+    arrays = {
+        "first": np.searchsorted(table, np.arange(len(problem.tables) + 1)),
+        "start": start[fresh],
+        "tier": tier,
+        "owner": owner,
+        "path": paths,
+        "way": way,
+    }
+    plan = empty_plan(problem.devices, problem.purpose)
+    return dataclasses.replace(
+        plan,
         tables=problem.tables,
-        devices=problem.devices,
-        purpose=problem.purpose,
         dataset=problem.profile.dataset,
-        first=first.astype(np.int64),
-        start=start.astype(np.int64),
-        tier=tier.astype(np.uint8),
-        owner=owner.astype(np.int16),
-        offset=offset,
-        path=path.astype(np.int16),
-        way=way.astype(np.int32),
-        **copies,
         info=dict(info or {}) | {"core_bytes": placement.core_bytes, "core_seconds": placement.core_seconds},
         computes=problem.computes,
-    )
+        **{name: array.astype(ARRAYS[name]) for name, array in arrays.items()},
+    ).laid_out()
 
 
-def layout_of(
-    tables: Sequence[PlanTable],
-    devices: int,
-    table: np.ndarray,
-    start: np.ndarray,
-    stop: np.ndarray,
-    tier: np.ndarray,
-    owner: np.ndarray,
-    path: np.ndarray,
-) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Where segments lie in the arrays of their tier, and where the copies of sharded ones lie.
-
-    Args:
-      tables: What is placed.
-      devices: How many devices there are.
-      table, start, stop, tier, owner: (segments,) as in ``Plan``.
-      path: (segments, devices) which device each device fetches a segment from.
-
-    Returns:
-      (segments,) int64 offsets, and ``copy_segment``, ``copy_device`` and ``copy_offset`` of ``Plan``.
-    """
-    names = {name: number for number, name in enumerate(dict.fromkeys(t.stack for t in tables))}
-    stack = np.array([names[t.stack] for t in tables], np.int64)[table]
-    # One array per (stack, owner) of sharded rows, per stack of replicated and host rows, per table of others.
-    array = np.where(tier == TT, len(names) + table, stack) * (devices + 1) + owner + 1
-    array = array * len(TIER_NAMES) + tier
-    offset = running_offsets(array, stop - start)
-    holds = path == np.arange(devices)
-    holds &= ((tier == SHARDED)[:, None]) & (np.arange(devices) != owner[:, None])
-    copy_segment, copy_device = np.nonzero(holds)
-    length = (stop - start)[copy_segment]
-    kept = stack * devices + owner
-    own = tier == SHARDED
-    sizes = np.bincount(kept[own], (stop - start)[own], len(names) * devices).astype(np.int64)
-    where = stack[copy_segment] * devices + copy_device
-    return offset, {
-        "copy_segment": copy_segment.astype(np.int32),
-        "copy_device": copy_device.astype(np.int16),
-        "copy_offset": sizes[where] + running_offsets(where, length),
-    }
+def empty_plan(devices: int, purpose: Purpose = "training") -> Plan:
+    """A plan without tables."""
+    arrays: dict[str, Any] = {name: np.empty(0, dtype) for name, dtype in ARRAYS.items()}
+    arrays |= {"first": np.zeros(1, np.int64), "path": np.empty((0, devices), np.int16)}
+    return Plan(tables=(), devices=devices, purpose=purpose, dataset=None, **arrays)
 
 
 def running_offsets(group: np.ndarray, length: np.ndarray) -> np.ndarray:

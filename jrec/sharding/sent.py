@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from jrec.kernel_cache import compiled
 from jrec.mesh.send import SendRoute
 from jrec.ops.types import Cast
 from jrec.sharding.router import Routed
-from jrec.sharding.sent_kernel import filter_routed, sort_by_owner, take_sent
 
 _NO_WEIGHTS, _NO_ADDRESSES = np.empty(0, np.float32), np.empty(0, np.int32)
 
@@ -77,7 +77,7 @@ class SentLookups:
         rows, sent_bags, firsts = (np.empty(bags.size, np.int32) for _ in range(3))
         filled = [np.empty_like(array) for array in beside]
         arguments: Any = (*columns, *beside, starts, rows, *filled, sent_bags, firsts, bag_starts)
-        bad = int(sort_by_owner(*arguments))
+        bad = int(_sort_by_owner(*arguments))
         if bad >= 0:
             raise ValueError(
                 f"lookup {bad:,} is of bag {int(bags[bad])} at device {int(owners[bad])}; bags must ascend, and there"
@@ -134,18 +134,13 @@ def split_sent(
       with_addresses: Whether lookups keep their rows' addresses.
     """
     n, unique = cast.positions.size, int(cast.num_unique)
-    devices = len(routed.starts) - 3
     kept: Any = {
         "rows": np.full(np.shape(cast.rows), np.iinfo(np.int32).max, np.int32),
         "offsets": np.empty(np.shape(cast.offsets), np.int32),
         "sources": np.empty(n, np.int32),
         "positions": np.empty(n, np.int32),
     }
-    owner, offset = np.full(unique, -1, np.int32), np.empty(unique, np.int32)
-    for other in range(devices):
-        if other != device:
-            rows, at = routed.of(other)
-            owner[at], offset[at] = other, rows
+    owner, offset = routed.owners(but=device)
     number, local = np.empty(unique, np.int32), np.full(n, -1, np.int32)
     taken = {name: np.empty(n, np.int32) for name in ("bags", "owners", "offsets", "addresses")}
     flat = _NO_WEIGHTS if weights is None else np.asarray(weights).reshape(-1)
@@ -153,12 +148,12 @@ def split_sent(
     of_cast = [np.asarray(a) for a in (cast.rows, cast.offsets, cast.sources, cast.positions)]
     filled = (*kept.values(), number, local, *taken.values(), of_lookups)
     arguments: Any = (*of_cast, unique, owner, offset, sends, flat, *filled)
-    count, left = take_sent(*arguments)
+    count, left = _take_sent(*arguments)
     cut = {name: array[:count] for name, array in taken.items()}
     addresses = cut.pop("addresses")
     sent = SentLookups.of(
         **cut,
-        devices=devices,
+        devices=routed.devices,
         weights=None if weights is None else of_lookups[:count],
         addresses=addresses if with_addresses else None,
     )
@@ -174,7 +169,7 @@ def _filtered(routed: Routed, number: np.ndarray, left: int) -> Routed:
         at=np.empty(left, np.int32),
         starts=np.empty_like(routed.starts),
     )
-    filter_routed(routed.rows, routed.at, routed.starts, number, kept.rows, kept.at, kept.starts)
+    _filter_routed(routed.rows, routed.at, routed.starts, number, kept.rows, kept.at, kept.starts)
     return kept
 
 
@@ -209,3 +204,160 @@ def send_route(lookups: SentLookups, *, num_bags: int, room: int, pooled: int) -
         at[device, :count] = lookups.bags[bags]
     arrays: Any = made | {"rows": rows, "starts": starts, "at": at}
     return SendRoute(num_bags=num_bags, **arrays)
+
+
+@compiled
+def _sort_by_owner(
+    bags, owners, offsets, weights, addresses, starts, rows, of_rows, at_rows, sent_bags, firsts, bag_starts
+):
+    """Sorts lookups by owner, stably, and finds the bags of every owner's.
+
+    Args:
+      bags: (n,) int32, ascending.
+      owners: (n,) int32.
+      offsets: (n,) int32.
+      weights: (n,) float32, or empty.
+      addresses: (n,) int32, or empty.
+      starts: (devices + 1,) int64, filled: where the lookups of each owner begin.
+      rows, of_rows, at_rows: Filled with offsets, weights and addresses, owner by owner.
+      sent_bags: (n,) int32, filled in its first places: the bags of every owner's lookups, owner by owner.
+      firsts: (n,) int32, filled alike: the first lookup of each, counted from its owner's first.
+      bag_starts: (devices + 1,) int64, filled: where the bags of each owner begin.
+
+    Returns:
+      The first lookup whose bag is before its predecessor's or whose owner is no device, -1 if there is none.
+    """
+    devices = starts.size - 1
+    starts[:] = 0
+    for k in range(bags.size):
+        if owners[k] < 0 or owners[k] >= devices or (k > 0 and bags[k] < bags[k - 1]):
+            return k
+        starts[owners[k] + 1] += 1
+    for d in range(devices):
+        starts[d + 1] += starts[d]
+    place_of = starts.copy()
+    for k in range(bags.size):
+        place = place_of[owners[k]]
+        place_of[owners[k]] = place + 1
+        rows[place] = offsets[k]
+        sent_bags[place] = bags[k]
+        if weights.size:
+            of_rows[place] = weights[k]
+        if addresses.size:
+            at_rows[place] = addresses[k]
+    count = 0
+    for d in range(devices):
+        bag_starts[d] = count
+        for j in range(starts[d], starts[d + 1]):
+            bag = sent_bags[j]
+            if j == starts[d] or bag != sent_bags[count - 1]:
+                sent_bags[count] = bag  # in place: no bag is moved behind its lookup
+                firsts[count] = j - starts[d]
+                count += 1
+    bag_starts[devices] = count
+    return -1
+
+
+@compiled
+def _take_sent(
+    rows,
+    offsets,
+    sources,
+    positions,
+    unique,
+    owner,
+    offset,
+    sends,
+    weights,
+    kept_rows,
+    kept_offsets,
+    kept_sources,
+    kept_positions,
+    number,
+    local,
+    bags,
+    owners,
+    shard_rows,
+    addresses,
+    of_lookups,
+):
+    """Splits a cast into lookups that are sent, in the order of their positions, and the cast of the others.
+
+    Args:
+      rows, offsets, sources, positions: The cast's arrays.
+      unique: How many unique rows it has.
+      owner: (unique,) int32, the other device that keeps each; -1 where none does.
+      offset: (unique,) int32, the row in that device's shard.
+      sends: (num_bags,) bool.
+      weights: (n,) float32 of the lookups, or empty.
+      kept_rows, kept_offsets, kept_sources, kept_positions: As the cast's, filled; ``kept_rows`` only in its
+        first places.
+      number: (unique,) int32, filled: which kept row each is, -1 for none.
+      local: (n,) int32, -1 all of it, filled: the kept row of each lookup that is not sent.
+      bags, owners, shard_rows, addresses: (n,) int32, filled in their first places: the sent lookups.
+      of_lookups: (n,) float32 or empty, filled alike.
+
+    Returns:
+      How many lookups are sent, and how many rows are kept.
+    """
+    n = positions.size
+    left, kept = 0, 0
+    for u in range(unique):
+        begin = kept
+        away = owner[u] >= 0
+        for k in range(offsets[u], offsets[u + 1]):
+            p, bag = positions[k], sources[k]
+            if away and sends[bag]:
+                local[p] = -2 - u
+                bags[p] = bag
+            else:
+                local[p] = left
+                kept_sources[kept] = bag
+                kept_positions[kept] = p
+                kept += 1
+        number[u] = -1
+        if kept > begin:
+            kept_rows[left] = rows[u]
+            kept_offsets[left] = begin
+            number[u] = left
+            left += 1
+    kept_offsets[left:] = kept
+    sent = 0
+    for p in range(n):
+        if local[p] >= 0:
+            continue
+        kept_sources[kept] = sends.size
+        kept_positions[kept] = p
+        kept += 1
+        if local[p] == -1:
+            continue
+        u = -2 - local[p]
+        local[p] = -1
+        bags[sent] = bags[p]  # in place: no lookup is moved behind itself
+        owners[sent] = owner[u]
+        shard_rows[sent] = offset[u]
+        addresses[sent] = rows[u]
+        if weights.size:
+            of_lookups[sent] = weights[p]
+        sent += 1
+    return sent, left
+
+
+@compiled
+def _filter_routed(rows, at, starts, number, kept_rows, kept_at, kept_starts):
+    """The rows of a route that are kept, under their new numbers.
+
+    Args:
+      rows, at, starts: The route's arrays.
+      number: (unique,) int32, -1 for rows that are not kept; ascending otherwise.
+      kept_rows, kept_at, kept_starts: filled.
+    """
+    count = 0
+    for g in range(starts.size - 1):
+        kept_starts[g] = count
+        for k in range(starts[g], starts[g + 1]):
+            if number[at[k]] >= 0:
+                kept_rows[count] = rows[k]
+                kept_at[count] = number[at[k]]
+                count += 1
+    kept_starts[starts.size - 1] = count

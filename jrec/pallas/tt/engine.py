@@ -8,11 +8,12 @@ from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
+from jax import Ref
 
 from jrec.pallas import segments
 from jrec.pallas.launch import Interpret, ops_for
 from jrec.pallas.segments import Gather
-from jrec.pallas.tile import Tile
+from jrec.pallas.tile import Operand, Tile
 from jrec.pallas.tt import inline, twins
 from jrec.pallas.tt.block import Block, divide
 
@@ -83,7 +84,7 @@ class Engine:
             self.spec.block.items, ops, levels, low, high, split=split, unroll=1, zeros=values.zeros
         )
 
-    def load_scalars(self, tile: Tile, ref: Any, positions: jax.Array, *, fill: float = 0) -> jax.Array:
+    def load_scalars(self, tile: Tile, ref: Operand, positions: jax.Array, *, fill: float = 0) -> jax.Array:
         """Scalars of the tile's geometry, see ``inline``."""
         return self.ops.load_scalars(tile, ref, positions, fill=fill)
 
@@ -106,7 +107,7 @@ class Engine:
         )
         return self.multiply(source.left, source.right, left, right)
 
-    def multiply(self, left_factors: Any, right_factors: Any, left: jax.Array, right: jax.Array) -> jax.Array:
+    def multiply(self, left_factors: Operand, right_factors: Operand, left: jax.Array, right: jax.Array) -> jax.Array:
         """Blocks of ``left_factors[left] @ right_factors[right]``; zero where either number is none."""
         block, terms = self.spec.block, self.spec.contraction
         height = terms if self.spec.transposed else block.height
@@ -119,7 +120,7 @@ class Engine:
         return self.multiply_rows(left_factors, right_factors, left_row, row, jnp.where(taken, right, -1))
 
     def multiply_rows(
-        self, left: Any, right: Any, left_rows: jax.Array, left_columns: jax.Array | None, factor: jax.Array
+        self, left: Operand, right: Operand, left_rows: jax.Array, left_columns: jax.Array | None, factor: jax.Array
     ) -> jax.Array:
         """See ``inline.multiply``; ``factor`` is the right factor's number, item scalars, -1 for a zero product."""
         block, terms = self.spec.block, self.spec.contraction
@@ -139,6 +140,6 @@ class Engine:
         matrix = self.repeat(matrices)
         return jnp.where((matrix >= 0) & (self.rows < height), matrix * height + self.rows, -1)
 
-    def store(self, out: Any, matrices: jax.Array, values: jax.Array) -> None:
+    def store(self, out: Ref, matrices: jax.Array, values: jax.Array) -> None:
         """Writes blocks to (matrices * height, width)."""
         self.tt_ops.store_blocks(self.spec.block, out, self.stored_rows(matrices), self.columns, values)

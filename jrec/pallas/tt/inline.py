@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Ref
 from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
@@ -51,8 +52,8 @@ def repeat(block: Block, scalars: jax.Array) -> jax.Array:
 
 def multiply(
     block: Block,
-    left: Any,
-    right: Any,
+    left: Ref,
+    right: Ref,
     left_rows: jax.Array,
     left_columns: jax.Array | None,
     right_rows: jax.Array,
@@ -115,7 +116,7 @@ def multiply(
     return product(left, right, left_rows, left_rows if by_row else left_columns, right_rows, columns, taken)
 
 
-def load_blocks(block: Block, ref: Any, rows: jax.Array, columns: jax.Array) -> jax.Array:
+def load_blocks(block: Block, ref: Ref, rows: jax.Array, columns: jax.Array) -> jax.Array:
     """Float32 values of ``ref[rows, columns..]``, zero where the row is negative or the column past the width."""
 
     @inline_op(
@@ -135,7 +136,7 @@ def load_blocks(block: Block, ref: Any, rows: jax.Array, columns: jax.Array) -> 
     return load(ref, rows, columns)
 
 
-def store_blocks(block: Block, ref: Any, rows: jax.Array, columns: jax.Array, values: jax.Array) -> None:
+def store_blocks(block: Block, ref: Ref, rows: jax.Array, columns: jax.Array, values: jax.Array) -> None:
     """Writes values to ``ref[rows, columns..]``, float32; nothing where ``load_blocks`` would give zero."""
 
     @inline_op(arg_types=(plgpu.RefType(), block.values.scalar_layout, block.values.scalar_layout, block.values.layout))

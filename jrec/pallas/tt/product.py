@@ -10,10 +10,10 @@ fused multiply-adds in registers; bfloat16 ones on the tensor cores where their 
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Ref
 
 from jrec.pallas.interpret import interpret_params
 from jrec.pallas.launch import Interpret, Job, launch
@@ -75,7 +75,7 @@ def _products(
 ) -> jax.Array:
     block = spec.block
 
-    def tt_products(item: jax.Array, active: Any, products: Products, runs: Runs, out: Any) -> None:
+    def tt_products(item: jax.Array, active: Ref, products: Products, runs: Runs, out: Ref) -> None:
         del active  # Read by ``launch``.
         engine, run = Engine.at(spec, interpret, item)
         factor, begin, end = (

@@ -12,15 +12,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
+from jax import Ref
 
 from jrec.pallas import segments
 from jrec.pallas.interpret import interpret_params
 from jrec.pallas.launch import Interpret, Job, launch
 from jrec.pallas.segments import Gather
+from jrec.pallas.tile import Operand
 from jrec.pallas.tt.engine import Engine, Spec
 from jrec.pallas.tt.tuning import ReduceConfig, check_int32, tune_reduce
 
@@ -36,19 +38,24 @@ class Products(NamedTuple):
       right_index: (entries,) int32, the right factor of an entry; None where it is the entry's number.
     """
 
-    left: Any
-    right: Any
-    left_index: Any
-    right_index: Any
+    left: Operand
+    right: Operand
+    left_index: Operand | None
+    right_index: Operand | None
 
     @property
     def shape(self) -> tuple[int, ...]:
         """(entries,)."""
-        return (self.right_index if self.left_index is None else self.left_index).shape
+        index = self.right_index if self.left_index is None else self.left_index
+        assert index is not None
+        return index.shape
 
     def flat(self) -> Products:
         """With factors below one another."""
-        left, right = (x.reshape(x.shape[0] * x.shape[1], x.shape[2]) for x in (self.left, self.right))
+        left, right = (
+            factors.reshape(factors.shape[0] * factors.shape[1], factors.shape[2])
+            for factors in cast(tuple[jax.Array, jax.Array], (self.left, self.right))
+        )
         return self._replace(left=left, right=right)
 
 
@@ -124,7 +131,7 @@ def _short(gather: Gather, offsets: jax.Array, spec: Spec, config: ReduceConfig,
     block, num_segments = spec.block, offsets.shape[0] - 1
     capacity = _capacity(gather)
 
-    def tt_reduce_short(item: jax.Array, gather: Gather, offsets: Any, out: Any) -> None:
+    def tt_reduce_short(item: jax.Array, gather: Gather, offsets: Ref, out: Ref) -> None:
         engine, segment = Engine.at(spec, interpret, item)
         low, high = segments.bounds(block.items, engine.ops, offsets, segment)
         bad = segments.malformed(segment, low, high, capacity)
@@ -153,7 +160,12 @@ def _pieces(
     items, chunks = spec.block.items, spec.block.chunks
 
     def tt_reduce_pieces(
-        item: jax.Array, children: Gather, offsets: Any, runs: Any, out: Any, new_runs: Any = None
+        item: jax.Array,
+        children: Gather,
+        offsets: Ref,
+        runs: Ref,
+        out: Ref,
+        new_runs: Ref | None = None,
     ) -> None:
         engine, node = Engine.at(spec, interpret, item)
         segment = segments.run_at(items, engine.ops, offsets, runs, node, level=level, split=config.split)
@@ -180,7 +192,7 @@ def _long(
     """Writes the sums of long segments into ``out``, in place."""
     items, capacity = spec.block.items, _capacity(levels[0])
 
-    def tt_reduce_long(item: jax.Array, levels: list[Gather], runs: Any, offsets: Any, out: Any) -> None:
+    def tt_reduce_long(item: jax.Array, levels: list[Gather], runs: Ref, offsets: Ref, out: Ref) -> None:
         engine, run = Engine.at(spec, interpret, item)
         segment, low, high = segments.long_segment(items, engine.ops, runs, offsets, run, split=config.split)
         bad = segments.malformed(segment, low, high, capacity)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+
+from jrec.pallas.tile import Operand
 
 
 class Runs(NamedTuple):
@@ -19,11 +21,11 @@ class Runs(NamedTuple):
       count: (1,) int32, how many are real; they come first.
     """
 
-    order: Any
-    factors: Any
-    begins: Any
-    ends: Any
-    count: Any
+    order: Operand
+    factors: Operand
+    begins: Operand
+    ends: Operand
+    count: Operand
 
 
 def bounds_of(sorted_numbers: jax.Array, count: int) -> jax.Array:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Ref
 from jax.experimental import pallas as pl
 
 from jrec.pallas.tt.block import Block
@@ -19,8 +19,8 @@ def repeat(block: Block, scalars: jax.Array) -> jax.Array:
 
 def multiply(
     block: Block,
-    left: Any,
-    right: Any,
+    left: Ref,
+    right: Ref,
     left_rows: jax.Array,
     left_columns: jax.Array | None,
     right_rows: jax.Array,
@@ -42,7 +42,7 @@ def multiply(
     return products.reshape(block.values.shape)
 
 
-def load_blocks(block: Block, ref: Any, rows: jax.Array, columns: jax.Array) -> jax.Array:
+def load_blocks(block: Block, ref: Ref, rows: jax.Array, columns: jax.Array) -> jax.Array:
     """Float32 values of ``ref[rows, columns..]``, zero where there is no such element."""
     inside = (rows >= 0) & (columns < block.width)
     elements = jnp.arange(block.vector, dtype=jnp.int32)[None, None, :]
@@ -50,7 +50,7 @@ def load_blocks(block: Block, ref: Any, rows: jax.Array, columns: jax.Array) -> 
     return loaded.reshape(block.values.shape)
 
 
-def store_blocks(block: Block, ref: Any, rows: jax.Array, columns: jax.Array, values: jax.Array) -> None:
+def store_blocks(block: Block, ref: Ref, rows: jax.Array, columns: jax.Array, values: jax.Array) -> None:
     """Writes values to ``ref[rows, columns..]`` where there is such an element."""
     wide = block.width if block.width <= block.columns else math.gcd(block.width, block.columns)
     threads = wide // block.vector
@@ -74,7 +74,7 @@ def store_blocks(block: Block, ref: Any, rows: jax.Array, columns: jax.Array, va
     jax.lax.fori_loop(0, block.values.rows * down_lanes * in_row, put, None)
 
 
-def _take(ref: Any, rows: jax.Array, columns: jax.Array, taken: jax.Array) -> jax.Array:
+def _take(ref: Ref, rows: jax.Array, columns: jax.Array, taken: jax.Array) -> jax.Array:
     """Float32 ``ref[rows, columns]``, zero where ``taken`` is false; past either end too, which no kernel reads."""
     values = ref[...].at[rows, columns].get(mode="fill", fill_value=0).astype(jnp.float32)
     return jnp.where(taken.reshape(taken.shape + (1,) * (values.ndim - taken.ndim)), values, jnp.float32(0))

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Ref
 from jax.experimental import pallas as pl
 from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
@@ -22,6 +23,7 @@ from jaxlib.mlir.dialects import arith, memref, vector
 from jrec.pallas.launch import Interpret, check_manual_axes
 from jrec.pallas.threads import constant, guarded, inline_op, not_negative, to_index
 from jrec.pallas.threads import when as when_true
+from jrec.pallas.tile import Operand
 from jrec.pallas.tt.runs import Runs, runs_of
 from jrec.pallas.tt.tuning import WGMMA_ROWS, WgmmaConfig, tune_wgmma
 
@@ -76,7 +78,7 @@ def _products(
     depths = [(first, min(config.depth, terms - first)) for first in range(0, terms, config.depth)]
 
     def tt_wgmma_products(
-        left: Any, right: Any, left_index: Any, runs: Runs, out: Any, smem: Any, barrier: Any
+        left: Ref, right: Ref, left_index: Ref, runs: Runs, out: Ref, smem: Any, barrier: Any
     ) -> None:
         number = jax.lax.axis_index("block")
         run = jax.lax.div(number, jnp.int32(tiles))
@@ -107,9 +109,9 @@ def _products(
 
 
 def _load(
-    left: Any,
-    left_index: Any,
-    order: Any,
+    left: Ref,
+    left_index: Ref,
+    order: Operand,
     begin: jax.Array,
     end: jax.Array,
     *,
@@ -165,7 +167,7 @@ _RowsOf = Callable[[int, int], jax.Array]  # (first term, terms) -> left rows
 
 
 def _multiply(
-    rows: jax.Array, rows_of: _RowsOf, right: Any, depths: Sequence[tuple[int, int]], pieces: int
+    rows: jax.Array, rows_of: _RowsOf, right: Ref, depths: Sequence[tuple[int, int]], pieces: int
 ) -> jax.Array:
     """Left rows times ``right`` in float32, a few terms at a time.
 
@@ -189,7 +191,14 @@ def _multiply(
 
 
 def _store(
-    out: Any, order: Any, begin: jax.Array, end: jax.Array, first_column: jax.Array, values: jax.Array, *, height: int
+    out: Ref,
+    order: Operand,
+    begin: jax.Array,
+    end: jax.Array,
+    first_column: jax.Array,
+    values: jax.Array,
+    *,
+    height: int,
 ) -> None:
     """Writes rows of entries ``order[begin:end]``."""
 
@@ -223,7 +232,7 @@ def values_of(splat: Any) -> ir.Value:
     return splat.registers.flat[0]
 
 
-def _twin_rows(order: Any, begin: jax.Array, end: jax.Array, height: int) -> tuple[jax.Array, jax.Array]:
+def _twin_rows(order: Operand, begin: jax.Array, end: jax.Array, height: int) -> tuple[jax.Array, jax.Array]:
     number = jnp.arange(WGMMA_ROWS, dtype=jnp.int32)
     position = begin + number // jnp.int32(height)
     entry = order[...].at[position].get(mode="fill", fill_value=-1)
@@ -231,9 +240,9 @@ def _twin_rows(order: Any, begin: jax.Array, end: jax.Array, height: int) -> tup
 
 
 def _twin_load(
-    left: Any,
-    left_index: Any,
-    order: Any,
+    left: Ref,
+    left_index: Ref,
+    order: Operand,
     begin: jax.Array,
     end: jax.Array,
     *,
@@ -252,7 +261,7 @@ def _twin_load(
 
 
 def _twin_multiply(
-    rows: jax.Array, rows_of: _RowsOf, right: Any, depths: Sequence[tuple[int, int]], pieces: int
+    rows: jax.Array, rows_of: _RowsOf, right: Ref, depths: Sequence[tuple[int, int]], pieces: int
 ) -> jax.Array:
     """Plain twin of ``_multiply``: the interpreter's wgmma takes no left factor from registers."""
     wide = right[...].astype(jnp.float32)
@@ -265,7 +274,14 @@ def _twin_multiply(
 
 
 def _twin_store(
-    out: Any, order: Any, begin: jax.Array, end: jax.Array, first_column: jax.Array, values: jax.Array, *, height: int
+    out: Ref,
+    order: Operand,
+    begin: jax.Array,
+    end: jax.Array,
+    first_column: jax.Array,
+    values: jax.Array,
+    *,
+    height: int,
 ) -> None:
     """Plain twin of ``_store``, a row at a time."""
     entry, of_entry = _twin_rows(order, begin, end, height)
