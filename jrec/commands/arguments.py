@@ -6,6 +6,7 @@ A number outside of its range is refused while arguments are parsed, with its op
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -103,6 +104,13 @@ def progress_of(args: argparse.Namespace) -> Progress:
     from jrec.progress import Progress
 
     return Progress(show=False if args.quiet else None)
+
+
+def options_of[Options](kind: type[Options], args: argparse.Namespace, **others: object) -> Options:
+    """The dataclass ``kind`` with every argument that is given and has the name of a field, and with ``others``."""
+    names = (field.name for field in dataclasses.fields(kind))  # pyright: ignore[reportArgumentType]
+    given = {name: value for name in names if (value := getattr(args, name, None)) is not None}
+    return kind(**{**given, **others})
 
 
 def add_join(parser: argparse.ArgumentParser) -> None:

@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
-from jrec.commands.arguments import COUNT_OR_ZERO, add_quiet, integer, number, progress_of
+from jrec.commands.arguments import COUNT_OR_ZERO, add_quiet, integer, number, options_of, progress_of
 
 if TYPE_CHECKING:
     from jrec.train.compress import Compression
@@ -66,19 +66,11 @@ def run(args: argparse.Namespace) -> int:
     from jrec.outputs import write_file
     from jrec.train.compress import Selection, compress_run
 
-    selection = Selection(
-        rank=args.rank,
-        relative_error=args.relative_error,
-        cores=args.cores,
-        largest=args.largest,
-        min_rows=args.min_rows,
-        tables=tuple(name for name in args.tables.split(",") if name),
-        whole_rows=args.whole_rows,
-    )
+    tables = tuple(name for name in args.tables.split(",") if name)
     done = compress_run(
         args.checkpoint,
         args.out,
-        selection,
+        options_of(Selection, args, tables=tables),
         data=args.data,
         overwrite=args.overwrite,
         progress=progress_of(args),

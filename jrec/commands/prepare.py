@@ -10,7 +10,18 @@ import shlex
 import sys
 from collections.abc import Iterator
 
-from jrec.commands.arguments import COUNT, SEED, THREADS, add_join, add_quiet, by_name, fractions, integer, progress_of
+from jrec.commands.arguments import (
+    COUNT,
+    SEED,
+    THREADS,
+    add_join,
+    add_quiet,
+    by_name,
+    fractions,
+    integer,
+    options_of,
+    progress_of,
+)
 
 DESCRIPTION = "Turn a raw click log into a dataset that `jrec train` reads. docs/data.md describes every format."
 EPILOG = """examples:
@@ -187,27 +198,15 @@ def run(args: argparse.Namespace) -> int:
     shard_examples = args.shard_examples
     if shard_examples is None:
         shard_examples = max((1 << 20) // args.block_size, 1) * args.block_size
-    learned = {name: value for name in _LEARNED if (value := getattr(args, name)) is not None}
-    if args.growing is not None:
-        learned["growing"] = _names(args.growing)
-    if args.vocabulary_from is not None and learned:
-        raise refuse_learned(next(iter(learned)), args.vocabulary_from)
-    earlier = None if args.vocabulary_from is None else Schema.load(args.vocabulary_from, check_files=False)
-    key_seed = learned.get("key_seed", 0) if earlier is None else earlier.key_seed
-    options = PrepareOptions(
-        split=args.split,
-        split_by=args.split_by,
-        split_seed=args.split_seed,
-        **learned,
-        vocabulary_from=args.vocabulary_from,
-        labels=not args.no_labels,
-        on_bad_line=args.on_bad_line,
-        block_size=args.block_size,
-        shard_examples=shard_examples,
-        keep_order=args.keep_order,
-        threads=args.threads,
-        overwrite=args.overwrite,
-    )
+    growing = {} if args.growing is None else {"growing": _names(args.growing)}
+    if args.vocabulary_from is None:
+        key_seed = args.key_seed or 0
+    elif learned := [name for name in _LEARNED if getattr(args, name) is not None]:
+        raise refuse_learned(learned[0], args.vocabulary_from)
+    else:
+        key_seed = Schema.load(args.vocabulary_from, check_files=False).key_seed
+    more = {"labels": not args.no_labels, "shard_examples": shard_examples, **growing}
+    options = options_of(PrepareOptions, args, **more)
     check_output(args.out, inputs=[getattr(args, name, None) or "" for name in ("schema", "users", "movies")])
     with _workers(args) as workers:
         schema = prepare(

@@ -7,7 +7,17 @@ import math
 import shlex
 import sys
 
-from jrec.commands.arguments import COUNT, COUNT_OR_ZERO, LARGE_COUNT, SEED, add_quiet, integer, number, progress_of
+from jrec.commands.arguments import (
+    COUNT,
+    COUNT_OR_ZERO,
+    LARGE_COUNT,
+    SEED,
+    add_quiet,
+    integer,
+    number,
+    options_of,
+    progress_of,
+)
 
 DESCRIPTION = """\
 Renumber the rows of a dataset's large tables so that rows which training reads together lie together (EL-Rec, section
@@ -114,21 +124,8 @@ def run(args: argparse.Namespace) -> int:
         print(f"{args.data}: stored order again; tables that were reordered: {', '.join(restore(args.data)) or 'none'}")
         return 0
     with value_errors_are_config_errors("jrec reorder"):
-        options = ReorderOptions(
-            tables=None if args.tables is None else tuple(args.tables),
-            min_rows=args.min_rows,
-            hot_ratio=args.hot_ratio,
-            batch_size=args.batch_size,
-            window_blocks=args.window_blocks,
-            degree=args.degree,
-            max_edges=args.max_edges,
-            method=args.method,
-            min_gain=None if args.always else args.min_gain,
-            seed=args.seed,
-            report_batch_sizes=tuple(args.report_batch_sizes),
-            report_batches=args.report_batches,
-            threads=args.threads,
-        )
+        lists = {name: tuple(value) for name in ("tables", "report_batch_sizes") if (value := getattr(args, name))}
+        options = options_of(ReorderOptions, args, **lists, **({"min_gain": None} if args.always else {}))
     outcome = reorder(
         args.data,
         options,

@@ -15,6 +15,7 @@ from jrec.commands.arguments import (
     fractions,
     integer,
     number,
+    options_of,
     progress_of,
     ratio,
 )
@@ -72,20 +73,10 @@ def run(args: argparse.Namespace) -> int:
     """Makes the dataset and says what is in it."""
     from jrec.data.synth import SynthOptions, shape_like, synthesize
 
-    threads = {} if args.threads is None else {"threads": args.threads}
-    options = SynthOptions(
-        rows=args.rows,
-        seed=args.seed,
-        split=args.split,
-        block_size=args.block_size,
-        drift=not args.no_drift,
-        overwrite=args.overwrite,
-        **threads,
-    )
     schema = synthesize(
         shape_like(args.like, table_rows=args.table_rows, scale=args.scale, exponent=args.exponent),
         args.out,
-        options,
+        options_of(SynthOptions, args, drift=not args.no_drift),
         command=shlex.join(["jrec", *sys.argv[1:]]),
         progress=progress_of(args),
         report=lambda message: print(message, file=sys.stderr),
