@@ -21,7 +21,9 @@ _LONGEST = 80  # characters of a value that a message shows
 _LONGEST_NAME = 255  # bytes of a file's name on the file systems in use
 
 
-def save_json(path: pathlib.Path, content: Mapping[str, Any], *, kind: str, version: int, sealed: bool = False) -> None:
+def save_json(
+    path: pathlib.Path, content: Mapping[str, object], *, kind: str, version: int, sealed: bool = False
+) -> None:
     """Writes a file that ``load_json`` reads.
 
     Args:
@@ -114,7 +116,7 @@ def _finite(text: str) -> float:
     return value if math.isfinite(value) else _refuse_number(text)
 
 
-def _seal(content: Mapping[str, Any]) -> str:
+def _seal(content: Mapping[str, object]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
@@ -133,7 +135,7 @@ def sha256_of(path: pathlib.Path) -> str:
 
 
 def decode[T](
-    content: Any,
+    content: object,
     kind: type[T],
     *,
     where: str,
@@ -175,7 +177,7 @@ _WORDS = {"int": "an integer", "float": "a number", "str": "a string", "bool": "
 _Path = tuple[str | int, ...]
 
 
-def _in_words(message: str, content: Any) -> str:
+def _in_words(message: str, content: object) -> str:
     """A message of msgspec, such as "Expected `int`, got `str` - at `$.tables[0].rows`", as jrec's messages are."""
     fault, _, place = message.partition(" - at ")
     where = place.strip("`").removeprefix("$").removeprefix(".")
@@ -206,7 +208,7 @@ def _dotted(path: _Path) -> str:
     return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).removeprefix(".")
 
 
-def _unsound(content: Any, path: _Path = ()) -> _Path | None:
+def _unsound(content: object, path: _Path = ()) -> _Path | None:
     """The path to a number that is not finite, or an integer of more than 64 bits; None where there is none."""
     if isinstance(content, dict | list | tuple):
         steps = content if isinstance(content, dict) else range(len(content))

@@ -38,7 +38,7 @@ class _SealedFiles(IndexDataCacheFile):
     def _load_data(self, name: str) -> Any:
         return self._read(self._data_path(name))
 
-    def _save_data(self, name: str, data: Any) -> None:
+    def _save_data(self, name: str, data: object) -> None:
         self._write(self._data_path(name), data)
 
     def _read(self, path: str) -> Any:
@@ -49,7 +49,7 @@ class _SealedFiles(IndexDataCacheFile):
             raise OSError(f"{path} is damaged")
         return pickle.loads(payload)
 
-    def _write(self, path: str, value: Any) -> None:
+    def _write(self, path: str, value: object) -> None:
         payload = self._dump(value)
         with self._open_for_write(path) as file:
             file.write(payload + self._seal(path, payload))
@@ -76,7 +76,7 @@ class SharedCache(FunctionCache):
         self._lock: IO[bytes] | None = None
         self._lock_path = pathlib.Path(self.cache_path) / f"{self._impl.filename_base}.lock"
 
-    def load_overload(self, sig: Any, target_context: Any) -> Any:
+    def load_overload(self, sig: object, target_context: object) -> Any:
         """What was compiled for a signature, maybe just now by another process; None if this one is to compile it."""
         found = super().load_overload(sig, target_context)
         if found is None:
@@ -86,7 +86,7 @@ class SharedCache(FunctionCache):
                 self._release()
         return found
 
-    def save_overload(self, sig: Any, data: Any) -> None:
+    def save_overload(self, sig: object, data: object) -> None:
         """Saves what was compiled, and lets the others have it."""
         try:
             super().save_overload(sig, data)

@@ -102,7 +102,7 @@ def write_file(path: Place, content: bytes | memoryview | str, *, inputs: Iterab
 @contextlib.contextmanager
 def new_folder(
     out: Place,
-    manifest: Mapping[str, Any],
+    manifest: Mapping[str, object],
     *,
     kind: str,
     overwrite: bool = False,

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 
-def key_implementation(leaf: Any) -> str | None:
+def key_implementation(leaf: object) -> str | None:
     """The name of the generator of an array of keys, abstract or not; None of any other array."""
     dtype = getattr(leaf, "dtype", None)
     if dtype is None or not jnp.issubdtype(dtype, jax.dtypes.prng_key):
@@ -17,7 +17,7 @@ def key_implementation(leaf: Any) -> str | None:
     return str(jax.random.key_impl(jnp.zeros((), dtype)))
 
 
-def over_words(function: Callable[[Any], Any], leaf: Any) -> Any:
+def over_words(function: Callable[[Any], Any], leaf: object) -> Any:
     """The function of an array; of an array of keys, the keys whose words are the function of its words."""
     if (implementation := key_implementation(leaf)) is None:
         return function(leaf)

@@ -18,9 +18,9 @@ import os
 import pathlib
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 import jax
+from jax.typing import ArrayLike
 
 from jrec.checkpoint.files import DamagedError
 from jrec.checkpoint.manifest import OLD_FORMAT, Manifest, complete_steps, is_old
@@ -51,7 +51,7 @@ class Checkpoints:
         folder: str | os.PathLike[str],
         *,
         keep: int = 2,
-        fingerprint: Mapping[str, Any] | None = None,
+        fingerprint: Mapping[str, object] | None = None,
         chunk_bytes: int = CHUNK_BYTES,
         undo_bytes: int = UNDO_BYTES,
         barrier: Callable[[str], None] | None = None,
@@ -145,9 +145,9 @@ class Checkpoints:
         self,
         step: int,
         *,
-        arrays: Mapping[str, Any],
+        arrays: Mapping[str, ArrayLike],
         sources: Sequence[Source] = (),
-        meta: Mapping[str, Any] | None = None,
+        meta: Mapping[str, object] | None = None,
         full: bool | None = None,
         wait: bool = True,
         keep: int | None = None,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import pathlib
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -46,7 +45,7 @@ def write_metadata(folder: pathlib.Path, shape: tuple[int, ...], dtype: str, row
     return {"bytes": write_file(folder / METADATA, text), "crc32c": crc32c(text)}
 
 
-def write_group(folder: pathlib.Path, attributes: dict[str, Any]) -> None:
+def write_group(folder: pathlib.Path, attributes: dict[str, object]) -> None:
     """Makes a folder that zarr takes for a group."""
     folder.mkdir()
     content = {"zarr_format": 3, "node_type": "group", "attributes": attributes}

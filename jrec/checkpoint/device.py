@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -111,16 +110,16 @@ def _bucket(count: int) -> int:
 
 
 @functools.partial(jax.jit, static_argnums=2)
-def _slice(arrays: Arrays, start: Any, size: int) -> dict[str, jax.Array]:
+def _slice(arrays: Arrays, start: np.int32, size: int) -> dict[str, jax.Array]:
     return {name: jax.lax.dynamic_slice_in_dim(array, start, size) for name, array in arrays.items()}
 
 
 @functools.partial(jax.jit, donate_argnums=0, keep_unused=True)
-def _slice_into(room: dict[str, jax.Array], arrays: Arrays, start: Any) -> dict[str, jax.Array]:
+def _slice_into(room: dict[str, jax.Array], arrays: Arrays, start: np.int32) -> dict[str, jax.Array]:
     """As many rows as ``room`` has, in its memory."""
     return {name: jax.lax.dynamic_slice_in_dim(array, start, room[name].shape[0]) for name, array in arrays.items()}
 
 
 @jax.jit
-def _gather(arrays: dict[str, jax.Array], addresses: Any) -> dict[str, jax.Array]:
+def _gather(arrays: dict[str, jax.Array], addresses: jax.Array | np.ndarray) -> dict[str, jax.Array]:
     return {name: array.at[addresses].get(mode="clip") for name, array in arrays.items()}

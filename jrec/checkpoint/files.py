@@ -6,7 +6,7 @@ import json
 import math
 import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Buffer, Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -32,7 +32,7 @@ class DamagedError(CheckpointError):
         return DamagedError(self.path, self.reason, f"; {remedy}")
 
 
-def write_file(path: pathlib.Path, *buffers: Any) -> int:
+def write_file(path: pathlib.Path, *buffers: Buffer) -> int:
     """Writes a new file, waits until it is on the disk, and returns its size in bytes."""
     with path.open("xb", buffering=0) as file:
         for buffer in buffers:
@@ -103,7 +103,7 @@ def read_arrays(path: pathlib.Path, records: list[dict[str, Any]]) -> dict[str, 
     return arrays
 
 
-def write_json(path: pathlib.Path, content: Mapping[str, Any]) -> None:
+def write_json(path: pathlib.Path, content: Mapping[str, object]) -> None:
     """Writes a JSON object with the checksum of its own content."""
     write_file(path, json.dumps({**content, "checksum": _checksum(content)}).encode())
 
@@ -126,6 +126,6 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
     return content
 
 
-def _checksum(content: Mapping[str, Any]) -> int:
+def _checksum(content: Mapping[str, object]) -> int:
     """The checksum of a JSON object, whatever the order of its keys."""
     return crc32c(json.dumps(content, sort_keys=True).encode())

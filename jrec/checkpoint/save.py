@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.typing import ArrayLike
 
 from jrec.checkpoint.chunks import write_group
 from jrec.checkpoint.files import write_arrays, write_json
@@ -108,7 +109,7 @@ class Save:
         self._writer: Writer | None = None
         self._begun, self._blocking = time.perf_counter(), 0.0
 
-    def start(self, arrays: Mapping[str, Any], sources: Sequence[Source], full: bool | None) -> None:
+    def start(self, arrays: Mapping[str, ArrayLike], sources: Sequence[Source], full: bool | None) -> None:
         """Decides what is to be written, as of now, and begins."""
         settings, self._sources = self._settings, sources
         self._shapes = {}

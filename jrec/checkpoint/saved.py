@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import pathlib
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,6 +16,9 @@ from jrec.checkpoint.files import read_arrays
 from jrec.checkpoint.manifest import ARRAYS, ROWS, TABLES, VALUES, Manifest, PieceRecord, TableRecord, read_manifest
 from jrec.errors import CheckpointError
 from jrec.ops.layout import Stack
+
+if TYPE_CHECKING:
+    from jrec.host.table import HostTable
 
 
 class Saved:
@@ -160,7 +163,7 @@ class SavedTable:
             out[...] = shape.first.slots[array]
 
     @functools.cached_property
-    def _unwritten(self) -> Any:
+    def _unwritten(self) -> HostTable:
         """A table in host memory of which no row is made."""
         from jrec.host.table import HostTable
         from jrec.ops import SGD

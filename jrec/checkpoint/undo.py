@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from collections.abc import Mapping
 
+import jax
 import numpy as np
 
 from jrec.kernel_cache import compiled
@@ -21,7 +22,7 @@ class Undo:
         self._entries: list[_Entry] = []
         self.bytes = 0
 
-    def add(self, addresses: np.ndarray, arrays: dict[str, Any], size: int) -> None:
+    def add(self, addresses: np.ndarray, arrays: Mapping[str, jax.Array | np.ndarray], size: int) -> None:
         """Keeps rows.
 
         Args:
@@ -72,7 +73,7 @@ class Undo:
 class _Entry:
     """Some rows: at first as they arrive, perhaps on a device or with other rows after them; then only these rows."""
 
-    def __init__(self, addresses: np.ndarray, arrays: dict[str, Any], size: int):
+    def __init__(self, addresses: np.ndarray, arrays: Mapping[str, jax.Array | np.ndarray], size: int):
         self.addresses, self.arrays, self.size, self.left = addresses, arrays, size, addresses.size
         self._trimmed = False
 

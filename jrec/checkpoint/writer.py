@@ -161,7 +161,7 @@ class Writer:
         self._over = True
         self._ended.put(None)
 
-    def _guarded(self, work: Callable[..., None], *args: Any) -> None:
+    def _guarded(self, work: Callable[..., None], *args: object) -> None:
         """After a failure nothing is done any more, but what the caller puts is taken, so that it never waits."""
         if self._error is None and not self._stop:
             try:
@@ -179,7 +179,7 @@ class Writer:
                 shape = (piece.record.count, *tail)
                 record.metadata.update(chunks.write_metadata(target / name, shape, dtype, piece.record.chunk))
 
-    def _write(self, at: _Read, begun: Any) -> None:
+    def _write(self, at: _Read, begun: object) -> None:
         piece, record = at.piece.piece, at.piece.record
         arrays = piece.finish(begun, at.start, at.stop)
         if piece.rows is not None:

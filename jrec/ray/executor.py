@@ -64,7 +64,7 @@ class RayExecutor(concurrent.futures.Executor):
         self._folder = pathlib.Path.cwd()
         self._pending: dict[concurrent.futures.Future, Any] = {}
 
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> concurrent.futures.Future:
+    def submit(self, fn: Callable[..., Any], /, *args: object, **kwargs: object) -> concurrent.futures.Future:
         """Hands a call to the cluster; function and arguments are pickled."""
         reference = self._run.remote(self._folder, fn, args, kwargs)
         future = reference.future()

@@ -64,7 +64,7 @@ def _compare(trial: Trial, name: str, kinds: tuple[str, ...], *, interpret: bool
             raise Wrong(f"{name}, {kind}: {mistake}") from None
 
 
-def _compiled(trial: Trial, side: Implementation, arguments: Any, *, interpret: bool) -> Any:
+def _compiled(trial: Trial, side: Implementation, arguments: object, *, interpret: bool) -> Any:
     from jrec.pallas.interpret import interpreted
 
     function = jax.jit(trial.run(side), donate_argnums=(0,) if trial.in_place else ())
@@ -139,7 +139,7 @@ def main() -> None:
     _say(verdicts=verdicts)
 
 
-def _say(**content: Any) -> None:
+def _say(**content: object) -> None:
     sys.stdout.write(json.dumps(content) + "\n")
     sys.stdout.flush()
 

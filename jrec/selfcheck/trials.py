@@ -339,19 +339,19 @@ def _table(rng: np.random.Generator, of: KernelClass, sizes: Sizes, optimizer: o
     return table, {name: rng.uniform(0.1, 1.1, shape).astype(np.float32) for name, shape in shapes.items()}
 
 
-def same_bits(one: Any, other: Any) -> bool:
+def same_bits(one: object, other: object) -> bool:
     """Whether two pytrees of arrays hold the same bits."""
     pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
     return all(a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes() for a, b in pairs)
 
 
-def _judge_equal(arguments: tuple[Any, ...], got: Any, want: Any) -> None:
+def _judge_equal(arguments: tuple[object, ...], got: object, want: object) -> None:
     del arguments
     for (path, one), other in zip(jax.tree.leaves_with_path(got), jax.tree.leaves(want), strict=True):
         _judge_close(f"result{jax.tree_util.keystr(path)}", one, other, np.zeros(()))
 
 
-def _judge_rows(rows: np.ndarray, old: Any, got: Any, want: Any) -> None:
+def _judge_rows(rows: np.ndarray, old: object, got: object, want: object) -> None:
     """Judges tables and slots after an update of ``rows``; all others must keep their bits."""
     leaves = zip(jax.tree.leaves_with_path(old), jax.tree.leaves(got), jax.tree.leaves(want), strict=True)
     for (path, before), after, other in leaves:
@@ -371,7 +371,7 @@ def _judge_rows(rows: np.ndarray, old: Any, got: Any, want: Any) -> None:
         _judge_close(name, after, other, off)
 
 
-def _judge_close(name: str, got: Any, want: Any, off: np.ndarray) -> None:
+def _judge_close(name: str, got: object, want: object, off: np.ndarray) -> None:
     got, want = np.asarray(got), np.asarray(want)
     if got.shape != want.shape or got.dtype != want.dtype:
         raise Wrong(f"{name} is {got.dtype}{list(got.shape)}, not {want.dtype}{list(want.shape)}")

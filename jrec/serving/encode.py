@@ -41,7 +41,7 @@ class RawValues:
         other._encoder = self._encoder.with_growing(keys)
         return other
 
-    def inputs(self, columns: Any) -> tuple[np.ndarray, dict[str, Ids]]:
+    def inputs(self, columns: object) -> tuple[np.ndarray, dict[str, Ids]]:
         """Dense features, (examples, num_dense) float32, and ids by feature."""
         encoded = self._encoder.columns(columns).by_name()
         return model_inputs(encoded, self._manifest.dense, self._manifest.features, self._encoder.orders)
@@ -73,7 +73,7 @@ class RowNumbers:
         other._vocabularies = {name: _GrownRows(of_keys, self._seeds[name]) for name, of_keys in keys.items()}
         return other
 
-    def inputs(self, columns: Any) -> tuple[np.ndarray, dict[str, Ids]]:
+    def inputs(self, columns: object) -> tuple[np.ndarray, dict[str, Ids]]:
         """Dense features, (examples, num_dense) float32, and ids by feature, in any form that ``pack_batch`` takes."""
         from jrec.data.packing_columns import prepare_columns, read_columns
         from jrec.data.value_rows import ValueRows
@@ -119,7 +119,7 @@ class _GrownRows:
     oov_row: int | None = 0
     complete: bool = True
 
-    def rows(self, values: Any) -> np.ndarray:
+    def rows(self, values: object) -> np.ndarray:
         """(n,) int64 rows of integers or texts, 0 for those without one."""
         return self.rows_of_keys(value_keys(values, self.key_seed)).astype(np.int64)
 

@@ -22,7 +22,7 @@ import hashlib
 import json
 import pathlib
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from jrec.errors import JrecError
 from jrec.files import save_json, sha256_of
@@ -140,7 +140,7 @@ def keys_file(table: str) -> str:
     return f"keys/{table}.npy"
 
 
-def identity(content: Mapping[str, Any]) -> str:
+def identity(content: Mapping[str, object]) -> str:
     """The ``id`` of a manifest's content."""
     kept = {key: value for key, value in content.items() if key not in ("id", "jrec")}
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()

@@ -88,7 +88,7 @@ class Model:
         """What is loaded: of the last delta, where some were applied."""
         return self._loaded.manifest
 
-    def __call__(self, columns: Any) -> np.ndarray:
+    def __call__(self, columns: object) -> np.ndarray:
         """Probabilities, (examples,) float32, of a model with one logit an example.
 
         Args:
@@ -105,7 +105,7 @@ class Model:
         with np.errstate(over="ignore"):  # 1 / infinity is 0
             return (1 / (1 + np.exp(-logits.astype(np.float64)))).astype(np.float32)
 
-    def logits(self, columns: Any) -> Any:
+    def logits(self, columns: object) -> Any:
         """Logits, (examples,) float32, or what else the model's ``logits`` returns; see ``__call__``."""
         if not self._growing:
             return self.logits_of(*self.encode(columns))
@@ -113,7 +113,7 @@ class Model:
             request = self._look_up(*self.encode(columns))
         return self._scores(request)
 
-    def encode(self, columns: Any) -> tuple[np.ndarray, dict[str, Ids]]:
+    def encode(self, columns: object) -> tuple[np.ndarray, dict[str, Ids]]:
         """Dense features, (examples, num_dense) float32, and ids by feature, of raw columns.
 
         Ids of tables that grow are good until the next ``apply``, which may give their rows to other keys.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +12,7 @@ from jrec.serving.format import ExportError
 from jrec.serving.program import dense_program, symbolic_inputs
 
 
-def onnx_program(model: Any, layout: EmbeddingLayout, num_dense: int) -> bytes:
+def onnx_program(model: object, layout: EmbeddingLayout, num_dense: int) -> bytes:
     """``dense_program`` as an ONNX model of any batch size.
 
     Its inputs are "dense", (batch, num_dense) float32, unless there are no dense features, and the vectors of each

@@ -27,17 +27,17 @@ class _Vectors:
         self._vectors = {name: vectors[name] for name in layout.order}
         self._masks = {name: masks[name] for name in layout.order if name in masks}
 
-    def vectors(self, activations: Any, bags: Any) -> list[jax.Array]:
+    def vectors(self, activations: object, bags: object) -> list[jax.Array]:
         """See ``EmbeddingCollection.vectors``."""
         del activations, bags
         return [x if x.ndim == 3 else x[:, None] for x in self._vectors.values()]
 
-    def features(self, activations: Any, bags: Any) -> dict[str, jax.Array]:
+    def features(self, activations: object, bags: object) -> dict[str, jax.Array]:
         """See ``EmbeddingCollection.features``."""
         del activations, bags
         return dict(self._vectors)
 
-    def masks(self, bags: Any) -> dict[str, jax.Array]:
+    def masks(self, bags: object) -> dict[str, jax.Array]:
         """See ``EmbeddingCollection.masks``."""
         del bags
         return dict(self._masks)
@@ -89,7 +89,7 @@ def dense_program(model: Any, layout: EmbeddingLayout) -> Program:
     return outputs
 
 
-def _replace(model: nnx.Module, embeddings: Any, by: _Vectors) -> None:
+def _replace(model: nnx.Module, embeddings: object, by: _Vectors) -> None:
     """Replaces a model's embeddings wherever a module of it refers to them."""
     for _, module in list(nnx.iter_modules(model)):
         for name, value in list(vars(module).items()):
@@ -97,7 +97,9 @@ def _replace(model: nnx.Module, embeddings: Any, by: _Vectors) -> None:
                 setattr(module, name, by)
 
 
-def export_program(model: Any, layout: EmbeddingLayout, num_dense: int, platforms: Sequence[str] = PLATFORMS) -> bytes:
+def export_program(
+    model: object, layout: EmbeddingLayout, num_dense: int, platforms: Sequence[str] = PLATFORMS
+) -> bytes:
     """``dense_program`` as ``jax.export`` serializes it, with the model's parameters inside.
 
     Args:
@@ -132,7 +134,7 @@ def export_program(model: Any, layout: EmbeddingLayout, num_dense: int, platform
         ) from problem
 
 
-def _check_outputs(subject: str, exported: export.Exported, batch: Any) -> None:
+def _check_outputs(subject: str, exported: export.Exported, batch: object) -> None:
     """Refuses outputs that are not one entry an example: requests are padded, and cut into batches."""
     if not exported.out_avals:
         raise ExportError(f"{subject} returns no array")
@@ -148,7 +150,7 @@ def symbolic_inputs(layout: EmbeddingLayout, num_dense: int) -> tuple[Any, dict[
     """Shapes of the program's inputs for a batch of any size."""
     (batch,) = export.symbolic_shape("batch")
 
-    def shape(dtype: Any, *sizes: int) -> jax.ShapeDtypeStruct:
+    def shape(dtype: object, *sizes: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((batch, *sizes), dtype)
 
     def of(feature: FeatureConfig, dim: int) -> jax.ShapeDtypeStruct:

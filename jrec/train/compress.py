@@ -263,7 +263,7 @@ def _balanced(train: TTDecomposition) -> list[np.ndarray]:
     return [core * np.float32(common / scale) for core, scale in zip(train.cores, scales, strict=True)]
 
 
-def _error(rows: _SavedRows, cores: Sequence[Any], shape: TTShape) -> float:
+def _error(rows: _SavedRows, cores: Sequence[jax.Array], shape: TTShape) -> float:
     squares, lost, begin = 0.0, 0.0, 0
     for chunk in tt_dense_chunks(cores, shape):
         wanted = rows[begin : begin + len(chunk)].astype(np.float64)

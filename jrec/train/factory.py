@@ -102,7 +102,7 @@ def _imported(name: str) -> ModuleType:
         raise ConfigError(f"model.factory: {name} cannot be imported: {_described(problem)}") from problem
 
 
-def _check_options(factory: Factory, subject: str, options: Mapping[str, Any]) -> None:
+def _check_options(factory: Factory, subject: str, options: Mapping[str, object]) -> None:
     """Refuses options that the factory does not take, and factories that need more."""
     if taken := sorted(set(_OWN) & options.keys()):
         raise ConfigError(f"model.options.{taken[0]} is what jrec gives {subject} itself; call the option otherwise")

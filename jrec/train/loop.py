@@ -204,7 +204,7 @@ class _Training:
         self.feed = self._open_feed(self.batches, position)
         self.resumed = self.begins_from = None
 
-    def _open_feed(self, batches: FaeLoaders | Loader, position: Any) -> HotColdFeed | RunFeed:
+    def _open_feed(self, batches: FaeLoaders | Loader, position: object) -> HotColdFeed | RunFeed:
         config, folder = self.config, self.folder
         open_feed = functools.partial(
             self.run.feed,

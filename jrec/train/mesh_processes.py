@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import pathlib
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import jax
 import numpy as np
@@ -114,11 +113,16 @@ class SilentLog:
         """Does nothing."""
 
     def write(
-        self, step: int, metrics: Mapping[str, Any], *, split: str = "train", timing: Mapping[str, Any] | None = None
+        self,
+        step: int,
+        metrics: Mapping[str, object],
+        *,
+        split: str = "train",
+        timing: Mapping[str, object] | None = None,
     ) -> None:
         """Writes nothing."""
 
-    def write_timing(self, step: int, timing: Mapping[str, Any], *, split: str) -> None:
+    def write_timing(self, step: int, timing: Mapping[str, object], *, split: str) -> None:
         """Writes nothing."""
 
     def sync(self) -> None:

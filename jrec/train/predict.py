@@ -123,7 +123,7 @@ class LoadedRun:
         multiple = max(1, config.mesh.devices)
         return -(-config.data.eval_batch_size // multiple) * multiple
 
-    def predict(self, columns: Any) -> np.ndarray:
+    def predict(self, columns: object) -> np.ndarray:
         """Probabilities, (examples,) float32, of raw columns.
 
         Args:
@@ -135,7 +135,7 @@ class LoadedRun:
         """
         return probabilities(self.logits(columns))
 
-    def logits(self, columns: Any) -> np.ndarray:
+    def logits(self, columns: object) -> np.ndarray:
         """Logits, (examples,) float32, of raw columns; see ``predict``."""
         return self._logits(self.encoder.columns(columns))
 

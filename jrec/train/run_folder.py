@@ -20,7 +20,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jrec.data.identity import Identity
 from jrec.errors import CheckpointError, ConfigError, OutputError
@@ -94,7 +94,7 @@ def open_run_folder(config: TrainConfig, *, resume: bool, overwrite: bool) -> It
 
 @contextlib.contextmanager
 def new_run_folder(
-    config: TrainConfig, about: Mapping[str, Any], *, overwrite: bool, inputs: Iterable[Place]
+    config: TrainConfig, about: Mapping[str, object], *, overwrite: bool, inputs: Iterable[Place]
 ) -> Iterator[pathlib.Path]:
     """A run that is made at once rather than trained; ``config.out`` appears when the block ends without an exception.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import pathlib
 from collections.abc import Mapping
-from typing import Any
 
 from jrec import environment
 from jrec.data.fae.manifest import MANIFEST_FILE
@@ -19,7 +18,7 @@ _OWN = ("log.", "name", "out", "plan", "data.path", "data.workers", "data.prefet
 """Keys that may differ between processes: progress and loading, and the places of files on each machine."""
 
 
-def training_facts(config: TrainConfig, data: RunData, flags: Mapping[str, Any]) -> dict[str, str]:
+def training_facts(config: TrainConfig, data: RunData, flags: Mapping[str, object]) -> dict[str, str]:
     """Facts that must be equal in all processes that train.
 
     Args:
@@ -33,7 +32,7 @@ def training_facts(config: TrainConfig, data: RunData, flags: Mapping[str, Any])
     return facts | ({"the plan": file_digest(config.plan)} if config.plan else {})
 
 
-def evaluation_facts(checkpoint: str, data: str, plan: str, **options: Any) -> dict[str, str]:
+def evaluation_facts(checkpoint: str, data: str, plan: str, **options: object) -> dict[str, str]:
     """Facts that must be equal in all processes that evaluate.
 
     Args:
@@ -73,5 +72,5 @@ def _versions() -> dict[str, str]:
     return {f"the version of {name}": installed[name] for name in ("jrec", "jax", "jaxlib")}
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     return json.dumps(value, default=str)

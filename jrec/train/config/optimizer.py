@@ -158,7 +158,7 @@ class LRScheduleConfig(Section):
         start = self.decay_start or self.warmup_steps
         length = self.decay_steps or total_steps - start
 
-        def factor(step: Any) -> Any:
+        def factor(step: object) -> Any:
             count = jnp.asarray(step, jnp.float32) + (1 - first_step)
             up = jnp.minimum(count / max(self.warmup_steps, 1), 1.0)
             if self.kind == "constant":

@@ -166,7 +166,7 @@ def _is_chain(table: Mapping[str, Any], key: str) -> bool:
     return True
 
 
-def _merge(content: dict[str, Any], table: Mapping[str, Any], text: str, prefix: str = "") -> None:
+def _merge(content: dict[str, Any], table: Mapping[str, object], text: str, prefix: str = "") -> None:
     for name, value in table.items():
         if not isinstance(value, Mapping):
             content[name] = value

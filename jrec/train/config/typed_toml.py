@@ -88,7 +88,7 @@ class Section:
         """
 
     @classmethod
-    def from_dict(cls, content: Mapping[str, Any], origins: Origins | None = None) -> Self:
+    def from_dict(cls, content: Mapping[str, object], origins: Origins | None = None) -> Self:
         """Builds the section from nested tables as ``tomllib`` returns them.
 
         Raises:
@@ -149,7 +149,7 @@ def describe(cls: type[Section], prefix: str = "") -> Iterator[tuple[str, str, s
             yield f"{prefix}{field.name}", type_name(hint), default
 
 
-def type_name(hint: Any) -> str:
+def type_name(hint: object) -> str:
     """The values that a key may hold, in the words of error messages."""
     base, bounds = _strip(hint)
     suffix = f" {bounds}" if bounds is not None else ""
@@ -161,7 +161,7 @@ def type_name(hint: Any) -> str:
     return names.get(base, "a table") + suffix + (' or "auto"' if _automatic(hint) else "")
 
 
-def toml_value(value: Any) -> str:
+def toml_value(value: object) -> str:
     """A scalar, an array, or a table inside of an array, as TOML."""
     if isinstance(value, bool):
         return "true" if value else "false"
@@ -195,7 +195,7 @@ def _current_name(value: str, hint: Any) -> str:
     return _current_name(value, typing.get_args(hint)[0]) if _optional(hint) else value
 
 
-def _optional(hint: Any) -> bool:
+def _optional(hint: object) -> bool:
     return typing.get_origin(hint) in (Union, types.UnionType) and type(None) in typing.get_args(hint)
 
 
@@ -206,11 +206,13 @@ def _automatic(hint: Any) -> bool:
     return _optional(hint) and _automatic(typing.get_args(hint)[0])
 
 
-def _is_section(hint: Any) -> bool:
+def _is_section(hint: object) -> bool:
     return isinstance(hint, type) and issubclass(hint, Section)
 
 
-def _build[S: Section](cls: type[S], content: Mapping[str, Any], prefix: str, origins: Origins, known: list[str]) -> S:
+def _build[S: Section](
+    cls: type[S], content: Mapping[str, object], prefix: str, origins: Origins, known: list[str]
+) -> S:
     fields = hints(cls)
     for name in content:
         if name not in fields:
@@ -234,7 +236,7 @@ def _build[S: Section](cls: type[S], content: Mapping[str, Any], prefix: str, or
         raise ConfigError(f"{origins.file}: {error}") from None
 
 
-def _convert(value: Any, hint: Any, key: str, origins: Origins, known: list[str]) -> Any:
+def _convert(value: object, hint: object, key: str, origins: Origins, known: list[str]) -> Any:
     base, bounds = _strip(hint)
     if base is Any:
         return _free_value(value, key, origins)
@@ -260,7 +262,7 @@ def _convert(value: Any, hint: Any, key: str, origins: Origins, known: list[str]
     return _ill_typed(value, hint, key, origins)
 
 
-def _free_value(value: Any, key: str, origins: Origins, *, in_array: bool = False) -> Any:
+def _free_value(value: object, key: str, origins: Origins, *, in_array: bool = False) -> Any:
     """A value of a free table: what both TOML and JSON have, in plain dictionaries and lists."""
     if isinstance(value, Mapping):
         if not value and not in_array:
@@ -300,7 +302,7 @@ def _convert_scalar(value: Any, base: Any, bounds: Range | None, key: str, origi
     return value
 
 
-def _ill_typed(value: Any, hint: Any, key: str, origins: Origins) -> NoReturn:
+def _ill_typed(value: object, hint: object, key: str, origins: Origins) -> NoReturn:
     shown = "a table" if isinstance(value, Mapping) else f"{value!r}"
     kind = f", a TOML {_TOML_TYPES[type(value)]}" if type(value) in _TOML_TYPES else ""
     choices = typing.get_args(_strip(hint)[0]) if typing.get_origin(_strip(hint)[0]) is Literal else ()
@@ -333,7 +335,7 @@ def nearest_key(name: str, prefix: str, siblings: list[str], known: list[str]) -
     return max([*known, *(f"{prefix}{s}" for s in siblings)], key=likeness)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     if isinstance(value, Section):
         pairs = ((name, _plain(getattr(value, name))) for name in hints(type(value)))
         return {name: v for name, v in pairs if v is not None}
@@ -342,7 +344,7 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def leaves(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(content: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Dotted keys and values of nested tables."""
     for name, value in content.items():
         if isinstance(value, Mapping):
@@ -356,7 +358,7 @@ def toml_key(name: str) -> str:
     return name if _BARE_KEY.fullmatch(name) else toml_value(name)
 
 
-def _toml_lines(content: Mapping[str, Any], prefix: str) -> Iterator[str]:
+def _toml_lines(content: Mapping[str, object], prefix: str) -> Iterator[str]:
     tables = {name: value for name, value in content.items() if isinstance(value, Mapping)}
     for name, value in content.items():
         if name not in tables:

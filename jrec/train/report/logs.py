@@ -47,7 +47,7 @@ class JsonLines:
         self._path = pathlib.Path(path)
         self._file = self._path.open("ab", buffering=0)
 
-    def write(self, record: Mapping[str, Any]) -> None:
+    def write(self, record: Mapping[str, object]) -> None:
         """Appends one record; NumPy and JAX scalars count as numbers.
 
         Raises:
@@ -129,7 +129,12 @@ class MetricLog:
         self._step, self._purge_step = step, step + 1
 
     def write(
-        self, step: int, metrics: Mapping[str, Any], *, split: str = "train", timing: Mapping[str, Any] | None = None
+        self,
+        step: int,
+        metrics: Mapping[str, object],
+        *,
+        split: str = "train",
+        timing: Mapping[str, object] | None = None,
     ) -> None:
         """Records metrics of ``split`` at ``step``.
 
@@ -161,7 +166,7 @@ class MetricLog:
                 if isinstance(value, int | float):
                     self._board().add_scalar(f"{split}/{name}", value, step)
 
-    def write_timing(self, step: int, timing: Mapping[str, Any], *, split: str) -> None:
+    def write_timing(self, step: int, timing: Mapping[str, object], *, split: str) -> None:
         """Records only values that depend on the clock.
 
         Args:

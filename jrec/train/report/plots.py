@@ -201,7 +201,7 @@ def _draw_reliability(
     return float(rates.min()), float(rates.max())
 
 
-def _new_figure(width: float, height: float, rows: int = 1, **options: Any) -> tuple[Figure, Any]:
+def _new_figure(width: float, height: float, rows: int = 1, **options: object) -> tuple[Figure, Any]:
     """A figure, its size in inches, and its axes, one below the other."""
     from matplotlib.figure import Figure
 

@@ -43,7 +43,7 @@ def summary(content: Mapping[str, Any]) -> str:
     return "\n".join([*lines, *(_fae_lines(content["fae"]) if "fae" in content else [])])
 
 
-def _kernel_lines(kernels: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def _kernel_lines(kernels: Mapping[str, Mapping[str, object]]) -> list[str]:
     """Which kernel classes ran as GPU kernels, which as XLA, and why."""
     lines = []
     for choice, name in (("pallas", "jrec's"), ("xla", "XLA's")):

@@ -95,14 +95,14 @@ def write_report(
     schema: Schema,
     plan: Plan | None = None,
     scores: Mapping[str, Scores],
-    parameters: Mapping[str, Mapping[str, Any]],
+    parameters: Mapping[str, Mapping[str, object]],
     steps: int,
     seconds: float | None = None,
     examples: int | None = None,
     history: str | os.PathLike[str] | None = None,
     scored_step: int | None = None,
     stopped_early: bool = False,
-    sections: Mapping[str, Any] = types.MappingProxyType({}),
+    sections: Mapping[str, object] = types.MappingProxyType({}),
 ) -> dict[str, Any]:
     """Computes the metrics of the final scores and writes the report, each file atomically, ``metrics.json`` last.
 
@@ -174,7 +174,7 @@ def write_report(
     return content
 
 
-def merged(*sections: Mapping[str, Any]) -> dict[str, Any]:
+def merged(*sections: Mapping[str, object]) -> dict[str, Any]:
     """All sections in one mapping, in the order in which they are given.
 
     Raises:
