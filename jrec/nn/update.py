@@ -131,7 +131,7 @@ def _of_all_devices(dense_gradients: Any, communication: Communication | None) -
 
 
 def _gradient_norm(
-    dense_gradients: Any, pending: Mapping[str, Update[Any]], communication: Communication | None
+    dense_gradients: Any, pending: Mapping[str, Update[Any, Any]], communication: Communication | None
 ) -> jax.Array:
     """The Euclidean norm of all gradients together, () float32, the same on all devices.
 

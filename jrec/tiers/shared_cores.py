@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -63,6 +62,11 @@ class CoreGradients:
         implementation = self.context.options.implementation
         own = tt_core_gradients(self.cores, self.shape, left, gradients, implementation=implementation)
         return self.context.summed(own)
+
+    @property
+    def made(self) -> bool:
+        """Whether ``of_cores`` are there already, for their norm."""
+        return "of_cores" in vars(self)
 
     @functools.cached_property
     def _picks(self) -> Picks:
@@ -168,8 +172,3 @@ def cast_of_all(cast: Cast, rows: int, context: Context) -> Cast:
     times = jnp.zeros_like(every.rows).at[segments].add(counts[every.positions], mode="drop")
     ends = jnp.cumsum(times, dtype=jnp.int32)
     return dataclasses.replace(every, offsets=jnp.concatenate([jnp.zeros(1, jnp.int32), ends]))
-
-
-def summed(tree: Any, context: Context) -> Any:
-    """Sums over all devices, including those that do not compute."""
-    return jax.lax.psum(tree, context.together.axis)
