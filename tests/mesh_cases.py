@@ -17,7 +17,7 @@ from jrec.mesh.exchange import Exchange
 from jrec.mesh.retrieve import retrieve
 from jrec.mesh.route import AXIS, MeshRows, Picks, Route, local_view
 from jrec.mesh.step import StepOptions
-from jrec.mesh.update import update
+from jrec.mesh.update import RowGradients
 from jrec.ops.row_update import casted_update
 from jrec.ops.tensor_cast import tensor_cast
 
@@ -181,7 +181,8 @@ def update_program(optimizer, devices, *, kind="padded", stack=None, **how):
         route, gradients = local_view((route, gradients))
         exchange = Exchange.open(route.remote, shard_rows=rows.shard_rows, kind=kind)
         options = StepOptions(step=step, rounding_key=key, stack=stack)
-        return update(optimizer, rows, route, exchange, gradients, options=options, **how)
+        given = {"rows": rows, "route": route, "exchange": exchange, "gradients": gradients, "options": options}
+        return RowGradients(**given, **how).step(optimizer, options)
 
     spec = (specs, PartitionSpec(AXIS), PartitionSpec(AXIS), PartitionSpec(), PartitionSpec())
     mapped = jax.shard_map(body, mesh=mesh(devices), in_specs=spec, out_specs=specs, check_vma=False)

@@ -4,10 +4,10 @@ import json
 
 import numpy as np
 import pytest
+from checkpoint_state import flatten
 from run_cases import configuring
 from skewed_log import skewed_dataset
 
-from jrec.run.checkpoint import flatten
 from jrec.run.mesh_arrays import NONE, Sizes, from_table, table_of
 from jrec.train.evaluate import restore_run
 from jrec.train.loop import train

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 from mesh_cases import HOST, OPTIMIZERS, REPLICATED, SHARDED
 
-from jrec.mesh.allreduce import update_shared
+from jrec.mesh.allreduce import shared_gradients
 from jrec.mesh.exchange import Exchange
 from jrec.mesh.route import AXIS, MeshRows, Picks, Route
 from jrec.mesh.step import StepOptions
-from jrec.mesh.update import update
+from jrec.mesh.update import RowGradients
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -103,9 +103,9 @@ def test_what_does_not_fit_is_refused():
     exchange = Exchange(asked=remote.rows, sends=jnp.zeros(1), answers=jnp.zeros(1), axis=AXIS, kind="padded")
     rows = MeshRows(sharded=jnp.zeros((5, 3)), replicated=jnp.zeros((2, 3)))
     with pytest.raises(ValueError, match=r"must be \(4, dim\), one row for each unique row, not \(5, 3\)"):
-        update(OPTIMIZERS["sgd"], rows, route, exchange, jnp.zeros((5, 3)))
+        RowGradients(rows=rows, route=route, exchange=exchange, gradients=jnp.zeros((5, 3)), options=StepOptions())
     with pytest.raises(ValueError, match="'sum' is unknown; choose one of local, dense, all_gather"):
-        update_shared(OPTIMIZERS["sgd"], rows.replicated, {}, picks, jnp.zeros((4, 3)), reduce="sum")
+        shared_gradients(rows.replicated, picks, jnp.zeros((4, 3)), reduce="sum")
     options = StepOptions(rounding_key=jax.random.key_data(jax.random.key(0)))
     with pytest.raises(ValueError, match="by their addresses in the stack, which the route lacks"):
         options.arguments(jnp.zeros((5, 3), jnp.bfloat16), None)

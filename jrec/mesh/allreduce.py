@@ -27,47 +27,6 @@ Reduce = Literal["local", "dense", "all_gather"]
 REDUCES: tuple[str, ...] = get_args(Reduce)
 
 
-def update_shared(
-    optimizer: RowOptimizer,
-    table: jax.Array,
-    slots: Slots,
-    picks: Picks,
-    gradients: jax.Array,
-    *,
-    axis: str = AXIS,
-    reduce: Reduce = "local",
-    union: int | None = None,
-    addresses: jax.Array | None = None,
-    options: StepOptions | None = None,
-) -> tuple[jax.Array, Slots]:
-    """Steps rows that every device holds, by the sum of all devices' gradients. Call it inside ``shard_map``.
-
-    Args:
-      optimizer: The row optimizer.
-      table: (H, dim), equal on all devices.
-      slots: The table's slots, equal on all devices.
-      picks: (R,), the rows of the table that this device read.
-      gradients: (U, dim) float32, the gradients of this device's unique rows.
-      axis: The mesh's axis.
-      reduce: "local", "dense" or "all_gather".
-      union: The number of touched rows that fit into the first buffer of "local"; where a batch touches more, it
-        reduces a buffer for all rows that a batch could touch. None always reduces the larger one.
-      addresses: (U,) int32, the unique rows' addresses in the stack; needed where 16-bit rows are rounded
-        stochastically.
-      options: The step's options.
-
-    Returns:
-      The new table and slots, equal to the bit on all devices.
-
-    Raises:
-      ValueError: On an unknown ``reduce``, or shapes that do not fit.
-    """
-    gradients_of_all = shared_gradients(
-        table, picks, gradients, axis=axis, reduce=reduce, union=union, addresses=addresses, options=options
-    )
-    return gradients_of_all.step(optimizer, table, slots, StepOptions() if options is None else options)
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SharedGradients:
     """Gradients, from all devices, of rows that every device holds; equal on every device.
@@ -94,7 +53,7 @@ class SharedGradients:
     def step(
         self, optimizer: RowOptimizer, table: jax.Array, slots: Slots, options: StepOptions
     ) -> tuple[jax.Array, Slots]:
-        """Steps the touched rows; returns the new table and slots, as ``update_shared`` does."""
+        """Steps the touched rows; returns the new table and slots, equal to the bit on all devices."""
         shared = {"implementation": options.implementation, **options.arguments(table, self.addresses)}
         if self.summed:
             return row_update(optimizer, table, slots, self.cast.rows, self.gradients, **shared)
@@ -112,7 +71,23 @@ def shared_gradients(
     addresses: jax.Array | None = None,
     options: StepOptions | None = None,
 ) -> SharedGradients:
-    """Exchanges the gradients between all devices; arguments and errors as in ``update_shared``."""
+    """Sums the gradients, over all devices, of rows that every device holds. Call it inside ``shard_map``.
+
+    Args:
+      table: (H, dim), equal on all devices.
+      picks: (R,), the rows of the table that this device read.
+      gradients: (U, dim) float32, the gradients of this device's unique rows.
+      axis: The mesh's axis.
+      reduce: "local", "dense" or "all_gather".
+      union: The number of touched rows that fit into the first buffer of "local"; where a batch touches more, it
+        reduces a buffer for all rows that a batch could touch. None always reduces the larger one.
+      addresses: (U,) int32, the unique rows' addresses in the stack; needed where 16-bit rows are rounded
+        stochastically.
+      options: The step's options.
+
+    Raises:
+      ValueError: On an unknown ``reduce``.
+    """
     if reduce not in REDUCES:
         raise ValueError(f"reduce={reduce!r} is unknown; choose one of {', '.join(REDUCES)}")
     options = StepOptions() if options is None else options

@@ -33,7 +33,7 @@ class Communication:
     """What a step inside ``shard_map`` knows of the other devices; static.
 
     Attributes:
-      reduce: How gradients of rows that all devices hold are summed; see ``update_shared``.
+      reduce: How gradients of rows that all devices hold are summed; see ``shared_gradients``.
       exchange: How rows and sums travel between devices; see ``jrec.mesh.exchange``.
       computes: The devices that run the dense model; the others get blank parts of the batch. None for all.
       axis: The mesh's axis.

@@ -19,23 +19,13 @@ from jrec.ops.tensor_cast import tensor_cast
 from jrec.ops.types import Cast
 
 
-def update(
-    optimizer: RowOptimizer,
-    rows: MeshRows,
-    route: Route,
-    exchange: Exchange | None,
-    gradients: jax.Array,
-    *,
-    sent: Sent | None = None,
-    bag_gradients: jax.Array | None = None,
-    axis: str = AXIS,
-    reduce: Reduce = "local",
-    options: StepOptions | None = None,
-) -> MeshRows:
-    """Steps all rows that any device read, wherever they live. Call it inside ``shard_map``.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RowGradients:
+    """The gradients of all rows that any device read, on the rows' devices, and the step there; inside ``shard_map``.
 
-    Args:
-      optimizer: The row optimizer.
+    Each part is sent once, at its first use.
+
+    Attributes:
       rows: The device's view of the arrays and slots; donate them to ``jax.jit`` to update in place.
       route: The route of the device's part of the batch.
       exchange: The exchange opened for ``retrieve``: requests do not travel again.
@@ -43,36 +33,8 @@ def update(
       sent: The ``Sent`` opened in the forward pass, or None.
       bag_gradients: (num_bags, dim) float32, gradients of the device's bags; needed with ``sent``.
       axis: The mesh's axis.
-      reduce: How gradients of replicated rows are summed; see ``update_shared``.
+      reduce: How gradients of replicated rows are summed; see ``shared_gradients``.
       options: The step's options.
-
-    Returns:
-      The new arrays and slots.
-
-    Raises:
-      ValueError: If shapes do not fit, or addresses are missing where rows are rounded by them.
-    """
-    options = StepOptions() if options is None else options
-    row_gradients = RowGradients(
-        rows=rows,
-        route=route,
-        exchange=exchange,
-        gradients=gradients,
-        sent=sent,
-        bag_gradients=bag_gradients,
-        axis=axis,
-        reduce=reduce,
-        options=options,
-    )
-    return row_gradients.step(optimizer, options)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RowGradients:
-    """The gradients of all rows that any device read, on the rows' devices. Each part is sent once, at its first use.
-
-    Attributes:
-      rows, route, exchange, gradients, sent, bag_gradients, axis, reduce, options: As in ``update``.
 
     Raises:
       ValueError: If shapes do not fit.
@@ -82,10 +44,10 @@ class RowGradients:
     route: Route
     exchange: Exchange | None
     gradients: jax.Array
-    sent: Sent | None
-    bag_gradients: jax.Array | None
-    axis: str
-    reduce: Reduce
+    sent: Sent | None = None
+    bag_gradients: jax.Array | None = None
+    axis: str = AXIS
+    reduce: Reduce = "local"
     options: StepOptions
 
     def __post_init__(self) -> None:
@@ -170,7 +132,11 @@ class RowGradients:
         return functools.reduce(jnp.add, own, jnp.float32(0)), shared
 
     def step(self, optimizer: RowOptimizer, options: StepOptions) -> MeshRows:
-        """Steps all rows; returns the new arrays and slots, as ``update`` does."""
+        """Steps all rows that any device read, wherever they live; returns the new arrays and slots.
+
+        Raises:
+          ValueError: If addresses are missing where rows are rounded by them.
+        """
         rows = new = self.rows
         if self.sharded is not None:
             sharded, slots = self.sharded.step(optimizer, rows.sharded, rows.sharded_slots, options)

@@ -24,7 +24,6 @@ from jrec.ops.layout import EmbeddingLayout, TableConfig
 from jrec.outputs import new_folder
 from jrec.progress import Progress
 from jrec.run.state import RunState
-from jrec.run.whole_tables import read_rows
 from jrec.serving.checks import (
     MAX_ROWS,
     check_order,
@@ -117,7 +116,7 @@ def of_run(state: RunState, *, step: int, dense: Sequence[str], schema: Schema |
     return Exportable(
         model=model,
         layout=state.layout,
-        rows=lambda table, rows: read_rows(state, table, rows),
+        rows=state.read,
         growing=state.growing.now(),
         dense=tuple(dense),
         schema=schema,

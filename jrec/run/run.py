@@ -30,9 +30,8 @@ from jrec.run.predictions import Predictions
 from jrec.run.record import RECORD, Record, decoded
 from jrec.run.run_checkpoints import CHECKPOINT_FOLDER, Loaded, RunCheckpoints
 from jrec.run.run_feed import FedBatch, RunFeed
-from jrec.run.state import RunState
+from jrec.run.state import RunState, table_rows
 from jrec.run.step import StepOn, StepResults
-from jrec.run.whole_tables import read_rows, table_rows
 
 if TYPE_CHECKING:
     from jrec.data.schema import Schema
@@ -227,7 +226,7 @@ class Run:
           ValueError: If there is no such table or row.
         """
         self.flush()
-        return read_rows(self._state, name, np.asarray(ids, None if len(ids) else np.int64))
+        return self._state.read(name, np.asarray(ids, None if len(ids) else np.int64))
 
     @property
     def growing(self) -> Mapping[str, GrowingVocabulary]:

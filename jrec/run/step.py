@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 from flax import nnx
@@ -71,23 +71,15 @@ class StepResults:
     gradient_norm: jax.Array | None = None
 
 
-class WithLoss(Protocol):
-    """Makes a ``step_on`` of a loss, whose dense model sees the examples in so many slices, one after another."""
-
-    def __call__(self, loss: Loss, micro_batches: int = 1) -> StepOn:
-        """See ``jrec.nn.step.train_step_on``."""
-        ...
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CompiledRun:
     """A model and its optimizer, split into a state and jitted functions of it.
 
     Attributes:
-      step_on: ``state, rows, host, batch -> state, rows, host, StepResults``. The arguments but for
-        the batch are donated: tables and slots change in place. The second ``host`` also has a ``PooledUpdate`` of
-        each stack of ``batch.pooled`` that is not frozen.
-      with_loss: Another ``step_on``, of another loss or in more slices.
+      step_on: ``state, rows, host, batch -> state, rows, host, StepResults``, by binary cross-entropy. The arguments
+        but for the batch are donated: tables and slots change in place. The second ``host`` also has a ``PooledUpdate``
+        of each stack of ``batch.pooled`` that is not frozen.
+      with_loss: Makes a ``step_on`` of a loss, and of the number of slices in which the dense model sees the examples.
       renew: ``state, rows, words, new -> state, rows``, with first values and slots in the lines ``new`` (by stack,
         ``NewLines``; on a mesh ``MeshLines``) by the key of initial rows (``key_words``). State and rows are donated.
       predict_on: ``state, rows, host, batch -> logits``, (batch,) float32.
@@ -95,7 +87,7 @@ class CompiledRun:
     """
 
     step_on: StepOn
-    with_loss: WithLoss
+    with_loss: Callable[[Loss, int], StepOn]
     renew: Callable[[State, StackRows, Any, Mapping[str, Any]], tuple[State, dict[str, MeshRows]]]
     predict_on: Callable[[State, StackRows, HostRows, StepBatch], Any]
     merge: Callable[[State], tuple[Any, SparseOptimizer]]
@@ -116,8 +108,6 @@ def compile_run(
     *,
     mesh: Mesh | None = None,
     communication: Communication | None = None,
-    loss: Loss = binary_cross_entropy,
-    micro_batches: int = 1,
     training: bool = True,
 ) -> tuple[State, CompiledRun]:
     """Splits modules into the initial state and its functions.
@@ -128,8 +118,6 @@ def compile_run(
       mesh: Of devices, with the one axis "devices"; None for one device without a plan.
       communication: How the devices of the mesh work together; None for the defaults. Devices that do not compute keep
         old dense parameters in the state; see ``jrec.mesh.communication``.
-      loss: Of logits and batch, a mean over the batch's examples.
-      micro_batches: In how many slices of a batch, or of each device's part, the dense model sees the examples.
       training: Whether planned rows have slots; without them only ``predict_on`` works.
 
     Example:
@@ -178,14 +166,14 @@ def compile_run(
         placed = {**options, "in_specs": (everywhere, specs, everywhere, over)}
         renew = jax.shard_map(renew, out_specs=(everywhere, specs), **placed)
 
-    def with_loss(loss: Loss, micro_batches: int = 1) -> StepOn:
+    def with_loss(loss: Loss, micro_batches: int) -> StepOn:
         step: Any = functools.partial(train, loss, micro_batches)
         if mesh is not None:
             step = jax.shard_map(step, out_specs=(everywhere, specs, over, everywhere), **options)
         return jax.jit(step, donate_argnums=(0, 1, 2))
 
     return state, CompiledRun(
-        step_on=with_loss(loss, micro_batches),
+        step_on=with_loss(binary_cross_entropy, 1),
         with_loss=with_loss,
         renew=jax.jit(renew, donate_argnums=(0, 1)),
         predict_on=jax.jit(infer),
