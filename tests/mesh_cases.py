@@ -94,9 +94,7 @@ def random_placement(rng: np.random.Generator, rows: int, devices: int, *, tiers
     return Placed(tier=tier, owner=owner, offset=offset, devices=devices)
 
 
-def routes(
-    placed: Placed, uniques: list[np.ndarray], capacity: int, *, room: int = 1, union: int | None = None
-) -> Route:
+def routes(placed: Placed, uniques: list[np.ndarray], capacity: int, *, room: int = 1) -> Route:
     """The routes of all devices, stacked, with ``room`` places of padding more than needed in every tier."""
     devices = placed.devices
     own, replicated, remote = [], [], []
@@ -122,7 +120,6 @@ def routes(
         own=pad(own, past),
         remote=jax.tree.map(lambda a: a.reshape(devices, devices, -1), lines),
         addresses=jnp.asarray(addresses),
-        union=union,
     )
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jrec.mesh.allreduce import Reduce, SharedGradients, pick, shared_gradients
 from jrec.mesh.exchange import Exchange
-from jrec.mesh.route import AXIS, MeshRows, Picks, Route, check_view
+from jrec.mesh.route import MeshRows, Picks, Route, check_view
 from jrec.mesh.send import Sent
 from jrec.mesh.step import StepOptions, cast_rows, of_unique, squares_of
 from jrec.ops.row_optimizers import RowOptimizer, Slots
@@ -32,7 +32,6 @@ class RowGradients:
       gradients: (U, dim) float32, gradients of the device's unique rows, from its part of the global batch's loss.
       sent: The ``Sent`` opened in the forward pass, or None.
       bag_gradients: (num_bags, dim) float32, gradients of the device's bags; needed with ``sent``.
-      axis: The mesh's axis.
       reduce: How gradients of replicated rows are summed; see ``shared_gradients``.
       options: The step's options.
 
@@ -46,7 +45,6 @@ class RowGradients:
     gradients: jax.Array
     sent: Sent | None = None
     bag_gradients: jax.Array | None = None
-    axis: str = AXIS
     reduce: Reduce = "local"
     options: StepOptions
 
@@ -118,9 +116,7 @@ class RowGradients:
             self.rows.replicated,
             self.route.replicated,
             self.gradients,
-            axis=self.axis,
             reduce=self.reduce,
-            union=self.route.union,
             addresses=self.route.addresses,
             options=self.options,
         )

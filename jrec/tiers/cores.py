@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from jrec.mesh.route import Route
+from jrec.mesh.route import AXIS, Route
 from jrec.mesh.step import StepOptions
 from jrec.ops.row_optimizers import RowOptimizer, Slots
 from jrec.ops.tt import (
@@ -138,7 +138,7 @@ class Cores:
         cast: Cast | Callable[[], Cast] = residuals.cast
         counted = {"hits": residuals.hits, "lookups": residuals.lookups}
         if context.communication is not None:
-            counted = jax.lax.psum(counted, context.together.axis)
+            counted = jax.lax.psum(counted, AXIS)
             cast = functools.partial(shared_cores.cast_of_all, residuals.cast, self.shape.rows, context)
         assert self.cache is not None
         state = tt_cache_step(

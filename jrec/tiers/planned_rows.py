@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jrec.mesh.allreduce import SharedGradients, shared_gradients
 from jrec.mesh.exchange import Exchange
 from jrec.mesh.retrieve import retrieve
-from jrec.mesh.route import MeshRows, Route
+from jrec.mesh.route import AXIS, MeshRows, Route
 from jrec.mesh.send import Sent
 from jrec.mesh.step import StepOptions
 from jrec.mesh.update import RowGradients
@@ -56,18 +56,17 @@ class PlannedRows:
 
     def lookup(self, bags: Bags, route: Route | None, context: Context) -> Deferred[tuple[jax.Array, PlannedResiduals]]:
         """Retrieves the batch's unique rows, has others pool sent lookups, and defers the pooling; see ``Store``."""
-        route, communication = _given(route), context.together
+        route, kind = _given(route), context.together.exchange
         if bags.cast is None:
             raise ValueError(_NO_CAST)
         if _all_replicated(route):
             copies = self.copies(route).lookup(_on_copies(bags, route), None, context)
             return copies.then(lambda found: (found[0], PlannedResiduals(bags=found[1])))
-        axis, kind = communication.axis, communication.exchange
         exchange = sent = None
         if route.remote is not None:
-            exchange = Exchange.open(route.remote, shard_rows=self.rows.shard_rows, axis=axis, kind=kind)
+            exchange = Exchange.open(route.remote, shard_rows=self.rows.shard_rows, kind=kind)
         if route.send is not None:
-            sent = Sent.open(route.send, axis=axis, kind=kind)
+            sent = Sent.open(route.send, kind=kind)
         table = retrieve(self.rows, route, exchange)
         away = None if sent is None else sent.pooled(self.rows.sharded, options=context.options)
         left = PlannedResiduals(bags=BagResiduals(cast=bags.cast, weights=bags.weights), exchange=exchange, sent=sent)
@@ -85,7 +84,7 @@ class PlannedRows:
         if not _all_replicated(route):
             kind = _OwnedUpdate
         else:
-            kind = _SharedUpdate if jax.lax.axis_size(context.together.axis) > 1 else _LocalUpdate
+            kind = _SharedUpdate if jax.lax.axis_size(AXIS) > 1 else _LocalUpdate
         return kind(store=self, residuals=residuals, gradients=gradients, route=route, context=context)
 
     def copies(self, route: Route) -> LocalRows:
@@ -116,7 +115,6 @@ class _OwnedUpdate(_MeshUpdate):
 
     @functools.cached_property
     def _row_gradients(self) -> RowGradients:
-        communication = self.context.together
         return RowGradients(
             rows=self.store.rows,
             route=self.route,
@@ -124,8 +122,7 @@ class _OwnedUpdate(_MeshUpdate):
             gradients=self.of_unique,
             sent=self.residuals.sent,
             bag_gradients=self.gradients,
-            axis=communication.axis,
-            reduce=communication.reduce,
+            reduce=self.context.together.reduce,
             options=self.context.options,
         )
 
@@ -142,14 +139,11 @@ class _SharedUpdate(_MeshUpdate):
 
     @functools.cached_property
     def _row_gradients(self) -> SharedGradients:
-        communication = self.context.together
         return shared_gradients(
             self.store.rows.replicated,
             self.route.replicated,
             self.of_unique,
-            axis=communication.axis,
-            reduce=communication.reduce,
-            union=self.route.union,
+            reduce=self.context.together.reduce,
             addresses=self.route.addresses,
             options=self.context.options,
         )

@@ -80,13 +80,11 @@ class CoreGradients:
     def of_cached(self) -> SharedGradients:
         """Gradients of the cached rows, on a mesh."""
         assert self.cache is not None
-        communication = self.context.together
         return shared_gradients(
             self.cache.rows,
             self._picks,
             self._of_unique,
-            axis=communication.axis,
-            reduce=communication.reduce,
+            reduce=self.context.together.reduce,
             options=self._of_rows(self.context.options),
         )
 
