@@ -177,7 +177,7 @@ def test_checkpoints_are_of_their_steps_while_a_mesh_takes_others(name, tmp_path
             step, first = run.compile(), run.steps
             for batch in run.feed((columns(n) for n in range(first, first + 8)), dense=DENSE):
                 step(batch)
-                if run._checkpoints._checkpoints.saving:
+                if (writing := run._checkpoints._checkpoints) is not None and writing.saving:
                     during += 1
                 else:
                     taken[run.steps] = copied(run) if run.mesh is not None else {}

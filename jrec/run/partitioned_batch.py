@@ -14,7 +14,7 @@ import numpy as np
 
 from jrec.batch import Batch
 from jrec.data.regroup import blank, gathered
-from jrec.host.local import local_ids
+from jrec.host.table import local_ids
 from jrec.ops.host_cast import with_cast
 from jrec.ops.layout import EmbeddingLayout, Stack, StackedFeature
 from jrec.run.host_owners import HostOwners, HostRead, read_from_host, with_owners
