@@ -17,6 +17,7 @@ from collections.abc import Callable
 from benchmarks import harness, resume
 
 MISSING = "skipped: there is no NVIDIA GPU that JAX can use; install jrec[cuda] on a machine with one"
+UNCAPTURED = "--xla_gpu_enable_command_buffer="  # every kernel a launch of its own
 QUERY = ("name", "driver_version", "memory.total", "clocks.max.sm", "clocks.max.mem", "power.limit")
 
 

@@ -5,6 +5,7 @@ ids with empty bags and padding, and is compared with NumPy in float64. What is 
 
 Examples:
   python -m benchmarks.gpu_smoke
+  python -m benchmarks.gpu_smoke --small --implementation pallas     # once, on the GPU, with nothing timed
   python -m benchmarks.gpu_smoke --tiny
 """
 
@@ -173,23 +174,32 @@ def _device(report: harness.Report) -> None:
 def work(arguments: argparse.Namespace, report: harness.Report, cases: resume.Cases) -> None:
     """Runs every check that has not ended."""
     tiny: bool = arguments.tiny
-    inputs = Inputs(rows=60, dim=8, bags=6, length=3) if tiny else Inputs(rows=1_000_000, dim=64, bags=8192, length=10)
-    size = 1 << 20 if tiny else gpu_timing.COPY_BYTES
+    once: bool = tiny or arguments.small or arguments.once
+    inputs = Inputs(rows=1_000_000, dim=64, bags=8192, length=10)
+    if tiny or arguments.small:
+        inputs = Inputs(rows=60, dim=8, bags=6, length=3)
+    size = 1 << 20 if once else gpu_timing.COPY_BYTES
     made: dict[str, Callable[[], None]] = {
         "device": lambda: _device(report),
         "copy": lambda: report.add("copy", "bandwidth", gpu_timing.copy_bandwidth(size) / 1e9, "GB/s"),
     }
-    for implementation in IMPLEMENTATIONS:
-        for case, check in inputs.checks(implementation, 1 if tiny else 50).items():
+    for implementation in arguments.implementation:
+        for case, check in inputs.checks(implementation, 1 if once else 50).items():
             made[f"{case}, {implementation}"] = functools.partial(
-                _check, report, case, implementation, check, 0.0 if tiny else 0.2
+                _check, report, case, implementation, check, 0.0 if once else 0.2
             )
     cases.run(made)
+    if cases.failed:
+        raise SystemExit(1)
 
 
 def main() -> None:
     """Runs the checks."""
-    arguments = gpu_run.parser(__doc__).parse_args()
+    parser = gpu_run.parser(__doc__)
+    parser.add_argument("--implementation", nargs="+", choices=IMPLEMENTATIONS, default=IMPLEMENTATIONS)
+    parser.add_argument("--small", action="store_true", help="tiny cases on the GPU, nothing timed, as for a sanitizer")
+    parser.add_argument("--once", action="store_true", help="nothing timed, as for a profiler")
+    arguments = parser.parse_args()
     gpu_run.run(arguments, "gpu_smoke", functools.partial(work, arguments))
 
 

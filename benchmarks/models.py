@@ -74,9 +74,11 @@ def table_stack(workload: workloads.Workload, *, seed: int) -> np.ndarray:
     return stack
 
 
-def dense_part(workload: workloads.Workload) -> DLRMConfig:
-    """The workload's MLPs and interaction."""
-    config = DLRMConfig(num_dense=workload.num_dense, bottom_mlp=workload.bottom, top_mlp=workload.top)
+def dense_part(workload: workloads.Workload, compute_dtype: str = "float32") -> DLRMConfig:
+    """The workload's MLPs and interaction, computed in ``compute_dtype``."""
+    config = DLRMConfig(
+        num_dense=workload.num_dense, bottom_mlp=workload.bottom, top_mlp=workload.top, compute_dtype=compute_dtype
+    )
     if not workload.cross_layers:
         return config
     crosses = {"cross_layers": workload.cross_layers, "cross_rank": workload.cross_rank}
@@ -90,12 +92,15 @@ def training_run(
     learning_rate: float,
     seed: int,
     implementation: Implementation | None = None,
+    compute_dtype: str = "float32",
 ) -> tuple[State, CompiledRun]:
     """A DLRM with the workload's initial weights, and its compiled step, as ``jrec train`` compiles it.
 
-    ``implementation`` is the embedding ops'; None takes the platform's default.
+    ``implementation`` is the embedding ops'; None takes the platform's default. ``compute_dtype`` is the dense layers'.
     """
-    model = DLRM(dense_part(workload), layout(workload), implementation=implementation, rngs=nnx.Rngs(params=seed))
+    model = DLRM(
+        dense_part(workload, compute_dtype), layout(workload), implementation=implementation, rngs=nnx.Rngs(params=seed)
+    )
     (name,) = model.embeddings.arrays()
     model.embeddings.set_arrays({name: jnp.asarray(table_stack(workload, seed=seed))})
     for which, mlp in (("bottom", model.bottom), ("top", model.top)):

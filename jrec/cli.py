@@ -128,12 +128,12 @@ def _run(arguments: list[str], commands: Sequence[Command], *, own_process: bool
     options = _command_options(by_name[name], module, arguments[at + 1 :])
     with contextlib.ExitStack() as stack:
         if name in COMPILING:
-            from jrec import compile_cache, lean, memory
+            from jrec import compile_cache, memory
 
             if own_process:
                 if (here := str(pathlib.Path.cwd())) not in sys.path:
                     sys.path.append(here)  # of model.factory; last, so that no file there stands in for a library
-                stack.enter_context(lean.start())
+                stack.enter_context(memory.starting())
                 if memory.expects_cpu():
                     memory.keep_freed_memory()
             if _alone(options):

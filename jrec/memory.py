@@ -1,10 +1,13 @@
-"""Memory of steps on CPUs, which XLA frees at the end of each: kept by the process, not given back to the system."""
+"""Memory of this process: what it frees is kept for the next step, and garbage is not looked for while it starts."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import gc
 import os
 import pathlib
+from collections.abc import Iterator
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8  # of glibc's malloc.h
 _NVIDIA = pathlib.Path("/proc/driver/nvidia")
@@ -31,3 +34,27 @@ def keep_freed_memory() -> bool:
 def expects_cpu() -> bool:
     """Whether JAX will compute on CPUs here, as far as can be told without loading it."""
     return os.environ.get("JAX_PLATFORMS", "") == "cpu" or not _NVIDIA.exists()
+
+
+_starting = False
+
+
+@contextlib.contextmanager
+def starting() -> Iterator[None]:
+    """Until ``started`` or the end, Python looks for no garbage: what modules make while they are imported stays."""
+    global _starting
+    _starting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        started()
+
+
+def started() -> None:
+    """Looks for garbage again, but never among what there is now: modules, programs, the model. Needs ``starting``."""
+    global _starting
+    if _starting:
+        _starting = False
+        gc.freeze()
+        gc.enable()

@@ -1,11 +1,12 @@
-"""A process that keeps what it frees: a large array's pages are mapped once, not at every step."""
+"""A process that keeps what it frees, so that pages are mapped once, and looks for no garbage while it starts."""
 
+import gc
 import subprocess
 import sys
 
 import pytest
 
-from jrec import cli, lean, memory
+from jrec import cli, memory
 
 FAULTS = """
 import resource, sys, threading
@@ -59,7 +60,6 @@ def test_the_command_expects_cpus_where_there_is_no_gpu_to_use(platforms, driver
 @pytest.mark.parametrize(("command", "compiles"), [("train", True), ("prepare", False)])
 def test_commands_that_run_steps_keep_memory_on_cpus(command, compiles, cpu, monkeypatch, capsys):
     kept = []
-    monkeypatch.setattr(lean, "UNUSED", ())
     monkeypatch.setattr(memory, "expects_cpu", lambda: cpu)
     monkeypatch.setattr(memory, "keep_freed_memory", lambda: kept.append(True))
     monkeypatch.setattr(sys, "argv", ["jrec", command, "--help"])
@@ -74,3 +74,32 @@ def test_commands_that_run_steps_keep_memory_on_cpus(command, compiles, cpu, mon
     assert cli.main() == 2
     assert bool(kept) is (compiles and cpu)
     assert capsys.readouterr().err.startswith("jrec: error: ")
+
+
+@pytest.fixture
+def collects():
+    yield
+    gc.unfreeze()
+    assert gc.isenabled()
+
+
+def test_garbage_is_collected_once_the_start_is_over(collects):
+    with memory.starting():
+        assert not gc.isenabled()
+        memory.started()
+        assert gc.isenabled()
+        assert gc.get_freeze_count() > 0
+    with pytest.raises(ZeroDivisionError), memory.starting():
+        raise ZeroDivisionError
+    assert gc.isenabled()
+
+
+def test_who_collects_no_garbage_is_left_alone(collects):
+    gc.disable()
+    try:
+        with memory.starting():
+            pass
+        memory.started()
+        assert not gc.isenabled()
+    finally:
+        gc.enable()

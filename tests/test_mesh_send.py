@@ -69,14 +69,14 @@ def make_case(seed, optimizer, *, dtype="float32", owners=DEVICES, readers=range
     return Case(placed, ids, weights, table, slots, dataclasses.replace(route, remote=None), local, stacked)
 
 
-def on_mesh(case, optimizer, gradient_of, *, key=None):
+def on_mesh(case, optimizer, gradient_of, *, key=None, kind="padded"):
     """Pooled bags (DEVICES, BAGS, DIM), and the arrays after a step."""
     specs = MeshRows.specs(optimizer, host=True)
 
     def body(rows, route, sends, local, weights, key):
         route, sends, local, weights = local_view((route, sends, local, weights))
         options = StepOptions(step=3, rounding_key=key)
-        sent = Sent.open(sends)
+        sent = Sent.open(sends, kind=kind)
         found = retrieve(rows, route, None)
         pooled = gather_reduce(found, local, weights=weights) + sent.pooled(rows.sharded)
         gradients = gradient_of(pooled)
@@ -126,6 +126,16 @@ def test_equals_one_device(name):
     optimizer = OPTIMIZERS[name]
     case = make_case(len(name), optimizer)
     compare(case, on_mesh(case, optimizer, jnp.tanh), on_one_device(case, optimizer, jnp.tanh))
+
+
+def test_ragged_sums_and_gradients_arrive_where_padded_ones_do():
+    """Devices send and serve different numbers of bags, so that sizes of one direction are wrong in the other."""
+    optimizer = OPTIMIZERS["adagrad"]
+    case = make_case(11, optimizer, owners=3)
+    want = on_mesh(case, optimizer, jnp.tanh)
+    with mesh_cases.ragged_on_cpu():
+        got = on_mesh(case, optimizer, jnp.tanh, kind="ragged")
+    jax.tree.map(np.testing.assert_array_equal, got, want)
 
 
 @pytest.mark.slow

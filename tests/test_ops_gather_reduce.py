@@ -79,6 +79,15 @@ def test_no_lookups(implementation, shape):
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_bags_of_one_id_are_weighted(implementation):
+    source, weights = jnp.arange(8.0).reshape(4, 2), jnp.asarray([[0.5], [2.0], [3.0]], jnp.float32)
+    got = ops.gather_reduce(
+        source, jnp.asarray([[1], [3], [-1]], jnp.int32), weights=weights, implementation=implementation
+    )
+    np.testing.assert_array_equal(got, [[1.0, 1.5], [12.0, 14.0], [0.0, 0.0]])
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_no_ragged_lookups(implementation):
     ids, offsets = jnp.zeros(0, jnp.int32), jnp.zeros(4, jnp.int32)
     got = ops.gather_reduce(jnp.ones((5, 6)), ids, offsets, implementation=implementation)

@@ -22,11 +22,6 @@ Kind = Literal["padded", "ragged"]
 KINDS: tuple[str, ...] = get_args(Kind)
 
 
-def fastest_kind(platform: str) -> Kind:
-    """Kind "ragged" where the platform has it, so that padding does not travel; else "padded"."""
-    return "padded" if platform == "cpu" else "ragged"
-
-
 def check_kind(kind: str, platform: str) -> None:
     """Raises ValueError where ``kind`` is unknown, or the platform ("cpu", "gpu") does not have it."""
     if kind not in KINDS:

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jrec.varying import varying_like
+from jrec.ops.varying import varying_like
 
 
 def custom_call(

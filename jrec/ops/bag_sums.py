@@ -22,7 +22,7 @@ from jrec.ops.gather_reduce import gather_reduce, segment_of_entries, take_rows
 from jrec.ops.offsets import within_bags
 from jrec.ops.row_update import casted_gather_reduce
 from jrec.ops.tensor_cast import tensor_cast
-from jrec.varying import varying_like
+from jrec.ops.varying import varying_like
 
 Part = Literal["bags", "table", "weights"]
 _Batch = tuple[tuple[bool, ...], ...]  # by vmap, outermost first, and operand: whether it has a leading axis for it

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jrec.ops.offsets import nan_unless, well_formed
 from jrec.ops.platforms import cpu_or_other
 from jrec.ops.segment_sums import MAX_SUMMED, segment_sums
-from jrec.varying import varying_like
+from jrec.ops.varying import varying_like
 
 
 def segment_of_entries(offsets: jax.Array, capacity: int) -> jax.Array:

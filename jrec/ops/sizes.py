@@ -12,7 +12,7 @@ import jax
 import jax.core
 import jax.numpy as jnp
 
-from jrec.varying import varying_like
+from jrec.ops.varying import varying_like
 
 
 def smaller(one: Any, two: Any) -> Any:

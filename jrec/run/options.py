@@ -24,7 +24,7 @@ class MeshOptions:
       reduce: How the gradients of replicated rows are summed over the devices: only of the rows that some device
         touched ("local"), as an array of all replicated rows ("dense"), or row by row on every device ("all_gather").
       exchange: How lines of rows and sums travel between devices: with padding ("padded"), or without, which CPUs lack
-        ("ragged"); "auto" takes ragged on GPUs and padded on CPUs.
+        ("ragged"); "auto" takes padded, until both have been measured on GPUs.
       form: How other devices' rows are looked up: each unique row is fetched ("retrieve"), or ids are sent to the rows'
         owners, which pool them, so that only sums travel ("send": sum, mean and sqrtn pooling; others retrieve).
         "auto" decides for each feature by the bytes of both in the run's first batches.

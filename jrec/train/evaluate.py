@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jrec import lean
+from jrec import memory
 from jrec.batch import Batch
 from jrec.checkpoint import Checkpoints, Saved
 from jrec.data.fae import is_fae_folder
@@ -268,7 +268,7 @@ def load_opened(opened: OpenedRun, *, slots: bool = False, rows: bool = True) ->
     )
     with opened.reading():
         loaded = run.load(opened.saved, slots=slots, rows=rows)
-    lean.over()
+    memory.started()
     return RestoredRun(**vars(opened), run=run, arrays=loaded.arrays)
 
 

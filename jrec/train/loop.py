@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from jrec import lean
+from jrec import memory
 from jrec.batch import Batch
 from jrec.checkpoint import Checkpoints, Saved
 from jrec.data.loader import Loader
@@ -123,7 +123,7 @@ def train(
             training.begin(resume=resume)
             if longer is not None and first():
                 longer.announce(folder)
-            lean.over()
+            memory.started()
             with training.rescuing_checkpoint():
                 outcome = training.go(AgreedStop(stop))
         del training

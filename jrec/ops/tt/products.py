@@ -16,8 +16,8 @@ from jrec.ops.dispatch import Implementation, dispatch
 from jrec.ops.segment_sums import segment_sums
 from jrec.ops.sizes import is_static, larger, search_sorted, smaller
 from jrec.ops.tt.index import Level, digit_cast
+from jrec.ops.varying import varying_like
 from jrec.ops.verdicts import KernelClass
-from jrec.varying import varying_like
 
 if TYPE_CHECKING:
     from jrec.native import tt as native_tt

@@ -1,0 +1,113 @@
+"""``jrec train`` on a GPU as a user runs it: examples a second, and the share of the time that the GPU is busy.
+
+A synthesized log of Kaggle's and of DLRM-DCNv2's shape is trained for a few hundred steps. While steps go on,
+nvidia-smi is asked which share of the last moments a kernel was running in: at 100 % the GPU never waits for its host.
+
+Examples:
+  python -m benchmarks.gpu_train
+  python -m benchmarks.gpu_train --model kaggle --tiny
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+
+from benchmarks import gpu_run, harness, resume
+
+# synth's log, its options, the configuration, and the batch
+MODELS = {
+    "kaggle": ("criteo-kaggle", ("--table-rows", "2000000"), "criteo_kaggle.toml", 2048),
+    "dcnv2": ("mlperf-dlrm-dcnv2", ("--scale", "1/256"), "mlperf_dlrm_dcnv2.toml", 6912),
+}
+STEPS, TINY_STEPS = 300, 6
+SECONDS = 70  # of one model's commands
+EVERY = 0.1  # seconds between two looks at the GPU
+
+
+class Watch:
+    """Asks nvidia-smi in a thread how busy the first GPU is, for as long as the context lasts."""
+
+    def __init__(self) -> None:
+        self.busy: list[float] = []
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+
+    def __enter__(self) -> Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        command = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", "-i", "0"]
+        while not self._over.wait(EVERY):
+            try:
+                self.busy.append(float(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
+            except (OSError, ValueError, subprocess.SubprocessError):
+                return
+
+
+def measure(report: harness.Report, name: str, *, tiny: bool) -> None:
+    """Synthesizes the model's log, trains on it, and reports the steady rate."""
+    like, options, config, batch = MODELS[name]
+    steps = TINY_STEPS if tiny else STEPS
+    if tiny:
+        batch, options = 64, ("--table-rows", "100")
+    with tempfile.TemporaryDirectory() as folder:
+        data, run = pathlib.Path(folder) / "data", pathlib.Path(folder) / "run"
+        rows = str(int(batch * steps / 0.8))
+        _jrec("synth", "--like", like, "--rows", rows, "--seed", "0", *options, "--out", str(data), "--quiet")
+        overrides = {
+            "data.path": str(data), "data.batch_size": batch, "data.eval_batch_size": batch, "out": str(run),
+            "lr_schedule.kind": "constant", "checkpoint.every_steps": 0, "evaluate.every_steps": 0,
+            "evaluate.baselines": "off", "evaluate.batches": 1, "log.every_steps": max(1, steps // 30),
+            "log.tensorboard": False, "log.progress": "off",
+        }  # fmt: skip
+        with Watch() as watch:
+            _jrec("train", f"configs/{config}", *(f"{key}={_toml(value)}" for key, value in overrides.items()))
+        lines = [json.loads(line) for line in (run / "timing.jsonl").read_text().splitlines()]
+    rates = [line["examples_per_second"] for line in lines if line.get("split") == "train"]
+    steady = rates[len(rates) // 3 :]  # what is compiled, and files read for the first time, are in the first ones
+    case = f"jrec train, {name}, batch {batch:,}"
+    details = {"steps": steps, "slowest": min(steady), "fastest": max(steady)}
+    report.add(case, "training", statistics.median(steady), "examples/s", details=details)
+    if working := [busy for busy in watch.busy if busy > 0]:
+        report.add(case, "GPU busy while training", statistics.median(working), "%", details={"looks": len(working)})
+
+
+def _toml(value: object) -> str:
+    return json.dumps(value)  # TOML writes strings, numbers and booleans as JSON does
+
+
+def _jrec(*words: str) -> None:
+    command = [sys.executable, "-m", "jrec", *words]
+    done = subprocess.run(command, cwd=harness.ROOT, capture_output=True, text=True, timeout=SECONDS, check=False)
+    if done.returncode:
+        raise ValueError(f"jrec {words[0]} exited with {done.returncode}: {(done.stdout + done.stderr)[-1500:]}")
+
+
+def work(arguments: argparse.Namespace, report: harness.Report, cases: resume.Cases) -> None:
+    """Measures every model that was asked for."""
+    cases.run({name: functools.partial(measure, report, name, tiny=arguments.tiny) for name in arguments.model})
+
+
+def main() -> None:
+    """Measures the models."""
+    parser = gpu_run.parser(__doc__)
+    parser.add_argument("--model", nargs="+", choices=tuple(MODELS), default=list(MODELS))
+    arguments = parser.parse_args()
+    gpu_run.run(arguments, "gpu_train", functools.partial(work, arguments))
+
+
+if __name__ == "__main__":
+    main()
