@@ -15,6 +15,7 @@ from jrec.data.packing import CastPlace
 from jrec.errors import ConfigError
 from jrec.mesh.route import AXIS
 from jrec.nn import SparseOptimizer
+from jrec.nn.optimizer import SparseModel
 from jrec.ops.layout import EmbeddingLayout
 from jrec.row_optimizers import SlotShape
 from jrec.run.identity import Description
@@ -31,7 +32,7 @@ from jrec.sharding.plans import Plan
 
 
 def distribute(
-    model: Any,
+    model: SparseModel,
     optimizer: SparseOptimizer,
     *,
     mesh: Mesh | None = None,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +15,7 @@ from jrec.errors import ConfigError
 from jrec.host import HostTable
 from jrec.host.ring import Rows, bucket
 from jrec.mesh.route import MeshRows
+from jrec.nn.optimizer import SparseModel, SparseOptimizer
 from jrec.ops.layout import EmbeddingLayout, Stack
 from jrec.ops.row_init import init_rows_of_keys, key_words
 from jrec.row_optimizers import RowOptimizer, RowOptimizers, Slots, optimizer_of
@@ -35,9 +35,9 @@ class NewLines:
       words: (n, 2) uint32, upper and lower half of the keys.
     """
 
-    at: Any
-    numbers: Any
-    words: Any
+    at: jax.Array
+    numbers: jax.Array
+    words: jax.Array
 
 
 @jax.tree_util.register_dataclass
@@ -52,6 +52,10 @@ class MeshLines:
 
     sharded: NewLines
     replicated: NewLines
+
+
+NewInStacks = Mapping[str, NewLines | MeshLines]
+"""New lines by stack: ``NewLines`` of a stack that the model holds, ``MeshLines`` of a planned one."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -81,7 +85,7 @@ class NewAddresses:
         lines = np.full(size, NO_LINE, np.int32)
         numbers, words = np.zeros(size, np.int32), np.zeros((size, 2), np.uint32)
         lines[: at.size], numbers[: at.size], words[: at.size] = at, self.numbers[chosen], self.words[chosen]
-        return NewLines(at=lines, numbers=numbers, words=words)
+        return NewLines(at=lines, numbers=numbers, words=words)  # pyright: ignore[reportArgumentType]
 
 
 def new_addresses(stack: Stack, grown: Grown) -> NewAddresses | None:
@@ -102,7 +106,12 @@ def new_addresses(stack: Stack, grown: Grown) -> NewAddresses | None:
 
 
 def renewed(
-    values: jax.Array, slots: Slots, stack: Stack, optimizer: RowOptimizer | None, words: jax.Array, lines: NewLines
+    values: jax.Array,
+    slots: Slots,
+    stack: Stack,
+    optimizer: RowOptimizer | None,
+    words: jax.Array,
+    lines: NewLines,
 ) -> tuple[jax.Array, Slots]:
     """The array with first values in its new lines, and the slots as the optimizer makes them; inside jit.
 
@@ -120,19 +129,21 @@ def renewed(
     return _put(values, lines.at, fresh), {name: _put(slot, lines.at, own[name]) for name, slot in slots.items()}
 
 
-def renewed_in(model: Any, optimizer: Any, words: jax.Array, new: Mapping[str, Any]) -> None:
+def renewed_in(model: SparseModel, optimizer: SparseOptimizer, words: jax.Array, new: NewInStacks) -> None:
     """Renews lines of the stacks that the model holds, in place; inside jit.
 
     Args:
-      model: A ``SparseModel``.
+      model: The model.
       optimizer: The model's optimizer.
       words: (2,) uint32, the key of the model's initial rows (``key_words``).
       new: By stack.
     """
     arrays, stacks = model.embeddings.arrays(), model.embeddings.layout.stacks
     for name in arrays.keys() & new.keys():
+        lines = new[name]
+        assert isinstance(lines, NewLines)  # the model is on one device
         slots = {slot: held[...] for slot, held in optimizer.slots[name].items()}
-        arrays[name], slots = renewed(arrays[name], slots, stacks[name], optimizer.of(name), words, new[name])
+        arrays[name], slots = renewed(arrays[name], slots, stacks[name], optimizer.of(name), words, lines)
         for slot, array in slots.items():
             optimizer.slots[name][slot][...] = array
     model.embeddings.set_arrays(arrays)

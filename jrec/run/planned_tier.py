@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import numpy as np
@@ -93,7 +92,7 @@ class PlannedTier(Tier):
         """See ``Tier``."""
         self._rows = rows
 
-    def new_lines(self, new: NewAddresses) -> Any:
+    def new_lines(self, new: NewAddresses) -> MeshLines:
         """Lines of the devices' shards, and of the replicated rows; on the mesh."""
         setup = self._setup
         tier, owner = np.empty(new.addresses.size, np.uint8), np.empty(new.addresses.size, np.int64)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -15,6 +14,7 @@ from jrec.data.growing_tables import GrowingTables, Grown
 from jrec.mesh.communication import state_of_first
 from jrec.mesh.route import MeshRows
 from jrec.nn import SparseOptimizer
+from jrec.nn.optimizer import SparseModel
 from jrec.ops.layout import EmbeddingLayout, Stack
 from jrec.ops.types import Bags
 from jrec.row_optimizers import optimizer_of
@@ -22,7 +22,7 @@ from jrec.run.checkpoint import StateRows
 from jrec.run.feed import Ready
 from jrec.run.mesh_setup import MeshSetup
 from jrec.run.model_rows import ModelRows
-from jrec.run.new_lines import FirstRows, new_addresses
+from jrec.run.new_lines import FirstRows, NewInStacks, new_addresses
 from jrec.run.options import HostOptions
 from jrec.run.planned_tier import PlannedTier
 from jrec.run.step import HostResults, State, StepOn, StepResults, compile_run
@@ -53,7 +53,7 @@ class RunState:
 
     def __init__(
         self,
-        model: Any,
+        model: SparseModel,
         optimizer: SparseOptimizer,
         *,
         key: jax.Array,
@@ -137,7 +137,7 @@ class RunState:
             self.growing.taken(grown)
         return host, outputs
 
-    def modules(self) -> tuple[Any, SparseOptimizer]:
+    def modules(self) -> tuple[SparseModel, SparseOptimizer]:
         """Model and optimizer with the current state."""
         return self.compiled.merge(self.state)
 
@@ -174,7 +174,7 @@ class RunState:
             out[here] = part
         return out
 
-    def _new_lines(self, grown: Grown) -> dict[str, Any]:
+    def _new_lines(self, grown: Grown) -> NewInStacks:
         """Where rows on devices get first values, by stack."""
         new = {name: new_addresses(tier.stack, grown) for name, tier in self.tiers.items()}
         lines = {name: self.tiers[name].new_lines(of_stack) for name, of_stack in new.items() if of_stack is not None}

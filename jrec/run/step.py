@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, PartitionSpec
 
@@ -16,22 +17,23 @@ from jrec.host.ring import Rows
 from jrec.mesh.communication import Communication
 from jrec.mesh.route import AXIS, MeshRows, Route, local_view
 from jrec.nn import SparseOptimizer, binary_cross_entropy
-from jrec.nn.optimizer import Loss
+from jrec.nn.optimizer import Loss, SparseModel
 from jrec.nn.step import StepOutputs, predict_on, train_step_on
 from jrec.ops.types import Bags
-from jrec.run.new_lines import on_device, renewed_in
+from jrec.run.new_lines import MeshLines, NewInStacks, on_device, renewed_in
 from jrec.tiers.local_rows import of_batch
 from jrec.tiers.planned_rows import PlannedRows
 from jrec.tiers.pooled import PooledRows, PooledUpdate
+from jrec.tiers.store import Store
 
-State = Any  # an nnx.State of (model, optimizer): every array that all devices hold alike
+State = nnx.State  # of (model, optimizer): every array that all devices hold alike
 StackRows = Mapping[str, MeshRows]  # by planned stack
 HostRows = Mapping[str, Rows]  # by stack, a batch's rows from host memory; on a mesh (N * K, dim), K of each device
 HostResults = Mapping[str, Any]  # by stack, what a step gives back: ``Rows``, or a ``PooledUpdate`` of pooled rows
 
 
 StepOn = Callable[
-    [State, StackRows, HostRows, "StepBatch"], tuple[State, dict[str, MeshRows], dict[str, Any], "StepResults"]
+    [State, StackRows, HostRows, "StepBatch"], tuple[State, dict[str, MeshRows], HostResults, "StepResults"]
 ]
 
 
@@ -88,9 +90,9 @@ class CompiledRun:
 
     step_on: StepOn
     with_loss: Callable[[Loss, int], StepOn]
-    renew: Callable[[State, StackRows, Any, Mapping[str, Any]], tuple[State, dict[str, MeshRows]]]
+    renew: Callable[[State, StackRows, np.ndarray, NewInStacks], tuple[State, dict[str, MeshRows]]]
     predict_on: Callable[[State, StackRows, HostRows, StepBatch], Any]
-    merge: Callable[[State], tuple[Any, SparseOptimizer]]
+    merge: Callable[[State], tuple[SparseModel, SparseOptimizer]]
 
     def step(self, state: State, batch: Batch) -> tuple[State, jax.Array, jax.Array]:
         """A step of a model that holds all of its rows: the new state, the loss and the logits before the step."""
@@ -103,7 +105,7 @@ class CompiledRun:
 
 
 def compile_run(
-    model: Any,
+    model: SparseModel,
     optimizer: SparseOptimizer,
     *,
     mesh: Mesh | None = None,
@@ -129,7 +131,7 @@ def compile_run(
 
     def train(
         loss: Loss, micro_batches: int, state: State, rows: StackRows, host: HostRows, prepared: StepBatch
-    ) -> tuple[State, dict[str, MeshRows], dict[str, Any], StepResults]:
+    ) -> tuple[State, dict[str, MeshRows], HostResults, StepResults]:
         model, optimizer = nnx.merge(graph, state)
         prepared = prepared if mesh is None else local_view(prepared)
         stores, batch = _stores(rows, host, prepared)
@@ -145,15 +147,15 @@ def compile_run(
         logits = predict_on(model, stores, batch, routes=prepared.routes, communication=together)
         return logits if together is None else jax.tree.map(together.of_examples, logits)
 
-    def renew(
-        state: State, rows: StackRows, words: jax.Array, new: Mapping[str, Any]
-    ) -> tuple[State, dict[str, MeshRows]]:
+    def renew(state: State, rows: StackRows, words: jax.Array, new: NewInStacks) -> tuple[State, dict[str, MeshRows]]:
         model, optimizer = nnx.merge(graph, state)
         lines, stacks = new if mesh is None else local_view(new), model.embeddings.layout.stacks
         renewed_in(model, optimizer, words, lines)
         renewed = dict(rows)
         for name in rows.keys() & lines.keys():
-            renewed[name] = on_device(rows[name], stacks[name], optimizer.of(name), words, lines[name])
+            of_stack = lines[name]
+            assert isinstance(of_stack, MeshLines)
+            renewed[name] = on_device(rows[name], stacks[name], optimizer.of(name), words, of_stack)
         return nnx.state((model, optimizer)), renewed
 
     options: dict[str, Any] = {}
@@ -181,10 +183,10 @@ def compile_run(
     )
 
 
-def _stores(rows: StackRows, host: HostRows, prepared: StepBatch) -> tuple[dict[str, Any], Batch]:
+def _stores(rows: StackRows, host: HostRows, prepared: StepBatch) -> tuple[dict[str, Store], Batch]:
     """The stores of a step, and its batch, whose bags number the rows of these."""
     batch = prepared.batch
-    stores: dict[str, Any] = dict(prepared.pooled)
+    stores: dict[str, Store] = dict(prepared.pooled)
     bags: dict[str, Bags] = dict(batch.bags)
     for name, planned in rows.items():
         if (fetched := host.get(name)) is not None:
@@ -200,7 +202,7 @@ def _planned(stores: Mapping[str, Any], rows: StackRows) -> dict[str, MeshRows]:
     return {name: dataclasses.replace(stores[name].rows, host=None, host_slots={}) for name in rows}
 
 
-def _to_host(stores: Mapping[str, Any], host: HostRows) -> dict[str, Any]:
+def _to_host(stores: Mapping[str, Any], host: HostRows) -> HostResults:
     """The rows that go back to host memory, and what the host updates pooled rows with."""
     results: dict[str, Any] = {name: store for name, store in stores.items() if isinstance(store, PooledUpdate)}
     for name in host:
