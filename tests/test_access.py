@@ -14,7 +14,6 @@ from jrec.access.count import exact_profile, sampled_profile
 from jrec.access.monitor import AccessMonitor
 from jrec.access.power_law import power_law_profile
 from jrec.access.profile import AccessProfile, ProfileError, TableProfile
-from jrec.access.sparse import SparseCounter
 from jrec.data.blocks import ListColumn, ShardWriter, shard_file
 from jrec.data.schema import CategoricalFeature, DatasetError, Schema, Split, Table
 
@@ -98,11 +97,11 @@ def test_ids_outside_a_table_are_refused():
 @FEW
 @hypothesis.given(st.lists(st.lists(st.integers(0, 30), max_size=20), max_size=8))
 def test_sparse_counts_are_those_of_a_counter(batches):
-    from jrec.access import sparse
+    from jrec.access import count
 
-    counter, expected = SparseCounter(), collections.Counter()
+    counter, expected = count.SparseCounter(), collections.Counter()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sparse, "_PENDING", 10)
+        patch.setattr(count, "_PENDING", 10)
         for ids in batches:
             counter.add(np.array(ids, np.uint8))
             expected.update(ids)

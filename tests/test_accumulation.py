@@ -6,6 +6,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from grids import some_of
 
 import jrec
 from jrec import nn, ops
@@ -78,7 +79,7 @@ def agree(found, expected):
         np.testing.assert_allclose(array, other[name], err_msg=name, **CLOSE)
 
 
-@pytest.mark.parametrize("limit", [None, 0.3])
+@pytest.mark.parametrize("limit", some_of([None, 0.3], 0.3))
 def test_micro_batches_take_the_step_of_one_batch(limit):
     found, expected = modules(max_global_norm=limit), modules(max_global_norm=limit)
     for seed in range(4):
@@ -103,7 +104,7 @@ def own_step(model, optimizer, batch, scale=1.0):
     optimizer.update(model, residuals, dense, rows, gradient_scale=1 / scale)
 
 
-@pytest.mark.parametrize("limit", [None, 0.3])
+@pytest.mark.parametrize("limit", some_of([None, 0.3], 0.3))
 def test_a_loop_of_ones_own_with_a_loss_scale_is_the_train_step(limit):
     found, expected = modules(max_global_norm=limit), modules(max_global_norm=limit)
     for seed in range(3):

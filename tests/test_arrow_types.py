@@ -21,7 +21,7 @@ from jrec.data.readers.keys import buckets, text_key
 from jrec.data.readers.parquet import sample
 from jrec.data.readers.streams import Input
 from jrec.data.schema import DatasetError
-from jrec.data.value_rows import HashVocabulary, ValueRows
+from jrec.data.value_rows import ValueRows, vocabulary_of
 from jrec.ops.layout import FeatureConfig
 from jrec.train.predict import LoadedRun
 
@@ -253,7 +253,7 @@ def test_lists_that_are_none_need_a_separator(tmp_path, formats):
 @pytest.mark.parametrize("name", [*NUMBERS, *TIMES, *CATEGORIES, *REFUSED])
 def test_columns_of_a_batch(name):
     """Each is packed, or refused by an error that names it; the ids of texts and bytes are those of their keys."""
-    rows = ValueRows(vocabularies={"t": HashVocabulary(num_rows=1 << 20)})
+    rows = ValueRows(vocabularies={"t": vocabulary_of("t", "hash", 1 << 20)})
     column = {**NUMBERS, **REFUSED}.get(name)
     texts = ("1", "0", "")
     if column is None:

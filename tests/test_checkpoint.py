@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from checkpoint_cases import PLACES, TIERS, Host, chain_of_three, counts, layout_of, make, restore, save
+from grids import some_of
 
 from jrec import ops
 from jrec.checkpoint import Checkpoints, CopiedRows, HostRows, Saved, device
@@ -50,8 +51,9 @@ def test_the_checksum_is_castagnolis():
         assert crc32c(part) == crc ^ 0xFFFFFFFF
 
 
-@pytest.mark.parametrize("tier", PLACES)
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 8))])
+@pytest.mark.parametrize(
+    ("seed", "tier"), some_of(itertools.product(range(8), PLACES), (0, "device"), (1, "host"), (1, "mesh-host"))
+)
 def test_any_sequence_restores_the_whole_state(seed, tier, tmp_path):
     """With restarts in between, which go on from any step."""
     rng = np.random.default_rng(seed)
@@ -247,8 +249,10 @@ def replace(path, data):
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize("tier", TIERS)
-@pytest.mark.parametrize("damage", [flip, truncate, remove])
+@pytest.mark.parametrize(
+    ("damage", "tier"),
+    some_of(itertools.product((flip, truncate, remove), TIERS), (flip, "mesh"), (truncate, "host"), (remove, "device")),
+)
 def test_a_damaged_file_is_named(damage, tier, tmp_path):
     expected = chain_of_three(tmp_path, tier).state()
     rng, initial = np.random.default_rng(1), make(tier).state()
@@ -435,8 +439,10 @@ def steps_while_saving(tables, checkpoints, step, rng, monkeypatch, *, rows=60, 
     return expected, changes
 
 
-@pytest.mark.parametrize("read_bytes", [2500, 4 << 20])
-@pytest.mark.parametrize("tier", PLACES)
+@pytest.mark.parametrize(
+    ("tier", "read_bytes"),
+    some_of(itertools.product(PLACES, (2500, 4 << 20)), ("device", 2500), ("host", 4 << 20), ("mesh-host", 2500)),
+)
 def test_a_checkpoint_is_of_its_step_while_steps_go_on(tier, read_bytes, tmp_path, monkeypatch):
     """Rows change in place before they are written, in full ones and increments, in chunks of one read or several."""
     monkeypatch.setattr("jrec.checkpoint.writer._READ_BYTES", read_bytes)

@@ -14,6 +14,7 @@ import pytest
 from checkpoint_state import contents
 from distribute_cases import DENSE, ROWS, STEPS, columns, layout_of, mesh_of, modules, three_tiers
 from flax import nnx
+from grids import some_of
 from process_pair import run_pair
 
 import jrec
@@ -73,7 +74,7 @@ def follows(run, losses, *, exact=False):
         np.testing.assert_allclose(np.asarray(leaf), other, **limits)
 
 
-@pytest.mark.parametrize("name", PLACEMENTS)
+@pytest.mark.parametrize("name", some_of(PLACEMENTS, "host-pipeline", "mesh", "plan-one", "plan-four"))
 def test_a_placement_trains_predicts_and_goes_on_like_the_plain_step(name, tmp_path):
     losses, half = [], STEPS // 2
     with placed(name) as run:

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 import shop_logs
+from grids import some_of
 from tbsm_config import SHIPPED, SMALL
 
 from jrec import cli, serving
@@ -62,7 +63,10 @@ def _inputs(model, dataset):
     return model_inputs(_columns(dataset), model.manifest.dense, model.manifest.features)
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize(
+    "name",
+    some_of(RUNS, "whole rows and a tensor train", "DCN-v2", "max, sqrtn", "unpooled", "host", "bfloat16 rows"),
+)
 def test_an_export_gives_the_scores_of_the_run(name, shop, tmp_path):
     _, dataset = shop
     run = shop_logs.trained(tmp_path, dataset, *RUNS[name])

@@ -20,8 +20,7 @@ from jrec.data.blocks import ListColumn, ShardReader, ShardWriter, column_names
 from jrec.data.fae import FaeManifest, is_fae_folder
 from jrec.data.fae import pack as fae_pack
 from jrec.data.fae.examples import hot_examples, row_set
-from jrec.data.fae.pack import HotSet, PackOptions, pack
-from jrec.data.fae.verify import verify
+from jrec.data.fae.pack import HotSet, PackOptions, pack, verify
 from jrec.data.loader import LoaderConfig, make_loader
 from jrec.data.schema import CategoricalFeature, DatasetError, Schema, Split, Table
 from jrec.errors import ConfigError, OutputError

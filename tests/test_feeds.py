@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 from distribute_cases import DENSE, columns
+from grids import some_of
 from test_distribute import placed
 
 import jrec
@@ -29,8 +30,9 @@ def steps(step, feed, count):
     return [float(step(next(feed))[0]) for _ in range(count)]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("name", AHEAD)
+@pytest.mark.parametrize(
+    ("name", "workers"), some_of(itertools.product(AHEAD, (0, 2)), ("host-pipeline", 0), ("plan-four", 2))
+)
 def test_a_feed_stands_behind_its_last_step_however_far_it_read(name, workers):
     taken = itertools.count()
     items = (columns(next(taken)) for _ in iter(int, 1))
@@ -51,7 +53,7 @@ def test_a_feed_stands_behind_its_last_step_however_far_it_read(name, workers):
     assert not working()
 
 
-@pytest.mark.parametrize("name", [*AHEAD, "device"])
+@pytest.mark.parametrize("name", some_of([*AHEAD, "device"], "host-pipeline", "plan-four", "device"))
 def test_an_error_comes_at_its_batch_and_stays(name):
     items = [columns(n) for n in range(7)]  # the first four decide sizes
     items[5] |= {"item": np.full(16, 99)}
@@ -86,7 +88,7 @@ def test_an_error_while_a_batch_is_brought_to_the_mesh_comes_at_its_batch(name, 
     assert not working()
 
 
-@pytest.mark.parametrize("name", AHEAD)
+@pytest.mark.parametrize("name", some_of(AHEAD, "host-pipeline", "plan-four"))
 def test_a_feed_that_waits_for_the_programs_next_batch_ends_at_once(name):
     go_on = threading.Event()
 
@@ -106,7 +108,7 @@ def test_a_feed_that_waits_for_the_programs_next_batch_ends_at_once(name):
     assert not working()
 
 
-@pytest.mark.parametrize("name", AHEAD)
+@pytest.mark.parametrize("name", some_of(AHEAD, "host-pipeline", "plan-four"))
 def test_a_feed_gives_as_many_batches_as_the_run_takes_and_no_more(name):
     with placed(name) as run:
         feed = run.feed(map(columns, range(9)), dense=DENSE, total=3)

@@ -36,8 +36,7 @@ from jrec.checkpoint import Checkpoints
 from jrec.checkpoint.files import _checksum
 from jrec.data.blocks import ShardReader
 from jrec.data.fae.examples import read_blocks
-from jrec.data.fae.pack import pack
-from jrec.data.fae.verify import verify
+from jrec.data.fae.pack import pack, verify
 from jrec.data.readers.delimited_schema import load_schema
 from jrec.data.readers.parquet import column_types, dialect_of, read_rows
 from jrec.data.readers.parse import Field

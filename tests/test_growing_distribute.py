@@ -12,13 +12,14 @@ import optax
 import pytest
 from distribute_cases import mesh_of
 from flax import nnx
+from grids import some_of
 from growing_cases import DENSE, STEPS, columns, growing, layout_of, modules, three_tiers
 from process_pair import run_pair
 
 import jrec
 from jrec import nn, ops
 from jrec.data import GrowingVocabulary, Growth, pack_batch
-from jrec.data.value_keys import value_keys
+from jrec.data.readers.keys import value_keys
 from jrec.errors import CheckpointError, ConfigError
 from jrec.ops.row_init import init_rows_of_keys, key_words
 from jrec.run.options import HostOptions
@@ -101,8 +102,7 @@ def placed(name):
     return jrec.distribute(*modules(layout_of()), mesh=mesh, plan=three_tiers(devices, layout_of()), **places)
 
 
-PLACEMENTS = ("device", "host", "host-pipeline", "plan-four")
-MORE = [pytest.param(name, marks=pytest.mark.slow) for name in ("mesh", "mesh-planned", "replicated", "plan-one")]
+PLACEMENTS = ("device", "host", "host-pipeline", "plan-four", "mesh", "mesh-planned", "replicated", "plan-one")
 
 
 def steps_of(run, numbers, **feeding):
@@ -122,7 +122,7 @@ def follows(run, losses):
     assert {name: vocabulary.counts for name, vocabulary in run.growing.items()} == counts
 
 
-@pytest.mark.parametrize("name", [*PLACEMENTS, *MORE])
+@pytest.mark.parametrize("name", some_of(PLACEMENTS, "device", "host-pipeline", "plan-four"))
 def test_a_placement_follows_rows_given_out_by_hand(name):
     with placed(name) as run:
         follows(run, steps_of(run, range(STEPS)))

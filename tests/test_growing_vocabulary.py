@@ -193,7 +193,7 @@ def test_values_have_the_rows_of_their_keys():
     vocabulary = GrowingVocabulary(Growth(capacity=10))
     import pyarrow as pa
 
-    from jrec.data.value_keys import value_keys
+    from jrec.data.readers.keys import value_keys
 
     texts = pa.array(["a", "a long text that is no key of its own", "17"], pa.large_string())
     rows, _ = vocabulary.map(value_keys(texts, 0))

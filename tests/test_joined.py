@@ -9,7 +9,7 @@ import pytest
 from dataset_files import content
 
 from jrec import cli
-from jrec.data import side_table
+from jrec.data import joined
 from jrec.data.encoder import Encoder
 from jrec.data.joined import csv_source
 from jrec.data.prepare import prepare
@@ -228,7 +228,7 @@ def test_bad_schemas(tmp_path, old, new, message):
 
 def test_a_file_that_memory_does_not_hold(tmp_path, monkeypatch):
     joined_logs.write(tmp_path)
-    monkeypatch.setattr(side_table.os, "sysconf", lambda name: 64 if name == "SC_PAGE_SIZE" else 30)
+    monkeypatch.setattr(joined.os, "sysconf", lambda name: 64 if name == "SC_PAGE_SIZE" else 30)
     with pytest.raises(
         DatasetError, match=r"users.csv.gz takes about [\d,]+ bytes of memory .* machine has 1,920; leave"
     ):
@@ -237,13 +237,13 @@ def test_a_file_that_memory_does_not_hold(tmp_path, monkeypatch):
 
 def test_a_key_with_the_hash_of_another_is_an_error(tmp_path, monkeypatch):
     joined_logs.write(tmp_path)
-    real = side_table._concatenated
+    real = joined._concatenated
 
     def forged(pieces):
         texts = real(pieces)
         return texts._replace(fingerprints=texts.fingerprints ^ np.uint64(1))
 
-    monkeypatch.setattr(side_table, "_concatenated", forged)
+    monkeypatch.setattr(joined, "_concatenated", forged)
     with pytest.raises(DatasetError, match=r"'user number \d+' of column 'user' has the hash of another key of"):
         made(tmp_path, "joined")
 

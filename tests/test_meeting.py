@@ -85,8 +85,8 @@ def joining(port, processes, process, wait, **environment):
 
 
 def test_who_does_not_come_is_named(port):
-    alone = joining(port, 2, 0, 3).communicate(timeout=60)[0]
-    assert re.fullmatch(r"process 1 of 2 did not come to localhost:\d+ within 3 s; start all .*\n", alone), alone
+    alone = joining(port, 2, 0, 1).communicate(timeout=60)[0]
+    assert re.fullmatch(r"process 1 of 2 did not come to localhost:\d+ within 1 s; start all .*\n", alone), alone
 
 
 def test_one_that_waits_learns_that_process_0_has_given_up(port):
@@ -113,7 +113,7 @@ def test_with_certificates_only_their_holders_join(port, tmp_path):
     own = {f"JAX_MTLS_{kind}_FILE": str(tmp_path / name) for kind, name in files.items()}
     holders = [joining(port, 2, process, 60, **own) for process in range(2)]
     assert [holder.communicate(timeout=100)[0] for holder in holders] == ["", ""]
-    holder, stranger = joining(port, 2, 0, 10, **own), joining(port, 2, 1, 8)
+    holder, stranger = joining(port, 2, 0, 5, **own), joining(port, 2, 1, 4)
     assert "process 1 of 2 did not come" in holder.communicate(timeout=60)[0]
     assert "process 0 of 2 did not come" in stranger.communicate(timeout=60)[0]
 
@@ -163,7 +163,7 @@ class Watching(Lifeline):
     def __init__(self, process, processes, store, **options):
         self.lines = queue.Queue()
         role = Role(host="localhost", port=7000, processes=processes, process=process)
-        super().__init__(role, store, **{"beat": 0.05, "silence": 3.0, "grace": 0.1, **options})
+        super().__init__(role, store, **{"beat": 0.05, "silence": 2.0, "grace": 0.1, **options})
 
     def end(self, line):
         self.lines.put(line)
@@ -173,7 +173,7 @@ def test_a_process_that_says_nothing_ends_all_others():
     store = Store()
     for one in [Watching(process, 3, store) for process in (0, 1)]:
         line = one.lines.get(timeout=10)
-        assert "process 2 of 3 has not answered for 3 s" in line
+        assert "process 2 of 3 has not answered for 2 s" in line
         assert "--resume" in line
 
 
@@ -184,7 +184,7 @@ def test_process_0_that_is_stopped_is_the_one_to_blame():
     time.sleep(0.5)
     store.going.clear()
     for one in others:
-        assert "process 0 of 3 has not answered for 3 s" in one.lines.get(timeout=10)
+        assert "process 0 of 3 has not answered for 2 s" in one.lines.get(timeout=10)
 
 
 def test_the_reason_of_a_process_that_fails_is_told_at_once():

@@ -11,6 +11,7 @@ import pytest
 from checkpoint_state import contents, flatten, whole_stack_checkpoint
 from distribute_cases import DENSE, ROWS, columns, layout_of, mesh_of, three_tiers
 from flax import nnx
+from grids import some_of
 from jax.sharding import Mesh
 from mesh_plans import some_plan
 from mesh_run_cases import CONFIG
@@ -159,11 +160,8 @@ def slowly(written):
     return write
 
 
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("sgd", "momentum", "rowwise_adagrad", "rmsprop")]
-
-
 @pytest.mark.usefixtures("quick_compilation")
-@pytest.mark.parametrize("name", ["adagrad", "adam", *SLOW])
+@pytest.mark.parametrize("name", some_of(OPTIMIZERS, "adam"))
 def test_checkpoints_are_of_their_steps_while_a_mesh_takes_others(name, tmp_path, monkeypatch):
     """And increments go on in any place, from what any place wrote."""
     monkeypatch.setattr(Writer, "_write", slowly(Writer._write))

@@ -12,6 +12,7 @@ import test_accumulation
 from checkpoint_state import latest
 from distribute_cases import DENSE, layout_of, mesh_of, tables_apart, three_tiers
 from flax import nnx
+from grids import some_of
 from test_flax_state import LAYERS, history_batch, on_every_device, small_model, state
 from test_flax_state import modules as modules_with
 from test_flax_state import placed as placed_with
@@ -72,7 +73,10 @@ PLACEMENTS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize(
+    "placement",
+    some_of(PLACEMENTS, "host pipeline", "mesh, host rows", "tables apart", "tensor trains", "growing"),
+)
 def test_slices_take_the_step_of_the_whole_batch(placement, tmp_path):
     count = 2 if placement == "growing" else SLICES
     (found, arrays), (expected, whole) = (trained(placement, tmp_path / str(n), micro_batches=n) for n in (count, 1))
@@ -104,7 +108,7 @@ def test_histories_are_sliced_with_their_examples():
         np.testing.assert_allclose(one, other, **CLOSE)
 
 
-@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("layer", some_of(LAYERS, "dropout", "batch norm", "counter"))
 def test_state_goes_from_slice_to_slice_as_from_micro_batch_to_micro_batch(layer):
     columns = distribute_cases.columns(0)
     parts = [{name: values[begin : begin + 4] for name, values in columns.items()} for begin in range(0, SIZE, 4)]

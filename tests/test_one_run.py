@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import json
 import pathlib
 import re
@@ -16,6 +17,7 @@ import pyarrow.csv
 import pytest
 from checkpoint_state import contents
 from flax import nnx
+from grids import some_of
 from run_cases import CONFIG, configuring, quickstart
 
 import jrec
@@ -97,7 +99,10 @@ def rows_of(run):
     return {table.name: run.table(table.name) for table in run.layout.tables if not table.first_row}
 
 
-@pytest.mark.parametrize("place", PLACES)
+MET = ("device", "pipeline", "mesh and host")  # every way to feed and to store rows
+
+
+@pytest.mark.parametrize("place", some_of(PLACES, *MET))
 def test_the_library_gives_the_losses_of_the_command_and_goes_on_from_its_folder(configure, dataset, folders, place):
     logged = losses_of(folders(place))
     run, loader = by_library(configure, dataset, place)
@@ -122,7 +127,7 @@ def test_the_library_gives_the_losses_of_the_command_and_goes_on_from_its_folder
         jax.tree.map(np.testing.assert_array_equal, rows_of(half), rows)
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", some_of(PLACES, *MET))
 def test_a_loader_goes_on_behind_the_last_step_of_a_feed_that_was_closed(configure, dataset, folders, place):
     run, loader = by_library(configure, dataset, place)
     losses, step = [], run.compile()
@@ -223,7 +228,7 @@ class SavedRun(NamedTuple):
     own: bool
 
 
-@pytest.fixture(scope="module", params=LIBRARY)
+@pytest.fixture(scope="module")
 def saved(request, tmp_path_factory, dataset):
     schema, place = Schema.load(dataset), LIBRARY[request.param]
     folder, own = tmp_path_factory.mktemp("library") / "checkpoints of mine", place.get("own", False)
@@ -239,7 +244,19 @@ def saved(request, tmp_path_factory, dataset):
     return SavedRun(folder, np.concatenate(logits), own)
 
 
-@pytest.mark.parametrize("devices", [1, 4])
+EVERY_KIND = ("device", "mesh and host", "own, mesh and host")
+
+
+@pytest.mark.parametrize(
+    ("saved", "devices"),
+    some_of(
+        itertools.product(LIBRARY, (1, 4)),
+        ("device", 1),
+        *(("own, mesh and host", n) for n in (1, 4)),
+        ("mesh and host", 1),
+    ),
+    indirect=["saved"],
+)
 def test_commands_read_what_a_run_saved(saved, dataset, devices, tmp_path, capsys):
     result = evaluate_checkpoint(saved.folder, dataset, split="test", devices=devices)
     np.testing.assert_allclose(result.scores.logits, saved.logits, rtol=0, atol=1e-6)
@@ -265,6 +282,7 @@ def configure_own(tmp_path_factory, dataset):
     return configuring(tmp_path_factory.mktemp("own"), dataset, OWN_CONFIG)
 
 
+@pytest.mark.parametrize("saved", some_of(LIBRARY, *EVERY_KIND), indirect=True)
 def test_what_a_run_saved_is_exported_and_begun_from(saved, configure, configure_own, tmp_path):
     export_run(saved.folder, tmp_path / "export")
     loaded = load_run(saved.folder)
@@ -281,7 +299,7 @@ def test_what_a_run_saved_is_exported_and_begun_from(saved, configure, configure
             train(configure(*SHORT, f"init_from={str(saved.folder)!r}", out=f"other_{tmp_path.name}"))
 
 
-@pytest.mark.parametrize("saved", ["mesh", "own", "own, mesh and host"], indirect=True)
+@pytest.mark.parametrize("saved", some_of(("mesh", "own", "own, mesh and host"), "own, mesh and host"), indirect=True)
 def test_what_a_run_saved_is_compressed(saved, dataset, configure, configure_own, tmp_path):
     out, schema = tmp_path / "in cores", Schema.load(dataset)
     assert main([*compressing(saved.folder, out), "C9"]) == 0

@@ -16,6 +16,7 @@ import pytest
 import shop_logs
 from checkpoint_state import final_arrays
 from flax import nnx
+from grids import some_of
 from run_cases import killed_and_resumed
 
 from jrec import cli, nn, serving
@@ -50,6 +51,7 @@ PLACES = {
 }
 CASES = [(place, PLAIN) for place in ("device", "mesh")]
 CASES += [(place, STATEFUL) for place in PLACES]
+MET = (("device", STATEFUL), ("mesh, host rows", STATEFUL))  # state kept beside rows of one tier, and of all
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +86,7 @@ def trained(shop, tmp_path_factory):
     return of
 
 
-@pytest.mark.parametrize(("place", "options"), CASES)
+@pytest.mark.parametrize(("place", "options"), some_of(CASES, *MET))
 def test_commands_on_a_run_of_an_own_model(place, options, shop, trained, tmp_path, capsys):
     """Training, a resumed run of the same bits, scores in batches of any size, an export and its scores."""
     (dataset, lines), whole = shop, trained(place, options)
@@ -114,7 +116,7 @@ def test_commands_on_a_run_of_an_own_model(place, options, shop, trained, tmp_pa
     close(predicted(run, dataset, tmp_path, "--split", "test", "--devices", str(on)), first.logits)
 
 
-@pytest.mark.parametrize(("place", "options"), [case for case in CASES if case[1] == STATEFUL])
+@pytest.mark.parametrize(("place", "options"), some_of((case for case in CASES if case[1] == STATEFUL), *MET))
 def test_state_goes_over_to_runs_that_are_made_of_another(place, options, shop, trained, tmp_path):
     """To a run that begins from it, and to one whose tables are compressed."""
     whole, dataset = trained(place, options), shop[0]

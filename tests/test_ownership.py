@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from distribute_cases import DENSE, columns, layout_of, mesh_of, modules, three_tiers
+from grids import some_of
 from growing_cases import growing
 from growing_cases import layout_of as growing_layout
 
@@ -129,7 +130,7 @@ def losses(run, step, items, **options):
     return [float(step(batch)[0]) for batch in run.feed(items, **options)]
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", some_of(PLACES, "pipeline", "in place", "three tiers", "growing"))
 def test_a_feed_trains_the_examples_that_its_items_held_when_they_were_read(place):
     def trained(kept):
         """Losses by what was fed; ``kept`` sees every item before it is fed."""

@@ -4,7 +4,7 @@ import hypothesis
 import hypothesis.strategies as st
 import numpy as np
 
-from jrec.data.readers.parse import ListField
+from jrec.data.columns import ListColumn
 from jrec.data.spill import Spill
 
 RUNS = st.lists(st.lists(st.integers(-5, 30), min_size=1, max_size=25), min_size=1, max_size=6)
@@ -17,7 +17,7 @@ def filled(folder, runs):
     for run in runs:
         numbers = np.arange(start, start + len(run), dtype=np.uint32)
         lengths = numbers.astype(np.int64) % 4
-        lists = ListField(np.concatenate([[0], np.cumsum(lengths)]), np.repeat(numbers, lengths).astype(np.uint64))
+        lists = ListColumn(np.concatenate([[0], np.cumsum(lengths)]), np.repeat(numbers, lengths).astype(np.uint64))
         spill.append({"time": np.array(sorted(run), np.int64), "n": numbers, "l": lists})
         start += len(run)
     spill.finish()

@@ -12,7 +12,7 @@ import pytest
 
 from jrec.data.reorder.communities import MissingIgraphError, communities, modularity
 from jrec.data.reorder.graph import GraphBuilder, affordable_degree
-from jrec.data.reorder.order import order_rows, rank_rows, vertices_of
+from jrec.data.reorder.table import order_rows, rank_rows, vertices_of
 from jrec.data.schema import DatasetError
 
 VERTICES = 40

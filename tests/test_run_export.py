@@ -15,6 +15,7 @@ import shop_logs
 from distribute_cases import DENSE, ROWS, columns, mesh_of, three_tiers
 from export_cases import SIZES, reseal
 from flax import nnx
+from grids import some_of
 from growing_cases import columns as growing_columns
 from growing_cases import growing
 from growing_cases import layout_of as growing_layout
@@ -81,7 +82,7 @@ def close(got, want):
     np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", some_of(PLACES, "device, stateful", "host, stateful", "three tiers", "bfloat16"))
 def test_an_export_gives_the_scores_of_the_run_wherever_its_rows_are(place, tmp_path):
     options, distribute = PLACES[place]
     asked = {k: v for k, v in examples(50, 33).items() if k != "label"}

@@ -315,17 +315,17 @@ def test_mistakes_are_named(configure, override, words):
     assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
-@pytest.mark.parametrize("place", ["tables.tier=host", "mesh.devices=2"])
-def test_rows_elsewhere_take_the_steps_of_rows_on_the_device(configure, place):
+def test_rows_elsewhere_take_the_steps_of_rows_on_the_device(configure):
     here = final_arrays(train(configure(*OWN, "max_steps=3", out="here")).folder)[1]
-    there = final_arrays(train(configure(*OWN, place, "max_steps=3", out="there")).folder)[1]
-    assert {name for name in here if "/" in name} == {name for name in there if "/" in name}
-    assert here["C3/values"] == there["C3/values"]
-    for name in ("C5/values", "C5/mu", "C7/values", "C7/sum", "C1/values"):
-        one, other = (np.frombuffer(of[name], np.float32) for of in (here, there))
-        if place == "tables.tier=host":
-            np.testing.assert_array_equal(one, other, err_msg=name)
-        np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-5, err_msg=name)
+    for place in ("tables.tier=host", "mesh.devices=2"):
+        there = final_arrays(train(configure(*OWN, place, "max_steps=3", out=place)).folder)[1]
+        assert {name for name in here if "/" in name} == {name for name in there if "/" in name}
+        assert here["C3/values"] == there["C3/values"]
+        for name in ("C5/values", "C5/mu", "C7/values", "C7/sum", "C1/values"):
+            one, other = (np.frombuffer(of[name], np.float32) for of in (here, there))
+            if place == "tables.tier=host":
+                np.testing.assert_array_equal(one, other, err_msg=name)
+            np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-5, err_msg=f"{place} {name}")
 
 
 def test_the_same_rate_said_again_changes_nothing(configure):

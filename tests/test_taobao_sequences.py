@@ -12,7 +12,7 @@ from benchmarks.accuracy_tbsm import rules
 from jrec import cli
 from jrec.data.prepare import prepare
 from jrec.data.prepare_options import PrepareOptions
-from jrec.data.readers import SequenceOptions, TaobaoSequences, lines, taobao_sequences
+from jrec.data.readers import SequenceOptions, TaobaoSequences, lines, taobao
 from jrec.data.schema import DatasetError
 from jrec.data.synth import shape_like
 from jrec.data.synth.examples import ExampleSource
@@ -124,7 +124,7 @@ def test_the_result_depends_neither_on_blocks_nor_on_threads_but_on_the_seed(tmp
     log = events(seed=1)
     whole = made(tmp_path, log, "whole")
     monkeypatch.setattr(lines, "BLOCK_BYTES", 600)
-    monkeypatch.setattr(taobao_sequences, "_READ_ROWS", 11)
+    monkeypatch.setattr(taobao, "_READ_ROWS", 11)
     assert made(tmp_path, log, "pieces", PrepareOptions(split=(1, 0, 0), min_count=1, threads=1)) == whole
     other = made(tmp_path, log, "other", seed=7)
     assert other[::2] == whole[::2]

@@ -15,7 +15,7 @@ from jrec.data.prepare_options import PrepareOptions
 from jrec.data.readers import Avazu, Criteo, Delimited, MovieLens, MovieLensOptions, load_schema
 from jrec.data.reorder.file import load_order, save_order
 from jrec.data.schema import DatasetError, Schema
-from jrec.data.vocabulary_load import long_texts
+from jrec.data.vocabulary_file import long_texts
 from jrec.errors import OutputError
 
 SMALL = PrepareOptions(block_size=64, shard_examples=512, threads=2)

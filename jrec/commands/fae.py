@@ -185,7 +185,7 @@ def _lines(calibration: Calibration) -> list[str]:
 
 
 def _check(args: argparse.Namespace) -> int:
-    from jrec.data.fae.verify import verify
+    from jrec.data.fae.pack import verify
 
     manifest = verify(args.folder, progress=_progress(args))
     print(

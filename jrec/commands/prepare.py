@@ -183,7 +183,7 @@ def run(args: argparse.Namespace) -> int:
         return _guess(args)
     from jrec.data.prepare import prepare
     from jrec.data.prepare_options import PrepareOptions, refuse_learned
-    from jrec.data.vocabulary_load import dataset_key_seed
+    from jrec.data.schema import Schema
     from jrec.outputs import check_output
     from jrec.progress import Progress
 
@@ -195,7 +195,8 @@ def run(args: argparse.Namespace) -> int:
         learned["growing"] = _names(args.growing)
     if args.vocabulary_from is not None and learned:
         raise refuse_learned(next(iter(learned)), args.vocabulary_from)
-    key_seed = learned.get("key_seed", 0) if args.vocabulary_from is None else dataset_key_seed(args.vocabulary_from)
+    earlier = None if args.vocabulary_from is None else Schema.load(args.vocabulary_from, check_files=False)
+    key_seed = learned.get("key_seed", 0) if earlier is None else earlier.key_seed
     options = PrepareOptions(
         split=args.split,
         split_by=args.split_by,

@@ -15,8 +15,8 @@ IV): the most frequent rows stay on top, the others are grouped by the communiti
 batch. Tensor-train tables then compute fewer distinct products per batch.
 
 The shards are not touched: DATA gets a checksummed bijection for each table, and the loader applies it to every split.
-A table whose new order does not pay on training's own batches stays as it is. DATA/reorder/ receives report.json and
-prefixes.png. Checkpoints belong to the numbering they were trained with and are refused with another one.
+A table whose new order does not pay on training's own batches stays as it is. DATA/reorder/ receives report.json.
+Checkpoints belong to the numbering they were trained with and are refused with another one.
 
 It pays where batches are read in order of time (data.window_blocks=0 in `jrec train`), and little or not where examples
 are shuffled over many blocks; the report shows both."""

@@ -20,10 +20,11 @@ import os
 import pathlib
 import threading
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from jrec.data.columns import Column, ListColumn
 from jrec.data.schema import CategoricalFeature, DatasetError, Schema, Shard
 from jrec.outputs import NewFile
 
@@ -44,21 +45,6 @@ _READ_OPTIONS = "readahead_buffer_size:0,max_parallelism:0"
 _TAG_BYTES = 16
 _LIST_MAGIC = b"jrec-blocks 1\n"
 _ADVICE = "copy it again or prepare the dataset anew"
-
-
-class ListColumn(NamedTuple):
-    """A column of lists: example ``i`` has ``values[offsets[i]:offsets[i + 1]]``.
-
-    Attributes:
-      offsets: (examples + 1,) int32 ascending from 0.
-      values: (offsets[-1],) of the column's element type.
-    """
-
-    offsets: np.ndarray
-    values: np.ndarray
-
-
-Column = np.ndarray | ListColumn
 
 
 def id_dtype(rows: int) -> np.dtype:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jrec.data.blocks import ListColumn
+from jrec.data.columns import ListColumn
 from jrec.data.readers.arrow_values import is_list, plain, plain_type
 
 _REMEDY = "give NumPy arrays, Arrow or DataFrame columns, or Python lists of integers or texts"

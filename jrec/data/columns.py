@@ -1,27 +1,31 @@
-"""Pieces of columns: cut, and joined."""
+"""Columns in memory: arrays, and lists of any lengths; cut, gathered and joined."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from jrec.data.blocks import Column, ListColumn
+
+class ListColumn(NamedTuple):
+    """A column of lists: example ``i`` has ``values[offsets[i]:offsets[i + 1]]``.
+
+    Attributes:
+      offsets: (examples + 1,) int32 or int64, ascending from 0.
+      values: (offsets[-1],) of the column's element type.
+    """
+
+    offsets: np.ndarray
+    values: np.ndarray
 
 
-def concatenate(columns: Sequence[Column]) -> Column:
-    """One column after the other, as a fresh array or list column; all of one kind."""
-    first = columns[0]
-    if not isinstance(first, ListColumn):
-        return np.concatenate(columns)
-    lists = [column for column in columns if isinstance(column, ListColumn)]
-    offsets = np.zeros(1 + sum(map(count_examples, lists)), np.int64)
-    start = 0
-    for column in lists:
-        stop = start + count_examples(column)
-        offsets[start + 1 : stop + 1] = column.offsets[1:] + offsets[start]
-        start = stop
-    return ListColumn(offsets, np.concatenate([column.values for column in lists]))
+Column = np.ndarray | ListColumn
+
+
+def count_examples(column: Column) -> int:
+    """How many examples a column has."""
+    return len(column.offsets) - 1 if isinstance(column, ListColumn) else len(column)
 
 
 def cut(column: Column, start: int, stop: int) -> Column:
@@ -37,13 +41,26 @@ def gather(column: Column, indices: np.ndarray) -> Column:
     if not isinstance(column, ListColumn):
         return column[indices]
     starts = column.offsets[indices].astype(np.int64)
-    lengths = column.offsets[indices + 1] - starts
-    offsets = np.zeros(len(indices) + 1, np.int64)
+    return lists_at(column.values, starts, column.offsets[indices + 1] - starts)
+
+
+def gather_all(columns: Mapping[str, Column], indices: np.ndarray) -> dict[str, Column]:
+    """The examples ``indices`` of every column."""
+    return {name: gather(column, indices) for name, column in columns.items()}
+
+
+def lists_at(values: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> ListColumn:
+    """Lists that lie anywhere in ``values``: list ``i`` is the ``lengths[i]`` values from ``starts[i]`` on."""
+    offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
-    positions = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
-    return ListColumn(offsets, column.values[positions])
+    return ListColumn(offsets, values[np.repeat(starts - offsets[:-1], lengths) + np.arange(offsets[-1])])
 
 
-def count_examples(column: Column) -> int:
-    """How many examples a column has."""
-    return len(column.offsets) - 1 if isinstance(column, ListColumn) else len(column)
+def concatenate(columns: Sequence[Column]) -> Column:
+    """One column after the other, as a fresh array or list column; all of one kind."""
+    if not isinstance(columns[0], ListColumn):
+        return np.concatenate(columns)
+    lists = [column for column in columns if isinstance(column, ListColumn)]
+    ends = np.cumsum([0, *(len(column.values) for column in lists)])
+    offsets = [column.offsets[1:] + end for column, end in zip(lists, ends, strict=False)]
+    return ListColumn(np.concatenate([ends[:1], *offsets]), np.concatenate([column.values for column in lists]))

@@ -10,12 +10,11 @@ import numpy as np
 from jrec.batch import Batch
 from jrec.data.blocks import LABEL
 from jrec.data.encoder import EncodedColumns
-from jrec.data.loader_checks import check_layout
 from jrec.data.packing import CastPlace, OnBadId, Packer, kept_orders
 from jrec.data.reorder.file import load_orders
-from jrec.data.schema import DatasetError, Schema
+from jrec.data.schema import CategoricalFeature, DatasetError, Schema
 from jrec.data.value_rows import TableVocabulary
-from jrec.ops.layout import EmbeddingLayout
+from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
 
 
 def dataset_packer(
@@ -51,7 +50,7 @@ def dataset_packer(
             f"table {lacking[0]!r} of {schema.name!r} grows: the dataset holds keys, which get rows in training; give"
             f" growing={{{lacking[0]!r}: GrowingVocabulary(...).of_keys()}}, or prepare it without --growing"
         )
-    check_layout(schema, layout, on_bad_id, {name: order.size for name, order in own.items()})
+    _check_layout(schema, layout, on_bad_id, {name: order.size for name, order in own.items()})
     return Packer(
         layout,
         dense=[f.name for f in schema.dense],
@@ -81,3 +80,76 @@ def pack_encoded(packer: Packer, encoded: EncodedColumns, batch_size: int | None
     prepared = packer.prepare({**encoded.by_name(), LABEL: labels})
     size = encoded.examples if batch_size is None else batch_size
     return packer.pack(prepared, np.arange(encoded.examples, dtype=np.int32), size)
+
+
+def _check_layout(
+    schema: Schema, layout: EmbeddingLayout, on_bad_id: str, numbered: Mapping[str, int] | None = None
+) -> None:
+    """Raises DatasetError where features or tables of the layout do not match the dataset.
+
+    A layout may leave features of the dataset out, may allow more ids per example than the dataset has, and, where bad
+    ids do not raise, may have fewer rows.
+
+    Args:
+      schema: The dataset.
+      layout: The layout.
+      on_bad_id: How out-of-range ids are handled.
+      numbered: By table of which the dataset numbers only some rows, the number of these rows.
+    """
+    known = {f.name: f for f in schema.categorical}
+    for stack in layout.stacks.values():
+        for feature in stack.features:
+            _check_feature(known, feature.config)
+        for table in stack.tables:
+            _check_table(schema, table, on_bad_id, (numbered or {}).get(table.name))
+
+
+def _check_feature(known: dict[str, CategoricalFeature], config: FeatureConfig) -> None:
+    name = config.name
+    if name not in known:
+        raise DatasetError(f"the model reads feature {name!r}, but the dataset has {', '.join(known) or 'none'}")
+    stored = known[name]
+    if stored.table != config.table:
+        raise DatasetError(
+            f"feature {name!r} reads table {config.table!r} in the model, but {stored.table!r} in the dataset"
+        )
+    if stored.max_length > config.max_length:
+        raise DatasetError(
+            f"feature {name!r} has up to {stored.max_length} ids an example in the dataset, but max_length is"
+            f" {config.max_length} in the model; raise it to {stored.max_length}"
+        )
+    if stored.weighted != config.weighted:
+        stated = ("weighted", "unweighted") if stored.weighted else ("unweighted", "weighted")
+        raise DatasetError(f"feature {name!r} is {stated[0]} in the dataset, but {stated[1]} in the model")
+    if config.fixed_length and not (stored.fixed_length and stored.max_length == config.max_length):
+        length = f"exactly {stored.max_length}" if stored.fixed_length else f"0 to {stored.max_length}"
+        raise DatasetError(
+            f"the model promises {config.max_length} ids of feature {name!r} in every example (fixed_length), but the"
+            f" dataset has {length}"
+        )
+
+
+def _check_table(schema: Schema, table: TableConfig, on_bad_id: str, numbered: int | None) -> None:
+    if table.name not in {t.name for t in schema.tables}:
+        raise DatasetError(
+            f"the model has table {table.name!r}, but the dataset has {', '.join(t.name for t in schema.tables)}"
+        )
+    stored = schema.table(table.name)
+    if stored.growing:  # any number of rows does
+        return
+    rows = table.table_rows if numbered is None else numbered
+    if rows > stored.rows or (rows < stored.rows and on_bad_id == "raise"):
+        raise DatasetError(
+            f"table {table.name!r} has {rows:,} rows in the model, but {stored.rows:,} in the dataset; make them"
+            " equal (fewer rows in the model need on_bad_id 'clip' or 'oov')"
+        )
+    if rows != stored.rows and stored.bijection is not None:
+        raise DatasetError(
+            f"table {table.name!r} has {rows:,} rows in the model, but the dataset renumbers its {stored.rows:,}"
+            " rows (`jrec reorder`), so that none of them can be left out; make them equal"
+        )
+    if on_bad_id == "oov" and (stored.oov_row is None or stored.oov_row >= rows):
+        has = "no OOV row" if stored.oov_row is None else f"its OOV row at {stored.oov_row}"
+        raise DatasetError(
+            f"on_bad_id is 'oov', but table {table.name!r} of {rows:,} rows has {has}; choose 'raise' or 'clip'"
+        )

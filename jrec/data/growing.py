@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 
 from jrec.data import growing_kernels as kernels
-from jrec.data.value_keys import value_keys
+from jrec.data.readers.keys import value_keys
 from jrec.errors import CheckpointError
 
 Evict = Literal["lru", "lfu"]

@@ -16,7 +16,7 @@ from typing import Protocol
 
 import numpy as np
 
-from jrec.data.blocks import Column, ListColumn
+from jrec.data.columns import Column, ListColumn
 from jrec.data.growing import GrowingVocabulary, NewRows, StoredKeys
 from jrec.data.packing_columns import PreparedColumns
 from jrec.data.value_rows import Keys

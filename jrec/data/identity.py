@@ -11,12 +11,8 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
 
 from jrec.errors import JrecError
-
-if TYPE_CHECKING:
-    from jrec.data.schema import Schema, Table
 
 _SHOWN = 5  # differences that a message names
 
@@ -80,44 +76,6 @@ class Identity:
         raise error(f"{subject} is of dataset {self}, not of {other}: {self.difference(other)}; {remedy}")
 
 
-def identity_of(schema: Schema) -> Identity:
-    """The identity of a dataset; see ``Schema.identity``."""
-    dense = [("feature " + f.name, _meaning_of_dense(f)) for f in schema.dense]
-    categorical = [("feature " + f.name, _meaning_of_feature(f)) for f in schema.categorical]
-    tables = [("table " + t.name, _meaning_of_table(t)) for t in schema.tables]
-    orders = [("order of table " + t.name, t.bijection.sha256) for t in schema.tables if t.bijection is not None]
-    content = [dense, categorical, tables, orders]
-    splits = {name: [[s.digest, s.examples] for s in split.shards] for name, split in schema.splits.items()}
-    return Identity(
-        name=schema.name,
-        path="" if schema.folder is None else str(schema.folder),
-        rows=digest_of(content),
-        examples=digest_of([schema.block_size, splits]),
-        columns={name: digest_of(meaning)[:16] for group in content for name, meaning in group},
-    )
-
-
-def digest_of(content: Any) -> str:
+def digest_of(content: object) -> str:
     """SHA-256 of JSON content, in hexadecimal."""
     return hashlib.sha256(json.dumps(content, sort_keys=True, allow_nan=False).encode()).hexdigest()
-
-
-def _meaning_of_dense(feature: Any) -> dict[str, Any]:
-    """All of a dense feature; without what it did not learn, so that older datasets keep their identity."""
-    return {key: value for key, value in dataclasses.asdict(feature).items() if value is not None}
-
-
-def _meaning_of_feature(feature: Any) -> dict[str, Any]:
-    """All of a categorical feature but how long lists may get, which has no influence on what an id means."""
-    content = dataclasses.asdict(feature)
-    if not feature.fixed_length:
-        del content["max_length"]
-    if feature.boundaries is None:
-        del content["boundaries"]
-    return content
-
-
-def _meaning_of_table(table: Table) -> dict[str, Any]:
-    if table.growing:  # keys mean the same, however many there are
-        return {"growing": True, "numbering": table.numbering}
-    return {"rows": table.rows, "oov_row": table.oov_row, "numbering": table.numbering}

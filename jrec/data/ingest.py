@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from jrec.data.columns import Column, gather_all
 from jrec.data.readers.lines import Block, read_blocks
 from jrec.data.readers.parquet import Rows, read_rows
-from jrec.data.readers.parse import BadLine, Column, Dialect, ParsedBlock, Parser, remap, sort_bad_lines
+from jrec.data.readers.parse import BadLine, Dialect, ParsedBlock, Parser, sort_bad_lines
 from jrec.data.readers.source import Chunk, Source, has_label
 from jrec.data.readers.streams import Input
 from jrec.data.schema import DatasetError
@@ -180,7 +181,7 @@ def fill_spill(source: Source, chunks: Iterator[Chunk], spill: Spill, texts: dic
         if chunk.times is not None:
             columns[TIME] = chunk.times
             if (np.diff(chunk.times) < 0).any():
-                columns = remap(columns, np.argsort(chunk.times, kind="stable"))
+                columns = gather_all(columns, np.argsort(chunk.times, kind="stable"))
             times = columns[TIME]
             assert isinstance(times, np.ndarray)
             ordered &= bool(times[0] >= latest)

@@ -12,12 +12,10 @@ import numpy as np
 
 from jrec.batch import Batch
 from jrec.data.dataset_packer import dataset_packer
-from jrec.data.loader_checks import check_split
-from jrec.data.loader_order import OrderConfig
-from jrec.data.loader_source import BatchSource, SharesSource, windows_needed
+from jrec.data.loader_source import BatchSource, OrderConfig, SharesSource, windows_needed
 from jrec.data.packing import CastPlace, OnBadId, Packer
 from jrec.data.reorder.file import table_checksums
-from jrec.data.schema import Schema
+from jrec.data.schema import DatasetError, Schema
 from jrec.data.value_rows import TableVocabulary
 from jrec.errors import CheckpointError
 from jrec.ops.layout import EmbeddingLayout
@@ -115,7 +113,7 @@ def make_loader(
         folder, schema, layout, on_bad_id=config.on_bad_id, cast=config.cast, orders=orders, growing=growing
     )
     packs = own_packer if packer is None else packer(own_packer)
-    check_split(folder, schema, split, config.batch_size * process_count if config.drop_remainder else 1)
+    _check_split(folder, schema, split, config.batch_size * process_count if config.drop_remainder else 1)
 
     def share(index: int, count: int, batch_size: int) -> BatchSource:
         return BatchSource(
@@ -164,6 +162,22 @@ def make_loader(
         "reordered": table_checksums(schema),
     }
     return Loader(shared, config, identity, transform, schema=schema)
+
+
+def _check_split(folder: str | os.PathLike[str], schema: Schema, split: str, least: int) -> None:
+    """Raises DatasetError if there is no such split, or if it has fewer than ``least`` examples."""
+    if split not in schema.splits:
+        raise DatasetError(f"{folder} has no {split!r} split; it has {', '.join(schema.splits) or 'none'}")
+    examples = schema.splits[split].examples
+    if not examples:
+        raise DatasetError(
+            f"the {split!r} split of {folder} has no examples; prepare more rows or other split fractions"
+        )
+    if examples < least:
+        raise DatasetError(
+            f"the {split!r} split of {folder} has {examples:,} examples, less than one full batch for every process"
+            f" ({least:,}); reduce the batch size or pad the last batch (drop_remainder = false)"
+        )
 
 
 class Loader:

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from jrec.data.blocks import WEIGHT_SUFFIX, Column, ListColumn
+from jrec.data.blocks import WEIGHT_SUFFIX
 from jrec.data.column_forms import Form, array_of, by_name, form_of
-from jrec.data.columns import concatenate, count_examples, gather
+from jrec.data.columns import Column, ListColumn, concatenate, count_examples, gather
 from jrec.data.schema import DatasetError
 from jrec.data.value_rows import ValueRows
 from jrec.ops.layout import FeatureConfig

@@ -27,7 +27,7 @@ from jrec.data.readers.source import CategoricalSpec, Source
 from jrec.data.readers.streams import Input, is_stream, named, spool
 from jrec.data.schema import CategoricalFeature, DatasetError, Schema, Split, Table
 from jrec.data.shards import ShardRows, write_shards
-from jrec.data.spill import ListColumn, PlainColumn, Spill
+from jrec.data.spill import PlainColumn, Spill, SpilledLists
 from jrec.data.splits import SPLITS, drawn_splits, flat, joined_splits, split_bounds
 from jrec.data.table_parts import TablePart, encode_table
 from jrec.data.tasks import Task, running
@@ -366,7 +366,7 @@ class _Preparation:
 
 def _feature(spec: CategoricalSpec, spill: Spill) -> CategoricalFeature:
     column = spill.columns[keys_name(spec.name)]
-    longest = max(column.longest, 1) if isinstance(column, ListColumn) else 1
+    longest = max(column.longest, 1) if isinstance(column, SpilledLists) else 1
     return CategoricalFeature(
         name=spec.name,
         table=spec.table,

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from jrec.data.column_forms import Form, by_name, form_of
-from jrec.data.readers.keys import MISSING
+from jrec.data.columns import Column, ListColumn, count_examples
+from jrec.data.readers.keys import MISSING, text_bounds, value_keys
 from jrec.data.readers.lines import Block
-from jrec.data.readers.parse import Column, Dialect, Field, ListField, ParsedBlock, without_missing
+from jrec.data.readers.parse import Dialect, Field, ParsedBlock, without_missing
 from jrec.data.readers.scan import OK
 from jrec.data.readers.spans import time_reason, times_of
 from jrec.data.schema import DatasetError
-from jrec.data.value_keys import text_bounds, value_keys
 
 _NUMBER = re.compile(rb"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _HEX_TAG = 8
@@ -54,7 +54,7 @@ def parsed_columns(fields: Sequence[Field], columns: Any, key_seed: int) -> RawC
             " column that the dataset's features are made of"
         )
     read = {f.name: _read(f, form_of(f.name, named[f.name]), key_seed) for f in fields}
-    lengths = {n: len(c.offsets) - 1 if isinstance(c, ListField) else len(c) for n, c in read.items()}
+    lengths = {name: count_examples(column) for name, column in read.items()}
     if len(set(lengths.values())) > 1:
         raise ValueError(f"columns must be equally long, but have {lengths}")
     return RawColumns(
@@ -81,7 +81,7 @@ def _read(field: Field, form: Form, key_seed: int) -> Column:
         values = _times(field, form)
     else:
         values = _keys(field, form, key_seed)
-    column = ListField(form.bounds.copy(), values) if many else values  # the bounds may be the caller's
+    column = ListColumn(form.bounds.copy(), values) if many else values  # the bounds may be the caller's
     return without_missing(column, field, key_seed) if field.kind in ("text", "texts") and field.missing else column
 
 

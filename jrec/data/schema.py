@@ -22,7 +22,7 @@ import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from jrec.data.identity import Identity, identity_of
+from jrec.data.identity import Identity, digest_of
 from jrec.errors import JrecError
 from jrec.files import decode, load_json, save_json, sha256_of, stays_inside
 
@@ -63,6 +63,11 @@ class DenseFeature:
         """Whether its mean and deviation are yet to be learnt."""
         return self.transform == "standardize" and self.mean is None
 
+    @property
+    def meaning(self) -> dict[str, Any]:
+        """What its values mean: all of it but what it did not learn, so that older datasets keep their identity."""
+        return {key: value for key, value in dataclasses.asdict(self).items() if value is not None}
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CategoricalFeature:
@@ -88,6 +93,16 @@ class CategoricalFeature:
     def one_hot(self) -> bool:
         """Whether every example has exactly one unweighted id, stored as a plain column."""
         return self.max_length == 1 and self.fixed_length and not self.weighted
+
+    @property
+    def meaning(self) -> dict[str, Any]:
+        """What its ids mean: all of it but how long lists may get, which has no influence on that."""
+        content = dataclasses.asdict(self)
+        if not self.fixed_length:
+            del content["max_length"]
+        if self.boundaries is None:
+            del content["boundaries"]
+        return content
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -134,6 +149,13 @@ class Table:
     def rows_for_all(self) -> int:
         """How many rows a table that grows needs for all values of training, and for the others."""
         return self.rows + 1
+
+    @property
+    def meaning(self) -> dict[str, Any]:
+        """What its row numbers mean; keys mean the same, however many there are."""
+        if self.growing:
+            return {"growing": True, "numbering": self.numbering}
+        return {"rows": self.rows, "oov_row": self.oov_row, "numbering": self.numbering}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -251,7 +273,34 @@ class Schema:
     @functools.cached_property
     def identity(self) -> Identity:
         """What the dataset's columns, rows and examples are, in two digests."""
-        return identity_of(self)
+        dense = [("feature " + f.name, f.meaning) for f in self.dense]
+        categorical = [("feature " + f.name, f.meaning) for f in self.categorical]
+        tables = [("table " + t.name, t.meaning) for t in self.tables]
+        orders = [("order of table " + t.name, t.bijection.sha256) for t in self.tables if t.bijection is not None]
+        content = [dense, categorical, tables, orders]
+        splits = {name: [[s.digest, s.examples] for s in split.shards] for name, split in self.splits.items()}
+        return Identity(
+            name=self.name,
+            path="" if self.folder is None else str(self.folder),
+            rows=digest_of(content),
+            examples=digest_of([self.block_size, splits]),
+            columns={name: digest_of(meaning)[:16] for group in content for name, meaning in group},
+        )
+
+    @property
+    def preparation(self) -> Mapping[str, Any]:
+        """How it was prepared; of a part of a dataset that `jrec fae pack` made, how that dataset was."""
+        made: Any = self.provenance
+        while isinstance(made, Mapping) and "format" not in made and "source" in made:
+            made = made["source"]
+        return made if isinstance(made, Mapping) else {}
+
+    @property
+    def key_seed(self) -> int:
+        """The seed of the hash of long values that it was prepared with."""
+        options = self.preparation.get("options")
+        seed = options.get("key_seed") if isinstance(options, Mapping) else None
+        return seed if isinstance(seed, int) else 0
 
     def table(self, name: str) -> Table:
         """The table called ``name``."""

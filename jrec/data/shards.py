@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from jrec.data import blocks
+from jrec.data.columns import ListColumn
 from jrec.data.ingest import LABEL, dense_name, keys_name, weights_name
 from jrec.data.schema import CategoricalFeature, DenseFeature, Shard
-from jrec.data.spill import ListColumn, PlainColumn, Spill
+from jrec.data.spill import PlainColumn, Spill, SpilledLists
 from jrec.data.tasks import Task, running
 from jrec.progress import Advance
 
@@ -96,15 +97,15 @@ def _columns(
         columns[feature.name] = spill.plain(dense_name(feature.name)).read(start, stop)
     for feature in categorical:
         keys = spill.columns[keys_name(feature.name)]
-        if not isinstance(keys, ListColumn):
+        if not isinstance(keys, SpilledLists):
             columns[feature.name] = ids[feature.name].read(start, stop)
             continue
         ends = keys.ends.read(start, stop + 1)
         offsets = (ends - ends[0]).astype(np.int32)
-        columns[feature.name] = blocks.ListColumn(offsets, ids[feature.name].read(int(ends[0]), int(ends[-1])))
+        columns[feature.name] = ListColumn(offsets, ids[feature.name].read(int(ends[0]), int(ends[-1])))
         weights = blocks.weight_column(feature)
         if weights:
             values = spill.columns[weights_name(feature.name)]
-            assert isinstance(values, ListColumn)
-            columns[weights] = blocks.ListColumn(offsets, values.read(start, stop).values)
+            assert isinstance(values, SpilledLists)
+            columns[weights] = ListColumn(offsets, values.read(start, stop).values)
     return columns

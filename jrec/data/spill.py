@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from jrec.data.readers.parse import Column, ListField
+from jrec.data.columns import Column, ListColumn, concatenate, count_examples, gather
 
 BUCKET_ROWS = 1 << 19
 
@@ -89,7 +89,7 @@ class JoinedColumn(PlainColumn):
             column.remove()
 
 
-class ListColumn:
+class SpilledLists:
     """Lists: their values in one file, where each begins and ends in another, (rows + 1,) int64."""
 
     def __init__(self, path: pathlib.Path, dtype: np.dtype):
@@ -104,7 +104,7 @@ class ListColumn:
         return self.ends.rows - 1
 
     @classmethod
-    def joined(cls, columns: Sequence[ListColumn]) -> ListColumn:
+    def joined(cls, columns: Sequence[SpilledLists]) -> SpilledLists:
         """Finished columns, one after another."""
         all_lists = copy.copy(columns[0])
         bases = np.cumsum([0, *(c.values.rows for c in columns[:-1])]).tolist()
@@ -113,7 +113,7 @@ class ListColumn:
         all_lists.longest = max(c.longest for c in columns)
         return all_lists
 
-    def append(self, lists: ListField) -> None:
+    def append(self, lists: ListColumn) -> None:
         """Adds lists at the end."""
         self.ends.append(lists.offsets[1:] + self.values.rows)
         self.values.append(lists.values)
@@ -124,10 +124,10 @@ class ListColumn:
         self.ends.finish()
         self.values.finish()
 
-    def read(self, start: int, stop: int) -> ListField:
+    def read(self, start: int, stop: int) -> ListColumn:
         """The lists of these rows."""
         ends = self.ends.read(start, stop + 1)
-        return ListField(ends - ends[0], self.values.read(int(ends[0]), int(ends[-1])))
+        return ListColumn(ends - ends[0], self.values.read(int(ends[0]), int(ends[-1])))
 
     def remove(self) -> None:
         """Deletes the files."""
@@ -135,7 +135,7 @@ class ListColumn:
         self.values.remove()
 
 
-SpilledColumn = PlainColumn | ListColumn
+SpilledColumn = PlainColumn | SpilledLists
 
 
 class Spill:
@@ -149,7 +149,7 @@ class Spill:
         self.columns: dict[str, SpilledColumn] = {}
         for name in names:
             path = folder / f"{names.index(name):04d}"
-            self.columns[name] = PlainColumn(path, plain[name]) if name in plain else ListColumn(path, lists[name])
+            self.columns[name] = PlainColumn(path, plain[name]) if name in plain else SpilledLists(path, lists[name])
         self.rows = 0
         self.runs: list[int] = [0]
 
@@ -160,7 +160,9 @@ class Spill:
         whole.columns = {}
         for name, first in spills[0].columns.items():
             columns: list[Any] = [spill.columns[name] for spill in spills]
-            whole.columns[name] = ListColumn.joined(columns) if isinstance(first, ListColumn) else JoinedColumn(columns)
+            whole.columns[name] = (
+                SpilledLists.joined(columns) if isinstance(first, SpilledLists) else JoinedColumn(columns)
+            )
         starts = np.cumsum([0, *(spill.rows for spill in spills)]).tolist()
         whole.rows = starts[-1]
         whole.runs = [0, *(at + run for at, spill in zip(starts, spills, strict=False) for run in spill.runs[1:])]
@@ -168,7 +170,7 @@ class Spill:
 
     def append(self, columns: Mapping[str, Column]) -> None:
         """Adds a run of examples, given by all columns."""
-        rows = {len(c.offsets) - 1 if isinstance(c, ListField) else len(c) for c in columns.values()}
+        rows = set(map(count_examples, columns.values()))
         assert len(rows) == 1
         for name, column in self.columns.items():
             column.append(columns[name])  # pyright: ignore[reportArgumentType]
@@ -225,7 +227,7 @@ class Spill:
                     into.append(self.columns[name].read(start, stop))  # pyright: ignore[reportArgumentType]
                 continue
             pieces = [self.columns[name].read(start, stop) for start, stop in bucket]
-            into.append(_concatenate(pieces, order))  # pyright: ignore[reportArgumentType]
+            into.append(gather(concatenate(pieces), order))  # pyright: ignore[reportArgumentType]
         self.columns[name].remove()
 
     def _order(self, time: str, bucket: list[tuple[int, int]]) -> np.ndarray | None:
@@ -261,13 +263,3 @@ def _time_bounds(sample: np.ndarray, rows: int, bucket_rows: int) -> np.ndarray:
     bounds = np.unique(sample[per_bucket::per_bucket])
     heavy = np.searchsorted(sample, bounds, "right") - np.searchsorted(sample, bounds, "left") >= per_bucket // 2
     return np.unique(np.concatenate([bounds, bounds[heavy] + 1]))
-
-
-def _concatenate(pieces: list[Column], order: np.ndarray) -> Column:
-    if isinstance(pieces[0], np.ndarray):
-        return np.concatenate(pieces)[order]  # pyright: ignore[reportArgumentType, reportCallIssue]
-    lists: list[ListField] = [p for p in pieces if isinstance(p, ListField)]
-    bases = np.cumsum([0, *(len(p.values) for p in lists)])
-    offsets = [p.offsets[:-1] + base for p, base in zip(lists, bases, strict=False)]
-    whole = ListField(np.concatenate([*offsets, bases[-1:]]), np.concatenate([p.values for p in lists]))
-    return whole.take(order)

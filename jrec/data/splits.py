@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from jrec.data.columns import gather_all
 from jrec.data.readers.keys import mix64
-from jrec.data.readers.parse import remap
 from jrec.data.spill import Spill
 from jrec.kernel_cache import compiled
 
@@ -65,7 +65,7 @@ def drawn_splits(
         for start, stop, chosen in pieces(split):
             if len(chosen):
                 columns = {name: column.read(start, stop) for name, column in spill.columns.items()}
-                drawn.append(remap(columns, chosen))
+                drawn.append(gather_all(columns, chosen))
         ends.append(drawn.rows)
     drawn.finish()
     _remove(spill)

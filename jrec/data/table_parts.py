@@ -11,7 +11,7 @@ import numpy as np
 from jrec.data import blocks
 from jrec.data.prepare_options import PrepareOptions
 from jrec.data.schema import Table
-from jrec.data.spill import ListColumn, PlainColumn
+from jrec.data.spill import PlainColumn, SpilledLists
 from jrec.data.texts import TextStore
 from jrec.data.vocabulary import HashedTable, KeyTable, build_table, count_keys
 from jrec.data.vocabulary_file import save_table
@@ -35,7 +35,7 @@ class TablePart:
 
     name: str
     features: tuple[str, ...]
-    columns: tuple[PlainColumn | ListColumn, ...]
+    columns: tuple[PlainColumn | SpilledLists, ...]
     paths: tuple[pathlib.Path, ...]
     rows: int
     train_rows: int
@@ -103,7 +103,7 @@ def encode_table(
             encoded.append(rows)
         encoded.finish()
         if remove:
-            (column.values if isinstance(column, ListColumn) else column).remove()
+            (column.values if isinstance(column, SpilledLists) else column).remove()
     if earlier is not None and usage is not None:
         table = earlier.save_table(folder, part.name, usage.counts)
     else:
@@ -111,13 +111,13 @@ def encode_table(
     return Encoded(table=table, ids=ids, usage=usage, hashed=earlier is None and isinstance(built, HashedTable))
 
 
-def _values(column: PlainColumn | ListColumn, rows: int) -> int:
+def _values(column: PlainColumn | SpilledLists, rows: int) -> int:
     """How many keys the first ``rows`` examples have."""
-    return int(column.ends.read(rows, rows + 1)[0]) if isinstance(column, ListColumn) else rows
+    return int(column.ends.read(rows, rows + 1)[0]) if isinstance(column, SpilledLists) else rows
 
 
-def _keys(column: PlainColumn | ListColumn, rows: int) -> Iterator[np.ndarray]:
+def _keys(column: PlainColumn | SpilledLists, rows: int) -> Iterator[np.ndarray]:
     """All keys of the first ``rows`` examples."""
-    values, stop = column.values if isinstance(column, ListColumn) else column, _values(column, rows)
+    values, stop = column.values if isinstance(column, SpilledLists) else column, _values(column, rows)
     for start in range(0, stop, _READ_ROWS):
         yield values.read(start, min(start + _READ_ROWS, stop))

@@ -13,43 +13,27 @@ from jrec.kernel_cache import compiled
 
 
 @compiled
-def _insert(keys, fingerprints, table_keys, table_fingerprints, table_ordinals, next_ordinal, start, fresh):
-    """Inserts keys from ``start`` on until the table is half full.
+def _insert(keys, fingerprints, table_keys, table_fingerprints, table_ordinals, next_ordinal, fresh):
+    """Inserts keys and marks in ``fresh`` those that were not there; the table has room for all of them.
 
     Returns:
-      (how far it came, the next ordinal, the index of a key that another fingerprint has already, or -1).
+      (the next ordinal, the index of a key that another fingerprint has already, or -1).
     """
     mask = np.uint64(table_keys.shape[0] - 1)
-    limit = table_keys.shape[0] // 2
-    for i in range(start, keys.shape[0]):
-        if next_ordinal >= limit:
-            return i, next_ordinal, -1
+    for i in range(keys.shape[0]):
         slot = mix64(keys[i]) & mask
         while table_ordinals[slot] >= 0 and table_keys[slot] != keys[i]:
             slot = (slot + np.uint64(1)) & mask
         if table_ordinals[slot] >= 0:
             if table_fingerprints[slot] != fingerprints[i]:
-                return i, next_ordinal, i
+                return next_ordinal, i
             continue
         table_keys[slot] = keys[i]
         table_fingerprints[slot] = fingerprints[i]
         table_ordinals[slot] = next_ordinal
         next_ordinal += 1
         fresh[i] = True
-    return keys.shape[0], next_ordinal, -1
-
-
-@compiled
-def _rehash(old_keys, old_fingerprints, old_ordinals, keys, fingerprints, ordinals):
-    mask = np.uint64(keys.shape[0] - 1)
-    for i in range(old_keys.shape[0]):
-        if old_ordinals[i] >= 0:
-            slot = mix64(old_keys[i]) & mask
-            while ordinals[slot] >= 0:
-                slot = (slot + np.uint64(1)) & mask
-            keys[slot] = old_keys[i]
-            fingerprints[slot] = old_fingerprints[i]
-            ordinals[slot] = old_ordinals[i]
+    return next_ordinal, -1
 
 
 @compiled
@@ -86,6 +70,23 @@ class TextStore:
         self._fingerprints = np.zeros(size, np.uint64)
         self._ordinals = np.full(size, -1, np.int64)
 
+    def _make_room(self, more: int) -> None:
+        """Sees to it that at most half of the table is taken once ``more`` keys are in it."""
+        size = len(self._keys)
+        while size < 2 * (self._texts + more):
+            size *= 2
+        if size > len(self._keys):
+            used = self._used()
+            keys, fingerprints = self._keys[used], self._fingerprints[used]
+            self._allocate(size)
+            fresh = np.zeros(len(keys), np.bool_)
+            _insert(keys, fingerprints, self._keys, self._fingerprints, self._ordinals, 0, fresh)
+
+    def _used(self) -> np.ndarray:
+        """Where texts stand in the table, in the order in which they were added."""
+        used = np.flatnonzero(self._ordinals >= 0)
+        return used[np.argsort(self._ordinals[used])]
+
     def add(self, texts: LongTexts) -> None:
         """Stores those that are new.
 
@@ -94,21 +95,15 @@ class TextStore:
         """
         keys, fingerprints = np.ascontiguousarray(texts.keys), np.ascontiguousarray(texts.fingerprints)
         fresh = np.zeros(len(keys), np.bool_)
-        at = 0
-        while True:
-            at, self._texts, clash = _insert(
-                keys, fingerprints, self._keys, self._fingerprints, self._ordinals, self._texts, at, fresh
+        self._make_room(len(keys))
+        self._texts, clash = _insert(
+            keys, fingerprints, self._keys, self._fingerprints, self._ordinals, self._texts, fresh
+        )
+        if clash >= 0:
+            text = texts.buffer[texts.starts[clash] : texts.ends[clash]].tobytes().decode("utf-8", "replace")
+            raise DatasetError(
+                f"two values of table {self._table!r}, one of them {text!r}, have the same hash; {self.remedy}"
             )
-            if clash >= 0:
-                text = texts.buffer[texts.starts[clash] : texts.ends[clash]].tobytes().decode("utf-8", "replace")
-                raise DatasetError(
-                    f"two values of table {self._table!r}, one of them {text!r}, have the same hash; {self.remedy}"
-                )
-            if at == len(keys):
-                break
-            old = (self._keys, self._fingerprints, self._ordinals)
-            self._allocate(4 * len(self._keys))
-            _rehash(*old, self._keys, self._fingerprints, self._ordinals)
         starts, ends = texts.starts[fresh], texts.ends[fresh]
         self._file.write(b"".join(texts.buffer[a:b].tobytes() for a, b in zip(starts, ends, strict=True)))
         self._ends.append(self._bytes + np.cumsum(ends - starts))
@@ -122,8 +117,7 @@ class TextStore:
 
     def stored(self) -> LongTexts:
         """All texts of a closed store, for another one."""
-        used = np.flatnonzero(self._ordinals >= 0)
-        used = used[np.argsort(self._ordinals[used])]
+        used = self._used()
         ends, none = self._ends[0], np.zeros(len(used), np.int32)
         buffer = np.fromfile(self._path, np.uint8)
         return LongTexts(none, self._keys[used], self._fingerprints[used], ends[:-1], ends[1:], buffer)

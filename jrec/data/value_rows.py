@@ -12,11 +12,10 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import numpy as np
 
 from jrec.data.column_forms import Form
-from jrec.data.readers.keys import buckets
+from jrec.data.readers.keys import value_keys
 from jrec.data.schema import DatasetError, Schema
-from jrec.data.value_keys import value_keys
-from jrec.data.vocabulary import HashedTable, Vocabulary
-from jrec.data.vocabulary_load import load_table
+from jrec.data.vocabulary import HashedTable, KeyTable, Vocabulary
+from jrec.data.vocabulary_file import load_table
 from jrec.ops.layout import FeatureConfig
 
 UNKNOWN = -1
@@ -52,26 +51,32 @@ for tables that --max-rows caps, before it orders rows by their frequency."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class HashVocabulary:
-    """A row for every value: that of its hash bucket (``jrec.data.readers.keys.buckets``).
+class KeyVocabulary:
+    """The rows that a table gives to the keys of values (``jrec.data.readers.keys``).
 
     Attributes:
-      num_rows: The number of buckets.
-      row_of_bucket: (num_rows,) uint32, or None for the bucket's own number.
+      table: The values of a prepared dataset's table, or hash buckets, which give every value a row.
       key_seed: The seed of the hash of long texts.
+      oov_row: The row of rare and unknown values.
     """
 
-    num_rows: int
-    row_of_bucket: np.ndarray | None = None
+    table: Vocabulary | HashedTable
     key_seed: int = 0
     oov_row: int | None = None
-    complete: bool = True
+
+    @property
+    def complete(self) -> bool:
+        """Whether every value has a row, that of its hash."""
+        return isinstance(self.table, HashedTable)
+
+    @functools.cached_property
+    def _encode(self) -> Callable[[np.ndarray], np.ndarray]:
+        return self.table.encoder()
 
     def rows(self, values: Any) -> np.ndarray:
-        """(n,) int64 rows of integers or texts."""
-        keys = value_keys(values, self.key_seed)
-        bucket = buckets(keys, self.num_rows) if self.num_rows > 1 else np.zeros(len(keys), np.uint32)
-        return (bucket if self.row_of_bucket is None else self.row_of_bucket[bucket]).astype(np.int64)
+        """(n,) int64 rows of integers or texts, -1 for rare and unknown ones."""
+        rows = self._encode(value_keys(values, self.key_seed)).astype(np.int64)
+        return rows if self.complete else np.where(rows == self.table.oov_row, UNKNOWN, rows)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -95,35 +100,6 @@ class MappingVocabulary:
         if rows.size and rows.dtype.kind not in "iu":
             raise ValueError(f"the vocabulary of table {self.table!r} must map values to row numbers, not {rows.dtype}")
         return rows.astype(np.int64)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class DatasetVocabulary:
-    """The values of a prepared dataset's table.
-
-    Attributes:
-      keys: (rows,) uint64 in order of rows (``jrec.data.readers.keys``); the OOV row's means nothing.
-      oov_row: The row of rare and unknown values.
-      key_seed: The seed of the hash of long texts among the keys.
-    """
-
-    keys: np.ndarray
-    oov_row: int | None
-    key_seed: int = 0
-    complete: bool = False
-
-    @functools.cached_property
-    def _encode(self) -> Callable[[np.ndarray], np.ndarray]:
-        return Vocabulary(self.keys, np.empty(0, np.int64), self._other).encoder()
-
-    @property
-    def _other(self) -> int:
-        return len(self.keys) if self.oov_row is None else self.oov_row
-
-    def rows(self, values: Any) -> np.ndarray:
-        """(n,) int64 rows of integers or texts, -1 for rare and unknown ones."""
-        rows = self._encode(value_keys(values, self.key_seed)).astype(np.int64)
-        return np.where(rows == self._other, UNKNOWN, rows)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -171,11 +147,8 @@ def load_vocabularies(folder: str | os.PathLike[str], *, key_seed: int = 0) -> d
     )
     for table in schema.tables:
         loaded = load_table(folder, schema, table, key_seed)
-        if isinstance(loaded, HashedTable):
-            rows_of = loaded.row_of_bucket
-            vocabularies[table.name] = HashVocabulary(num_rows=table.rows, row_of_bucket=rows_of, key_seed=key_seed)
-        elif isinstance(loaded, Vocabulary):
-            vocabularies[table.name] = DatasetVocabulary(keys=loaded.keys, oov_row=table.oov_row, key_seed=key_seed)
+        assert not isinstance(loaded, KeyTable)  # check_numbered has seen to it
+        vocabularies[table.name] = KeyVocabulary(table=loaded, key_seed=key_seed, oov_row=table.oov_row)
     return vocabularies
 
 
@@ -242,7 +215,7 @@ def vocabulary_of(table: str, vocabulary: AnyVocabulary, rows: int) -> TableVoca
     if isinstance(vocabulary, str) and vocabulary == "hash":
         if rows > _HASHED_ROWS:
             raise ValueError(f"table {table!r} has {rows:,} rows, but values are hashed to at most {_HASHED_ROWS:,}")
-        return HashVocabulary(num_rows=rows)
+        return KeyVocabulary(table=HashedTable(rows))
     if isinstance(vocabulary, Mapping):
         return MappingVocabulary(table=table, mapping=vocabulary)
     if isinstance(vocabulary, TableVocabulary):

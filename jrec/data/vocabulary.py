@@ -94,13 +94,13 @@ class Vocabulary:
 
     Attributes:
       keys: (rows,) uint64 in order of rows; the OOV row's means nothing.
-      counts: (rows,) int64 accesses in training, descending.
       oov_row: The row of rare and unknown values.
+      counts: (rows,) int64 accesses in training, descending; empty where they were not read.
     """
 
     keys: np.ndarray
-    counts: np.ndarray
     oov_row: int
+    counts: np.ndarray = dataclasses.field(default_factory=lambda: np.empty(0, np.int64))
 
     @property
     def rows(self) -> int:
@@ -120,27 +120,26 @@ class Vocabulary:
 
 @dataclasses.dataclass(frozen=True)
 class HashedTable:
-    """A table capped at ``len(counts)`` rows: a value gets the row of its hash bucket (``keys.buckets``).
+    """A table capped at ``rows`` rows: a value gets the row of its hash bucket (``keys.buckets``).
 
     Attributes:
-      row_of_bucket: (rows,) uint32.
-      counts: (rows,) int64 accesses in training, descending.
+      rows: The table's rows, as many as there are buckets.
+      row_of_bucket: (rows,) uint32; None where a bucket's number is its row.
+      counts: (rows,) int64 accesses in training, descending; empty where they were not read.
     """
 
-    row_of_bucket: np.ndarray
-    counts: np.ndarray
+    rows: int
+    row_of_bucket: np.ndarray | None = None
+    counts: np.ndarray = dataclasses.field(default_factory=lambda: np.empty(0, np.int64))
     oov_row: None = None
-
-    @property
-    def rows(self) -> int:
-        """The table's rows."""
-        return len(self.row_of_bucket)
 
     def encoder(self) -> Callable[[np.ndarray], np.ndarray]:
         """A function from (n,) uint64 keys to (n,) uint32 rows."""
         if self.rows == 1:
             return lambda keys: np.zeros(len(keys), np.uint32)
-        return lambda keys: self.row_of_bucket[buckets(keys, self.rows)]
+        if (row_of_bucket := self.row_of_bucket) is None:
+            return lambda keys: buckets(keys, self.rows)
+        return lambda keys: row_of_bucket[buckets(keys, self.rows)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,7 +203,7 @@ def _order(keys: np.ndarray, counts: np.ndarray, rare: int) -> Vocabulary:
     order = np.lexsort((keys, -counts))
     keys, counts = keys[order], counts[order]
     oov_row = int(np.searchsorted(-counts, -rare, "right"))
-    return Vocabulary(np.insert(keys, oov_row, np.uint64(0)), np.insert(counts, oov_row, rare), oov_row)
+    return Vocabulary(np.insert(keys, oov_row, np.uint64(0)), oov_row, np.insert(counts, oov_row, rare))
 
 
 def _check_memory(table: str, rows: int) -> None:
@@ -226,7 +225,7 @@ def _hash_table(keys: KeyChunks, rows: int) -> HashedTable:
     order = np.argsort(-counts, kind="stable")
     row_of_bucket = np.empty(rows, np.uint32)
     row_of_bucket[order] = np.arange(rows, dtype=np.uint32)
-    return HashedTable(row_of_bucket, counts[order])
+    return HashedTable(rows, row_of_bucket, counts[order])
 
 
 class _TooManyError(Exception):

@@ -1,22 +1,32 @@
-"""What a dataset keeps of a table: ``counts/TABLE.npy``, ``vocabulary/TABLE.parquet`` or ``buckets/TABLE.npy``."""
+"""What a dataset keeps of a table: ``counts/TABLE.npy``, ``vocabulary/TABLE.parquet`` or ``buckets/TABLE.npy``.
+
+Read back, they give other data the rows that its values have there.
+"""
 
 from __future__ import annotations
 
 import concurrent.futures
 import hashlib
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from jrec.data.readers.keys import decode_keys
+from jrec.data.readers.keys import decode_keys, hash_texts, text_bounds
 from jrec.data.readers.parquet import read_batches
-from jrec.data.schema import Table
+from jrec.data.readers.parse import LongTexts
+from jrec.data.schema import DatasetError, Schema, Table
 from jrec.data.texts import TextStore
 from jrec.data.vocabulary import HashedTable, KeyTable, Vocabulary
 from jrec.files import sha256_of
 
-_ROWS = 1 << 17
+_ROWS = 1 << 17  # values of a vocabulary in memory at a time
+_AGAIN = "copy it again, or prepare the dataset again"
+
+
+def buckets_file(table: str) -> str:
+    """Where the rows of a hashed table's buckets are, relative to the dataset's folder."""
+    return f"buckets/{table}.npy"
 
 
 def save_table(
@@ -36,10 +46,10 @@ def save_table(
     counts = f"counts/{name}.npy"
     np.save(folder / counts, built.counts, allow_pickle=False)
     if isinstance(built, HashedTable):
-        np.save(folder / "buckets" / f"{name}.npy", built.row_of_bucket, allow_pickle=False)
-        digest = hashlib.sha256(f"buckets, key seed {key_seed}\n".encode())
-        digest.update(np.ascontiguousarray(built.row_of_bucket, "<u4").data)
-        return Table(name=name, rows=len(built.counts), counts=counts, numbering=digest.hexdigest())
+        assert built.row_of_bucket is not None  # rows of a dataset descend by frequency
+        np.save(folder / buckets_file(name), built.row_of_bucket, allow_pickle=False)
+        numbering = _buckets_digest(built.row_of_bucket, key_seed)
+        return Table(name=name, rows=len(built.counts), counts=counts, numbering=numbering)
     vocabulary = f"vocabulary/{name}.parquet"
     numbering = _save_vocabulary(folder / vocabulary, built, texts)
     return Table(
@@ -56,10 +66,9 @@ def copy_vocabulary(source: pathlib.Path, target: pathlib.Path, counts: np.ndarr
     """Copies a vocabulary with other counts, (rows,) int64."""
     import pyarrow as pa
 
-    remedy = "copy it again, or prepare the dataset again"
     with _writer(target) as writer:
         at = 0
-        for batch in read_batches(source, ["value", "row"], _ROWS, remedy=remedy):
+        for batch in read_batches(source, ["value", "row"], _ROWS, remedy=_AGAIN):
             stop = at + batch.num_rows
             writer.write_table(pa.table([*batch.columns, pa.array(counts[at:stop])], schema=writer.schema))
             at = stop
@@ -70,6 +79,96 @@ def file_digests(folder: pathlib.Path, tables: Sequence[Table], threads: int) ->
     files = [file for t in tables for file in (t.counts, t.vocabulary) if file is not None]
     with concurrent.futures.ThreadPoolExecutor(threads) as pool:
         return dict(zip(files, pool.map(lambda file: sha256_of(folder / file), files), strict=True))
+
+
+def load_table(
+    folder: pathlib.Path, schema: Schema, table: Table, key_seed: int
+) -> Vocabulary | HashedTable | KeyTable:
+    """How a table's values got their rows, or keys if it grows, without counts.
+
+    Args:
+      folder: The dataset's folder, of which only the file of this table's vocabulary or buckets is read.
+      schema: The dataset.
+      table: One of its tables.
+      key_seed: The seed of the hash of long values.
+
+    Raises:
+      DatasetError: If the table has neither vocabulary nor buckets, as in synthetic data, or the file is damaged or of
+        another seed.
+    """
+    if table.growing:
+        return KeyTable(table.rows)
+    if table.vocabulary is not None:
+        path = schema.check_file(folder, table.vocabulary)
+        oov_row = table.rows if table.oov_row is None else table.oov_row
+        return Vocabulary(_read_keys(path, table, key_seed), oov_row)
+    path = folder / buckets_file(table.name)
+    if not path.is_file():
+        raise DatasetError(
+            f"table {table.name!r} of {folder} has no vocabulary: synthetic data has none, and a damaged copy may lack"
+            " it; prepare a log with `jrec prepare`, or copy the folder again"
+        )
+    return HashedTable(table.rows, _read_buckets(path, table, key_seed))
+
+
+def _read_buckets(path: pathlib.Path, table: Table, key_seed: int) -> np.ndarray:
+    """(rows,) uint32, the row of each hash bucket.
+
+    Raises:
+      DatasetError: If the file cannot be read, or is not what the schema says for this seed.
+    """
+    try:
+        row_of_bucket = np.load(path, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise DatasetError(f"{path} cannot be read ({error}); {_AGAIN}") from error
+    numbering = _buckets_digest(row_of_bucket, key_seed)
+    if row_of_bucket.shape != (table.rows,) or (table.numbering and numbering != table.numbering):
+        raise DatasetError(
+            f"{path} is not what the schema says for key seed {key_seed}; give the --key-seed of the preparation as"
+            " key_seed, or copy the file again"
+        )
+    return row_of_bucket
+
+
+def _read_keys(path: pathlib.Path, table: Table, key_seed: int) -> np.ndarray:
+    """(rows,) uint64 keys of a vocabulary in order of rows; the OOV row's means nothing.
+
+    Raises:
+      DatasetError: If the file cannot be read, has not the table's rows, or has a value twice.
+    """
+    keys, at = np.empty(table.rows, np.uint64), 0
+    for texts in _texts(path):
+        hashed = hash_texts(*texts, np.uint64(key_seed))[0]
+        if at + len(hashed) <= table.rows:
+            keys[at : at + len(hashed)] = hashed
+        at += len(hashed)
+    if at != table.rows:
+        raise DatasetError(f"{path} has {at:,} values, but table {table.name!r} has {table.rows:,} rows; {_AGAIN}")
+    known = keys.copy() if table.oov_row is None else np.delete(keys, table.oov_row)
+    known.sort()
+    if (known[1:] == known[:-1]).any():
+        raise DatasetError(f"{path} has a value twice, or two of one hash; prepare table {table.name!r} again")
+    return keys
+
+
+def long_texts(path: pathlib.Path, key_seed: int) -> Iterator[LongTexts]:
+    """The texts of a vocabulary whose keys are hashes."""
+    for buffer, ends in _texts(path):
+        yield LongTexts.among(buffer, ends, key_seed)[1]
+
+
+def _texts(path: pathlib.Path) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Pieces of the column of values: uint8 bytes, and (values + 1,) int64 bounds in them."""
+    import pyarrow as pa
+
+    for batch in read_batches(path, ["value"], _ROWS, remedy=_AGAIN):
+        yield text_bounds(batch.column(0).fill_null("").cast(pa.large_string()))
+
+
+def _buckets_digest(row_of_bucket: np.ndarray, key_seed: int) -> str:
+    digest = hashlib.sha256(f"buckets, key seed {key_seed}\n".encode())
+    digest.update(np.ascontiguousarray(row_of_bucket, "<u4").data)
+    return digest.hexdigest()
 
 
 def _save_vocabulary(path: pathlib.Path, built: Vocabulary, texts: TextStore | None) -> str:

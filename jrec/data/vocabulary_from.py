@@ -16,11 +16,10 @@ import numpy as np
 from jrec.data.ingest import keys_name
 from jrec.data.readers.source import CategoricalSpec, Source, learned_of
 from jrec.data.schema import CategoricalFeature, DatasetError, DenseFeature, Schema, Table
-from jrec.data.spill import ListColumn, Spill
+from jrec.data.spill import Spill, SpilledLists
 from jrec.data.texts import TextStore
 from jrec.data.vocabulary import HashedTable, KeyTable, Vocabulary, count_rows
-from jrec.data.vocabulary_file import copy_vocabulary
-from jrec.data.vocabulary_load import buckets_file, key_seed_of, load_table, long_texts, preparation
+from jrec.data.vocabulary_file import buckets_file, copy_vocabulary, load_table, long_texts
 from jrec.outputs import link
 
 _LEARNED = ("min_count", "max_rows", "growing", "key_seed")
@@ -66,12 +65,12 @@ class EarlierDataset:
     def __init__(self, folder: str):
         self.folder = pathlib.Path(folder)
         self.schema = Schema.load(folder, check_files=False)
-        self.key_seed = key_seed_of(self.schema)
+        self.key_seed = self.schema.key_seed
 
     @property
     def learned(self) -> dict[str, Any]:
         """The options that the earlier dataset's rows were made by, which are the later one's too."""
-        stored = preparation(self.schema).get("options")
+        stored = self.schema.preparation.get("options")
         return {k: v for k, v in stored.items() if k in _LEARNED} if isinstance(stored, Mapping) else {}
 
     def source(self, source: Source) -> Source:
@@ -86,7 +85,7 @@ class EarlierDataset:
         lengths = {f.name: f.max_length for f in self.schema.categorical}
         specs = [_of_spec(s, lengths) for s in source.categorical]
         self._check(_kinds("categorical feature", features), _kinds("categorical feature", specs))
-        earlier, later = _csv_columns(preparation(self.schema).get("format_options")), _csv_columns(source.options())
+        earlier, later = _csv_columns(self.schema.preparation.get("format_options")), _csv_columns(source.options())
         both = (earlier.keys() & later.keys()) - (set() if source.labels == "required" else {"the label"})
         self._check(*({name: columns[name] for name in sorted(both)} for columns in (earlier, later)))
         if source.key_seed not in (None, self.key_seed):
@@ -163,7 +162,7 @@ class EarlierDataset:
         """
         for feature in self.schema.categorical:
             column = spill.columns[keys_name(feature.name)]
-            if isinstance(column, ListColumn) and column.longest > feature.max_length:
+            if isinstance(column, SpilledLists) and column.longest > feature.max_length:
                 raise DatasetError(
                     f"feature {feature.name!r} has a list of {column.longest:,} values in this log, but at most"
                     f" {feature.max_length:,} in {self.folder}; prepare both anew with room for that many"

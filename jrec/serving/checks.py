@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, get_args
 
 from jrec.data.schema import MAX_LENGTH, SCHEMA_FILE, Schema
-from jrec.data.vocabulary_load import buckets_file
+from jrec.data.vocabulary_file import buckets_file
 from jrec.files import decode, load_json, save_json, sha256_of, stays_inside
 from jrec.serving.format import (
     FORMAT,

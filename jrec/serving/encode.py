@@ -12,8 +12,8 @@ import numpy as np
 
 from jrec.data.blocks import WEIGHT_SUFFIX, ListColumn
 from jrec.data.encoder import Encoder
+from jrec.data.readers.keys import value_keys
 from jrec.data.schema import DatasetError
-from jrec.data.value_keys import value_keys
 from jrec.data.vocabulary import Vocabulary
 from jrec.serving.arrays import loaded
 from jrec.serving.checks import load_key_seeds, load_schema
@@ -170,7 +170,7 @@ def rows_of_keys(folder: pathlib.Path, table: str, rows: int) -> Callable[[np.nd
     keys = loaded(path, np.uint64, (None,))
     if not 1 <= keys.size <= rows:
         raise ExportError(f"{path} has {keys.size:,} keys, but table {table!r} has {rows:,} rows; export the run again")
-    return Vocabulary(keys, np.empty(0, np.int64), oov_row=0).encoder()
+    return Vocabulary(keys, oov_row=0).encoder()
 
 
 def _ids(column: Any, weights: Any, feature: Feature, order: np.ndarray | None) -> Ids:

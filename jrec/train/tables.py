@@ -10,7 +10,6 @@ import jax.numpy as jnp
 
 from jrec.data.growing import GrowingVocabulary, Growth
 from jrec.data.schema import Schema, Table
-from jrec.data.vocabulary_load import key_seed_of
 from jrec.errors import ConfigError, value_errors_are_config_errors
 from jrec.nn import TTOptions
 from jrec.ops.layout import EmbeddingLayout, TableConfig, Tier
@@ -125,7 +124,7 @@ def growths_of(config: TrainConfig, schema: Schema) -> dict[str, Growth]:
 
 def vocabularies_of(config: TrainConfig, schema: Schema) -> dict[str, GrowingVocabulary]:
     """Fresh vocabularies of the tables that grow, by name."""
-    seed = key_seed_of(schema)
+    seed = schema.key_seed
     read = {f.table for f in schema.categorical}
     growths = growths_of(config, schema)
     return {name: GrowingVocabulary(growth, key_seed=seed) for name, growth in growths.items() if name in read}

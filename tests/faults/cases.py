@@ -143,7 +143,7 @@ CASES = {
     ),
     "reorder": Case(
         command="jrec reorder data --min-rows 4 --always --quiet", outputs=("data",), leaves_out=("*/reorder/*.*",),
-        modules=(*_DATA, "jrec.data.reorder.driver", "igraph", "matplotlib.figure", "matplotlib.backends.backend_agg"),
+        modules=(*_DATA, "jrec.data.reorder.driver", "igraph"),
     ),
     "fae calibrate": Case(
         command="jrec fae calibrate data --budget 300B --small 10B --out hot --quiet",

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from benchmarks.studies.fae.report import summary_table
+from benchmarks.studies.reorder import image
 from jrec.access.calibrate import CalibrateOptions, Calibration, SampleOptions, calibrate
 from jrec.access.calibrate.calibrator import boxes_of, count_accesses
 from jrec.access.calibrate.sample import hot_rows
@@ -24,7 +25,6 @@ from jrec.access.count import Block
 from jrec.access.profile import AccessProfile, TableProfile
 from jrec.commands.arguments import number, size
 from jrec.data.blocks import ListColumn, ShardReader
-from jrec.data.reorder.plots import image
 from jrec.data.schema import Schema, Table
 from jrec.outputs import check_output, write_file
 

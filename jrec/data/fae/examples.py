@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from jrec.data.blocks import LABEL, Column, ListColumn, ShardReader, weight_column
-from jrec.data.columns import concatenate, count_examples
+from jrec.data.blocks import LABEL, ShardReader, weight_column
+from jrec.data.columns import Column, ListColumn, concatenate, count_examples
 from jrec.data.schema import DatasetError, Schema, Table
 from jrec.kernel_cache import compiled
 

@@ -19,16 +19,16 @@ from typing import Any
 
 import numpy as np
 
-from jrec.data.blocks import LABEL, Column, ShardReader, ShardWriter, shard_file
-from jrec.data.columns import concatenate, gather
+from jrec.data.blocks import LABEL, ShardReader, ShardWriter, shard_file
+from jrec.data.columns import Column, concatenate, gather
 from jrec.data.fae.examples import content, hot_examples, read_blocks, row_set
 from jrec.data.fae.manifest import COLD, HOT, FaeManifest, HotSet, check_rows, save_hot_rows
 from jrec.data.identity import Identity
 from jrec.data.packing_kernels import permutation
-from jrec.data.reorder.file import inverse, load_order
+from jrec.data.reorder.file import inverse, load_order, load_orders
 from jrec.data.schema import DatasetError, Schema, Shard, Split
 from jrec.data.tasks import Task, running
-from jrec.data.vocabulary_load import buckets_file
+from jrec.data.vocabulary_file import buckets_file
 from jrec.errors import ConfigError
 from jrec.outputs import link, new_folder, write_file
 from jrec.progress import Progress
@@ -136,6 +136,34 @@ def pack(
             calibration=hot.calibration,
         ).save()
     return FaeManifest.load(out)
+
+
+def verify(folder: str | os.PathLike[str], *, progress: Progress = _SILENT) -> FaeManifest:
+    """Reads all that training reads of an FAE folder, and checks that it holds each of the source's examples once.
+
+    Raises:
+      DatasetError: Naming the file that is missing or damaged, or if the content is another.
+    """
+    manifest = FaeManifest.load(folder)
+    _ = manifest.hot_rows
+    halves = [(manifest.cold_folder, manifest.cold_schema), (manifest.hot_folder, manifest.hot_schema)]
+    total, done = 0, 0
+    with progress.stage("verifying", manifest.hot_examples + manifest.cold_examples) as advance:
+        for half, schema in halves:
+            if schema is None or "train" not in schema.splits:
+                continue
+            load_orders(half, schema, [t.name for t in schema.tables])
+            for shard in schema.splits["train"].shards:
+                reader = ShardReader(half, shard)
+                total += sum(content(read_blocks(reader, schema, k, k + 1), schema) for k in range(shard.blocks))
+                done += shard.examples
+                advance(done)
+    if f"{total % 2**64:016x}" != manifest.content:
+        raise DatasetError(
+            f"{folder} holds other examples than the dataset that was packed: their content is {total % 2**64:016x},"
+            f" not {manifest.content}; pack the dataset anew with `jrec fae pack`"
+        )
+    return manifest
 
 
 def _checked_rows(schema: Schema, hot: HotSet) -> dict[str, np.ndarray]:

@@ -6,8 +6,7 @@ from jrec.data.readers.delimited import Delimited
 from jrec.data.readers.delimited_schema import load_schema
 from jrec.data.readers.movielens import MovieLens, MovieLensOptions
 from jrec.data.readers.source import CategoricalSpec, Chunk, Source
-from jrec.data.readers.taobao import Taobao
-from jrec.data.readers.taobao_sequences import SequenceOptions, TaobaoSequences
+from jrec.data.readers.taobao import SequenceOptions, Taobao, TaobaoSequences
 
 __all__ = [
     "Avazu",

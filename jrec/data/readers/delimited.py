@@ -11,11 +11,12 @@ from typing import Any, Self
 
 import numpy as np
 
+from jrec.data.columns import ListColumn, lists_at
 from jrec.data.readers.delimited_schema import PARTS, CategoricalColumn, DelimitedSchema
 from jrec.data.readers.dense import bucket_keys, dense_column, reject_dense
 from jrec.data.readers.lines import first_line
 from jrec.data.readers.parquet import column_types, dialect_of, is_parquet, may_be_lists
-from jrec.data.readers.parse import Dialect, Field, Kind, ListField, ParsedBlock, any_of_list
+from jrec.data.readers.parse import Dialect, Field, Kind, ParsedBlock, any_of_list
 from jrec.data.readers.source import CategoricalSpec, Chunk, Source, calendar_keys, labels_of, texts_by_feature
 from jrec.data.schema import DatasetError, DenseFeature
 
@@ -202,7 +203,7 @@ class Delimited(Source):
             keys[feature.feature] = _cut(parsed.lists(feature.column), feature)
             if feature.weights:
                 read = _cut(parsed.lists(feature.weights), feature)
-                weights[feature.feature] = ListField(read.offsets, read.values.astype(np.float32))
+                weights[feature.feature] = ListColumn(read.offsets, read.values.astype(np.float32))
         labels = labels_of(parsed, self._label)
         if schema.label and schema.label.positive_at_least is not None and self._label in parsed.columns:
             labels = (parsed.numbers(self._label) >= schema.label.positive_at_least).astype(np.float32)
@@ -287,13 +288,11 @@ def _reject_longer(parsed: ParsedBlock, column: str, limit: int) -> None:
     )  # fmt: skip
 
 
-def _cut(lists: ListField, feature: CategoricalColumn) -> ListField:
+def _cut(lists: ListColumn, feature: CategoricalColumn) -> ListColumn:
     """Keeps the first or last ``max_length`` values of each list."""
     if feature.max_length is None or feature.too_long == "error":
         return lists
     lengths = np.diff(lists.offsets)
     kept = np.minimum(lengths, feature.max_length)
-    offsets = np.zeros(len(kept) + 1, np.int64)
-    np.cumsum(kept, out=offsets[1:])
     starts = lists.offsets[:-1] + (lengths - kept if feature.too_long == "last" else 0)
-    return ListField(offsets, lists.values[np.repeat(starts - offsets[:-1], kept) + np.arange(offsets[-1])])
+    return lists_at(lists.values, starts, kept)

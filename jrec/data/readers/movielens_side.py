@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from jrec.data.readers.keys import hash_texts, is_text
+from jrec.data.columns import ListColumn
 from jrec.data.readers.lines import GZIP
-from jrec.data.readers.parse import ListField, LongTexts
+from jrec.data.readers.parse import LongTexts
 from jrec.data.schema import DatasetError
 
 USER_FEATURES = ("gender", "age", "occupation", "zip_code")
@@ -43,7 +43,7 @@ class Movies:
         self.years, _ = encode_texts([y[1] if y else "" for y in years], seed)
         genres = [[g for g in rows[i][2].split("|") if g and g != NO_GENRES] for i in order]
         values, self.texts = encode_texts([g for movie in genres for g in movie], seed)
-        self.genres = ListField(np.cumsum([0, *map(len, genres)], dtype=np.int64), values)
+        self.genres = ListColumn(np.cumsum([0, *map(len, genres)], dtype=np.int64), values)
 
 
 def encode_texts(texts: list[str], seed: int) -> tuple[np.ndarray, LongTexts]:
@@ -51,10 +51,7 @@ def encode_texts(texts: list[str], seed: int) -> tuple[np.ndarray, LongTexts]:
     encoded = [t.encode("utf-8") for t in texts]
     buffer = np.frombuffer(b"".join(encoded) + b"\0", np.uint8)
     ends = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
-    keys, fingerprints = hash_texts(buffer, ends, np.uint64(seed))
-    long = is_text(keys)
-    places = (np.flatnonzero(long), keys[long], fingerprints[long], ends[:-1][long], ends[1:][long])
-    return keys, LongTexts(*places, buffer)
+    return LongTexts.among(buffer, ends, seed)
 
 
 def positions(ids: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

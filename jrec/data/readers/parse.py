@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 import numpy as np
 
+from jrec.data.columns import Column, ListColumn, gather_all, lists_at
 from jrec.data.readers import scan, spans
-from jrec.data.readers.keys import MISSING, text_key
+from jrec.data.readers.keys import MISSING, hash_texts, is_text, text_key
 from jrec.data.readers.lines import Block
 
 Kind = Literal["skip", "number", "integer", "hex", "text", "texts", "weights", "label", "time"]
@@ -91,21 +92,6 @@ class BadLine(NamedTuple):
     text: bytes
 
 
-class ListField(NamedTuple):
-    """A list a row: row ``i`` has ``values[offsets[i]:offsets[i + 1]]``. (rows + 1,) int64 and (offsets[-1],)."""
-
-    offsets: np.ndarray
-    values: np.ndarray
-
-    def take(self, rows: np.ndarray) -> ListField:
-        """The lists of these rows, in this order."""
-        lengths = np.diff(self.offsets)[rows]
-        offsets = np.zeros(len(rows) + 1, np.int64)
-        np.cumsum(lengths, out=offsets[1:])
-        places = np.repeat(self.offsets[:-1][rows] - offsets[:-1], lengths) + np.arange(offsets[-1])
-        return ListField(offsets, self.values[places])
-
-
 class LongTexts(NamedTuple):
     """Texts whose keys are hashes: of which field, (n,) uint64 keys and fingerprints, and the texts."""
 
@@ -116,8 +102,17 @@ class LongTexts(NamedTuple):
     ends: np.ndarray
     buffer: np.ndarray
 
+    @classmethod
+    def among(cls, buffer: np.ndarray, ends: np.ndarray, seed: int) -> tuple[np.ndarray, LongTexts]:
+        """(n,) uint64 keys of the texts between successive ``ends``, and those texts whose keys are hashes."""
+        keys, fingerprints = hash_texts(buffer, ends, np.uint64(seed))
+        long = np.flatnonzero(is_text(keys))
+        return keys, cls(long, keys[long], fingerprints[long], ends[long], ends[long + 1], buffer)
 
-Column = np.ndarray | ListField
+    def take(self, which: np.ndarray) -> LongTexts:
+        """Some of them, in the same buffer."""
+        parts = (array[which] for array in (self.field, self.keys, self.fingerprints, self.starts, self.ends))
+        return LongTexts(*parts, buffer=self.buffer)
 
 
 @dataclasses.dataclass
@@ -151,10 +146,10 @@ class ParsedBlock:
         assert isinstance(column, np.ndarray)
         return column
 
-    def lists(self, name: str) -> ListField:
+    def lists(self, name: str) -> ListColumn:
         """The list column of that name."""
         column = self.columns[name]
-        assert isinstance(column, ListField)
+        assert isinstance(column, ListColumn)
         return column
 
     def line_text(self, row: int) -> bytes:
@@ -176,7 +171,7 @@ class ParsedBlock:
             text = self.line_text(row)
             self.bad.append(BadLine(self.block.path, self.block.line + int(self.places[row, 0]), why, text))
         kept = np.flatnonzero(~wrong)
-        self.columns = {n: c.take(kept) if isinstance(c, ListField) else c[kept] for n, c in self.columns.items()}
+        self.columns = gather_all(self.columns, kept)
         self.places = self.places[kept]
 
 
@@ -237,7 +232,8 @@ class Parser:
                 if _kind(field) == scan.SPAN:
                     columns[field.name] = entries
                 else:
-                    columns[field.name] = _gather_lists(entries, pool if field.kind == "texts" else weights)
+                    begins, ends = entries[:, 0], entries[:, 1]
+                    columns[field.name] = lists_at(pool if field.kind == "texts" else weights, begins, ends - begins)
         texts = None
         if num_long:
             long, long_keys = long[:num_long].copy(), long_keys[:num_long].copy()
@@ -334,7 +330,7 @@ def without_missing(column: Column, field: Field, seed: int) -> Column:
     empty = (lengths == 1) & absent[np.minimum(column.offsets[:-1], len(absent) - 1)]
     values = np.where(absent, MISSING, column.values)
     offsets = np.concatenate([[0], np.cumsum(np.where(empty, 0, lengths))])
-    return ListField(offsets, values[~np.repeat(empty, lengths)])
+    return ListColumn(offsets, values[~np.repeat(empty, lengths)])
 
 
 def _shown(text: bytes) -> str:
@@ -351,15 +347,6 @@ def _resolve_slow(slow: np.ndarray, buffer: np.ndarray, numbers: np.ndarray, wei
             numbers[slot, row] = value
 
 
-def _gather_lists(places: np.ndarray, pool: np.ndarray) -> ListField:
-    """Lists that lie anywhere in the pool, (rows, 2) begin and end, one after the other."""
-    lengths = places[:, 1] - places[:, 0]
-    offsets = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    at = np.repeat(places[:, 0] - offsets[:-1], lengths) + np.arange(offsets[-1])
-    return ListField(offsets, pool[at])
-
-
 def any_of_list(offsets: np.ndarray, wrong: np.ndarray) -> np.ndarray:
     """Which lists have an element where ``wrong`` is true: (rows,) bool."""
     running = np.concatenate([[0], np.cumsum(wrong)])
@@ -369,8 +356,3 @@ def any_of_list(offsets: np.ndarray, wrong: np.ndarray) -> np.ndarray:
 def sort_bad_lines(lines: Iterable[BadLine]) -> list[BadLine]:
     """In the order of one file."""
     return sorted(lines, key=lambda bad: bad.line)
-
-
-def remap(columns: Mapping[str, Column], rows: np.ndarray) -> dict[str, Column]:
-    """All columns at these rows."""
-    return {name: c.take(rows) if isinstance(c, ListField) else c[rows] for name, c in columns.items()}

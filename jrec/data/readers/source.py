@@ -10,8 +10,9 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
+from jrec.data.columns import Column, ListColumn
 from jrec.data.readers.keys import integer_keys
-from jrec.data.readers.parse import Column, Dialect, Field, ListField, LongTexts, ParsedBlock
+from jrec.data.readers.parse import Dialect, Field, LongTexts, ParsedBlock
 from jrec.data.schema import DatasetError, DenseFeature, Schema
 
 Labels = Literal["required", "optional", "none"]
@@ -56,7 +57,7 @@ class Chunk:
     labels: np.ndarray
     dense: Mapping[str, np.ndarray]
     keys: Mapping[str, Column]
-    weights: Mapping[str, ListField] = dataclasses.field(default_factory=dict)
+    weights: Mapping[str, ListColumn] = dataclasses.field(default_factory=dict)
     times: np.ndarray | None = None
     texts: Mapping[str, LongTexts] = dataclasses.field(default_factory=dict)
 
@@ -230,12 +231,9 @@ def texts_by_feature(parsed: ParsedBlock, features: Mapping[str, str]) -> dict[s
         return {}
     by_feature = {}
     for index in np.unique(long.field):
-        own = long.field == index
         if (name := features.get(parsed.dialect.fields[index].name)) is None:  # a key of a joined file
             continue
-        by_feature[name] = LongTexts(
-            long.field[own], long.keys[own], long.fingerprints[own], long.starts[own], long.ends[own], long.buffer
-        )
+        by_feature[name] = long.take(long.field == index)
     return by_feature
 
 

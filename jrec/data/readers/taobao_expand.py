@@ -6,8 +6,8 @@ import dataclasses
 
 import numpy as np
 
+from jrec.data.columns import ListColumn, lists_at
 from jrec.data.readers.keys import mix64
-from jrec.data.readers.parse import ListField
 from jrec.kernel_cache import compiled
 
 _MERGE = 1 << 20  # distinct items of blocks, at least, that wait to be merged into the catalogue
@@ -61,8 +61,8 @@ class Sequences:
 
     labels: np.ndarray
     targets: Behaviours
-    items: ListField
-    categories: ListField
+    items: ListColumn
+    categories: ListColumn
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -129,14 +129,11 @@ class Drawing:
         labels = np.zeros((len(at), 1 + self.negatives), np.float32)
         labels[:, 0] = 1
         lengths = np.repeat(np.minimum(at - first, self.history), 1 + self.negatives)
-        offsets = np.zeros(len(source) + 1, np.int64)
-        np.cumsum(lengths, out=offsets[1:])
-        steps = np.repeat(source - lengths - offsets[:-1], lengths) + np.arange(offsets[-1])
         sequences = Sequences(
             labels=labels.reshape(-1),
             targets=Behaviours(users=users[source], items=items, categories=categories, times=behaviours.times[source]),
-            items=ListField(offsets, behaviours.items[steps]),
-            categories=ListField(offsets, behaviours.categories[steps]),
+            items=lists_at(behaviours.items, source - lengths, lengths),
+            categories=lists_at(behaviours.categories, source - lengths, lengths),
         )
         return sequences, None if without < 0 else int(users[without])
 

@@ -22,8 +22,7 @@ from jrec.data.reorder.effect import Effect, measure_effects, random_order, tota
 from jrec.data.reorder.file import FOLDER, save_order, table_checksums
 from jrec.data.reorder.log import Reading, stored
 from jrec.data.reorder.options import ReorderOptions
-from jrec.data.reorder.plots import image, plot_prefixes
-from jrec.data.reorder.table import TableOrder, reorder_table
+from jrec.data.reorder.table import TableOrder, index_graph, table_order
 from jrec.data.reorder.verify import verify
 from jrec.data.schema import SCHEMA_FILE, Bijection, DatasetError, Schema
 from jrec.ops.layout import MAX_ROWS
@@ -31,7 +30,6 @@ from jrec.outputs import link, locked, new_folder, write_file, writing
 from jrec.progress import Progress
 
 REPORT_FILE = "report.json"
-PLOT_FILE = "prefixes.png"
 _VERIFIED_BATCHES = 32  # of every split, before the new schema is in force; `jrec reorder --verify` compares all
 _QUIET = Progress(show=False)
 
@@ -80,7 +78,7 @@ def reorder(
       report: Takes messages for the user.
 
     Returns:
-      What was done; ``reorder/report.json`` and ``reorder/prefixes.png`` in the dataset say it too.
+      What was done; ``reorder/report.json`` in the dataset says it too.
 
     Raises:
       DatasetError: If the dataset cannot be used, or no table is large enough.
@@ -91,7 +89,10 @@ def reorder(
     with _target(folder, out, overwrite=overwrite, command=command, report=report) as target:
         schema = Schema.load(folder)
         schema.check_numbered("`jrec reorder` renumbers rows before training")
-        orders = _find(folder, stored(schema), options, progress)
+        graphs = (
+            index_graph(folder, stored(schema), table, options, progress) for table in choose_tables(schema, options)
+        )
+        orders = [table_order(graph, options, progress) for graph in graphs]
         outcome = _judge(folder, stored(schema), options, orders, progress)
         with writing(target):
             entries = {o.table: save_order(target, o.table, o.order) for o in orders if o.table in outcome.kept}
@@ -168,10 +169,6 @@ def _target(
         yield target
 
 
-def _find(folder: pathlib.Path, schema: Schema, options: ReorderOptions, progress: Progress) -> list[TableOrder]:
-    return [reorder_table(folder, schema, table, options, progress) for table in choose_tables(schema, options)]
-
-
 def _judge(
     folder: pathlib.Path, schema: Schema, options: ReorderOptions, candidates: Sequence[TableOrder], progress: Progress
 ) -> Outcome:
@@ -225,7 +222,7 @@ def _plain(options: ReorderOptions) -> dict[str, Any]:
 
 
 def _write_report(folder: pathlib.Path, schema: Schema, options: ReorderOptions, outcome: Outcome) -> None:
-    """The figures as JSON and the plot; the checksums say which bijections they are of."""
+    """The figures as JSON; the checksums say which bijections they are of."""
     content = {
         "format": "jrec-reorder-report",
         "version": 1,
@@ -238,8 +235,6 @@ def _write_report(folder: pathlib.Path, schema: Schema, options: ReorderOptions,
         },
         "effects": [dataclasses.asdict(e) for e in outcome.effects],
     }
-    figure = plot_prefixes(outcome.effects, title=f"{schema.name}: unique prefixes of a batch")
-    write_file(folder / PLOT_FILE, image(figure))
     write_file(folder / REPORT_FILE, json.dumps(content, indent=1, allow_nan=False) + "\n")
 
 
@@ -247,7 +242,7 @@ def _sweep(folder: pathlib.Path, schema: Schema) -> None:
     """Removes bijections that the schema does not name: those that were replaced, or that a kill left behind."""
     named = {t.bijection.file for t in schema.tables if t.bijection is not None}
     for path in (folder / FOLDER).iterdir():
-        if path.name not in (REPORT_FILE, PLOT_FILE) and f"{FOLDER}/{path.name}" not in named:
+        if path.name != REPORT_FILE and f"{FOLDER}/{path.name}" not in named:
             path.unlink()
 
 

@@ -1,12 +1,21 @@
-"""Plots of a reordering: unique prefixes over batch sizes. Built without pyplot: nothing global changes."""
+"""Draws what `jrec reorder` reports of a dataset: the unique prefixes of a batch over batch sizes.
+
+python -m benchmarks.studies.reorder data/kaggle --out prefixes.png
+"""
 
 from __future__ import annotations
 
+import argparse
 import io
+import json
+import pathlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from jrec.data.reorder.driver import REPORT_FILE
 from jrec.data.reorder.effect import Effect
+from jrec.data.reorder.file import FOLDER
+from jrec.outputs import check_output, write_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,6 +28,19 @@ STYLES = {  # Okabe and Ito: apart for the colour-blind too
 }
 MOST_TABLES = 8
 DPI = 150
+
+
+def main() -> None:
+    """Reads a dataset's report and draws it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", metavar="DATA", help="a dataset that `jrec reorder` has reordered")
+    parser.add_argument("--out", metavar="FILE", required=True, help="the PNG to write")
+    arguments = parser.parse_args()
+    check_output(arguments.out, inputs=[arguments.data])
+    report = json.loads((pathlib.Path(arguments.data) / FOLDER / REPORT_FILE).read_text(encoding="utf-8"))
+    effects = [Effect(**effect) for effect in report["effects"]]
+    figure = plot_prefixes(effects, title=f"{report['dataset']}: unique prefixes of a batch")
+    write_file(arguments.out, image(figure))
 
 
 def plot_prefixes(effects: Sequence[Effect], *, title: str) -> Figure:
@@ -67,3 +89,7 @@ def image(figure: Figure) -> bytes:
     content = io.BytesIO()
     figure.savefig(content, format="png", dpi=DPI)
     return content.getvalue()
+
+
+if __name__ == "__main__":
+    main()
