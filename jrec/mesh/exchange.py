@@ -61,6 +61,7 @@ class Exchange:
           ValueError: On an unknown kind.
         """
         check_kind(kind, "any")
+        # Every later swap follows from these: both sides know how many lines are real without asking again.
         asked = swap_padded(remote.rows)
         count = jax.tree.map(lambda rows: jnp.sum(rows < shard_rows, axis=1, dtype=jnp.int32), (remote.rows, asked))
         return Exchange(asked=asked, sends=count[0], answers=count[1], kind=kind)

@@ -133,6 +133,7 @@ class RowGradients:
         Raises:
           ValueError: If addresses are missing where rows are rounded by them.
         """
+        # In one order on all devices, as ``squares`` has it: each part may have a collective, which all enter together.
         rows = new = self.rows
         if self.sharded is not None:
             sharded, slots = self.sharded.step(optimizer, rows.sharded, rows.sharded_slots, options)

@@ -116,6 +116,7 @@ class BatchPartitioner:
         for device in self.devices:
             part = self._examples(batch, device, size)
             parts.append(routed_batch(self.layout, part, self._routers, device, self._casts, send))
+        # Only row numbers are needed for owners; of several processes none knows what the others' parts read.
         read = {name: read_from_host([part.routes[name] for part in parts]) for name in self._hosts}
         partitioned = PartitionedBatch(batch=batch, parts=tuple(parts), asked=read)
         if self._together:

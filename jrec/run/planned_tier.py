@@ -121,6 +121,7 @@ class PlannedTier(Tier):
         if lines.any():
             capacity = held.sharded.shape[0] // setup.plan.devices
             numbers = where.owner[lines].astype(np.int64) * capacity + where.offset[lines]
+            # Sizes are powers of two, so that reads of any number of rows share few compiled programs.
             padded = np.zeros(1 << int(np.ceil(np.log2(numbers.size))), np.int32)
             padded[: numbers.size] = numbers
             everywhere = NamedSharding(setup.mesh, PartitionSpec())

@@ -116,6 +116,7 @@ def plan_placement(problem: Problem, options: PlanOptions | None = None, *, prev
     reserved = np.full(problem.devices, float(tiers.core_bytes))
     if training:
         reserved += float((hot * problem.memory_bytes).sum())
+    # Halving the threshold may make the balance worse, since the greedy assignment sees other pieces: keep the best.
     best: tuple[float, float, Placement] | None = None
     tried, threshold = [], options.threshold
     for _ in range(options.refinements + 1):

@@ -67,6 +67,7 @@ class PlannedRows:
             exchange = Exchange.open(route.remote, shard_rows=self.rows.shard_rows, kind=kind)
         if route.send is not None:
             sent = Sent.open(route.send, kind=kind)
+        # All requests are out before the first answer is waited for: answers and pooled sums travel side by side.
         table = retrieve(self.rows, route, exchange)
         away = None if sent is None else sent.pooled(self.rows.sharded, options=context.options)
         left = PlannedResiduals(bags=BagResiduals(cast=bags.cast, weights=bags.weights), exchange=exchange, sent=sent)
