@@ -23,7 +23,7 @@ from jax.extend.random import threefry_2x32
 from jrec import ops
 from jrec.errors import ConfigError
 from jrec.host import HostTable
-from jrec.host.local import local_ids
+from jrec.host.table import local_ids
 from jrec.native import host
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
 from jrec.ops.rounding_rows import rounding_rows
