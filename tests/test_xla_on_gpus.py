@@ -80,7 +80,7 @@ def _rows(values):
     some_of(itertools.product(("float32", "bfloat16"), (False, True)), ("float32", True), ("bfloat16", False)),
 )
 @pytest.mark.parametrize(
-    "length", [0, 1, 5, 32, 33, 80, 300, None], ids=lambda n: "ragged" if n is None else f"{n} ids"
+    "length", [0, 1, 5, 32, 33, 80, 301, None], ids=lambda n: "ragged" if n is None else f"{n} ids"
 )
 def test_gather_reduce(length, dtype, weighted, rng, as_on_gpus):
     table = jnp.asarray(rng.normal(size=(40, 6)), dtype)
