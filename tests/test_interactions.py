@@ -139,7 +139,8 @@ def check_model(config):
         logits = nnx.merge(graph, parameters, rest).logits(batch.dense, activations, batch.bags)
         return jnp.sum(jnp.asarray(weights, jnp.float32) * logits), logits
 
-    (_, logits), gradients = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(parameters, activations)
+    slopes = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))
+    (_, logits), gradients = slopes(parameters, activations)
 
     def reference(parameters, activations):
         pure = {key: value for key, value in parameters.items() if key != "embeddings"}
