@@ -391,6 +391,7 @@ def test_examples_of_the_documentation():
     assert any(itertools.chain(t.examples for t in doctest.DocTestFinder().find(module)))
 
 
+@pytest.mark.slow
 def test_the_benchmark_runs_whole(tmp_path, monkeypatch, capsys):
     from benchmarks import harness, host_table, workloads
     from benchmarks.peers import client
