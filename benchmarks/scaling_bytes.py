@@ -56,7 +56,7 @@ def ledger(setup: Setup, parts: Sequence[DeviceBatch], batch: StepBatch, state: 
     union = np.unique(np.concatenate([p.routes[setup.stack].replicated.rows for p in parts])).size
     room = route.replicated.rows.shape[-1]
     copies = max(1, setup.plan.replicated_rows(table.stack))
-    buffer = min(devices * room, copies) if route.union is None else min(route.union, devices * room, copies)
+    buffer = min(devices * room, copies)
     wide = 4 * table.dim
     seen, dense = 12 * setup.workload.batch * others / devices, ring * (_dense_bytes(state) + 8)
     return [

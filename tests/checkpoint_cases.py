@@ -183,7 +183,7 @@ class Fresh:
         self._rng = rng
 
     def read(self, stack, array, addresses):
-        """See ``jrec.run.row_source.RowSource``."""
+        """See ``jrec.run.model_rows.RowSource``."""
         if array == "values":
             return self._rng.normal(size=(addresses.size, stack.dim)).astype(stack.dtype)
         return np.zeros((addresses.size, stack.dim), np.float32)

@@ -2,6 +2,7 @@
 
 import pathlib
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -37,3 +38,11 @@ def whole_stack_checkpoint(folder: pathlib.Path, stack, optimizer, arrays) -> Sa
     checkpoints = Checkpoints(folder)
     checkpoints.save(1, arrays={}, sources=[DeviceRows(stack, optimizer.slots, lambda: on_device)])
     return checkpoints.open()
+
+
+def flatten(tree) -> dict:
+    """Leaves by readable path."""
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="."): leaf
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }

@@ -26,7 +26,7 @@ import pytest
 from jrec import compile_cache
 
 # Garbage is looked for less often than by default, which takes an eighth of a run's time.
-gc.set_threshold(10_000, 10, 100)
+gc.set_threshold(50_000, 20, 100)
 
 # Tests compile the same programs again and again: the workers of a run, all that they start, and later runs do so once.
 # Of 5,000 programs 3,000 took less than 20 ms each; to read those too, rather than to compile them, takes a tenth less.
@@ -52,13 +52,14 @@ hypothesis.settings.load_profile("jrec")
 
 VARIANTS = "kernel variants compiled for sm_90a"
 SHARED_DATA = pathlib.Path(__file__).resolve().parents[2] / "shared" / "data"
+NO_SHARED_DATA = "the real click-log samples (a shared/data folder beside the checkout) are absent on this machine"
 
 
 @pytest.fixture(scope="session")
 def shared_data() -> pathlib.Path:
     """The folder of real click-log samples that lies beside the checkout on development machines and in CI."""
     if not SHARED_DATA.is_dir():
-        pytest.skip("the real click-log samples (a shared/data folder beside the checkout) are absent on this machine")
+        pytest.skip(NO_SHARED_DATA)
     return SHARED_DATA
 
 
@@ -92,7 +93,10 @@ def pytest_unconfigure():
 
 
 def pytest_terminal_summary(terminalreporter):
-    """Says how many kernels were compiled, by this process or by workers."""
+    """Says how many tests lacked real logs, and how many kernels were compiled, by this process or by workers."""
     reports = [report for of in terminalreporter.stats.values() for report in of if hasattr(report, "user_properties")]
     if compiled := [count for report in reports for name, count in report.user_properties if name == VARIANTS]:
         terminalreporter.write_line(f"{sum(compiled)} {VARIANTS}")
+    skipped = [report for report in terminalreporter.stats.get("skipped", ()) if NO_SHARED_DATA in str(report.longrepr)]
+    if skipped:
+        terminalreporter.write_line(f"{len(skipped)} tests of real logs were skipped: {NO_SHARED_DATA}")

@@ -17,7 +17,7 @@ from jrec.mesh.exchange import Exchange
 from jrec.mesh.retrieve import retrieve
 from jrec.mesh.route import AXIS, MeshRows, Picks, Route, local_view
 from jrec.mesh.step import StepOptions
-from jrec.mesh.update import update
+from jrec.mesh.update import RowGradients
 from jrec.ops.row_update import casted_update
 from jrec.ops.tensor_cast import tensor_cast
 
@@ -94,9 +94,7 @@ def random_placement(rng: np.random.Generator, rows: int, devices: int, *, tiers
     return Placed(tier=tier, owner=owner, offset=offset, devices=devices)
 
 
-def routes(
-    placed: Placed, uniques: list[np.ndarray], capacity: int, *, room: int = 1, union: int | None = None
-) -> Route:
+def routes(placed: Placed, uniques: list[np.ndarray], capacity: int, *, room: int = 1) -> Route:
     """The routes of all devices, stacked, with ``room`` places of padding more than needed in every tier."""
     devices = placed.devices
     own, replicated, remote = [], [], []
@@ -122,7 +120,6 @@ def routes(
         own=pad(own, past),
         remote=jax.tree.map(lambda a: a.reshape(devices, devices, -1), lines),
         addresses=jnp.asarray(addresses),
-        union=union,
     )
 
 
@@ -181,7 +178,8 @@ def update_program(optimizer, devices, *, kind="padded", stack=None, **how):
         route, gradients = local_view((route, gradients))
         exchange = Exchange.open(route.remote, shard_rows=rows.shard_rows, kind=kind)
         options = StepOptions(step=step, rounding_key=key, stack=stack)
-        return update(optimizer, rows, route, exchange, gradients, options=options, **how)
+        given = {"rows": rows, "route": route, "exchange": exchange, "gradients": gradients, "options": options}
+        return RowGradients(**given, **how).step(optimizer, options)
 
     spec = (specs, PartitionSpec(AXIS), PartitionSpec(AXIS), PartitionSpec(), PartitionSpec())
     mapped = jax.shard_map(body, mesh=mesh(devices), in_specs=spec, out_specs=specs, check_vma=False)

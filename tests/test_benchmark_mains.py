@@ -106,6 +106,7 @@ def test_mlperf_times_steps_of_cross_layers(monkeypatch, run):
 RM = dataclasses.replace(TINY, name="rm1", num_dense=3, bottom=(8,), top=(4, 1))
 
 
+@pytest.mark.slow
 def test_sides_of_the_overlap_train_alike_and_alternate(monkeypatch):
     monkeypatch.setattr(casting_overlap, "BLOCK_SECONDS", 0.0)
     run = casting_overlap.Run(RM)
@@ -142,6 +143,7 @@ def test_overlap_is_reported(monkeypatch, run):
     assert values["no casting: embeddings' backward pass"] == (pytest.approx(100 * 4 / 6), None)
 
 
+@pytest.mark.slow
 def test_a_plain_jax_program_takes_the_same_steps(monkeypatch, run):
     kaggle = dataclasses.replace(RM, name="kaggle", rows=(90, 70, 60), ids_per_bag=(1, 1, 1))
     monkeypatch.setitem(workloads.WORKLOADS, "kaggle", kaggle)
@@ -153,6 +155,7 @@ def test_a_plain_jax_program_takes_the_same_steps(monkeypatch, run):
     }
 
 
+@pytest.mark.slow
 def test_steps_say_which_tables_they_cap(monkeypatch, run):
     monkeypatch.setitem(workloads.WORKLOADS, "rm1", RM)
     monkeypatch.setattr(harness, "QUICK_SECONDS", 0.05)

@@ -465,7 +465,7 @@ def test_a_checkpoint_is_of_its_step_while_steps_go_on(tier, read_bytes, tmp_pat
     assert fresh.state() == tables.state()
 
 
-@pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.parametrize("tier", some_of(TIERS, "mesh"))
 def test_without_the_kept_rows_it_would_not_be(tier, tmp_path, monkeypatch):
     tables, rng = make(tier, rows=(400, 40)), np.random.default_rng(2)
     tables.write(rng, rows=600)
@@ -477,7 +477,7 @@ def test_without_the_kept_rows_it_would_not_be(tier, tmp_path, monkeypatch):
     assert fresh.state() != expected
 
 
-@pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.parametrize("tier", some_of(TIERS, "host", "mesh"))
 def test_rows_that_are_kept_are_bounded(tier, tmp_path, monkeypatch):
     """A step waits for the disk where too many rows would have to be kept."""
     tables, rng = make(tier, rows=(2000,)), np.random.default_rng(2)

@@ -313,7 +313,7 @@ def mixed_layout(*, planned=False):
     return jrec.EmbeddingLayout.build(tables, features, planned=planned)
 
 
-@pytest.mark.parametrize("planned", [False, True])
+@pytest.mark.parametrize("planned", some_of([False, True], True))
 def test_cores_16_bit_rows_frozen_tables_and_parts_on_a_mesh(planned):
     frozen = {"item": None}
     model, optimizer = modules(mixed_layout(), tables=frozen)

@@ -23,7 +23,7 @@ from jax.extend.random import threefry_2x32
 from jrec import ops
 from jrec.errors import ConfigError
 from jrec.host import HostTable
-from jrec.host.local import local_ids
+from jrec.host.table import local_ids
 from jrec.native import host
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
 from jrec.ops.rounding_rows import rounding_rows
@@ -391,6 +391,7 @@ def test_examples_of_the_documentation():
     assert any(itertools.chain(t.examples for t in doctest.DocTestFinder().find(module)))
 
 
+@pytest.mark.slow
 def test_the_benchmark_runs_whole(tmp_path, monkeypatch, capsys):
     from benchmarks import harness, host_table, workloads
     from benchmarks.peers import client

@@ -1,5 +1,6 @@
 """Interactions and first-order terms of a DLRM against float64 NumPy: logits, gradients, errors, whole runs."""
 
+import itertools
 import pathlib
 
 import jax
@@ -7,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from grids import some_of
 from run_cases import CONFIG, configuring, quickstart
 
 import jrec
@@ -110,8 +112,10 @@ def numpy_logits(config, dense, rows, parameters):
     return np.array(logits)
 
 
-@pytest.mark.parametrize("num_dense", [0, 3])
-@pytest.mark.parametrize("name", list(MODELS))
+@pytest.mark.parametrize(
+    ("name", "num_dense"),
+    some_of(itertools.product(MODELS, (0, 3)), *((name, 3) for name in MODELS), ("dot", 0), ("deepfm", 0), ("dcn", 0)),
+)
 def test_logits_and_gradients_equal_the_formulas_in_float64(name, num_dense):
     check_model(config_of(name, num_dense))
 
@@ -135,7 +139,8 @@ def check_model(config):
         logits = nnx.merge(graph, parameters, rest).logits(batch.dense, activations, batch.bags)
         return jnp.sum(jnp.asarray(weights, jnp.float32) * logits), logits
 
-    (_, logits), gradients = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(parameters, activations)
+    slopes = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))
+    (_, logits), gradients = slopes(parameters, activations)
 
     def reference(parameters, activations):
         pure = {key: value for key, value in parameters.items() if key != "embeddings"}

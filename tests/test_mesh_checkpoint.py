@@ -8,7 +8,7 @@ import mesh_runs
 import numpy as np
 import optax
 import pytest
-from checkpoint_state import contents, whole_stack_checkpoint
+from checkpoint_state import contents, flatten, whole_stack_checkpoint
 from distribute_cases import DENSE, ROWS, columns, layout_of, mesh_of, three_tiers
 from flax import nnx
 from grids import some_of
@@ -25,7 +25,7 @@ from jrec.checkpoint.writer import Writer
 from jrec.data.synth.generate import SynthOptions, synthesize
 from jrec.data.synth.shapes import shape_like
 from jrec.errors import CheckpointError
-from jrec.run.checkpoint import dense_arrays, flatten
+from jrec.run.checkpoint import dense_arrays
 from jrec.run.mesh_checkpoint import MeshSource, saved_stack
 from jrec.train.config import load_config
 from jrec.train.evaluate import evaluate_checkpoint, restore_run
@@ -175,7 +175,7 @@ def test_checkpoints_are_of_their_steps_while_a_mesh_takes_others(name, tmp_path
             step, first = run.compile(), run.steps
             for batch in run.feed((columns(n) for n in range(first, first + 8)), dense=DENSE):
                 step(batch)
-                if run._checkpoints.saving:
+                if (writing := run._checkpoints._checkpoints) is not None and writing.saving:
                     during += 1
                 else:
                     taken[run.steps] = copied(run) if run.mesh is not None else {}

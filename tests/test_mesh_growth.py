@@ -4,11 +4,10 @@ import json
 
 import numpy as np
 import pytest
+from checkpoint_state import flatten
 from run_cases import configuring
 from skewed_log import skewed_dataset
 
-from jrec.run.checkpoint import flatten
-from jrec.run.mesh_arrays import NONE, Sizes, from_table, table_of
 from jrec.train.evaluate import restore_run
 from jrec.train.loop import train
 from jrec.train.report.logs import SIZES, read_records
@@ -75,8 +74,3 @@ def test_sizes_grow_at_the_step_that_needs_it_with_the_bits_of_a_run_that_had_th
     assert all(after > before for before, after in kinds.values())
     assert f"step {records[0]['step']} needs larger buffers between devices" in capsys.readouterr().err
     assert json.loads((grown.folder / "timing.jsonl").read_text().splitlines()[0])["step"] == 1
-
-
-def test_sizes_as_a_table():
-    needed = {"a": Sizes(unique=1, own=2, remote=3, replicated=4, lookups=6, pooled=7)}
-    assert from_table(["a", "b"], table_of(["a", "b"], needed)) == {**needed, "b": NONE}

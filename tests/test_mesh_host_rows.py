@@ -6,7 +6,7 @@ import jax
 import mesh_runs
 import numpy as np
 import pytest
-from checkpoint_state import whole_stack_checkpoint
+from checkpoint_state import flatten, whole_stack_checkpoint
 from flax import nnx
 from host_runs import pipeline_threads
 from jax.sharding import Mesh
@@ -21,7 +21,6 @@ from jrec.checkpoint.writer import Writer
 from jrec.data.schema import Schema
 from jrec.errors import CheckpointError
 from jrec.host import HostTable
-from jrec.run.checkpoint import flatten
 from jrec.run.host_owners import ALONE
 from jrec.run.mesh_checkpoint import MeshSource, saved_stack
 from jrec.run.mesh_plan import default_plan

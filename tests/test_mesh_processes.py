@@ -11,6 +11,7 @@ import time
 
 import numpy as np
 import pytest
+from checkpoint_state import flatten
 from skewed_log import skewed_dataset
 
 from jrec.data.loader import LoaderConfig, make_loader
@@ -18,7 +19,6 @@ from jrec.data.regroup import gathered
 from jrec.data.schema import Schema
 from jrec.data.synth.generate import SynthOptions, synthesize
 from jrec.data.synth.shapes import shape_like
-from jrec.run.checkpoint import flatten
 from jrec.run.step import compile_run
 from jrec.train.build import build_layout, build_model, build_optimizer
 from jrec.train.config import load_config

@@ -190,7 +190,7 @@ def test_what_does_not_fit_is_never_dropped():
     shapes.fix(needed)
     shapes.check(needed)
     assert not shapes.grow(needed)
-    before = shapes.sizes[STACK.name] = dataclasses.replace(needed[STACK.name], remote=1)
+    before = shapes.sizes[STACK.name] = needed[STACK.name]._replace(remote=1)
     with pytest.raises(RuntimeError, match=r"a batch needs .* of stack .*, but there is room for .*remote=1"):
         shapes.check(needed)
     assert shapes.grow(needed) == {STACK.name: (before, shapes.sizes[STACK.name])}

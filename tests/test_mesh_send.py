@@ -15,7 +15,7 @@ from jrec.mesh.retrieve import retrieve
 from jrec.mesh.route import AXIS, MeshRows, local_view
 from jrec.mesh.send import Sent
 from jrec.mesh.step import StepOptions
-from jrec.mesh.update import update
+from jrec.mesh.update import RowGradients
 from jrec.ops import SGD
 from jrec.ops.gather_reduce import gather_reduce
 from jrec.ops.row_update import casted_gather_reduce, casted_update
@@ -84,8 +84,9 @@ def on_mesh(case, optimizer, gradient_of, *, key=None, kind="padded"):
         summed = casted_gather_reduce(cast, gradients, weights)
         numbers = jnp.where(cast.rows < route.capacity, cast.rows, route.capacity)
         of_rows = jnp.zeros((route.capacity, DIM), jnp.float32).at[numbers].set(summed, mode="drop")
-        new = update(optimizer, rows, route, None, of_rows, sent=sent, bag_gradients=gradients, options=options)
-        return pooled[None], new
+        bags = {"sent": sent, "bag_gradients": gradients}
+        step = RowGradients(rows=rows, route=route, exchange=None, gradients=of_rows, options=options, **bags).step
+        return pooled[None], step(optimizer, options)
 
     over, mesh = P(AXIS), mesh_cases.mesh(DEVICES)
     spec = (specs, over, over, over, over, P())

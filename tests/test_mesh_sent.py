@@ -1,6 +1,5 @@
 """Lookups that are sent and those that are not: together the batch, each once, in the forms that a step takes."""
 
-import dataclasses
 import functools
 from typing import Any
 
@@ -113,7 +112,7 @@ def test_sizes_of_what_is_sent_grow():
     assert made.routes[stack.name].send.rows.shape == (2, 2, shapes.sizes[stack.name].lookups)
     for kind in ("lookups", "pooled"):
         shapes.fix(needed)
-        shapes.sizes[stack.name] = dataclasses.replace(shapes.sizes[stack.name], **{kind: 1})
+        shapes.sizes[stack.name] = shapes.sizes[stack.name]._replace(**{kind: 1})
         with pytest.raises(RuntimeError, match=rf"there is room for .*{kind}=1"):
             shapes.check(needed)
         shapes.grow(needed)

@@ -20,7 +20,7 @@ from jrec.ops import SGD, Adagrad, Bags, tensor_cast
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
 from jrec.ops.tt import TTCacheConfig, TTShape
 from jrec.ops.tt.cache_index import lookups_of_rows
-from jrec.tiers.counter import count, counted, empty_counter
+from jrec.tiers.cores import count, counted, empty_counter
 from jrec.tiers.shared_cores import cast_of_all
 from jrec.tiers.store import Context
 from jrec.train.evaluate import evaluate_checkpoint

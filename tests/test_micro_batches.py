@@ -75,7 +75,7 @@ PLACEMENTS = (
 
 @pytest.mark.parametrize(
     "placement",
-    some_of(PLACEMENTS, "host pipeline", "mesh, host rows", "tables apart", "tensor trains", "growing"),
+    some_of(PLACEMENTS, "mesh, host rows", "tables apart", "tensor trains", "growing"),
 )
 def test_slices_take_the_step_of_the_whole_batch(placement, tmp_path):
     count = 2 if placement == "growing" else SLICES

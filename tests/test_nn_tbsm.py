@@ -13,7 +13,7 @@ from flax import nnx
 import jrec
 from jrec import ops
 from jrec.nn import TBSM, SparseOptimizer, TBSMConfig, train_step
-from jrec.nn.tbsm_layers import on_sphere, places
+from jrec.nn.tbsm import on_sphere, places
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

@@ -1,6 +1,7 @@
 """Every op under jit, grad, vmap, remat, shard_map, pmap and buffer donation; and what the compiled programs hold."""
 
 import functools
+import itertools
 import operator
 import re
 
@@ -8,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from grids import some_of
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
@@ -87,8 +89,10 @@ def test_vmap_over_ids_alone(implementation, table, rng):
     _assert_close(got, table[ids].sum(2))
 
 
-@pytest.mark.parametrize("check_vma", [False, True])
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize(  # None, on a CPU, is the native kernels
+    ("implementation", "check_vma"),
+    some_of(itertools.product(IMPLEMENTATIONS, (False, True)), ("xla", True), ("native", False), (None, True)),
+)
 @pytest.mark.parametrize("op", OPS)
 def test_shard_map_runs_each_shard_by_itself(op, implementation, check_vma, rng):
     devices = jax.devices()[:4]

@@ -9,6 +9,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 import shop_logs
+from grids import some_of
 
 import jrec
 from jrec import cli, serving
@@ -40,7 +41,7 @@ def _predict(*arguments):
     return cli.main(["predict", *map(str, arguments), "--quiet"])
 
 
-@pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.parametrize("tier", some_of(TIERS, "device", "tensor train"))
 def test_all_inputs_have_the_scores_of_the_evaluation(tier, shop, tmp_path):
     folder, monday, tuesday, lines = shop
     run = shop_logs.trained(tmp_path, monday, *TIERS[tier])

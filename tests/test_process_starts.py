@@ -49,13 +49,11 @@ def endings(tmp_path, datasets):
     return start
 
 
-@pytest.mark.parametrize(
-    ("key", "values"),
-    [("optimizer.embedding.learning_rate", (0.01, 0.02)), ("seed", (0, 1)), ("checkpoint.every_steps", (10, 0))],
-)
-def test_processes_of_another_configuration(endings, key, values):
-    for said in endings([f"{key}={values[0]}"], [f"{key}={values[1]}"]):
-        assert f"{key} is {values[0]} in process 0 and {values[1]} in process 1" in said
+def test_processes_of_another_configuration(endings):
+    keys = {"optimizer.embedding.learning_rate": (0.01, 0.02), "seed": (0, 1), "checkpoint.every_steps": (10, 0)}
+    for said in endings(*([f"{key}={values[number]}" for key, values in keys.items()] for number in range(2))):
+        for key, values in keys.items():
+            assert f"{key} is {values[0]} in process 0 and {values[1]} in process 1" in said
 
 
 def test_processes_of_another_dataset(endings, datasets):

@@ -10,13 +10,13 @@ import time
 
 import numpy as np
 import pytest
+from checkpoint_state import flatten
 from test_mesh_processes import TIMEOUT, dataset, finish, run  # noqa: F401 (fixtures)
 from test_prepare_workspace import files, make, write_log
 
 from jrec import cli
 from jrec.data import ingest, parts
 from jrec.errors import ConfigError
-from jrec.run.checkpoint import flatten
 from jrec.train.evaluate import restore_run
 
 pytest.importorskip("ray", reason="needs the extra ray: pip install 'jrec[ray]'")

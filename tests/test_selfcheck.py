@@ -118,7 +118,7 @@ def test_a_right_kernel_is_timed_and_a_slow_one_not_chosen(monkeypatch):
 @pytest.mark.parametrize(
     "of",
     [
-        gather(16),
+        pytest.param(gather(16), marks=pytest.mark.slow),
         update(optimizer="RowWiseAdagrad"),
         pytest.param(update(dtype="bfloat16", optimizer="Adam"), marks=pytest.mark.slow),
         pytest.param(update(dtype="float16", optimizer="RMSProp"), marks=pytest.mark.slow),

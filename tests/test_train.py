@@ -15,7 +15,6 @@ from run_cases import CONFIG, configuring, killed_and_resumed, quickstart
 
 from jrec.data.schema import DatasetError
 from jrec.errors import CheckpointError, ConfigError, DivergedError, OutputError
-from jrec.run.checkpoint import flatten
 from jrec.signals import ECHO_SECONDS
 from jrec.train import loop
 from jrec.train.evaluate import evaluate_checkpoint
@@ -272,10 +271,6 @@ def test_divergence_is_an_error_that_leaves_the_last_checkpoint(configure):
     config = configure("optimizer.name=sgd", "optimizer.learning_rate=1e12")
     with pytest.raises(DivergedError, match="diverged"):
         train(config)
-
-
-def test_flatten_names_leaves_readably():
-    assert flatten(({"a": [1, 2]}, 3)) == {"0.a.0": 1, "0.a.1": 2, "1": 3}
 
 
 def test_unusable_checkpoints_and_data_are_named(configure, tmp_path):

@@ -5,6 +5,7 @@ import pathlib
 
 import numpy as np
 import pytest
+from checkpoint_state import flatten
 from tbsm_config import SHIPPED, SMALL
 
 from jrec import cli
@@ -12,7 +13,6 @@ from jrec.data.schema import Schema
 from jrec.data.synth.generate import SynthOptions, synthesize
 from jrec.data.synth.shapes import shape_like
 from jrec.errors import ConfigError
-from jrec.run.checkpoint import flatten
 from jrec.train.build import described
 from jrec.train.config import load_config
 from jrec.train.evaluate import evaluate_checkpoint, restore_run

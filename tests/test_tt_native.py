@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from grids import some_of
 from tt_kernel_cases import make_level
 
 from jrec import ops
@@ -157,8 +158,10 @@ def _ids(rng, ragged):
     return jnp.asarray(np.abs(ids.ravel())), jnp.asarray(np.arange(0, 111, 11, np.int32))
 
 
-@pytest.mark.parametrize("capacity", [None, 20])
-@pytest.mark.parametrize("ragged", [False, True])
+FORMS = some_of(itertools.product((False, True), (None, 20)), (False, 20), (True, None))
+
+
+@pytest.mark.parametrize(("ragged", "capacity"), FORMS)
 @pytest.mark.parametrize("factors", [(10, 10, 10), (25, 40), (5, 5, 5, 8)])
 def test_the_index_is_that_of_xla(factors, ragged, capacity):
     dims = (2,) * len(factors)
@@ -197,8 +200,7 @@ def test_positions_of_no_lookup_are_an_error(position):
 
 
 @pytest.mark.parametrize("cached", [[], [4], range(0, 1000, 3), range(1000)], ids=len)
-@pytest.mark.parametrize("capacity", [None, 20])
-@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize(("ragged", "capacity"), FORMS)
 def test_a_cast_is_split_as_by_xla(ragged, capacity, cached):
     ids, offsets = _ids(np.random.default_rng(4), ragged)
     bags = len(ids) if offsets is None else len(offsets) - 1

@@ -169,6 +169,7 @@ class HostPipeline:
         """
         if ready.number != self._returned or self._taken == self._returned:
             raise RuntimeError(f"batch {ready.number} was put back, but the pipeline waits for batch {self._returned}")
+        # Before the next ``get`` assembles its rows, which the plan has promised to find in the ring.
         for name, ring in self._rings.items():
             ring.push(ready.number, tables[name])
         returning = {name: self._return(ready, name, tables[name]) for name in ready.located.reads}
@@ -265,6 +266,7 @@ class HostPipeline:
 
     def _admit(self, located: Channel[tuple[int, LocatedBatch]]) -> tuple[int, LocatedBatch]:
         number, item = located.get()
+        # Case 2 of the module: a row that is not in the ring was stored before this gather begins.
         self._stored.wait_for(number - self._queue + 1)
         return number, item
 

@@ -10,9 +10,8 @@ import jax
 import numpy as np
 
 from jrec.batch import Batch
-from jrec.host.local import local_ids
 from jrec.host.ring import Rows, bucket, head
-from jrec.host.table import HostTable
+from jrec.host.table import HostTable, local_ids
 from jrec.ops.host_cast import with_cast
 from jrec.ops.layout import Stack
 from jrec.ops.types import Bags, Cast

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrec.host.checks import checked_bags, checked_rows, checked_values
-from jrec.host.local import local_ids
 from jrec.host.memory import allocate, physical_memory
 from jrec.native import host
 from jrec.native.host_cast import thread_count
@@ -304,6 +303,24 @@ class HostTable:
         for slot, array in slots.items():
             shape = (rows.size, *own[slot].shape[1:])
             checked_values(f"{slots_name}[{slot!r}]", array, shape, np.dtype(np.float32), written=written)
+
+
+def local_ids(cast: Cast, shape: tuple[int, ...]) -> np.ndarray:
+    """The place of each lookup's row in ``cast.rows``; -1 for padding.
+
+    Args:
+      cast: The lookups' cast, NumPy arrays. Lookups of rows past its capacity count as padding.
+      shape: The ids' shape.
+
+    Returns:
+      int32 of ``shape``.
+    """
+    offsets = np.asarray(cast.offsets)
+    unique = min(int(cast.num_unique), offsets.size - 1)
+    local = np.full(shape, -1, np.int32)
+    numbers = np.repeat(np.arange(unique, dtype=np.int32), np.diff(offsets[: unique + 1]))
+    local.reshape(-1)[np.asarray(cast.positions)[: numbers.size]] = numbers
+    return local
 
 
 def _nothing(rows: np.ndarray) -> None:

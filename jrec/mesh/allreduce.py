@@ -27,47 +27,6 @@ Reduce = Literal["local", "dense", "all_gather"]
 REDUCES: tuple[str, ...] = get_args(Reduce)
 
 
-def update_shared(
-    optimizer: RowOptimizer,
-    table: jax.Array,
-    slots: Slots,
-    picks: Picks,
-    gradients: jax.Array,
-    *,
-    axis: str = AXIS,
-    reduce: Reduce = "local",
-    union: int | None = None,
-    addresses: jax.Array | None = None,
-    options: StepOptions | None = None,
-) -> tuple[jax.Array, Slots]:
-    """Steps rows that every device holds, by the sum of all devices' gradients. Call it inside ``shard_map``.
-
-    Args:
-      optimizer: The row optimizer.
-      table: (H, dim), equal on all devices.
-      slots: The table's slots, equal on all devices.
-      picks: (R,), the rows of the table that this device read.
-      gradients: (U, dim) float32, the gradients of this device's unique rows.
-      axis: The mesh's axis.
-      reduce: "local", "dense" or "all_gather".
-      union: The number of touched rows that fit into the first buffer of "local"; where a batch touches more, it
-        reduces a buffer for all rows that a batch could touch. None always reduces the larger one.
-      addresses: (U,) int32, the unique rows' addresses in the stack; needed where 16-bit rows are rounded
-        stochastically.
-      options: The step's options.
-
-    Returns:
-      The new table and slots, equal to the bit on all devices.
-
-    Raises:
-      ValueError: On an unknown ``reduce``, or shapes that do not fit.
-    """
-    gradients_of_all = shared_gradients(
-        table, picks, gradients, axis=axis, reduce=reduce, union=union, addresses=addresses, options=options
-    )
-    return gradients_of_all.step(optimizer, table, slots, StepOptions() if options is None else options)
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SharedGradients:
     """Gradients, from all devices, of rows that every device holds; equal on every device.
@@ -94,7 +53,7 @@ class SharedGradients:
     def step(
         self, optimizer: RowOptimizer, table: jax.Array, slots: Slots, options: StepOptions
     ) -> tuple[jax.Array, Slots]:
-        """Steps the touched rows; returns the new table and slots, as ``update_shared`` does."""
+        """Steps the touched rows; returns the new table and slots, equal to the bit on all devices."""
         shared = {"implementation": options.implementation, **options.arguments(table, self.addresses)}
         if self.summed:
             return row_update(optimizer, table, slots, self.cast.rows, self.gradients, **shared)
@@ -106,30 +65,41 @@ def shared_gradients(
     picks: Picks,
     gradients: jax.Array,
     *,
-    axis: str = AXIS,
     reduce: Reduce = "local",
-    union: int | None = None,
     addresses: jax.Array | None = None,
     options: StepOptions | None = None,
 ) -> SharedGradients:
-    """Exchanges the gradients between all devices; arguments and errors as in ``update_shared``."""
+    """Sums the gradients, over all devices, of rows that every device holds. Call it inside ``shard_map``.
+
+    Args:
+      table: (H, dim), equal on all devices.
+      picks: (R,), the rows of the table that this device read.
+      gradients: (U, dim) float32, the gradients of this device's unique rows.
+      reduce: "local", "dense" or "all_gather".
+      addresses: (U,) int32, the unique rows' addresses in the stack; needed where 16-bit rows are rounded
+        stochastically.
+      options: The step's options.
+
+    Raises:
+      ValueError: On an unknown ``reduce``.
+    """
     if reduce not in REDUCES:
         raise ValueError(f"reduce={reduce!r} is unknown; choose one of {', '.join(REDUCES)}")
     options = StepOptions() if options is None else options
     # Behind the gradients, so that no collective of the backward pass takes the network while rows are retrieved.
     picked, picked_gradients = jax.lax.optimization_barrier((picks.rows, pick(gradients, picks.at)))
-    rows = jax.lax.all_gather(picked, axis, tiled=True)
+    rows = jax.lax.all_gather(picked, AXIS, tiled=True)
     cast = cast_rows(rows, num_rows=table.shape[0], options=options)
     if options.rounds(table) and addresses is not None:
-        addresses = of_unique(cast, jax.lax.all_gather(pick(addresses, picks.at), axis, tiled=True))
+        addresses = of_unique(cast, jax.lax.all_gather(pick(addresses, picks.at), AXIS, tiled=True))
     if reduce == "all_gather":
-        everybody = jax.lax.all_gather(picked_gradients, axis, tiled=True)
+        everybody = jax.lax.all_gather(picked_gradients, AXIS, tiled=True)
         return SharedGradients(cast=cast, gradients=everybody, summed=False, addresses=addresses)
     if reduce == "dense":
         dense = place(jnp.zeros((table.shape[0], picked_gradients.shape[1]), jnp.float32), picked, picked_gradients)
-        summed = pick(jax.lax.psum(dense, axis), cast.rows)
+        summed = pick(jax.lax.psum(dense, AXIS), cast.rows)
     else:
-        summed = _local_aggregated(cast, picked_gradients, axis, union)
+        summed = _local_aggregated(cast, picked_gradients)
     return SharedGradients(cast=cast, gradients=summed, summed=True, addresses=addresses)
 
 
@@ -138,30 +108,17 @@ def pick(values: jax.Array, at: jax.Array) -> jax.Array:
     return values.at[at].get(mode="clip", wrap_negative_indices=False)
 
 
-def _local_aggregated(cast: Cast, gradients: jax.Array, axis: str, union: int | None) -> jax.Array:
+def _local_aggregated(cast: Cast, gradients: jax.Array) -> jax.Array:
     """(unique_capacity, dim): gradients of the rows of the union, summed over the devices.
 
     Args:
-      cast: The cast of all devices' rows, device by device.
+      cast: The cast of all devices' rows, device by device; all devices know the same.
       gradients: (R, dim) float32, this device's gradients, in the order of its rows.
-      axis: The mesh's axis.
-      union: Rows of the reduced buffer where they suffice; else it has ``unique_capacity`` rows. All devices know the
-        same cast, so all choose alike.
     """
-    capacity = cast.rows.shape[0]
-    own_places = _places(cast, gradients.shape[0], axis)
-
-    def summed(rows: int) -> jax.Array:
-        buffer = place(jnp.zeros((rows, gradients.shape[1]), jnp.float32), own_places, gradients)
-        return jnp.pad(jax.lax.psum(buffer, axis), ((0, capacity - rows), (0, 0)))
-
-    if union is None or union >= capacity:
-        return summed(capacity)
-    return jax.lax.cond(cast.num_unique <= union, lambda: summed(union), lambda: summed(capacity))
-
-
-def _places(cast: Cast, count: int, axis: str) -> jax.Array:
-    """(count,) int32: the number of each of this device's rows among the unique rows; past the last one for padding."""
     segments = segment_of_entries(cast.offsets, cast.positions.shape[0])
     numbers = jnp.zeros_like(segments).at[cast.positions].set(segments, unique_indices=True)
-    return jax.lax.dynamic_slice_in_dim(numbers, jax.lax.axis_index(axis) * count, count)
+    # The place of each of this device's rows among the unique rows; past the last one for padding.
+    count = gradients.shape[0]
+    places = jax.lax.dynamic_slice_in_dim(numbers, jax.lax.axis_index(AXIS) * count, count)
+    buffer = place(jnp.zeros((cast.rows.shape[0], gradients.shape[1]), jnp.float32), places, gradients)
+    return jax.lax.psum(buffer, AXIS)

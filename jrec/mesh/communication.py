@@ -33,16 +33,14 @@ class Communication:
     """What a step inside ``shard_map`` knows of the other devices; static.
 
     Attributes:
-      reduce: How gradients of rows that all devices hold are summed; see ``update_shared``.
+      reduce: How gradients of rows that all devices hold are summed; see ``shared_gradients``.
       exchange: How rows and sums travel between devices; see ``jrec.mesh.exchange``.
       computes: The devices that run the dense model; the others get blank parts of the batch. None for all.
-      axis: The mesh's axis.
     """
 
     reduce: Reduce = "local"
     exchange: Kind = "padded"
     computes: Computes = None
-    axis: str = AXIS
 
     @property
     def groups(self) -> list[list[int]] | None:
@@ -54,16 +52,16 @@ class Communication:
 
     def summed(self, tree: Any) -> Any:
         """Sums over the devices that compute; the others keep their own values."""
-        return jax.lax.psum(tree, self.axis, axis_index_groups=self.groups)
+        return jax.lax.psum(tree, AXIS, axis_index_groups=self.groups)
 
     def once(self, value: jax.Array) -> jax.Array:
         """``value`` on the first device that computes, zero on the others: counts once what is equal on all of them."""
         first = 0 if self.computes is None else self.computes.index(True)
-        return jnp.where(jax.lax.axis_index(self.axis) == first, value, jnp.zeros_like(value))
+        return jnp.where(jax.lax.axis_index(AXIS) == first, value, jnp.zeros_like(value))
 
     def gathered(self, values: jax.Array) -> jax.Array:
         """(N * n, ...) on every device, from each device's (n, ...), in the order of the devices."""
-        return jax.lax.all_gather(values, self.axis, tiled=True)
+        return jax.lax.all_gather(values, AXIS, tiled=True)
 
     def of_examples(self, values: jax.Array) -> jax.Array:
         """(batch, ...) on every device, from the (examples, ...) of each device that computes, in their order."""
@@ -87,15 +85,15 @@ class Communication:
             return work
 
         def computed(*arguments: Any) -> Any:
-            if not _has_collectives(jax.make_jaxpr(work)(*arguments).jaxpr, self.axis):
-                return only_on(computes, work, *arguments, axis=self.axis)
-            chosen = _chosen(computes, self.axis)
+            if not _has_collectives(jax.make_jaxpr(work)(*arguments).jaxpr):
+                return only_on(computes, work, *arguments)
+            chosen = _chosen(computes)
             return jax.tree.map(lambda leaf: jnp.where(chosen, leaf, jnp.zeros_like(leaf)), work(*arguments))
 
         return computed
 
 
-def only_on(devices: Sequence[bool], work: Callable[..., Any], *arguments: Any, axis: str = AXIS) -> Any:
+def only_on(devices: Sequence[bool], work: Callable[..., Any], *arguments: Any) -> Any:
     """The result of ``work(*arguments)`` on some of the devices; zeros, at no cost, on the others.
 
     Args:
@@ -103,21 +101,20 @@ def only_on(devices: Sequence[bool], work: Callable[..., Any], *arguments: Any, 
         dense model.
       work: A function without collectives, since all devices would have to enter those.
       *arguments: Its arguments.
-      axis: The mesh's axis.
     """
     shapes = jax.eval_shape(work, *arguments)
 
     def nothing(*_: Any) -> Any:
         return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
 
-    return jax.lax.cond(_chosen(devices, axis), work, nothing, *arguments)
+    return jax.lax.cond(_chosen(devices), work, nothing, *arguments)
 
 
-def _chosen(devices: Sequence[bool], axis: str) -> jax.Array:
-    return jnp.asarray(np.asarray(devices, bool))[jax.lax.axis_index(axis)]
+def _chosen(devices: Sequence[bool]) -> jax.Array:
+    return jnp.asarray(np.asarray(devices, bool))[jax.lax.axis_index(AXIS)]
 
 
-def _has_collectives(jaxpr: core.Jaxpr, axis: str) -> bool:
+def _has_collectives(jaxpr: core.Jaxpr) -> bool:
     """Whether devices exchange anything within a program.
 
     Raises:
@@ -125,7 +122,7 @@ def _has_collectives(jaxpr: core.Jaxpr, axis: str) -> bool:
     """
     found = False
     for eqn in jaxpr.eqns:
-        if eqn.primitive.name != "axis_index" and axis in (eqn.params.get("axis_name"), *eqn.params.get("axes", ())):
+        if eqn.primitive.name != "axis_index" and AXIS in (eqn.params.get("axis_name"), *eqn.params.get("axes", ())):
             if eqn.params.get("axis_index_groups") is None:
                 raise ConfigError(
                     f"the model's logits or the loss have a collective ({eqn.primitive.name}) over all devices, but by"
@@ -134,7 +131,7 @@ def _has_collectives(jaxpr: core.Jaxpr, axis: str) -> bool:
                 )
             found = True
         for inner in core.jaxprs_in_params(eqn.params):
-            found = _has_collectives(inner, axis) or found
+            found = _has_collectives(inner) or found
     return found
 
 

@@ -40,67 +40,64 @@ class Exchange:
         more.
       sends: (N,) int32, how many values this device asks of each other device.
       answers: (N,) int32, how many values each other device asks of this one.
-      axis: The mesh's axis.
       kind: "padded" or "ragged".
     """
 
     asked: jax.Array
     sends: jax.Array
     answers: jax.Array
-    axis: str = dataclasses.field(metadata={"static": True})
     kind: Kind = dataclasses.field(metadata={"static": True})
 
     @staticmethod
-    def open(remote: Picks, *, shard_rows: int, axis: str = AXIS, kind: Kind = "padded") -> Exchange:
+    def open(remote: Picks, *, shard_rows: int, kind: Kind = "padded") -> Exchange:
         """Sends the requests of a route.
 
         Args:
           remote: (N, C); real requests come first in each line.
           shard_rows: S + K, the rows that each device can give: its shard and its rows from host memory.
-          axis: The mesh's axis, of N devices.
           kind: How values will travel; requests, a fraction of their bytes, are always padded.
 
         Raises:
           ValueError: On an unknown kind.
         """
         check_kind(kind, "any")
-        asked = swap_padded(remote.rows, axis)
+        # Every later swap follows from these: both sides know how many lines are real without asking again.
+        asked = swap_padded(remote.rows)
         count = jax.tree.map(lambda rows: jnp.sum(rows < shard_rows, axis=1, dtype=jnp.int32), (remote.rows, asked))
-        return Exchange(asked=asked, sends=count[0], answers=count[1], axis=axis, kind=kind)
+        return Exchange(asked=asked, sends=count[0], answers=count[1], kind=kind)
 
     def answer(self, values: jax.Array) -> jax.Array:
         """From owner to asker: (N, C, ...) in the order of ``asked`` becomes (N, C, ...) in the order of requests."""
-        return swap(values, self.answers, self.sends, axis=self.axis, kind=self.kind)
+        return swap(values, self.answers, self.sends, kind=self.kind)
 
     def deliver(self, values: jax.Array) -> jax.Array:
         """From asker to owner: (N, C, ...) in the order of requests becomes (N, C, ...) in the order of ``asked``."""
-        return swap(values, self.sends, self.answers, axis=self.axis, kind=self.kind)
+        return swap(values, self.sends, self.answers, kind=self.kind)
 
 
-def swap(values: jax.Array, out: jax.Array, into: jax.Array, *, axis: str, kind: Kind) -> jax.Array:
+def swap(values: jax.Array, out: jax.Array, into: jax.Array, *, kind: Kind) -> jax.Array:
     """Sends line j of (N, C, ...) to device j, which receives device i's line as its line i.
 
     Args:
       values: The values to send; only the first ones of each line are real.
       out: (N,) int32, how many are real in each line.
       into: (N,) int32, how many each other device has for this one.
-      axis: The mesh's axis.
       kind: "padded" or "ragged".
     """
     if kind == "padded":
-        return swap_padded(values, axis)
-    return _swap_ragged(values, out, into, axis)
+        return swap_padded(values)
+    return _swap_ragged(values, out, into)
 
 
-def swap_padded(values: jax.Array, axis: str) -> jax.Array:
+def swap_padded(values: jax.Array) -> jax.Array:
     """Sends line j of (N, ...) to device j, which receives device i's line as its line i."""
-    return jax.lax.all_to_all(values, axis, split_axis=0, concat_axis=0, tiled=True)
+    return jax.lax.all_to_all(values, AXIS, split_axis=0, concat_axis=0, tiled=True)
 
 
-def _swap_ragged(values: jax.Array, out: jax.Array, into: jax.Array, axis: str) -> jax.Array:
+def _swap_ragged(values: jax.Array, out: jax.Array, into: jax.Array) -> jax.Array:
     devices, line = values.shape[:2]
     flat = values.reshape(devices * line, *values.shape[2:])
     starts = jnp.arange(devices, dtype=jnp.int32) * line
-    own_line = jnp.full(devices, jax.lax.axis_index(axis) * line, jnp.int32)  # this device's line in each result
-    moved = jax.lax.ragged_all_to_all(flat, jnp.zeros_like(flat), starts, out, own_line, into, axis_name=axis)
+    own_line = jnp.full(devices, jax.lax.axis_index(AXIS) * line, jnp.int32)  # this device's line in each result
+    moved = jax.lax.ragged_all_to_all(flat, jnp.zeros_like(flat), starts, out, own_line, into, axis_name=AXIS)
     return moved.reshape(values.shape)

@@ -73,8 +73,6 @@ class Route:
       send: Lookups that are sent to the rows' owners, which pool them; None where all unique rows are retrieved.
       addresses: (U,) int32, the unique rows' addresses in the stack, anything in padding; read only where 16-bit rows
         are rounded stochastically, which goes by table and row, wherever the row lives. None otherwise.
-      union: How many replicated rows all devices together may touch before the sparse all-reduce falls back to a
-        larger buffer; None for the number that always suffices, the lesser of H and N * R.
     """
 
     capacity: int = dataclasses.field(metadata={"static": True})
@@ -83,7 +81,6 @@ class Route:
     remote: Picks | None
     send: SendRoute | None = None
     addresses: jax.Array | None = None
-    union: int | None = dataclasses.field(default=None, metadata={"static": True})
 
 
 @jax.tree_util.register_dataclass
@@ -115,20 +112,19 @@ class MeshRows:
         return self.sharded.shape[0] + (0 if self.host is None else self.host.shape[0])
 
     @staticmethod
-    def specs(optimizer: RowOptimizer | None, *, host: bool = False, axis: str = AXIS) -> MeshRows:
+    def specs(optimizer: RowOptimizer | None, *, host: bool = False) -> MeshRows:
         """The placement: the same structure with a ``PartitionSpec`` for every array.
 
         Args:
           optimizer: The optimizer that made the slots; None without slots.
           host: Whether there are a batch's rows from host memory.
-          axis: The mesh's axis.
         """
         names = () if optimizer is None else tuple(optimizer.slots)
 
         def placed(spec: Any) -> tuple[Any, dict[str, Any]]:
             return spec, dict.fromkeys(names, spec)
 
-        sharded, sharded_slots = placed(PartitionSpec(axis))
+        sharded, sharded_slots = placed(PartitionSpec(AXIS))
         replicated, replicated_slots = placed(PartitionSpec())
         return MeshRows(
             sharded=sharded,

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from jrec.mesh.allreduce import pick
 from jrec.mesh.exchange import Kind, swap, swap_padded
-from jrec.mesh.route import AXIS, SendRoute
+from jrec.mesh.route import SendRoute
 from jrec.mesh.step import StepOptions
 from jrec.ops.gather_reduce import gather_reduce
 
@@ -34,7 +34,6 @@ class Sent:
       at, num_bags: As in the route.
       sends: (N,) int32, how many bags of this device have lookups at each other device.
       answers: (N,) int32, how many bags of each other device have lookups at this one.
-      axis: The mesh's axis.
       kind: How sums and their gradients travel; see ``jrec.mesh.exchange``.
     """
 
@@ -46,28 +45,26 @@ class Sent:
     sends: jax.Array
     answers: jax.Array
     num_bags: int = dataclasses.field(metadata={"static": True})
-    axis: str = dataclasses.field(metadata={"static": True})
     kind: Kind = dataclasses.field(metadata={"static": True})
 
     @staticmethod
-    def open(route: SendRoute, *, axis: str = AXIS, kind: Kind = "padded") -> Sent:
+    def open(route: SendRoute, *, kind: Kind = "padded") -> Sent:
         """Sends the lookups.
 
         Args:
           route: The route of the device's part of the batch, without the axis of devices.
-          axis: The mesh's axis.
-          kind: How sums will travel; lookups are always padded.
+              kind: How sums will travel; lookups are always padded.
         """
         devices, lookups = route.rows.shape
-        begin = swap_padded(route.starts, axis)
+        begin = swap_padded(route.starts)
         starts = begin + jnp.arange(devices, dtype=jnp.int32)[:, None] * lookups
         # A line's padding, which no bag reads, falls to its last bag.
         offsets = jnp.concatenate([starts.reshape(-1), jnp.full(1, devices * lookups, jnp.int32)])
 
         def flat(values: jax.Array | None) -> jax.Array | None:
-            return None if values is None else swap_padded(values, axis).reshape(-1)
+            return None if values is None else swap_padded(values).reshape(-1)
 
-        rows = swap_padded(route.rows, axis)
+        rows = swap_padded(route.rows)
         # Padding begins where the lookups of its line end; every bag has a lookup.
         asked = begin < jnp.sum(rows >= 0, axis=1, dtype=jnp.int32)[:, None]
         return Sent(
@@ -79,7 +76,6 @@ class Sent:
             sends=jnp.sum(route.at < route.num_bags, axis=1, dtype=jnp.int32),
             answers=jnp.sum(asked, axis=1, dtype=jnp.int32),
             num_bags=route.num_bags,
-            axis=axis,
             kind=kind,
         )
 
@@ -93,7 +89,7 @@ class Sent:
         named = None if options is None else options.implementation
         sums = gather_reduce(shard, self.rows, self.offsets, weights=self.weights, implementation=named)
         lines = sums.reshape(*self.at.shape, -1)
-        arrived = swap(lines, self.answers, self.sends, axis=self.axis, kind=self.kind)
+        arrived = swap(lines, self.answers, self.sends, kind=self.kind)
         sums_by_bag = jnp.zeros((self.num_bags, shard.shape[1]), jnp.float32)
 
         def add_line(line: jax.Array, sums_by_bag: jax.Array) -> jax.Array:
@@ -112,5 +108,5 @@ class Sent:
           (N * P, dim), the other devices' gradients of the bags that this device pooled.
         """
         lines = pick(gradients, self.at)
-        arrived = swap(lines, self.sends, self.answers, axis=self.axis, kind=self.kind)
+        arrived = swap(lines, self.sends, self.answers, kind=self.kind)
         return arrived.reshape(-1, gradients.shape[1])

@@ -62,10 +62,9 @@ class StepOptions:
         return shared | {"rounding_key": self.rounding_key, "rounding_rows": numbers}
 
 
-def cast_rows(rows: jax.Array, *, num_rows: int, options: StepOptions, unique_capacity: int | None = None) -> Cast:
+def cast_rows(rows: jax.Array, *, num_rows: int, options: StepOptions) -> Cast:
     """The cast of (n,) rows, one bag each; rows of ``num_rows`` or more are padding."""
-    named = options.implementation
-    return tensor_cast(rows[:, None], num_rows=num_rows, unique_capacity=unique_capacity, implementation=named)
+    return tensor_cast(rows[:, None], num_rows=num_rows, implementation=options.implementation)
 
 
 def of_unique(cast: Cast, values: jax.Array) -> jax.Array:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jrec.mesh.allreduce import Reduce, SharedGradients, pick, shared_gradients
 from jrec.mesh.exchange import Exchange
-from jrec.mesh.route import AXIS, MeshRows, Picks, Route, check_view
+from jrec.mesh.route import MeshRows, Picks, Route, check_view
 from jrec.mesh.send import Sent
 from jrec.mesh.step import StepOptions, cast_rows, of_unique, squares_of
 from jrec.ops.row_optimizers import RowOptimizer, Slots
@@ -20,60 +19,21 @@ from jrec.ops.tensor_cast import tensor_cast
 from jrec.ops.types import Cast
 
 
-def update(
-    optimizer: RowOptimizer,
-    rows: MeshRows,
-    route: Route,
-    exchange: Exchange | None,
-    gradients: jax.Array,
-    *,
-    sent: Sent | None = None,
-    bag_gradients: jax.Array | None = None,
-    axis: str = AXIS,
-    reduce: Reduce = "local",
-    options: StepOptions | None = None,
-) -> MeshRows:
-    """Steps all rows that any device read, wherever they live. Call it inside ``shard_map``.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RowGradients:
+    """The gradients of all rows that any device read, on the rows' devices, and the step there; inside ``shard_map``.
 
-    Args:
-      optimizer: The row optimizer.
+    Each part is sent once, at its first use.
+
+    Attributes:
       rows: The device's view of the arrays and slots; donate them to ``jax.jit`` to update in place.
       route: The route of the device's part of the batch.
       exchange: The exchange opened for ``retrieve``: requests do not travel again.
       gradients: (U, dim) float32, gradients of the device's unique rows, from its part of the global batch's loss.
       sent: The ``Sent`` opened in the forward pass, or None.
       bag_gradients: (num_bags, dim) float32, gradients of the device's bags; needed with ``sent``.
-      axis: The mesh's axis.
-      reduce: How gradients of replicated rows are summed; see ``update_shared``.
+      reduce: How gradients of replicated rows are summed; see ``shared_gradients``.
       options: The step's options.
-
-    Returns:
-      The new arrays and slots.
-
-    Raises:
-      ValueError: If shapes do not fit, or addresses are missing where rows are rounded by them.
-    """
-    options = StepOptions() if options is None else options
-    row_gradients = RowGradients(
-        rows=rows,
-        route=route,
-        exchange=exchange,
-        gradients=gradients,
-        sent=sent,
-        bag_gradients=bag_gradients,
-        axis=axis,
-        reduce=reduce,
-        options=options,
-    )
-    return row_gradients.step(optimizer, options)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RowGradients:
-    """The gradients of all rows that any device read, on the rows' devices. Each part is sent once, at its first use.
-
-    Attributes:
-      rows, route, exchange, gradients, sent, bag_gradients, axis, reduce, options: As in ``update``.
 
     Raises:
       ValueError: If shapes do not fit.
@@ -83,10 +43,9 @@ class RowGradients:
     route: Route
     exchange: Exchange | None
     gradients: jax.Array
-    sent: Sent | None
-    bag_gradients: jax.Array | None
-    axis: str
-    reduce: Reduce
+    sent: Sent | None = None
+    bag_gradients: jax.Array | None = None
+    reduce: Reduce = "local"
     options: StepOptions
 
     def __post_init__(self) -> None:
@@ -103,16 +62,40 @@ class RowGradients:
         own = self.route.own
         if own is None:
             return None
-        return _arrived(
-            self.rows,
-            self.route,
-            own,
-            self.exchange,
-            self.gradients,
-            sent=self.sent,
-            bag_gradients=self.bag_gradients,
-            options=self.options,
+        rows, addresses = own.rows, None
+        if self.exchange is not None:
+            rows = jnp.concatenate([rows, self.exchange.asked.reshape(-1)])
+        if self.options.rounds(self.rows.sharded) and self.route.addresses is not None:
+            addresses = self._collected(own, self.route.addresses)
+        arrived = _Arrived(
+            rows=rows, offsets=None, gradients=self._collected(own, self.gradients), weights=None, addresses=addresses
         )
+        return arrived if self.sent is None else self._with_bags(arrived, self.sent)
+
+    def _with_bags(self, arrived: _Arrived, sent: Sent) -> _Arrived:
+        """Gradients of rows, each a bag of its own, and behind them those of the bags that others had pooled here."""
+        if self.bag_gradients is None:
+            raise ValueError("lookups were sent: give the gradients of the bags, too")
+        count, weights, addresses = arrived.rows.shape[0], None, None
+        if sent.weights is not None:
+            weights = jnp.concatenate([jnp.ones(count, jnp.float32), sent.weights])
+        if arrived.addresses is not None and sent.addresses is not None:
+            addresses = jnp.concatenate([arrived.addresses, sent.addresses])
+        return _Arrived(
+            rows=jnp.concatenate([arrived.rows, sent.rows]),
+            offsets=jnp.concatenate([jnp.arange(count, dtype=jnp.int32), sent.offsets + jnp.int32(count)]),
+            gradients=jnp.concatenate([arrived.gradients, sent.deliver(self.bag_gradients)]),
+            weights=weights,
+            addresses=addresses,
+        )
+
+    def _collected(self, own: Picks, values: jax.Array) -> jax.Array:
+        """(O + N * C, ...): values of the own rows, then the other devices' values in the order of ``asked``."""
+        own_values = pick(values, own.at)
+        if self.exchange is None or self.route.remote is None:
+            return own_values
+        delivered = self.exchange.deliver(pick(values, self.route.remote.at))
+        return jnp.concatenate([own_values, delivered.reshape(-1, *values.shape[1:])])
 
     @functools.cached_property
     def sharded(self) -> _OwnGradients | None:
@@ -133,9 +116,7 @@ class RowGradients:
             self.rows.replicated,
             self.route.replicated,
             self.gradients,
-            axis=self.axis,
             reduce=self.reduce,
-            union=self.route.union,
             addresses=self.route.addresses,
             options=self.options,
         )
@@ -147,15 +128,21 @@ class RowGradients:
         return functools.reduce(jnp.add, own, jnp.float32(0)), shared
 
     def step(self, optimizer: RowOptimizer, options: StepOptions) -> MeshRows:
-        """Steps all rows; returns the new arrays and slots, as ``update`` does."""
-        rows = self.rows
-        new: dict[str, Any] = {}
-        for name in ("sharded", "host", "replicated"):
-            gradients, values, slots = getattr(self, name), getattr(rows, name), getattr(rows, f"{name}_slots")
-            if gradients is not None:
-                values, slots = gradients.step(optimizer, values, slots, options)
-            new |= {name: values, f"{name}_slots": slots}
-        return MeshRows(**new)
+        """Steps all rows that any device read, wherever they live; returns the new arrays and slots.
+
+        Raises:
+          ValueError: If addresses are missing where rows are rounded by them.
+        """
+        # In one order on all devices, as ``squares`` has it: each part may have a collective, which all enter together.
+        rows = new = self.rows
+        if self.sharded is not None:
+            sharded, slots = self.sharded.step(optimizer, rows.sharded, rows.sharded_slots, options)
+            new = dataclasses.replace(new, sharded=sharded, sharded_slots=slots)
+        if self.host is not None and rows.host is not None:
+            host, slots = self.host.step(optimizer, rows.host, rows.host_slots, options)
+            new = dataclasses.replace(new, host=host, host_slots=slots)
+        replicated, slots = self.replicated.step(optimizer, rows.replicated, rows.replicated_slots, options)
+        return dataclasses.replace(new, replicated=replicated, replicated_slots=slots)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -224,48 +211,3 @@ class _Arrived:
             cast = tensor_cast(rows, self.offsets, num_rows=count, implementation=options.implementation)
         addresses = None if self.addresses is None else of_unique(cast, self.addresses)
         return _OwnGradients(cast=cast, gradients=self.gradients, weights=self.weights, addresses=addresses)
-
-
-def _arrived(
-    rows: MeshRows,
-    route: Route,
-    own: Picks,
-    exchange: Exchange | None,
-    gradients: jax.Array,
-    *,
-    sent: Sent | None,
-    bag_gradients: jax.Array | None,
-    options: StepOptions,
-) -> _Arrived:
-    """Sends gradients to the owners of the rows; arguments as in ``update``."""
-    read, collected = own.rows, _collected(route, own, exchange, gradients)
-    if exchange is not None:
-        read = jnp.concatenate([read, exchange.asked.reshape(-1)])
-    addresses = None
-    if options.rounds(rows.sharded) and route.addresses is not None:
-        addresses = _collected(route, own, exchange, route.addresses)
-    if sent is None:
-        return _Arrived(rows=read, offsets=None, gradients=collected, weights=None, addresses=addresses)
-    if bag_gradients is None:
-        raise ValueError("lookups were sent: give the gradients of the bags, too")
-    count, weights = read.shape[0], None
-    if sent.weights is not None:
-        weights = jnp.concatenate([jnp.ones(count, jnp.float32), sent.weights])
-    if addresses is not None:
-        addresses = None if sent.addresses is None else jnp.concatenate([addresses, sent.addresses])
-    return _Arrived(
-        rows=jnp.concatenate([read, sent.rows]),
-        offsets=jnp.concatenate([jnp.arange(count, dtype=jnp.int32), sent.offsets + jnp.int32(count)]),
-        gradients=jnp.concatenate([collected, sent.deliver(bag_gradients)]),
-        weights=weights,
-        addresses=addresses,
-    )
-
-
-def _collected(route: Route, own: Picks, exchange: Exchange | None, values: jax.Array) -> jax.Array:
-    """(O + N * C, ...): values of the own rows, then the other devices' values in the order of ``asked``."""
-    own_values = pick(values, own.at)
-    if exchange is None or route.remote is None:
-        return own_values
-    arrived = exchange.deliver(pick(values, route.remote.at))
-    return jnp.concatenate([own_values, arrived.reshape(-1, *values.shape[1:])])

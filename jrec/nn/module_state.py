@@ -27,6 +27,7 @@ from jax.interpreters import partial_eval
 from jrec.batch import Batch
 from jrec.errors import ConfigError
 from jrec.mesh.communication import Communication
+from jrec.mesh.route import AXIS
 from jrec.nn.batch_norm import BatchNorm
 
 Changed = dict[str, jax.Array]
@@ -92,11 +93,11 @@ def shared(model: Any, changed: Changed, communication: Communication, weight: j
         were.
     """
     old = arrays_of(model)
-    some = jax.lax.psum(weight, communication.axis) > 0
+    some = jax.lax.psum(weight, AXIS) > 0
 
     def mean(name: str, leaf: jax.Array) -> jax.Array:
         wide = leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32))
-        total = jax.lax.psum(wide * weight.astype(wide.dtype), communication.axis)
+        total = jax.lax.psum(wide * weight.astype(wide.dtype), AXIS)
         return jnp.where(some, total.astype(leaf.dtype), old[name])
 
     return {name: leaf if _exact(leaf) else mean(name, leaf) for name, leaf in changed.items()}
@@ -159,7 +160,7 @@ def _spread_batch_norms(model: Any, communication: Communication | None) -> None
         if type(module) is nnx.BatchNorm:
             module.__class__ = BatchNorm  # Flax's own counts devices alike, however many examples they have
         if isinstance(module, nnx.BatchNorm) and module.axis_name is None and communication is not None:
-            module.axis_name, module.axis_index_groups = communication.axis, communication.groups
+            module.axis_name, module.axis_index_groups = AXIS, communication.groups
 
 
 @contextlib.contextmanager

@@ -38,8 +38,8 @@ class SparseModel(Protocol):
 
     embeddings: EmbeddingCollection
 
-    def logits(self, dense: jax.Array, activations: Mapping[str, jax.Array], bags: Mapping[str, Bags]) -> jax.Array:
-        """(batch,) float32.
+    def logits(self, dense: jax.Array, activations: Mapping[str, jax.Array], bags: Mapping[str, Bags]) -> Any:
+        """(batch,) float32, or an array or a tree of them that the loss takes, examples first.
 
         It may also take ``mask``, best with a default of None, which exports leave it at: (batch,) float32, 0 for rows
         that pad the batch.

@@ -21,7 +21,7 @@ from flax import nnx
 
 from jrec.batch import Batch
 from jrec.mesh.communication import Communication
-from jrec.mesh.route import Route
+from jrec.mesh.route import AXIS, Route
 from jrec.nn.micro_batches import MicroBatches
 from jrec.nn.module_state import Changed, arrays_of, check_independent, logits_of, pure_logits, put, replaced, shared
 from jrec.nn.optimizer import Loss, SparseOptimizer, binary_cross_entropy
@@ -119,7 +119,7 @@ def train_step_on(
         communication=communication,
     )
     if communication is not None:
-        value = jax.lax.psum(value, communication.axis)
+        value = jax.lax.psum(value, AXIS)
     value = jnp.where(embeddings.rows_left_out(residuals) > 0, jnp.nan, value)
     stores = {name: updated[name] for name in stores}
     return StepOutputs(stores=stores, loss=value, logits=logits, gradient_norm=norm)
@@ -203,9 +203,9 @@ def _gradients(
     total = device = None
     if communication is not None or micro_batches > 1:
         real = jnp.sum(batch.mask)
-        total = jnp.maximum(real if communication is None else jax.lax.psum(real, communication.axis), 1)
-    if communication is not None and jax.lax.axis_size(communication.axis) > 1:
-        device = jax.lax.axis_index(communication.axis)
+        total = jnp.maximum(real if communication is None else jax.lax.psum(real, AXIS), 1)
+    if communication is not None and jax.lax.axis_size(AXIS) > 1:
+        device = jax.lax.axis_index(AXIS)
 
     def part(
         params: Any, activations: Activations, changed: Changed, batch: Batch

@@ -15,8 +15,7 @@ from jrec.ops.row_init import table_key
 from jrec.ops.row_optimizers import RowOptimizer, Slots
 from jrec.ops.tt import TTCacheConfig, TTShape, tt_init
 from jrec.ops.tt.init import Initializer
-from jrec.tiers.cores import COUNTERS, Cores, init_slots
-from jrec.tiers.counter import counted
+from jrec.tiers.cores import COUNTERS, Cores, counted, init_slots
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jrec.mesh.communication import Communication
-from jrec.mesh.route import Route
+from jrec.mesh.route import AXIS, Route
 from jrec.ops.layout import EmbeddingLayout
 from jrec.ops.types import Bags
 from jrec.tiers.store import Context, Stores, Update, apply_updates, updates
@@ -131,7 +131,7 @@ def _of_all_devices(dense_gradients: Any, communication: Communication | None) -
 
 
 def _gradient_norm(
-    dense_gradients: Any, pending: Mapping[str, Update[Any]], communication: Communication | None
+    dense_gradients: Any, pending: Mapping[str, Update[Any, Any]], communication: Communication | None
 ) -> jax.Array:
     """The Euclidean norm of all gradients together, () float32, the same on all devices.
 
@@ -144,4 +144,4 @@ def _gradient_norm(
     total = functools.reduce(jnp.add, squares, jnp.float32(0))
     total = total if communication is None else communication.once(total)
     total = functools.reduce(jnp.add, [update.squares() for update in pending.values()], total)
-    return jnp.sqrt(total if communication is None else jax.lax.psum(total, communication.axis))
+    return jnp.sqrt(total if communication is None else jax.lax.psum(total, AXIS))

@@ -14,18 +14,17 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
-from jax.interpreters import ad, batching, mlir
+from jax.extend.core import ClosedJaxpr
+from jax.interpreters import ad
 
 from jrec.ops.dispatch import Implementation
 from jrec.ops.gather_reduce import gather_reduce, segment_of_entries, take_rows
 from jrec.ops.offsets import within_bags
+from jrec.ops.program_primitive import Batch, ProgramPrimitive, summed_over
 from jrec.ops.row_update import casted_gather_reduce
 from jrec.ops.tensor_cast import tensor_cast
-from jrec.ops.varying import varying_like
 
 Part = Literal["bags", "table", "weights"]
-_Batch = tuple[tuple[bool, ...], ...]  # by vmap, outermost first, and operand: whether it has a leading axis for it
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -109,9 +108,9 @@ class BagSums:
         dense = dense.at[rows].set(of_rows, mode="drop", unique_indices=True, indices_are_sorted=True)
         return dense.astype(self.dtype)
 
-    def _bind(self, part: Part, named: dict[Part, Any], places: tuple[jax.Array, ...], batch: _Batch = ()) -> jax.Array:
+    def _bind(self, part: Part, named: dict[Part, Any], places: tuple[jax.Array, ...], batch: Batch = ()) -> jax.Array:
         operands = [named[other] for other in self.linear_in(part)] + list(places)
-        return _bind(*varying_like(operands, operands), sums=self, part=part, batch=batch)
+        return _sums(*operands, batch=batch, sums=self, part=part)[0]
 
 
 def bag_weight_gradient(table: jax.Array, ids: jax.Array, offsets: jax.Array | None, gradient: jax.Array) -> jax.Array:
@@ -124,40 +123,27 @@ def bag_weight_gradient(table: jax.Array, ids: jax.Array, offsets: jax.Array | N
     return jnp.where(within_bags(offsets, segments), products, jnp.float32(0))
 
 
-_part_p = Primitive("jrec_bag_sums")
+def _run(*operands: jax.Array, sums: BagSums, part: Part) -> list[jax.Array]:
+    return [sums.run(part, *operands)]
 
 
-def _run(*operands: jax.Array, sums: BagSums, part: Part, batch: _Batch) -> jax.Array:
-    if not batch:
-        return sums.run(part, *operands)
-    axes = tuple(0 if batched else None for batched in batch[0])
-    return jax.vmap(lambda *inner: _run(*inner, sums=sums, part=part, batch=batch[1:]), in_axes=axes)(*operands)
+_sums = ProgramPrimitive("jrec_bag_sums", _run)
 
 
-def _bind(*operands: jax.Array, **params: Any) -> jax.Array:
-    # The program is a parameter, so that JAX finds what is in it: partitioning rules need devices to be lowered.
-    jaxpr = jax.make_jaxpr(lambda *inner: _run(*inner, **params))(*operands)
-    return _part_p.bind(*operands, jaxpr=jaxpr, **params)
-
-
-def _lowered(*operands: jax.Array, jaxpr: ClosedJaxpr, **_: Any) -> list[jax.Array]:
-    return jaxpr_as_fun(jaxpr)(*operands)
-
-
-def _jvp(primals: Any, tangents: Any, *, sums: BagSums, part: Part, **params: Any) -> tuple[jax.Array, Any]:
-    def bind(*operands: jax.Array) -> jax.Array:
-        return _part_p.bind(*operands, sums=sums, part=part, **params)
+def _jvp(primals: Any, tangents: Any, *, sums: BagSums, part: Part, **params: Any) -> tuple[Any, Any]:
+    def bind(*operands: jax.Array) -> list[jax.Array]:
+        return _sums.primitive.bind(*operands, sums=sums, part=part, **params)
 
     places = [i for i in range(len(sums.linear_in(part))) if not isinstance(tangents[i], ad.Zero)]
-    terms = [bind(*primals[:i], tangents[i], *primals[i + 1 :]) for i in places]
-    return bind(*primals), sum(terms[1:], terms[0])
+    terms = [bind(*primals[:i], tangents[i], *primals[i + 1 :])[0] for i in places]
+    return bind(*primals), [sum(terms[1:], terms[0])]
 
 
 def _transpose(
-    cotangent: Any, *operands: Any, sums: BagSums, part: Part, batch: _Batch, jaxpr: ClosedJaxpr
+    cotangents: Any, *operands: Any, sums: BagSums, part: Part, batch: Batch, jaxpr: ClosedJaxpr
 ) -> list[Any]:
     del jaxpr
-    names = sums.linear_in(part)
+    (cotangent,), names = cotangents, sums.linear_in(part)
     place = next(i for i, operand in enumerate(operands) if ad.is_undefined_primal(operand))
     none: list[Any] = [None] * len(operands)
     if isinstance(cotangent, ad.Zero):
@@ -170,21 +156,9 @@ def _transpose(
         of = {**dict(zip(names, flags, strict=False)), part: True}
         levels.append((*(of[other] for other in sums.linear_in(wanted)), *flags[len(names) :]))
     out = sums._bind(wanted, named, operands[len(names) :], tuple(levels))
-    shared = tuple(level for level, flags in enumerate(batch) if not flags[place])
-    none[place] = jnp.sum(out, axis=shared) if shared else out
+    none[place] = summed_over(out, batch, place)
     return none
 
 
-def _batched(operands: Any, axes: Any, *, batch: _Batch, jaxpr: ClosedJaxpr, **params: Any) -> tuple[jax.Array, int]:
-    del jaxpr
-    flags = tuple(axis is not None for axis in axes)
-    moved = [jnp.moveaxis(x, axis, 0) if flag else x for x, axis, flag in zip(operands, axes, flags, strict=True)]
-    return _bind(*moved, batch=(flags, *batch), **params), 0
-
-
-_part_p.def_impl(lambda *operands, jaxpr, **params: _run(*operands, **params))
-_part_p.def_effectful_abstract_eval(lambda *_, jaxpr, **__: (jaxpr.out_avals[0], jaxpr.effects))
-ad.primitive_jvps[_part_p] = _jvp
-ad.primitive_transposes[_part_p] = _transpose
-batching.primitive_batchers[_part_p] = _batched
-mlir.register_lowering(_part_p, mlir.lower_fun(_lowered, multiple_results=True))
+ad.primitive_jvps[_sums.primitive] = _jvp
+ad.primitive_transposes[_sums.primitive] = _transpose

@@ -12,7 +12,11 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 from jrec.batch import Batch
+from jrec.data.growing_tables import Grown
 from jrec.errors import CheckpointError
+
+Position = dict[str, Any]
+"""Where a feed or a loader stands, in JSON types."""
 
 
 class Batches(Protocol):
@@ -24,7 +28,7 @@ class Batches(Protocol):
         ...
 
     @property
-    def aside(self) -> Any:
+    def aside(self) -> Grown | None:
         """What came with the last batch that was given out beside it (``PackedBatches``), or None."""
         ...
 
@@ -32,19 +36,19 @@ class Batches(Protocol):
         """The next batch."""
         ...
 
-    def first(self, count: int) -> Any:
+    def first(self, count: int) -> list[Any]:
         """The first batches of all that it can still give, at most ``count``, without moving the position."""
         ...
 
-    def upcoming(self, count: int) -> Any:
+    def upcoming(self, count: int) -> list[Any]:
         """The next batches, at most ``count``, without moving the position."""
         ...
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> Position:
         """The position after the last batch, in JSON types."""
         ...
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: Position) -> None:
         """Goes to a ``state()``; before the first batch."""
         ...
 
@@ -142,11 +146,11 @@ class PackedBatches:
         self._position, self._state, self._aside = self._position + 1, read.state, read.aside
         return made
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> Position:
         """How many batches were given out, and the iterator's own state, if it has one, after the last of them."""
         return {"batches": self._position, **({} if self._state is None else {"iterator": self._state})}
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: Position) -> None:
         """Goes to a ``state()``.
 
         An iterator without a state is left where it is: the caller gives one that begins behind the batches taken.

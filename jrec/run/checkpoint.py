@@ -161,14 +161,6 @@ def _streams(names: Collection[str]) -> set[str]:
     return {name for name in names if re.split(r"\.key\.value\.|\.count\.value$", name)[0] in streams}
 
 
-def flatten(tree: Any) -> dict[str, Any]:
-    """Leaves by readable path."""
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="."): leaf
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-    }
-
-
 def _saved_path(path: str, leaf: Any) -> str:
     """The path in checkpoints: that of keys, of which the words are saved, has the name of their generator."""
     implementation = key_implementation(leaf)

@@ -15,12 +15,13 @@ from jrec.data.packing import CastPlace
 from jrec.errors import ConfigError
 from jrec.mesh.route import AXIS
 from jrec.nn import SparseOptimizer
+from jrec.nn.optimizer import SparseModel
 from jrec.ops.layout import EmbeddingLayout
 from jrec.row_optimizers import SlotShape
 from jrec.run.identity import Description
 from jrec.run.mesh_monitor import monitor_of
 from jrec.run.mesh_plan import check_tables, placed_plan
-from jrec.run.mesh_setup import MeshSetup, open_setup
+from jrec.run.mesh_setup import MeshSetup, connected
 from jrec.run.model_rows import ModelRows, without_rows
 from jrec.run.options import HostOptions, MeshOptions
 from jrec.run.record import record_of
@@ -31,7 +32,7 @@ from jrec.sharding.plans import Plan
 
 
 def distribute(
-    model: Any,
+    model: SparseModel,
     optimizer: SparseOptimizer,
     *,
     mesh: Mesh | None = None,
@@ -103,16 +104,16 @@ def distribute(
             _check_plan(plan, layout, len(devices), training=training)
         slots = _slots(layout, optimizer) if training else None
         placed = placed_plan(plan, layout, len(devices), slots, everywhere=_checked_rows(layout, everywhere or {}))
-        setup = open_setup(
-            layout,
-            Mesh(devices, (AXIS,)),
-            placed,
+        setup = MeshSetup(
+            layout=layout,
+            mesh=Mesh(devices, (AXIS,)),
+            plan=placed,
             options=mesh_options or MeshOptions(),
             cast=cast == "host",
             training=training,
             monitor=None if plan is None or not training else monitor_of(layout, placed, plan),
-            growing=bool(growing),
         )
+        setup = connected(setup, growing=bool(growing))
     elif jax.process_count() > 1:
         raise ConfigError(
             f"{jax.process_count()} processes run, but distribute was given no mesh; give one of all devices:"

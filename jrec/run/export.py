@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import importlib.metadata
+import itertools
 import json
 import os
 import pathlib
@@ -24,7 +25,6 @@ from jrec.ops.layout import EmbeddingLayout, TableConfig
 from jrec.outputs import new_folder
 from jrec.progress import Progress
 from jrec.run.state import RunState
-from jrec.run.whole_tables import read_rows
 from jrec.serving.checks import (
     MAX_ROWS,
     check_order,
@@ -117,7 +117,7 @@ def of_run(state: RunState, *, step: int, dense: Sequence[str], schema: Schema |
     return Exportable(
         model=model,
         layout=state.layout,
-        rows=lambda table, rows: read_rows(state, table, rows),
+        rows=state.read,
         growing=state.growing.now(),
         dense=tuple(dense),
         schema=schema,
@@ -312,15 +312,11 @@ class _Writer:
         pieces = self._pieces(table, advance)
         if self._base is None:
             first = next(pieces)
-            shape = (table.rows, *first.shape[1:])
-            out = np.lib.format.open_memmap(self._folder / part.file, mode="w+", dtype=first.dtype, shape=shape)
+            out = self._array(part, first.dtype, (table.rows, *first.shape[1:]))
             begin = 0
-            while True:
-                out[begin : begin + len(first)] = first
-                begin += len(first)
-                if (piece := next(pieces, None)) is None:
-                    break
-                first = piece
+            for piece in itertools.chain([first], pieces):
+                out[begin : begin + len(piece)] = piece
+                begin += len(piece)
             out.flush()
             return part
         held, begin = self._base.tables.stored(table.name, part), 0
@@ -336,12 +332,15 @@ class _Writer:
             self._saved(part.changed, changed)
             self._saved(part.file, np.concatenate(values))
             return part
-        out = np.lib.format.open_memmap(self._folder / part.file, mode="w+", dtype=held.dtype, shape=held.shape)
+        out = self._array(part, held.dtype, held.shape)
         for begin in range(0, len(held), _AT_ONCE):
             out[begin : begin + _AT_ONCE] = held[begin : begin + _AT_ONCE]
         out[changed] = np.concatenate(values)
         out.flush()
         return dataclasses.replace(part, changed="")
+
+    def _array(self, part: Part, dtype: np.dtype, shape: tuple[int, ...]) -> np.memmap:
+        return np.lib.format.open_memmap(self._folder / part.file, mode="w+", dtype=dtype, shape=shape)
 
     def _pieces(self, table: TableConfig, advance: Callable[[int], None]) -> Iterator[np.ndarray]:
         """A table's rows as they are exported, in order."""
@@ -351,14 +350,8 @@ class _Writer:
             if self._dtype in ("int8", "int4"):
                 yield quantize(rows, int(self._dtype[3:]))
             else:
-                yield np.asarray(rows, self._dtype if self._dtype != "bfloat16" else _bfloat16())
+                yield np.asarray(rows, jax.numpy.dtype(self._dtype))
             advance(stop)
-
-
-def _bfloat16() -> Any:
-    import ml_dtypes
-
-    return ml_dtypes.bfloat16
 
 
 def _bytes(rows: np.ndarray) -> np.ndarray:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from jrec.batch import Batch
 from jrec.data.growing_tables import Grown
-from jrec.run.batches import Batches
+from jrec.run.batches import Batches, Position
 from jrec.run.step import HostResults, HostRows, StepBatch, StepResults
 
 
@@ -55,11 +55,11 @@ class Feed(Protocol):
         """Waits until host memory holds every row as the last step left it."""
         ...
 
-    def position(self) -> Any:
+    def position(self) -> Position:
         """The position after the batch of the last step, in JSON types."""
         ...
 
-    def restore(self, position: Any) -> None:
+    def restore(self, position: Position) -> None:
         """Continues from a ``position()``. Call before the first batch."""
         ...
 
@@ -76,7 +76,7 @@ class Feed(Protocol):
         ...
 
 
-def remaining(loader: Batches, total: int | None) -> Iterator[tuple[Any, tuple[dict[str, Any], Grown | None]]]:
+def remaining(loader: Batches, total: int | None) -> Iterator[tuple[Any, tuple[Position, Grown | None]]]:
     """A run's remaining batches, for a thread that reads them ahead of the steps.
 
     Args:
@@ -115,11 +115,11 @@ class LoaderFeed:
     def flush(self) -> None:
         """Does nothing: no row is in host memory."""
 
-    def position(self) -> Any:
+    def position(self) -> Position:
         """The loader's position after its last batch."""
         return self._loader.state()
 
-    def restore(self, position: Any) -> None:
+    def restore(self, position: Position) -> None:
         """Continues from a ``position()``."""
         self._loader.restore(position)
 

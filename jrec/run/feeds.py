@@ -13,7 +13,7 @@ from jrec.data.identity import Identity
 from jrec.data.loader import Loader
 from jrec.data.packing import CastPlace, OnBadId, Packer, kept_orders
 from jrec.errors import ConfigError
-from jrec.run.batches import Batches, PackedBatches
+from jrec.run.batches import Batches, PackedBatches, Position
 from jrec.run.feed import Feed, LoaderFeed
 from jrec.run.host_feed import HostFeed
 from jrec.run.in_place_feed import HostCasts, InPlaceFeed
@@ -59,7 +59,7 @@ class Feeds:
         on_bad_id: OnBadId = "raise",
         workers: int = 2,
         prefetch: int = 2,
-        position: Any = None,
+        position: Position | None = None,
         total: int | None = None,
         trace: pathlib.Path | None = None,
         on_growth: OnGrowth | None = None,

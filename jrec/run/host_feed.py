@@ -22,9 +22,9 @@ from jrec.mesh.route import AXIS
 from jrec.ops.layout import EmbeddingLayout
 from jrec.run.batches import Batches
 from jrec.run.feed import Ready, remaining
-from jrec.run.first_rows import FirstRows
 from jrec.run.mesh_feed import PartitionedBatches
 from jrec.run.mesh_setup import MeshSetup
+from jrec.run.new_lines import FirstRows
 from jrec.run.options import HostOptions
 from jrec.run.step import HostRows, StepBatch, StepResults
 

@@ -28,7 +28,7 @@ from jrec.ops.layout import EmbeddingLayout, Stack
 from jrec.ops.types import Bags
 from jrec.run.batches import Batches
 from jrec.run.feed import LoaderFeed, Ready
-from jrec.run.first_rows import FirstRows
+from jrec.run.new_lines import FirstRows
 from jrec.run.options import HostOptions
 from jrec.run.step import HostResults, StepBatch, StepResults
 from jrec.tiers.pooled import PooledRows, PooledUpdate

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence, Set
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -32,8 +32,7 @@ NO_ROW = 2**31 - 1
 _SLACK = 1.125  # on what a batch needed, when a size grows: the next one needs a little more
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Sizes:
+class Sizes(NamedTuple):
     """Static sizes of one stack's routes, or counts of rows that must fit them.
 
     Attributes:
@@ -44,33 +43,17 @@ class Sizes:
       host: Rows of host memory that a device has while the batch lasts.
     """
 
-    unique: int
-    own: int
-    remote: int
-    replicated: int
+    unique: int = 0
+    own: int = 0
+    remote: int = 0
+    replicated: int = 0
     lookups: int = 0
     pooled: int = 0
     host: int = 0
 
     def most(self, other: Sizes) -> Sizes:
         """The greater of each."""
-        return Sizes(**{k: max(v, getattr(other, k)) for k, v in dataclasses.asdict(self).items()})
-
-
-NONE = Sizes(unique=0, own=0, remote=0, replicated=0)
-
-
-def table_of(stacks: Iterable[str], needed: Mapping[str, Sizes]) -> np.ndarray:
-    """(stacks, kinds) int64: sizes as numbers, zeros for stacks without."""
-    return np.array([dataclasses.astuple(needed.get(name, NONE)) for name in stacks], np.int64)
-
-
-def from_table(stacks: Iterable[str], table: np.ndarray) -> dict[str, Sizes]:
-    """The inverse of ``table_of``."""
-    kinds = [f.name for f in dataclasses.fields(Sizes)]
-    return {
-        name: Sizes(**dict(zip(kinds, map(int, line), strict=True))) for name, line in zip(stacks, table, strict=True)
-    }
+        return Sizes(*map(max, self, other))
 
 
 Growth = dict[str, tuple[Sizes, Sizes]]
@@ -81,17 +64,14 @@ def agreed(needed: Mapping[str, Sizes], peers: Peers | None) -> dict[str, Sizes]
     """The greatest needs of all processes, which call this together; None for one that is the only one."""
     if peers is None or not needed:
         return dict(needed)
-    return from_table(needed, peers.most(table_of(needed, needed)))
+    most = peers.most(np.array(list(needed.values()), np.int64))
+    return {name: Sizes(*map(int, sizes)) for name, sizes in zip(needed, most, strict=True)}
 
 
 def described(grown: Growth) -> dict[str, dict[str, list[int]]]:
     """By stack and kind, size before and after, of those that grew."""
     return {
-        name: {
-            kind: [size, getattr(after, kind)]
-            for kind, size in dataclasses.asdict(before).items()
-            if getattr(after, kind) != size
-        }
+        name: {kind: [old, new] for kind, old, new in zip(Sizes._fields, before, after, strict=True) if old != new}
         for name, (before, after) in grown.items()
     }
 
@@ -139,7 +119,7 @@ class Shapes:
         self.stacks = {stack.name: stack for stack in layout.planned_stacks}
         self.host_rows = {name: plan.host_rows(name) for name in self.stacks}
         self.limits = {name: self._limit(stack) for name, stack in self.stacks.items()}
-        self.sizes = {name: self._bucketed(name, NONE, 1.0) for name in self.stacks}
+        self.sizes = {name: self._bucketed(name, Sizes(), 1.0) for name in self.stacks}
 
     def _limit(self, stack: Stack) -> Sizes:
         """What no batch can pass."""
@@ -161,10 +141,11 @@ class Shapes:
         )
 
     def _bucketed(self, name: str, needed: Sizes, factor: float) -> Sizes:
-        limits = dataclasses.asdict(self.limits[name])
-        counts = dataclasses.asdict(needed)
-        sizes = {k: bucket(int(np.ceil(counts[k] * factor)), limits[k]) for k in counts}
-        return Sizes(**{k: size if k in ("own", "remote", "host") else max(1, size) for k, size in sizes.items()})
+        limits = self.limits[name]
+        sizes = Sizes(*(bucket(int(np.ceil(n * factor)), most) for n, most in zip(needed, limits, strict=True)))
+        # XLA crashes on CPUs on arrays without elements; those that may have none are left out of a route instead.
+        some = {kind: max(1, getattr(sizes, kind)) for kind in ("unique", "replicated", "lookups", "pooled")}
+        return sizes._replace(**some)
 
     def host_rows_read(self, partitioned: PartitionedBatch) -> dict[str, BatchRows]:
         """By stack the rows that a batch reads from this process's host memory, and the room on its devices."""
@@ -180,10 +161,7 @@ class Shapes:
 
     def needed(self, partitioned: PartitionedBatch, devices: Sequence[int]) -> dict[str, Sizes]:
         """What some devices' parts of a batch need, all that it has."""
-        sizes = {
-            n: dataclasses.replace(NONE, host=partitioned.host[n].lines if n in partitioned.host else 0)
-            for n in self.stacks
-        }
+        sizes = {n: Sizes(host=partitioned.host[n].lines if n in partitioned.host else 0) for n in self.stacks}
         for part, device in zip(partitioned.parts, devices, strict=True):
             for name, routed in part.routes.items():
                 sizes[name] = sizes[name].most(counts(routed, device, part.sends.get(name)))
@@ -191,7 +169,7 @@ class Shapes:
 
     def most(self, batches: Iterable[PartitionedBatch], devices: Sequence[int]) -> dict[str, Sizes]:
         """What some devices' parts of any of these batches need."""
-        sizes = dict.fromkeys(self.stacks, NONE)
+        sizes = dict.fromkeys(self.stacks, Sizes())
         for partitioned in batches:
             for name, needed in self.needed(partitioned, devices).items():
                 sizes[name] = sizes[name].most(needed)

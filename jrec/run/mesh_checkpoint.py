@@ -23,8 +23,8 @@ from jrec.ops.layout import Stack
 from jrec.ops.row_fill import PIECE_BYTES, fill_rows
 from jrec.row_optimizers import RowOptimizer
 from jrec.run.mesh_rows import based, device_addresses, replicated_capacity
+from jrec.run.model_rows import RowSource
 from jrec.run.peers import Peers
-from jrec.run.row_source import RowSource
 from jrec.sharding import Plan
 from jrec.sharding.contents import joined_ranges, shard_capacity, table_segments
 from jrec.sharding.pieces import REPLICATED, SHARDED

@@ -149,6 +149,7 @@ class MeshFeed(LoaderFeed):
 
     def close(self) -> None:
         """Ends the thread; no more batches."""
+        # Everything that the thread may wait for ends before it is joined.
         self._monitor.close()
         self._partitioned.close()  # the thread may wait here,
         super().close()  # or here

@@ -196,41 +196,24 @@ class MeshSetup:
         return jax.tree.map(place, tree)
 
 
-def open_setup(
-    layout: EmbeddingLayout,
-    mesh: Mesh,
-    plan: Plan,
-    *,
-    options: MeshOptions,
-    cast: bool = True,
-    training: bool = True,
-    monitor: PlanMonitor | None = None,
-    growing: bool = False,
-) -> MeshSetup:
+def connected(setup: MeshSetup, *, growing: bool) -> MeshSetup:
     """The setup of a run, connected with its other processes, which all call this.
 
     Args:
-      layout: The tables' layout.
-      mesh: The devices.
-      plan: Where the rows of planned tables live (``placed_plan``).
-      options: How rows travel.
-      cast: Whether tensor-train stacks get their casts on the host.
-      training: False to predict only.
-      monitor: See ``MeshSetup``.
+      setup: The setup, without exchanges.
       growing: Whether tables grow.
 
     Raises:
       ConfigError: If the devices do not exchange lines as the options say.
       ProcessError: If another process cannot be reached.
     """
-    if options.exchange != "auto":
+    if setup.options.exchange != "auto":
         with value_errors_are_config_errors("mesh.exchange"):
-            check_kind(options.exchange, mesh.devices.flat[0].platform)
-    setup = MeshSetup(
-        layout=layout, mesh=mesh, plan=plan, options=options, cast=cast, monitor=monitor, training=training
-    )
+            check_kind(setup.options.exchange, setup.mesh.devices.flat[0].platform)
     if not several():
         return setup
-    names = ["peers", *["peers_growing"] * (growing and training)]
-    exchanges: Any = connect(len(names))
-    return dataclasses.replace(setup, **dict(zip(names, exchanges, strict=True)))
+    if not (growing and setup.training):
+        (peers,) = connect(1)
+        return dataclasses.replace(setup, peers=peers)
+    peers, peers_growing = connect(2)
+    return dataclasses.replace(setup, peers=peers, peers_growing=peers_growing)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,14 @@ from flax import nnx
 from jrec.checkpoint.manifest import VALUES
 from jrec.nn import SparseOptimizer
 from jrec.ops.layout import EmbeddingLayout, Stack
+
+
+class RowSource(Protocol):
+    """Rows by address: a checkpoint (``jrec.checkpoint.Saved``), or a model (``ModelRows``)."""
+
+    def read(self, stack: Stack, array: str, addresses: np.ndarray) -> np.ndarray:
+        """Rows of "values", or of a slot, at (n,) addresses of a stack, in any order."""
+        ...
 
 
 class ModelRows:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jrec.data.growing_tables import Grown
-from jrec.host.ring import bucket
+from jrec.errors import ConfigError
+from jrec.host import HostTable
+from jrec.host.ring import Rows, bucket
 from jrec.mesh.route import MeshRows
-from jrec.ops.layout import Stack
-from jrec.ops.row_init import init_rows_of_keys
-from jrec.row_optimizers import RowOptimizer, Slots
+from jrec.nn.optimizer import SparseModel, SparseOptimizer
+from jrec.ops.layout import EmbeddingLayout, Stack
+from jrec.ops.row_init import init_rows_of_keys, key_words
+from jrec.row_optimizers import RowOptimizer, RowOptimizers, Slots, optimizer_of
 
 NO_LINE = 2**31 - 1
 """A line of no array: padding."""
@@ -32,9 +35,9 @@ class NewLines:
       words: (n, 2) uint32, upper and lower half of the keys.
     """
 
-    at: Any
-    numbers: Any
-    words: Any
+    at: jax.Array
+    numbers: jax.Array
+    words: jax.Array
 
 
 @jax.tree_util.register_dataclass
@@ -49,6 +52,10 @@ class MeshLines:
 
     sharded: NewLines
     replicated: NewLines
+
+
+NewInStacks = Mapping[str, NewLines | MeshLines]
+"""New lines by stack: ``NewLines`` of a stack that the model holds, ``MeshLines`` of a planned one."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -78,7 +85,7 @@ class NewAddresses:
         lines = np.full(size, NO_LINE, np.int32)
         numbers, words = np.zeros(size, np.int32), np.zeros((size, 2), np.uint32)
         lines[: at.size], numbers[: at.size], words[: at.size] = at, self.numbers[chosen], self.words[chosen]
-        return NewLines(at=lines, numbers=numbers, words=words)
+        return NewLines(at=lines, numbers=numbers, words=words)  # pyright: ignore[reportArgumentType]
 
 
 def new_addresses(stack: Stack, grown: Grown) -> NewAddresses | None:
@@ -99,7 +106,12 @@ def new_addresses(stack: Stack, grown: Grown) -> NewAddresses | None:
 
 
 def renewed(
-    values: jax.Array, slots: Slots, stack: Stack, optimizer: RowOptimizer | None, words: jax.Array, lines: NewLines
+    values: jax.Array,
+    slots: Slots,
+    stack: Stack,
+    optimizer: RowOptimizer | None,
+    words: jax.Array,
+    lines: NewLines,
 ) -> tuple[jax.Array, Slots]:
     """The array with first values in its new lines, and the slots as the optimizer makes them; inside jit.
 
@@ -117,19 +129,21 @@ def renewed(
     return _put(values, lines.at, fresh), {name: _put(slot, lines.at, own[name]) for name, slot in slots.items()}
 
 
-def renewed_in(model: Any, optimizer: Any, words: jax.Array, new: Mapping[str, Any]) -> None:
+def renewed_in(model: SparseModel, optimizer: SparseOptimizer, words: jax.Array, new: NewInStacks) -> None:
     """Renews lines of the stacks that the model holds, in place; inside jit.
 
     Args:
-      model: A ``SparseModel``.
+      model: The model.
       optimizer: The model's optimizer.
       words: (2,) uint32, the key of the model's initial rows (``key_words``).
       new: By stack.
     """
     arrays, stacks = model.embeddings.arrays(), model.embeddings.layout.stacks
     for name in arrays.keys() & new.keys():
+        lines = new[name]
+        assert isinstance(lines, NewLines)  # the model is on one device
         slots = {slot: held[...] for slot, held in optimizer.slots[name].items()}
-        arrays[name], slots = renewed(arrays[name], slots, stacks[name], optimizer.of(name), words, new[name])
+        arrays[name], slots = renewed(arrays[name], slots, stacks[name], optimizer.of(name), words, lines)
         for slot, array in slots.items():
             optimizer.slots[name][slot][...] = array
     model.embeddings.set_arrays(arrays)
@@ -148,3 +162,84 @@ def on_device(
 
 def _put(array: jax.Array, at: jax.Array, lines: jax.Array) -> jax.Array:
     return array.at[at].set(lines, mode="drop", unique_indices=True)
+
+
+class FirstRows:
+    """Gives rows of growing tables their first values when they are given to other keys. Use it from one thread.
+
+    Args:
+      layout: The run's tables.
+      growing: The names of the tables that grow.
+      key: The key of the model's initial rows.
+      optimizer: The row optimizers.
+
+    Attributes:
+      words: (2,) uint32, the key; a copy, since the model's own is donated to its steps.
+
+    Raises:
+      ConfigError: If a table that grows is a tensor train, or frozen.
+      ValueError: If a table grows, and the key is not one of Threefry.
+    """
+
+    def __init__(
+        self,
+        layout: EmbeddingLayout,
+        growing: frozenset[str],
+        *,
+        key: jax.Array,
+        optimizer: RowOptimizers | None,
+    ):
+        self._layout, self._optimizer = layout, optimizer
+        self.words = key_words(key) if growing else np.zeros(2, np.uint32)
+        for stack in layout.members:
+            for table in stack.tables:
+                if table.name not in growing:
+                    continue
+                if table.tier == "tt" or table.is_part:
+                    raise ConfigError(
+                        f"table {table.name!r} grows, but is a tensor train, whose cores all rows share; keep it whole"
+                    )
+                if optimizer is not None and optimizer_of(optimizer, stack.name) is None:
+                    raise ConfigError(f"table {table.name!r} grows, but is frozen; train it, or prepare it with rows")
+
+    def store(self, table: HostTable, grown: Grown) -> None:
+        """Writes the first values and slots of rows in host memory. Not while another thread uses these rows."""
+        if (new := new_addresses(table.stack, grown)) is None:
+            return
+        count = new.addresses.size
+        lines = new.lines(np.arange(count))
+        rows = _first(table.stack, table.optimizer, self.words, lines)
+        slots = {name: np.asarray(slot)[:count] for name, slot in rows.slots.items()}
+        table.store(new.addresses, np.asarray(rows.values)[:count], slots)
+
+    def among(self, name: str, rows: Rows, read: np.ndarray, grown: Grown) -> Rows:
+        """A batch's rows from host memory with first values where a row has another key now.
+
+        Args:
+          name: The stack.
+          rows: The batch's rows on the device, of which no copy is needed any more.
+          read: (n,) ascending addresses of the rows.
+          grown: What the batch changed.
+        """
+        stack = self._layout.stacks[name]
+        if (new := new_addresses(stack, grown)) is None:
+            return rows
+        at = np.searchsorted(read, new.addresses)
+        chosen = np.flatnonzero((at < read.size) & (read[np.minimum(at, read.size - 1)] == new.addresses))
+        if not chosen.size:
+            return rows
+        optimizer = optimizer_of(self._optimizer, name)
+        return _replaced(stack, optimizer, rows, self.words, new.lines(at[chosen], chosen))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _first(stack: Stack, optimizer: RowOptimizer, words: jax.Array, lines: NewLines) -> Rows:
+    values = jax.numpy.zeros((lines.at.shape[0], stack.dim), stack.dtype)
+    first, slots = renewed(values, optimizer.init(values), stack, optimizer, words, lines)
+    return Rows(values=first, slots=dict(slots))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=2)
+def _replaced(stack: Stack, optimizer: RowOptimizer | None, rows: Rows, words: jax.Array, lines: NewLines) -> Rows:
+    values, slots = renewed(rows.values, rows.slots, stack, optimizer, words, lines)
+    return Rows(values=values, slots=dict(slots))

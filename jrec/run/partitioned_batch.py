@@ -14,7 +14,7 @@ import numpy as np
 
 from jrec.batch import Batch
 from jrec.data.regroup import blank, gathered
-from jrec.host.local import local_ids
+from jrec.host.table import local_ids
 from jrec.ops.host_cast import with_cast
 from jrec.ops.layout import EmbeddingLayout, Stack, StackedFeature
 from jrec.run.host_owners import HostOwners, HostRead, read_from_host, with_owners
@@ -116,6 +116,7 @@ class BatchPartitioner:
         for device in self.devices:
             part = self._examples(batch, device, size)
             parts.append(routed_batch(self.layout, part, self._routers, device, self._casts, send))
+        # Only row numbers are needed for owners; of several processes none knows what the others' parts read.
         read = {name: read_from_host([part.routes[name] for part in parts]) for name in self._hosts}
         partitioned = PartitionedBatch(batch=batch, parts=tuple(parts), asked=read)
         if self._together:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import numpy as np
@@ -93,7 +92,7 @@ class PlannedTier(Tier):
         """See ``Tier``."""
         self._rows = rows
 
-    def new_lines(self, new: NewAddresses) -> Any:
+    def new_lines(self, new: NewAddresses) -> MeshLines:
         """Lines of the devices' shards, and of the replicated rows; on the mesh."""
         setup = self._setup
         tier, owner = np.empty(new.addresses.size, np.uint8), np.empty(new.addresses.size, np.int64)
@@ -122,6 +121,7 @@ class PlannedTier(Tier):
         if lines.any():
             capacity = held.sharded.shape[0] // setup.plan.devices
             numbers = where.owner[lines].astype(np.int64) * capacity + where.offset[lines]
+            # Sizes are powers of two, so that reads of any number of rows share few compiled programs.
             padded = np.zeros(1 << int(np.ceil(np.log2(numbers.size))), np.int32)
             padded[: numbers.size] = numbers
             everywhere = NamedSharding(setup.mesh, PartitionSpec())

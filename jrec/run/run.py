@@ -20,8 +20,9 @@ from jrec.data.growing_tables import GrowingTables
 from jrec.data.packing import CastPlace, OnBadId, Packer
 from jrec.host import HostTable
 from jrec.nn import SparseOptimizer, binary_cross_entropy
-from jrec.nn.optimizer import Loss
+from jrec.nn.optimizer import Loss, SparseModel
 from jrec.outputs import kind_of
+from jrec.run.batches import Position
 from jrec.run.feeds import Feeds, OnGrowth
 from jrec.run.identity import Description, identity_of
 from jrec.run.in_place_feed import reads_in_place
@@ -30,9 +31,8 @@ from jrec.run.predictions import Predictions
 from jrec.run.record import RECORD, Record, decoded
 from jrec.run.run_checkpoints import CHECKPOINT_FOLDER, Loaded, RunCheckpoints
 from jrec.run.run_feed import FedBatch, RunFeed
-from jrec.run.state import RunState
-from jrec.run.step import StepOn, StepResults
-from jrec.run.whole_tables import read_rows, table_rows
+from jrec.run.state import RunState, table_rows
+from jrec.run.step import State, StepOn, StepResults
 
 if TYPE_CHECKING:
     from jrec.data.schema import Schema
@@ -56,7 +56,7 @@ class Run:
     def __init__(
         self,
         state: RunState,
-        model: Any,
+        model: SparseModel,
         optimizer: SparseOptimizer,
         *,
         host: HostOptions,
@@ -120,7 +120,7 @@ class Run:
         on_bad_id: OnBadId = "raise",
         workers: int = 2,
         prefetch: int = 2,
-        position: Any = None,
+        position: Position | None = None,
         total: int | None = None,
         trace: pathlib.Path | None = None,
         on_growth: OnGrowth | None = None,
@@ -227,7 +227,7 @@ class Run:
           ValueError: If there is no such table or row.
         """
         self.flush()
-        return read_rows(self._state, name, np.asarray(ids, None if len(ids) else np.int64))
+        return self._state.read(name, np.asarray(ids, None if len(ids) else np.int64))
 
     @property
     def growing(self) -> Mapping[str, GrowingVocabulary]:
@@ -239,7 +239,7 @@ class Run:
         """The rows in host memory, by stack, such as how many of them take memory: ``num_made``, ``nbytes``."""
         return dict(self._state.tables)
 
-    def modules(self) -> tuple[Any, SparseOptimizer]:
+    def modules(self) -> tuple[SparseModel, SparseOptimizer]:
         """Model and optimizer as the last step left them; planned rows are not in them.
 
         The next step takes their arrays, so that they are to be read before it.
@@ -248,7 +248,7 @@ class Run:
         return self._state.modules()
 
     @property
-    def state(self) -> Any:
+    def state(self) -> State:
         """Dense parameters, their optimizer, and all other state that every device holds alike: an ``nnx.State``."""
         return self._state.state
 

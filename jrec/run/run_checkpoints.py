@@ -109,11 +109,6 @@ class RunCheckpoints:
             self._checkpoints.restored(saved)
         return Loaded(meta=meta_of(saved), arrays=arrays)
 
-    @property
-    def saving(self) -> bool:
-        """Whether a checkpoint is being written."""
-        return self._checkpoints is not None and self._checkpoints.saving
-
     def written(self) -> Written | None:
         """What the last checkpoint was, once it is complete; None where there is none since the last call."""
         return None if self._checkpoints is None else self._checkpoints.written()

@@ -15,6 +15,7 @@ from jrec.data.growing_tables import GrowingTables, Grown
 from jrec.data.packing import Packer
 from jrec.data.packing_columns import PreparedColumns
 from jrec.data.schema import DatasetError
+from jrec.run.batches import Position
 from jrec.run.feed import Feed, Ready
 from jrec.run.mesh_setup import MeshSetup
 from jrec.run.partitioned_batch import PartitionedBatch
@@ -82,11 +83,11 @@ class RunFeed:
         """Whether all batches are taken, or the feed was closed."""
         return self._closed
 
-    def position(self) -> Any:
+    def position(self) -> Position:
         """The position after the last step, in JSON types, for ``Run.save`` and ``Run.feed(..., position=...)``."""
         return self._feed.position()
 
-    def restore(self, position: Any) -> None:
+    def restore(self, position: Position) -> None:
         """Goes to a ``position()``; before the first batch.
 
         Raises:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -15,15 +14,15 @@ from jrec.data.growing_tables import GrowingTables, Grown
 from jrec.mesh.communication import state_of_first
 from jrec.mesh.route import MeshRows
 from jrec.nn import SparseOptimizer
-from jrec.ops.layout import Stack
+from jrec.nn.optimizer import SparseModel
+from jrec.ops.layout import EmbeddingLayout, Stack
 from jrec.ops.types import Bags
 from jrec.row_optimizers import optimizer_of
 from jrec.run.checkpoint import StateRows
 from jrec.run.feed import Ready
-from jrec.run.first_rows import FirstRows
 from jrec.run.mesh_setup import MeshSetup
 from jrec.run.model_rows import ModelRows
-from jrec.run.new_lines import new_addresses
+from jrec.run.new_lines import FirstRows, NewInStacks, new_addresses
 from jrec.run.options import HostOptions
 from jrec.run.planned_tier import PlannedTier
 from jrec.run.step import HostResults, State, StepOn, StepResults, compile_run
@@ -54,7 +53,7 @@ class RunState:
 
     def __init__(
         self,
-        model: Any,
+        model: SparseModel,
         optimizer: SparseOptimizer,
         *,
         key: jax.Array,
@@ -118,14 +117,13 @@ class RunState:
         for name, of_stack in rows.items():
             self.tiers[name].put(of_stack)
 
-    def step(self, ready: Ready, step_on: StepOn | None = None) -> tuple[HostResults, StepResults]:
+    def step(self, ready: Ready, step_on: StepOn) -> tuple[HostResults, StepResults]:
         """Takes a step on a batch; returns what goes back to host memory after the step, and the step's outputs.
 
         Args:
           ready: The batch.
-          step_on: The step (``CompiledRun.with_loss``); None for the one with the loss of ``compile_run``.
+          step_on: The step (``CompiledRun.with_loss``).
         """
-        step_on = step_on or self.compiled.step_on
         for name, tier in self.tiers.items() if self._tracked else ():
             if tier.changing is not None:
                 tier.changing.before_step(_changed(ready.batch.bags[name]))
@@ -139,11 +137,44 @@ class RunState:
             self.growing.taken(grown)
         return host, outputs
 
-    def modules(self) -> tuple[Any, SparseOptimizer]:
+    def modules(self) -> tuple[SparseModel, SparseOptimizer]:
         """Model and optimizer with the current state."""
         return self.compiled.merge(self.state)
 
-    def _new_lines(self, grown: Grown) -> dict[str, Any]:
+    def read(self, name: str, ids: np.ndarray) -> np.ndarray:
+        """Rows of a table as the last step left them; rows in host memory are flushed.
+
+        Every process calls it with the same arguments.
+
+        Args:
+          name: The table.
+          ids: (n,) integers.
+
+        Returns:
+          (n, dim) of the table's dtype; of tensor-train rows, float32.
+
+        Raises:
+          ValueError: If there is no such table or row.
+        """
+        rows = table_rows(self.layout, name)
+        if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
+            raise ValueError(f"ids must be integers of shape (n,), but are {ids.dtype} of shape {ids.shape}")
+        ids = ids.astype(np.int64)
+        if ids.size and not 0 <= ids.min() <= ids.max() < rows:
+            worst = ids[(ids < 0) | (ids >= rows)][0]
+            raise ValueError(f"table {name!r} has no row {worst}; its rows are 0 to {rows - 1:,}")
+        parts: list[tuple[np.ndarray, np.ndarray]] = []
+        for stack in self.layout.members:
+            for table, base in zip(stack.tables, stack.bases, strict=True):
+                if table.name == name:
+                    here = (ids >= table.first_row) & (ids < table.first_row + table.rows)
+                    parts.append((here, self.tiers[stack.name].read(ids[here] - table.first_row + base)))
+        out = np.empty((ids.size, parts[0][1].shape[1]), np.result_type(*(part.dtype for _, part in parts)))
+        for here, part in parts:
+            out[here] = part
+        return out
+
+    def _new_lines(self, grown: Grown) -> NewInStacks:
         """Where rows on devices get first values, by stack."""
         new = {name: new_addresses(tier.stack, grown) for name, tier in self.tiers.items()}
         lines = {name: self.tiers[name].new_lines(of_stack) for name, of_stack in new.items() if of_stack is not None}
@@ -164,6 +195,18 @@ class RunState:
         self._tracked = True
         for tier in self.tiers.values() if rows else ():
             tier.load(saved, slots=self.training)
+
+
+def table_rows(layout: EmbeddingLayout, name: str) -> int:
+    """How many rows a table has.
+
+    Raises:
+      ValueError: If there is no such table.
+    """
+    tables = {table.name: table.table_rows for stack in layout.members for table in stack.tables}
+    if name not in tables:
+        raise ValueError(f"there is no table {name!r}; the tables are {', '.join(sorted(tables))}")
+    return tables[name]
 
 
 def _changed(bags: Bags) -> np.ndarray:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import jax
+import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, PartitionSpec
 
@@ -16,22 +17,23 @@ from jrec.host.ring import Rows
 from jrec.mesh.communication import Communication
 from jrec.mesh.route import AXIS, MeshRows, Route, local_view
 from jrec.nn import SparseOptimizer, binary_cross_entropy
-from jrec.nn.optimizer import Loss
+from jrec.nn.optimizer import Loss, SparseModel
 from jrec.nn.step import StepOutputs, predict_on, train_step_on
 from jrec.ops.types import Bags
-from jrec.run.new_lines import on_device, renewed_in
+from jrec.run.new_lines import MeshLines, NewInStacks, on_device, renewed_in
 from jrec.tiers.local_rows import of_batch
 from jrec.tiers.planned_rows import PlannedRows
 from jrec.tiers.pooled import PooledRows, PooledUpdate
+from jrec.tiers.store import Store
 
-State = Any  # an nnx.State of (model, optimizer): every array that all devices hold alike
+State = nnx.State  # of (model, optimizer): every array that all devices hold alike
 StackRows = Mapping[str, MeshRows]  # by planned stack
 HostRows = Mapping[str, Rows]  # by stack, a batch's rows from host memory; on a mesh (N * K, dim), K of each device
 HostResults = Mapping[str, Any]  # by stack, what a step gives back: ``Rows``, or a ``PooledUpdate`` of pooled rows
 
 
 StepOn = Callable[
-    [State, StackRows, HostRows, "StepBatch"], tuple[State, dict[str, MeshRows], dict[str, Any], "StepResults"]
+    [State, StackRows, HostRows, "StepBatch"], tuple[State, dict[str, MeshRows], HostResults, "StepResults"]
 ]
 
 
@@ -71,23 +73,15 @@ class StepResults:
     gradient_norm: jax.Array | None = None
 
 
-class WithLoss(Protocol):
-    """Makes a ``step_on`` of a loss, whose dense model sees the examples in so many slices, one after another."""
-
-    def __call__(self, loss: Loss, micro_batches: int = 1) -> StepOn:
-        """See ``jrec.nn.step.train_step_on``."""
-        ...
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CompiledRun:
     """A model and its optimizer, split into a state and jitted functions of it.
 
     Attributes:
-      step_on: ``state, rows, host, batch -> state, rows, host, StepResults``. The arguments but for
-        the batch are donated: tables and slots change in place. The second ``host`` also has a ``PooledUpdate`` of
-        each stack of ``batch.pooled`` that is not frozen.
-      with_loss: Another ``step_on``, of another loss or in more slices.
+      step_on: ``state, rows, host, batch -> state, rows, host, StepResults``, by binary cross-entropy. The arguments
+        but for the batch are donated: tables and slots change in place. The second ``host`` also has a ``PooledUpdate``
+        of each stack of ``batch.pooled`` that is not frozen.
+      with_loss: Makes a ``step_on`` of a loss, and of the number of slices in which the dense model sees the examples.
       renew: ``state, rows, words, new -> state, rows``, with first values and slots in the lines ``new`` (by stack,
         ``NewLines``; on a mesh ``MeshLines``) by the key of initial rows (``key_words``). State and rows are donated.
       predict_on: ``state, rows, host, batch -> logits``, (batch,) float32.
@@ -95,10 +89,10 @@ class CompiledRun:
     """
 
     step_on: StepOn
-    with_loss: WithLoss
-    renew: Callable[[State, StackRows, Any, Mapping[str, Any]], tuple[State, dict[str, MeshRows]]]
+    with_loss: Callable[[Loss, int], StepOn]
+    renew: Callable[[State, StackRows, np.ndarray, NewInStacks], tuple[State, dict[str, MeshRows]]]
     predict_on: Callable[[State, StackRows, HostRows, StepBatch], Any]
-    merge: Callable[[State], tuple[Any, SparseOptimizer]]
+    merge: Callable[[State], tuple[SparseModel, SparseOptimizer]]
 
     def step(self, state: State, batch: Batch) -> tuple[State, jax.Array, jax.Array]:
         """A step of a model that holds all of its rows: the new state, the loss and the logits before the step."""
@@ -111,13 +105,11 @@ class CompiledRun:
 
 
 def compile_run(
-    model: Any,
+    model: SparseModel,
     optimizer: SparseOptimizer,
     *,
     mesh: Mesh | None = None,
     communication: Communication | None = None,
-    loss: Loss = binary_cross_entropy,
-    micro_batches: int = 1,
     training: bool = True,
 ) -> tuple[State, CompiledRun]:
     """Splits modules into the initial state and its functions.
@@ -128,8 +120,6 @@ def compile_run(
       mesh: Of devices, with the one axis "devices"; None for one device without a plan.
       communication: How the devices of the mesh work together; None for the defaults. Devices that do not compute keep
         old dense parameters in the state; see ``jrec.mesh.communication``.
-      loss: Of logits and batch, a mean over the batch's examples.
-      micro_batches: In how many slices of a batch, or of each device's part, the dense model sees the examples.
       training: Whether planned rows have slots; without them only ``predict_on`` works.
 
     Example:
@@ -141,7 +131,7 @@ def compile_run(
 
     def train(
         loss: Loss, micro_batches: int, state: State, rows: StackRows, host: HostRows, prepared: StepBatch
-    ) -> tuple[State, dict[str, MeshRows], dict[str, Any], StepResults]:
+    ) -> tuple[State, dict[str, MeshRows], HostResults, StepResults]:
         model, optimizer = nnx.merge(graph, state)
         prepared = prepared if mesh is None else local_view(prepared)
         stores, batch = _stores(rows, host, prepared)
@@ -157,15 +147,15 @@ def compile_run(
         logits = predict_on(model, stores, batch, routes=prepared.routes, communication=together)
         return logits if together is None else jax.tree.map(together.of_examples, logits)
 
-    def renew(
-        state: State, rows: StackRows, words: jax.Array, new: Mapping[str, Any]
-    ) -> tuple[State, dict[str, MeshRows]]:
+    def renew(state: State, rows: StackRows, words: jax.Array, new: NewInStacks) -> tuple[State, dict[str, MeshRows]]:
         model, optimizer = nnx.merge(graph, state)
         lines, stacks = new if mesh is None else local_view(new), model.embeddings.layout.stacks
         renewed_in(model, optimizer, words, lines)
         renewed = dict(rows)
         for name in rows.keys() & lines.keys():
-            renewed[name] = on_device(rows[name], stacks[name], optimizer.of(name), words, lines[name])
+            of_stack = lines[name]
+            assert isinstance(of_stack, MeshLines)
+            renewed[name] = on_device(rows[name], stacks[name], optimizer.of(name), words, of_stack)
         return nnx.state((model, optimizer)), renewed
 
     options: dict[str, Any] = {}
@@ -178,14 +168,14 @@ def compile_run(
         placed = {**options, "in_specs": (everywhere, specs, everywhere, over)}
         renew = jax.shard_map(renew, out_specs=(everywhere, specs), **placed)
 
-    def with_loss(loss: Loss, micro_batches: int = 1) -> StepOn:
+    def with_loss(loss: Loss, micro_batches: int) -> StepOn:
         step: Any = functools.partial(train, loss, micro_batches)
         if mesh is not None:
             step = jax.shard_map(step, out_specs=(everywhere, specs, over, everywhere), **options)
         return jax.jit(step, donate_argnums=(0, 1, 2))
 
     return state, CompiledRun(
-        step_on=with_loss(loss, micro_batches),
+        step_on=with_loss(binary_cross_entropy, 1),
         with_loss=with_loss,
         renew=jax.jit(renew, donate_argnums=(0, 1)),
         predict_on=jax.jit(infer),
@@ -193,10 +183,10 @@ def compile_run(
     )
 
 
-def _stores(rows: StackRows, host: HostRows, prepared: StepBatch) -> tuple[dict[str, Any], Batch]:
+def _stores(rows: StackRows, host: HostRows, prepared: StepBatch) -> tuple[dict[str, Store], Batch]:
     """The stores of a step, and its batch, whose bags number the rows of these."""
     batch = prepared.batch
-    stores: dict[str, Any] = dict(prepared.pooled)
+    stores: dict[str, Store] = dict(prepared.pooled)
     bags: dict[str, Bags] = dict(batch.bags)
     for name, planned in rows.items():
         if (fetched := host.get(name)) is not None:
@@ -212,7 +202,7 @@ def _planned(stores: Mapping[str, Any], rows: StackRows) -> dict[str, MeshRows]:
     return {name: dataclasses.replace(stores[name].rows, host=None, host_slots={}) for name in rows}
 
 
-def _to_host(stores: Mapping[str, Any], host: HostRows) -> dict[str, Any]:
+def _to_host(stores: Mapping[str, Any], host: HostRows) -> HostResults:
     """The rows that go back to host memory, and what the host updates pooled rows with."""
     results: dict[str, Any] = {name: store for name, store in stores.items() if isinstance(store, PooledUpdate)}
     for name in host:

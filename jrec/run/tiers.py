@@ -7,7 +7,6 @@ in host memory, or in tensor-train cores.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -19,11 +18,12 @@ from jrec.checkpoint.manifest import VALUES
 from jrec.checkpoint.sources import Source
 from jrec.host import HostTable
 from jrec.mesh.route import MeshRows
+from jrec.nn.optimizer import SparseModel
 from jrec.ops import SGD
 from jrec.ops.layout import Stack
 from jrec.ops.tt import tt_rows
 from jrec.row_optimizers import RowOptimizer
-from jrec.run.new_lines import NewAddresses
+from jrec.run.new_lines import MeshLines, NewAddresses, NewLines
 from jrec.run.options import HostOptions
 
 
@@ -53,7 +53,7 @@ class Tier:
         """Takes back the rows after a step."""
         raise TypeError(f"the rows of stack {self.stack.name} are not placed by a plan")
 
-    def new_lines(self, new: NewAddresses) -> Any:
+    def new_lines(self, new: NewAddresses) -> NewLines | MeshLines | None:
         """Where rows on devices get first values, as ``CompiledRun.renew`` takes it; None without any."""
 
     def read(self, addresses: np.ndarray) -> np.ndarray:
@@ -90,7 +90,7 @@ class ModelTier(Tier):
         self.changing = DeviceRows(stack, {} if optimizer is None else optimizer.slots, arrays)
         self.sources = (self.changing,)
 
-    def new_lines(self, new: NewAddresses) -> Any:
+    def new_lines(self, new: NewAddresses) -> NewLines:
         """Lines of the stack's array."""
         return new.lines(new.addresses, np.arange(new.addresses.size))
 
@@ -135,7 +135,7 @@ class CoresTier(Tier):
       model: Gives the model as it is now.
     """
 
-    def __init__(self, stack: Stack, model: Callable[[], Any]):
+    def __init__(self, stack: Stack, model: Callable[[], SparseModel]):
         super().__init__(stack)
         self._model = model
 

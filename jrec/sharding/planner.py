@@ -10,11 +10,11 @@ import numpy as np
 from jrec.errors import ConfigError
 from jrec.sharding.balance import assign, loads_of, polish
 from jrec.sharding.cost import Cost, degree_of_balance, evaluate
+from jrec.sharding.errors import PlanError
 from jrec.sharding.inference import copy_for_inference
-from jrec.sharding.inherit import stay
 from jrec.sharding.memory_centric import among_keepers, keepers_problem, on_all
 from jrec.sharding.partition import partition, span
-from jrec.sharding.pieces import HOST, REPLICATED, TT, Pieces, Placement, join
+from jrec.sharding.pieces import HOST, REPLICATED, SHARDED, TT, Pieces, Placement, join
 from jrec.sharding.plans import Plan
 from jrec.sharding.problem import Problem
 from jrec.sharding.replicate import FrequencyRule, replicated_ranks
@@ -22,6 +22,7 @@ from jrec.sharding.tiers import Marginal, Tiers, TTOption, choose_tiers, cuts_of
 
 DEFAULT_THRESHOLD = 0.001
 _WORTH_MOVING = 0.01  # in degree of balance, for which nearly all rows change their device
+_INHERITED_ROUNDS = 4  # times the exchanges of a fresh plan: the pieces are smaller and start further from balance
 _PROGRESS = 1e-3  # two rounds that gain less end the refinement: single rows are too hot for any threshold
 
 
@@ -115,6 +116,7 @@ def plan_placement(problem: Problem, options: PlanOptions | None = None, *, prev
     reserved = np.full(problem.devices, float(tiers.core_bytes))
     if training:
         reserved += float((hot * problem.memory_bytes).sum())
+    # Halving the threshold may make the balance worse, since the greedy assignment sees other pieces: keep the best.
     best: tuple[float, float, Placement] | None = None
     tried, threshold = [], options.threshold
     for _ in range(options.refinements + 1):
@@ -192,7 +194,7 @@ def _balanced(
             continue
         kept = None
         if previous is not None:
-            kept = stay(problem, pieces, previous, reserved=reserved, exchanges=options.exchanges)
+            kept = _stay(problem, pieces, previous, reserved=reserved, exchanges=options.exchanges)
         if kept is None:
             pieces, owner = assign(problem, pieces, reserved=reserved)
             kept = pieces, polish(problem, pieces, owner, reserved=reserved, rounds=options.exchanges)
@@ -218,3 +220,65 @@ def _apart(problem: Problem, tiers: Tiers, near: np.ndarray) -> list[Placement]:
         for tier, first, last in ranges
         if (last > first).any()
     ]
+
+
+def _stay(
+    problem: Problem, pieces: Pieces, plan: Plan, *, reserved: np.ndarray, exchanges: int
+) -> tuple[Pieces, np.ndarray] | None:
+    """Keeps the owners of an older plan, places what had none, and exchanges pieces until they are balanced.
+
+    Args:
+      problem: The problem under present accesses.
+      pieces: The pieces of a partition under these.
+      plan: The older plan, of the same tables and devices.
+      reserved: (devices,) bytes that are taken already.
+      exchanges: How many exchanges a fresh plan would get.
+
+    Returns:
+      Finer pieces and their owners; None if the old owners' memory does not suffice any more.
+    """
+    pieces, owner = _cut_by_owner(problem, pieces, plan)
+    known = owner >= 0
+    kept, kept_owner = pieces.take(known), owner[known]
+    loads = loads_of(problem, kept, kept_owner, reserved)
+    if (loads.memory > loads.budget).any():
+        return None
+    try:
+        loose, loose_owner = assign(problem, pieces.take(~known), loads=loads)
+    except PlanError:
+        return None
+    joined = Pieces.of(
+        problem,
+        np.concatenate([kept.table, loose.table]),
+        np.concatenate([kept.start, loose.start]),
+        np.concatenate([kept.stop, loose.stop]),
+    )
+    owner = np.concatenate([kept_owner, loose_owner])
+    return joined, polish(problem, joined, owner, reserved=reserved, rounds=_INHERITED_ROUNDS * exchanges)
+
+
+def _cut_by_owner(problem: Problem, pieces: Pieces, plan: Plan) -> tuple[Pieces, np.ndarray]:
+    """Pieces cut where the older plan's owner changes, and those owners; -1 where a row was not sharded."""
+    tables, starts, stops, owners = [], [], [], []
+    for t, ranked in enumerate(problem.ranked):
+        own = np.flatnonzero(pieces.table == t)
+        if not own.size:
+            continue
+        own = own[np.argsort(pieces.start[own])]
+        first, last = int(pieces.start[own[0]]), int(pieces.stop[own[-1]])
+        old = plan.start[plan.first[t] : plan.first[t + 1]]
+        jump = ranked.first_row[1:] != ranked.first_row[:-1] + np.diff(ranked.starts)[:-1]
+        ranks = np.unique(np.concatenate([pieces.start[own], ranked.rank_of(old), ranked.starts[1:-1][jump]]))
+        ranks = ranks[(ranks >= first) & (ranks < last)]
+        run = np.searchsorted(ranked.starts, ranks, side="right") - 1
+        segment = plan.segments_of(t, ranked.first_row[run] + ranks - ranked.starts[run])
+        owner = np.where(plan.tier[segment] == SHARDED, plan.owner[segment], -1).astype(np.int64)
+        piece = np.searchsorted(pieces.start[own], ranks, side="right")
+        fresh = np.append(True, (np.diff(owner) != 0) | (np.diff(piece) != 0))
+        bounds = np.append(ranks[fresh], last)
+        tables.append(np.full(len(bounds) - 1, t))
+        starts.append(bounds[:-1])
+        stops.append(bounds[1:])
+        owners.append(owner[fresh])
+    cut = Pieces.of(problem, np.concatenate(tables), np.concatenate(starts), np.concatenate(stops))
+    return cut, np.concatenate(owners)

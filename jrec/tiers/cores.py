@@ -7,8 +7,11 @@ import functools
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
 
-from jrec.mesh.route import Route
+from jrec.mesh.route import AXIS, Route
 from jrec.mesh.step import StepOptions
 from jrec.ops.row_optimizers import RowOptimizer, Slots
 from jrec.ops.tt import (
@@ -29,7 +32,6 @@ from jrec.ops.tt import init as tt
 from jrec.ops.tt.cache_index import TTTracker, empty_tracker
 from jrec.ops.types import Bags, Cast
 from jrec.tiers import shared_cores
-from jrec.tiers.counter import count, empty_counter
 from jrec.tiers.shared_cores import CoreGradients
 from jrec.tiers.store import Context, Deferred, Update
 
@@ -70,32 +72,16 @@ class Cores:
         if self.cache is None:
             result = tt_lookup(self.cores, self.shape, bags, implementation=implementation)
         else:
-            result = tt_cached_lookup(self.cores, self._state(), self.shape, bags, implementation=implementation)
-        return Deferred(finish=lambda _: result)
+            result = tt_cached_lookup(self.cores, self.state(), self.shape, bags, implementation=implementation)
+        return Deferred.done(result)
 
     def update(
         self, residuals: CoreResiduals, gradients: jax.Array, route: Route | None, context: Context
-    ) -> Update[Cores]:
+    ) -> Update[Cores, CoreResiduals]:
         """Defers the gradients and the step of cores and cached rows; see ``Store``."""
-        del route
-        core_gradients = CoreGradients(
-            cores=self.cores,
-            cache=None if self.cache is None else self._state(),
-            shape=self.shape,
-            residuals=residuals,
-            gradients=gradients,
-            context=context,
-        )
+        return _Update(store=self, residuals=residuals, gradients=gradients, route=route, context=context)
 
-        def step(options: StepOptions) -> Deferred[Cores]:
-            # Cores that are stepped as their gradients come need no memory for these; a norm needs all of them first.
-            fused = context.communication is None and "of_cores" not in vars(core_gradients)
-            new = (self._fused_step if fused else self._step)(core_gradients, options)
-            return Deferred(finish=lambda _: new)
-
-        return Update(squares=core_gradients.squares, step=step)
-
-    def _fused_step(self, core_gradients: CoreGradients, options: StepOptions) -> Cores:
+    def fused_step(self, core_gradients: CoreGradients, options: StepOptions) -> Cores:
         """The step on one device, which updates each core as soon as its gradient is computed."""
         residuals, gradients, context = core_gradients.residuals, core_gradients.gradients, core_gradients.context
         optimizer = context.row_optimizer
@@ -131,7 +117,8 @@ class Cores:
         )
         return self._ended(cores, slots, state, residuals, context)
 
-    def _step(self, core_gradients: CoreGradients, options: StepOptions) -> Cores:
+    def step(self, core_gradients: CoreGradients, options: StepOptions) -> Cores:
+        """The step from gradients that were summed over the devices, or for their norm."""
         cores, slots = core_gradients.step_cores(slots_by_core(self.slots, self.shape.num_cores), options)
         if isinstance(core_gradients.residuals, TTResiduals):
             return dataclasses.replace(self, cores=cores, slots=named_slots(slots))
@@ -151,7 +138,7 @@ class Cores:
         cast: Cast | Callable[[], Cast] = residuals.cast
         counted = {"hits": residuals.hits, "lookups": residuals.lookups}
         if context.communication is not None:
-            counted = shared_cores.summed(counted, context)
+            counted = jax.lax.psum(counted, AXIS)
             cast = functools.partial(shared_cores.cast_of_all, residuals.cast, self.shape.rows, context)
         assert self.cache is not None
         state = tt_cache_step(
@@ -172,12 +159,37 @@ class Cores:
             slots=named_slots(slots) | _beside_rows(state) | counters,
         )
 
-    def _state(self) -> TTCache:
+    def state(self) -> TTCache:
         """The cache; its slots and tracker where the store has slots."""
         tracked = {name: self.slots[f"tracked_{name}"] for name in _TRACKER if f"tracked_{name}" in self.slots}
         tracker = TTTracker(**tracked) if tracked else empty_tracker(1, self.shape.rows)
         of_rows = {n.removeprefix("cached_"): slot for n, slot in self.slots.items() if n.startswith("cached_")}
         return TTCache(ids=self.cached["ids"], rows=self.cached["rows"], slots=of_rows, tracker=tracker)
+
+
+class _Update(Update[Cores, CoreResiduals]):
+    """The update of cores and cached rows."""
+
+    @functools.cached_property
+    def _core_gradients(self) -> CoreGradients:
+        store = self.store
+        return CoreGradients(
+            cores=store.cores,
+            cache=None if store.cache is None else store.state(),
+            shape=store.shape,
+            residuals=self.residuals,
+            gradients=self.gradients,
+            context=self.context,
+        )
+
+    def squares(self) -> jax.Array:
+        return self._core_gradients.squares()
+
+    def step(self, options: StepOptions) -> Deferred[Cores]:
+        # Cores that are stepped as their gradients come need no memory for these; a norm needs all of them first.
+        fused = self.context.communication is None and not self._core_gradients.made
+        step = self.store.fused_step if fused else self.store.step
+        return Deferred.done(step(self._core_gradients, options))
 
 
 def init_slots(
@@ -217,3 +229,20 @@ def slots_by_core(slots: Slots, cores: int) -> tuple[Slots, ...]:
     """The inverse of ``named_slots``."""
     prefixes = [f"core{k}_" for k in range(cores)]
     return tuple({name.removeprefix(p): slot for name, slot in slots.items() if name.startswith(p)} for p in prefixes)
+
+
+def empty_counter() -> jax.Array:
+    """A counter for devices without 64-bit integers, exact up to 2**64: (2,) uint32, the lower word first."""
+    return jnp.zeros(2, jnp.uint32)
+
+
+def count(counter: jax.Array, more: jax.Array) -> jax.Array:
+    """The counter raised by ``more``, () int32 of at least 0."""
+    low = counter[0] + more.astype(jnp.uint32)
+    return jnp.stack([low, counter[1] + (low < counter[0]).astype(jnp.uint32)])
+
+
+def counted(counter: ArrayLike) -> int:
+    """The counter's value; waits for the device."""
+    low, high = np.asarray(counter).tolist()
+    return (high << 32) + low

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from typing import Any
 
 import jax
@@ -44,7 +43,7 @@ class LocalRows:
     def lookup(self, bags: Bags, route: Route | None, context: Context) -> Deferred[tuple[jax.Array, Residuals]]:
         """Defers one gather-reduce of the array, and casts the ids if the bags have no cast; see ``Store``."""
         del route
-        call = gather_reduce_call(self._padded(self.values, context), bags.ids, bags.offsets, weights=bags.weights)
+        call = gather_reduce_call(self.padded(self.values, context), bags.ids, bags.offsets, weights=bags.weights)
 
         def finish(pooled: jax.Array) -> tuple[jax.Array, Residuals]:
             cast = bags.cast
@@ -60,46 +59,46 @@ class LocalRows:
 
         return Deferred(call=call, finish=finish)
 
-    def update(
-        self, residuals: Residuals, gradients: jax.Array, route: Route | None, context: Context
-    ) -> Update[LocalRows]:
+    def update(self, residuals: Residuals, gradients: jax.Array, route: Route | None, context: Context) -> LocalUpdate:
         """Defers one casted update of the array; see ``Store``."""
-        del route
+        return LocalUpdate(store=self, residuals=residuals, gradients=gradients, route=route, context=context)
 
-        def squares() -> jax.Array:
-            implementation = context.options.implementation
-            return squared_gradient_norm({"": residuals}, {"": gradients}, implementation=implementation)
-
-        return Update(squares=squares, step=functools.partial(self._step, residuals, gradients, context))
-
-    def _step(
-        self, residuals: Residuals, gradients: jax.Array, context: Context, options: StepOptions
-    ) -> Deferred[LocalRows]:
-        cast = residuals.cast
-        call = casted_update_call(
-            context.row_optimizer,
-            self._padded(self.values, context),
-            {name: self._padded(slot, context) for name, slot in self.slots.items()},
-            cast,
-            gradients,
-            weights=residuals.weights,
-            dim=self.dim,
-            **options.arguments(self.values, cast.rows if self.addresses is None else self.addresses),
-        )
-
-        def finish(updated: tuple[jax.Array, Slots]) -> LocalRows:
-            width = self.values.shape[1]
-            values, slots = jax.tree.map(lambda array: strip(array, width) if array.ndim == 2 else array, updated)
-            return dataclasses.replace(self, values=values, slots=slots)
-
-        return Deferred(call=call, finish=finish)
-
-    def _padded(self, array: jax.Array, context: Context) -> jax.Array:
+    def padded(self, array: jax.Array, context: Context) -> jax.Array:
         """An array of rows with the padding that kernels want; unchanged where rows are stored with it."""
         if not context.pad_rows or array.ndim == 1:
             return array
         width = padded_dim(self.dim, self.values.dtype.itemsize)
         return jnp.pad(array, ((0, 0), (0, width - array.shape[1])))
+
+
+class LocalUpdate(Update[LocalRows, Residuals]):
+    """The update of rows in one array."""
+
+    def squares(self) -> jax.Array:
+        """See ``Update``."""
+        implementation = self.context.options.implementation
+        return squared_gradient_norm({"": self.residuals}, {"": self.gradients}, implementation=implementation)
+
+    def step(self, options: StepOptions) -> Deferred[LocalRows]:
+        """See ``Update``."""
+        store, context, cast = self.store, self.context, self.residuals.cast
+        call = casted_update_call(
+            context.row_optimizer,
+            store.padded(store.values, context),
+            {name: store.padded(slot, context) for name, slot in store.slots.items()},
+            cast,
+            self.gradients,
+            weights=self.residuals.weights,
+            dim=store.dim,
+            **options.arguments(store.values, cast.rows if store.addresses is None else store.addresses),
+        )
+
+        def finish(updated: tuple[jax.Array, Slots]) -> LocalRows:
+            width = store.values.shape[1]
+            values, slots = jax.tree.map(lambda array: strip(array, width) if array.ndim == 2 else array, updated)
+            return dataclasses.replace(store, values=values, slots=slots)
+
+        return Deferred(call=call, finish=finish)
 
 
 def of_batch(values: jax.Array, slots: Slots, bags: Bags) -> tuple[LocalRows, Bags]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +11,7 @@ import jax.numpy as jnp
 from jrec.mesh.allreduce import SharedGradients, shared_gradients
 from jrec.mesh.exchange import Exchange
 from jrec.mesh.retrieve import retrieve
-from jrec.mesh.route import MeshRows, Route
+from jrec.mesh.route import AXIS, MeshRows, Route
 from jrec.mesh.send import Sent
 from jrec.mesh.step import StepOptions
 from jrec.mesh.update import RowGradients
@@ -21,7 +20,7 @@ from jrec.ops.lookup import Residuals as BagResiduals
 from jrec.ops.row_optimizers import Slots
 from jrec.ops.row_update import casted_gather_reduce
 from jrec.ops.types import Bags
-from jrec.tiers.local_rows import LocalRows
+from jrec.tiers.local_rows import LocalRows, LocalUpdate
 from jrec.tiers.store import Context, Deferred, Update
 
 _NO_CAST = "bags of planned rows have no cast; what cuts batches into the devices' parts makes it"
@@ -38,8 +37,8 @@ class PlannedResiduals:
     """
 
     bags: BagResiduals
-    exchange: Exchange | None
-    sent: Sent | None
+    exchange: Exchange | None = None
+    sent: Sent | None = None
 
 
 @jax.tree_util.register_dataclass
@@ -55,23 +54,23 @@ class PlannedRows:
 
     rows: MeshRows
 
-    def lookup(self, bags: Bags, route: Route | None, context: Context) -> Deferred[tuple[jax.Array, Any]]:
+    def lookup(self, bags: Bags, route: Route | None, context: Context) -> Deferred[tuple[jax.Array, PlannedResiduals]]:
         """Retrieves the batch's unique rows, has others pool sent lookups, and defers the pooling; see ``Store``."""
-        route, communication = _given(route), context.together
+        route, kind = _given(route), context.together.exchange
+        if bags.cast is None:
+            raise ValueError(_NO_CAST)
         if _all_replicated(route):
-            return self._copies(route).lookup(_on_copies(bags, route), None, context)
-        axis, kind = communication.axis, communication.exchange
+            copies = self.copies(route).lookup(_on_copies(bags, route), None, context)
+            return copies.then(lambda found: (found[0], PlannedResiduals(bags=found[1])))
         exchange = sent = None
         if route.remote is not None:
-            exchange = Exchange.open(route.remote, shard_rows=self.rows.shard_rows, axis=axis, kind=kind)
+            exchange = Exchange.open(route.remote, shard_rows=self.rows.shard_rows, kind=kind)
         if route.send is not None:
-            sent = Sent.open(route.send, axis=axis, kind=kind)
+            sent = Sent.open(route.send, kind=kind)
+        # All requests are out before the first answer is waited for: answers and pooled sums travel side by side.
         table = retrieve(self.rows, route, exchange)
         away = None if sent is None else sent.pooled(self.rows.sharded, options=context.options)
-        cast = bags.cast
-        if cast is None:
-            raise ValueError(_NO_CAST)
-        left = PlannedResiduals(bags=BagResiduals(cast=cast, weights=bags.weights), exchange=exchange, sent=sent)
+        left = PlannedResiduals(bags=BagResiduals(cast=bags.cast, weights=bags.weights), exchange=exchange, sent=sent)
 
         def finish(pooled: jax.Array) -> tuple[jax.Array, PlannedResiduals]:
             return pooled if away is None else pooled + away, left
@@ -79,93 +78,99 @@ class PlannedRows:
         return Deferred(call=gather_reduce_call(table, bags.ids, bags.offsets, weights=bags.weights), finish=finish)
 
     def update(
-        self, residuals: Any, gradients: jax.Array, route: Route | None, context: Context
-    ) -> Update[PlannedRows]:
+        self, residuals: PlannedResiduals, gradients: jax.Array, route: Route | None, context: Context
+    ) -> Update[PlannedRows, PlannedResiduals]:
         """Defers sending gradients to the rows' owners and the step there; see ``Store``."""
         route = _given(route)
-        if _all_replicated(route):
-            return self._updated_copies(residuals, gradients, route, context)
-        communication, options = context.together, context.options
+        if not _all_replicated(route):
+            kind = _OwnedUpdate
+        else:
+            kind = _SharedUpdate if jax.lax.axis_size(AXIS) > 1 else _LocalUpdate
+        return kind(store=self, residuals=residuals, gradients=gradients, route=route, context=context)
 
-        @functools.cache
-        def row_gradients() -> RowGradients:
-            bags = residuals.bags
-            of_rows = casted_gather_reduce(bags.cast, gradients, bags.weights, implementation=options.implementation)
-            return RowGradients(
-                rows=self.rows,
-                route=route,
-                exchange=residuals.exchange,
-                gradients=of_rows,
-                sent=residuals.sent,
-                bag_gradients=gradients,
-                axis=communication.axis,
-                reduce=communication.reduce,
-                options=options,
-            )
-
-        def squares() -> jax.Array:
-            own, shared = row_gradients().squares()
-            return own + communication.once(shared)
-
-        def step(options: StepOptions) -> Deferred[PlannedRows]:
-            rows = row_gradients().step(context.row_optimizer, options)
-            return Deferred(finish=lambda _: PlannedRows(rows=rows))
-
-        return Update(squares=squares, step=step)
-
-    def _copies(self, route: Route) -> LocalRows:
+    def copies(self, route: Route) -> LocalRows:
         """The replicated rows, as the device has them."""
         values, slots = self.rows.replicated, self.rows.replicated_slots
         return LocalRows(values=values, slots=slots, addresses=route.addresses, dim=values.shape[1])
 
-    def _updated_copies(
-        self, residuals: BagResiduals, gradients: jax.Array, route: Route, context: Context
-    ) -> Update[PlannedRows]:
-        """The rows after a step that read only replicated rows: in place by one kernel on a mesh of one device."""
 
-        def with_copies(values: jax.Array, slots: Slots) -> PlannedRows:
-            rows = dataclasses.replace(self.rows, replicated=values, replicated_slots=slots)
-            return PlannedRows(rows=rows)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _MeshUpdate(Update[PlannedRows, PlannedResiduals]):
+    """An update on a mesh: gradients travel once, for ``squares`` or else for ``step``."""
 
-        communication, cast = context.together, residuals.cast
-        if jax.lax.axis_size(communication.axis) == 1:
-            update = self._copies(route).update(residuals, gradients, None, context)
+    route: Route
 
-            def step_copies(options: StepOptions) -> Deferred[PlannedRows]:
-                pending = update.step(options)
+    @functools.cached_property
+    def of_unique(self) -> jax.Array:
+        """(U, dim) float32, gradients of the device's unique rows."""
+        bags, implementation = self.residuals.bags, self.context.options.implementation
+        return casted_gather_reduce(bags.cast, self.gradients, bags.weights, implementation=implementation)
 
-                def finish(result: Any) -> PlannedRows:
-                    copies = pending.finish(result)
-                    return with_copies(copies.values, copies.slots)
+    def _with_copies(self, values: jax.Array, slots: Slots) -> PlannedRows:
+        rows = dataclasses.replace(self.store.rows, replicated=values, replicated_slots=slots)
+        return PlannedRows(rows=rows)
 
-                return Deferred(call=pending.call, finish=finish)
 
-            return Update(squares=update.squares, step=step_copies)
+class _OwnedUpdate(_MeshUpdate):
+    """The update of rows of which some have owners."""
 
-        @functools.cache
-        def row_gradients() -> SharedGradients:
-            options = context.options
-            of_rows = casted_gather_reduce(cast, gradients, residuals.weights, implementation=options.implementation)
-            return shared_gradients(
-                self.rows.replicated,
-                route.replicated,
-                of_rows,
-                axis=communication.axis,
-                reduce=communication.reduce,
-                union=route.union,
-                addresses=route.addresses,
-                options=options,
-            )
+    @functools.cached_property
+    def _row_gradients(self) -> RowGradients:
+        return RowGradients(
+            rows=self.store.rows,
+            route=self.route,
+            exchange=self.residuals.exchange,
+            gradients=self.of_unique,
+            sent=self.residuals.sent,
+            bag_gradients=self.gradients,
+            reduce=self.context.together.reduce,
+            options=self.context.options,
+        )
 
-        def squares() -> jax.Array:
-            return communication.once(row_gradients().squares(self.rows.replicated, context.options))
+    def squares(self) -> jax.Array:
+        own, shared = self._row_gradients.squares()
+        return own + self.context.together.once(shared)
 
-        def step(options: StepOptions) -> Deferred[PlannedRows]:
-            rows = self.rows
-            new = row_gradients().step(context.row_optimizer, rows.replicated, rows.replicated_slots, options)
-            return Deferred(finish=lambda _: with_copies(*new))
+    def step(self, options: StepOptions) -> Deferred[PlannedRows]:
+        return Deferred.done(PlannedRows(rows=self._row_gradients.step(self.context.row_optimizer, options)))
 
-        return Update(squares=squares, step=step)
+
+class _SharedUpdate(_MeshUpdate):
+    """The update of a step that read only replicated rows, on several devices."""
+
+    @functools.cached_property
+    def _row_gradients(self) -> SharedGradients:
+        return shared_gradients(
+            self.store.rows.replicated,
+            self.route.replicated,
+            self.of_unique,
+            reduce=self.context.together.reduce,
+            addresses=self.route.addresses,
+            options=self.context.options,
+        )
+
+    def squares(self) -> jax.Array:
+        return self.context.together.once(self._row_gradients.squares(self.store.rows.replicated, self.context.options))
+
+    def step(self, options: StepOptions) -> Deferred[PlannedRows]:
+        rows, optimizer = self.store.rows, self.context.row_optimizer
+        values, slots = self._row_gradients.step(optimizer, rows.replicated, rows.replicated_slots, options)
+        return Deferred.done(self._with_copies(values, slots))
+
+
+class _LocalUpdate(_MeshUpdate):
+    """The update of a step that read only replicated rows, on a mesh of one device: in place, by one kernel."""
+
+    @functools.cached_property
+    def _copies(self) -> LocalUpdate:
+        copies = self.store.copies(self.route)
+        return copies.update(self.residuals.bags, self.gradients, None, self.context)
+
+    def squares(self) -> jax.Array:
+        return self._copies.squares()
+
+    def step(self, options: StepOptions) -> Deferred[PlannedRows]:
+        return self._copies.step(options).then(lambda copies: self._with_copies(copies.values, copies.slots))
 
 
 def _all_replicated(route: Route) -> bool:

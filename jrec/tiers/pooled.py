@@ -50,25 +50,27 @@ class PooledRows:
         """The pooled rows as they are; the bags need a cast only where gradients are clipped. See ``Store``."""
         del route, context
         residuals = None if bags.cast is None else Residuals(cast=bags.cast, weights=bags.weights)
-        return Deferred(finish=lambda _: (self.values, residuals))
+        return Deferred.done((self.values, residuals))
 
     def update(
         self, residuals: Residuals | None, gradients: jax.Array, route: Route | None, context: Context
-    ) -> Update[PooledUpdate]:
+    ) -> Update[PooledRows, Residuals | None]:
         """What the host updates the rows with; see ``Store``."""
-        del route
+        return _Update(store=self, residuals=residuals, gradients=gradients, route=route, context=context)
 
-        def squares() -> jax.Array:
-            if residuals is None:
-                raise ValueError("gradients are clipped, which takes a cast of the bags; the host's loader makes it")
-            implementation = context.options.implementation
-            return squared_gradient_norm({"": residuals}, {"": gradients}, implementation=implementation)
 
-        def step(options: StepOptions) -> Deferred[PooledUpdate]:
-            from jrec.native.hyper import hyperparameters
+class _Update(Update[PooledRows, Residuals | None]):
+    """The update of pooled rows, which the host makes."""
 
-            taken, scale = jnp.asarray(options.step, jnp.int32), jnp.asarray(options.gradient_scale, jnp.float32)
-            words = hyperparameters(context.row_optimizer, taken, scale, options.rounding_key)
-            return Deferred(finish=lambda _: PooledUpdate(gradients=gradients, hyperparameters=words))
+    def squares(self) -> jax.Array:
+        if self.residuals is None:
+            raise ValueError("gradients are clipped, which takes a cast of the bags; the host's loader makes it")
+        implementation = self.context.options.implementation
+        return squared_gradient_norm({"": self.residuals}, {"": self.gradients}, implementation=implementation)
 
-        return Update(squares=squares, step=step)
+    def step(self, options: StepOptions) -> Deferred[PooledUpdate]:
+        from jrec.native.hyper import hyperparameters
+
+        taken, scale = jnp.asarray(options.step, jnp.int32), jnp.asarray(options.gradient_scale, jnp.float32)
+        words = hyperparameters(self.context.row_optimizer, taken, scale, options.rounding_key)
+        return Deferred.done(PooledUpdate(gradients=self.gradients, hyperparameters=words))

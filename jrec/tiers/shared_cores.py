@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -64,6 +63,11 @@ class CoreGradients:
         own = tt_core_gradients(self.cores, self.shape, left, gradients, implementation=implementation)
         return self.context.summed(own)
 
+    @property
+    def made(self) -> bool:
+        """Whether ``of_cores`` are there already, for their norm."""
+        return "of_cores" in vars(self)
+
     @functools.cached_property
     def _picks(self) -> Picks:
         """The cached rows that the device read, and where their gradients are; no more of them than the cache has."""
@@ -76,13 +80,11 @@ class CoreGradients:
     def of_cached(self) -> SharedGradients:
         """Gradients of the cached rows, on a mesh."""
         assert self.cache is not None
-        communication = self.context.together
         return shared_gradients(
             self.cache.rows,
             self._picks,
             self._of_unique,
-            axis=communication.axis,
-            reduce=communication.reduce,
+            reduce=self.context.together.reduce,
             options=self._of_rows(self.context.options),
         )
 
@@ -168,8 +170,3 @@ def cast_of_all(cast: Cast, rows: int, context: Context) -> Cast:
     times = jnp.zeros_like(every.rows).at[segments].add(counts[every.positions], mode="drop")
     ends = jnp.cumsum(times, dtype=jnp.int32)
     return dataclasses.replace(every, offsets=jnp.concatenate([jnp.zeros(1, jnp.int32), ends]))
-
-
-def summed(tree: Any, context: Context) -> Any:
-    """Sums over all devices, including those that do not compute."""
-    return jax.lax.psum(tree, context.together.axis)

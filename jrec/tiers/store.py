@@ -74,20 +74,41 @@ class Deferred[T]:
     finish: Callable[[Any], T]
     call: Call | None = None
 
+    @staticmethod
+    def done[V](value: V) -> Deferred[V]:
+        """Work without a call, whose result is there."""
+        return Deferred(finish=lambda _: value)
+
+    def then[V](self, function: Callable[[T], V]) -> Deferred[V]:
+        """The same work, and ``function`` of its result."""
+        return Deferred(finish=lambda result: function(self.finish(result)), call=self.call)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Update[T]:
-    """The update of a store: nothing is done before a function is called, and ``step`` reuses the work of ``squares``.
+class Update[S, R]:
+    """The update of a store: nothing is done before a method is called, and ``step`` reuses the work of ``squares``.
 
     Attributes:
-      squares: Returns the sum of squares of the gradients of all rows, or cores, each summed over its lookups: ()
-        float32. On a mesh, the device's share: the shares of all devices add up to it.
-      step: Returns the store after the optimizer's step, with the context's options, or with another
-        ``gradient_scale`` in them.
+      store: The rows before the step.
+      residuals, gradients, route, context: As ``Store.update`` takes them.
     """
 
-    squares: Callable[[], jax.Array]
-    step: Callable[[StepOptions], Deferred[T]]
+    store: S
+    residuals: R
+    gradients: jax.Array
+    route: Route | None
+    context: Context
+
+    def squares(self) -> jax.Array:
+        """The sum of squares of the gradients of all rows, or cores, each summed over its lookups: () float32.
+
+        On a mesh, the device's share: the shares of all devices add up to it.
+        """
+        raise NotImplementedError
+
+    def step(self, options: StepOptions) -> Deferred[Any]:
+        """The store after the optimizer's step, with the context's options or another ``gradient_scale`` in them."""
+        raise NotImplementedError
 
 
 class Store(Protocol):
@@ -103,7 +124,9 @@ class Store(Protocol):
         """
         ...
 
-    def update(self, residuals: Residuals, gradients: jax.Array, route: Route | None, context: Context) -> Update[Self]:
+    def update(
+        self, residuals: Residuals, gradients: jax.Array, route: Route | None, context: Context
+    ) -> Update[Self, Residuals]:
         """The rows after the optimizer's step, and the norm of their gradients.
 
         Args:
@@ -148,7 +171,7 @@ def updates(
     gradients: Mapping[str, jax.Array],
     routes: Mapping[str, Route],
     contexts: Mapping[str, Context],
-) -> dict[str, Update[Any]]:
+) -> dict[str, Update[Any, Any]]:
     """Phase two, for ``apply_updates``: the update of each store whose context has an optimizer.
 
     Args:
@@ -167,7 +190,7 @@ def updates(
 
 def apply_updates(
     stores: Stores,
-    updates: Mapping[str, Update[Any]],
+    updates: Mapping[str, Update[Any, Any]],
     contexts: Mapping[str, Context],
     implementation: Implementation | None,
     *,

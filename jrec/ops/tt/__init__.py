@@ -18,10 +18,10 @@ from jrec.ops.tt.decompose import tt_dense_chunks as tt_dense_chunks
 from jrec.ops.tt.decompose import tt_rows as tt_rows
 from jrec.ops.tt.decompose import tt_svd as tt_svd
 from jrec.ops.tt.decompose import tt_to_dense as tt_to_dense
+from jrec.ops.tt.embedding_bag import tt_embedding_bag as tt_embedding_bag
 from jrec.ops.tt.init import tt_init as tt_init
 from jrec.ops.tt.lookup import tt_apply_gradients as tt_apply_gradients
 from jrec.ops.tt.lookup import tt_core_gradients as tt_core_gradients
-from jrec.ops.tt.lookup import tt_embedding_bag as tt_embedding_bag
 from jrec.ops.tt.lookup import tt_init_slots as tt_init_slots
 from jrec.ops.tt.lookup import tt_lookup as tt_lookup
 from jrec.ops.tt.shape import TTShape as TTShape

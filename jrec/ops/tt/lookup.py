@@ -1,26 +1,18 @@
-"""Tensor-train embedding bags: one-phase with ``jax.grad``, and in the two phases of ``jrec.ops.lookup``."""
+"""Tensor-train embedding bags in the two phases of ``jrec.ops.lookup``; ``embedding_bag`` has them in one."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 
-from jrec.ops.arrays import AnyBagged, AnyIds, AnyOffsets, AnyWeights, Bagged, RoundingKey, Scale, Slots, Step
-from jrec.ops.bag_sums import bag_weight_gradient
+from jrec.ops.arrays import Bagged, RoundingKey, Scale, Slots, Step
 from jrec.ops.dispatch import IMPLEMENTATIONS, Implementation, native_unavailable
 from jrec.ops.doors import CORES, checked, checked_cast, checked_gradients, checked_scale, checked_step
-from jrec.ops.embedding_bag import (
-    Combiner,
-    check_combiner,
-    max_of_bags,
-    normalized_weights,
-)
-from jrec.ops.forms import formed, formed_bags
+from jrec.ops.forms import formed_bags
 from jrec.ops.gather_reduce import check_segments, gather_reduce
 from jrec.ops.row_optimizers import RowOptimizer
 from jrec.ops.row_update import casted_gather_reduce
@@ -30,7 +22,6 @@ from jrec.ops.tt.contract import (
     bags_by_shared_prefix,
     bags_of_products,
     core_gradients,
-    naive_bag,
     unique_rows,
 )
 from jrec.ops.tt.core_update import checked_core_slots, core_keys, step_cores
@@ -39,13 +30,13 @@ from jrec.ops.tt.cost import CONTRACTIONS, Contraction, TTTraffic, dense_fits, e
 from jrec.ops.tt.decompose import check_cores
 from jrec.ops.tt.index import TTIndex, tt_index
 from jrec.ops.tt.init import Cores
-from jrec.ops.tt.products import Method, expand
+from jrec.ops.tt.products import Method
 from jrec.ops.tt.shape import TTShape, check_shape
 from jrec.ops.types import Bags, Cast
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Config:
+class LookupConfig:
     """Static arguments of a lookup."""
 
     shape: TTShape
@@ -53,71 +44,6 @@ class _Config:
     traffic: TTTraffic | None
     implementation: Implementation | None
     unique_capacity: int | None = None
-
-
-def tt_embedding_bag(
-    cores: Cores,
-    shape: TTShape,
-    ids: AnyIds,
-    offsets: AnyOffsets | None = None,
-    *,
-    weights: AnyWeights | None = None,
-    combiner: Combiner = "sum",
-    contraction: Contraction | None = None,
-    traffic: TTTraffic | None = None,
-    implementation: Implementation | None = None,
-) -> AnyBagged:
-    """Pools rows of a tensor-train table into bags, differentiable in ``cores`` and ``weights``.
-
-    Gradients are made in reverse mode, once; for forward mode and second order take contraction "naive".
-
-    Args:
-      cores: float32 or bfloat16, ``shape.core_shapes`` each (``tt_init``, ``tt_svd``). Products and sums are float32.
-      shape: The table's shape.
-      ids: Integers of any type, in the forms of ``embedding_bag``: padded, where negative ids are absent, or ragged,
-        (capacity,) with ``offsets``.
-      offsets: (num_bags + 1,) integers, ascending from 0 and at most ``capacity``, or None.
-      weights: float32 of the shape of ``ids``, or None.
-      combiner: "sum"; "mean" divides by the number of ids in the bag, "sqrtn" by its square root; "max" is the
-        elementwise maximum of ``weights * row``, for which the rows of all lookups are in memory. Empty bags are zero.
-      contraction: "unique" makes the product of each unique prefix and row once; "dense" all products of the first two
-        cores as one GEMM, the rest as "unique"; "sample" sums the last slices of a bag's rows with a common prefix
-        first, the rest as "unique"; "naive" works id by id, as TT-Rec. None for what ``explain`` chooses.
-      traffic: What a batch asks of the table, for the choice; None for ``TTTraffic.expected``.
-      implementation: "xla", "native" (CPU), "pallas" (GPU), or None for the platform's fastest.
-
-    Returns:
-      (num_bags, dim) float32, or (batch, features, dim). A bag with an id past the table, or whose offsets descend, are
-      negative or too large, is NaN, and other bags may be then; outside jit such ids and offsets raise.
-
-    Raises:
-      ValueError: On shapes or dtypes that do not fit, unknown names, or, outside jit, an id past the table or malformed
-        offsets.
-
-    Example:
-      >>> import jax, jax.numpy as jnp
-      >>> shape = TTShape.search(1000, 8, ranks=4)
-      >>> cores = jrec.ops.tt_init(shape, jax.random.key(0))
-      >>> tt_embedding_bag(cores, shape, jnp.array([[0, 999], [5, -1]], jnp.int32)).shape
-      (2, 8)
-    """
-    check_combiner(combiner)
-    check_shape(shape)
-    bags = formed(ids, offsets, weights, shape.rows)
-    config, cores = _checked(cores, shape, contraction, traffic, implementation)
-
-    def pooled(ids: jax.Array, offsets: jax.Array | None, weights: jax.Array | None) -> jax.Array:
-        if contraction == "naive":
-            return naive_bag(cores, shape, ids, offsets, weights)
-        return _bag(config, cores, ids, offsets, weights)
-
-    if combiner == "max":
-        highest = max_of_bags(lambda one, column: pooled(one, None, column), bags.ids, bags.offsets, bags.weights)
-        return bags.in_form(highest)
-    scaled = bags.weights
-    if combiner != "sum":
-        scaled = normalized_weights(bags.ids, bags.offsets, scaled, combiner)
-    return bags.in_form(pooled(bags.ids, bags.offsets, scaled))
 
 
 def tt_lookup(
@@ -150,11 +76,11 @@ def tt_lookup(
     """
     bags = formed_bags(bags)
     check_segments(bags.ids, bags.offsets, bags.weights)
-    config, cores = _checked(cores, shape, contraction, traffic, implementation)
+    config, cores = checked_lookup(cores, shape, contraction, traffic, implementation)
     _refuse_naive(contraction)
     config = dataclasses.replace(config, unique_capacity=unique_capacity)
     cast = None if bags.cast is None else checked_cast(bags.cast, shape.rows, bags)
-    return _forward(config, cores, bags.ids, bags.offsets, bags.weights, cast)
+    return forward(config, cores, bags.ids, bags.offsets, bags.weights, cast)
 
 
 def tt_core_gradients(
@@ -181,7 +107,7 @@ def tt_core_gradients(
     Raises:
       ValueError: On shapes or dtypes that do not fit, or unknown names.
     """
-    config, cores = _checked(cores, shape, contraction, traffic, implementation)
+    config, cores = checked_lookup(cores, shape, contraction, traffic, implementation)
     _refuse_naive(contraction)
     gradients = _checked_gradients(shape, residuals, gradients)
 
@@ -240,7 +166,7 @@ def tt_apply_gradients(
     Raises:
       ValueError: On shapes, dtypes or slots that do not fit, unknown names, or a rounding key that is not (2,) uint32.
     """
-    config, cores = _checked(cores, shape, contraction, traffic, implementation)
+    config, cores = checked_lookup(cores, shape, contraction, traffic, implementation)
     _refuse_naive(contraction)
     gradients = _checked_gradients(shape, residuals, gradients)
     slots = checked_core_slots(optimizer, cores, slots)
@@ -261,55 +187,15 @@ def tt_apply_gradients(
     return _by_platform(config, "backward", residuals.index, run, args)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _bag(
-    config: _Config, cores: Cores, ids: jax.Array, offsets: jax.Array | None, weights: jax.Array | None
-) -> jax.Array:
-    return _forward(config, cores, ids, offsets, weights, None)[0]
-
-
-def _bag_forward(config, cores, ids, offsets, weights):
-    out, residuals = _forward(config, cores, ids, offsets, weights, None)
-    return out, (cores, residuals, offsets)
-
-
-def _bag_backward(config, saved, gradient):
-    cores, residuals, offsets = saved
-    shape, index = config.shape, residuals.index
-    gradients = tt_core_gradients(
-        cores,
-        shape,
-        residuals,
-        gradient,
-        contraction=config.contraction,
-        traffic=config.traffic,
-        implementation=config.implementation,
-    )
-    weight_gradient = None
-    if residuals.weights is not None:
-        below = residuals.products[-1] if residuals.products else cores[0].astype(jnp.float32)[:, 0]
-        rows = expand(
-            below,
-            cores[-1].astype(jnp.float32),
-            index.levels[-1],
-            method="grouped",
-            implementation=config.implementation,
-        )
-        weight_gradient = bag_weight_gradient(rows.reshape(-1, shape.dim), index.sources, offsets, gradient)
-    return tuple(g.astype(core.dtype) for g, core in zip(gradients, cores, strict=True)), None, None, weight_gradient
-
-
-_bag.defvjp(_bag_forward, _bag_backward)
-
-
-def _forward(
-    config: _Config,
+def forward(
+    config: LookupConfig,
     cores: Cores,
     ids: jax.Array,
     offsets: jax.Array | None,
     weights: jax.Array | None,
     cast: Cast | None,
 ) -> tuple[jax.Array, TTResiduals]:
+    """Activations of checked arguments, and what their backward pass needs; ``cast`` was made ahead, or is None."""
     shape, implementation = config.shape, config.implementation
     index = tt_index(
         shape, ids, offsets, cast=cast, unique_capacity=config.unique_capacity, implementation=implementation
@@ -349,13 +235,13 @@ def _way(method: str) -> Method:
     return "dense" if method == "dense" else "grouped"
 
 
-def _row_gradients(config: _Config, residuals: TTResiduals, gradients: jax.Array) -> jax.Array:
+def _row_gradients(config: LookupConfig, residuals: TTResiduals, gradients: jax.Array) -> jax.Array:
     cast, weights = residuals.index.cast, residuals.weights
     return casted_gather_reduce(cast, gradients, weights, implementation=config.implementation)
 
 
 def _by_platform(
-    config: _Config, which: Literal["forward", "backward"], index: TTIndex, run: Callable[[Any], Any], args: Any
+    config: LookupConfig, which: Literal["forward", "backward"], index: TTIndex, run: Callable[[Any], Any], args: Any
 ) -> Any:
     """Runs the contraction that is named, or the one chosen for the platform that the program is lowered for."""
     if config.contraction is not None:
@@ -380,13 +266,13 @@ def _by_platform(
     return jax.lax.platform_dependent(*args, cpu=run(cpu), default=run(gpu))
 
 
-def _checked(
+def checked_lookup(
     cores: Cores,
     shape: TTShape,
     contraction: Contraction | None,
     traffic: TTTraffic | None,
     implementation: Implementation | None,
-) -> tuple[_Config, Cores]:
+) -> tuple[LookupConfig, Cores]:
     """The static arguments, and the cores as JAX's arrays."""
     check_shape(shape)
     check_cores(cores, shape)
@@ -403,7 +289,7 @@ def _checked(
     if implementation is not None and implementation not in IMPLEMENTATIONS:
         names = ", ".join(IMPLEMENTATIONS)
         raise ValueError(f"implementation={implementation!r} is unknown; choose None or one of {names}")
-    config = _Config(shape=shape, contraction=contraction, traffic=traffic, implementation=implementation)
+    config = LookupConfig(shape=shape, contraction=contraction, traffic=traffic, implementation=implementation)
     return config, cores
 
 

@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jrec.ops.layout import EmbeddingLayout
-from jrec.tiers.cores import COUNTERS
-from jrec.tiers.counter import counted
+from jrec.tiers.cores import COUNTERS, counted
 
 
 class HitRates:

@@ -1,0 +1,99 @@
+"""JAX primitives whose program is a parameter: functions that are closed under JAX's transformations.
+
+A derivative rule of JAX's own decorators belongs to one direction and one order. A primitive may have a rule for
+tangents and one for transposes, whose results are primitives again. Its program is traced where it is bound and kept
+with it, so that JAX finds what is in it (partitioning rules need devices to be lowered) and knows the axes of a mesh
+over which results vary. Under ``vmap`` the program is mapped, and the primitive remembers over which operands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
+from jax.interpreters import ad, batching, mlir
+
+from jrec.ops.varying import varying_like
+
+Run = Callable[..., Sequence[jax.Array]]
+Batch = tuple[tuple[bool, ...], ...]
+"""By vmap, outermost first, and operand: whether it has a leading axis for it."""
+
+
+class ProgramPrimitive:
+    """A primitive that runs ``run(*operands, **params)``.
+
+    Args:
+      name: As programs show it.
+      run: A function of arrays and static keywords to a list of arrays.
+
+    Attributes:
+      primitive: JAX's, for derivative rules. Their parameters are ``params``, ``batch`` and ``jaxpr``.
+    """
+
+    def __init__(self, name: str, run: Run):
+        self.primitive = Primitive(name)
+        self.primitive.multiple_results = True
+        self._run = run
+        self.primitive.def_impl(_evaluated)
+        self.primitive.def_effectful_abstract_eval(lambda *_, jaxpr, **__: (jaxpr.out_avals, jaxpr.effects))
+        batching.primitive_batchers[self.primitive] = self._batched
+        mlir.register_lowering(self.primitive, mlir.lower_fun(_evaluated, multiple_results=True))
+
+    def __call__(self, *operands: Any, batch: Batch = (), **params: Any) -> list[jax.Array]:
+        """The results; ``batch`` says which operands have axes that the program is mapped over."""
+        # Inside shard_map loops need operands that vary alike; the transpose of what makes them so sums over devices.
+        operands = tuple(varying_like(list(operands), list(operands)))
+        jaxpr = jax.make_jaxpr(lambda *inner: mapped(self._run, batch, **params)(*inner))(*operands)
+        return self.primitive.bind(*operands, jaxpr=jaxpr, batch=batch, **params)
+
+    def differentiated_as(self, run: Run) -> None:
+        """Has tangents computed by ``jax.jvp`` of another function with the same results, of plain JAX."""
+
+        def rule(primals: Any, tangents: Any, *, batch: Batch, jaxpr: ClosedJaxpr, **params: Any) -> tuple[Any, Any]:
+            changing = [i for i, tangent in enumerate(tangents) if not isinstance(tangent, ad.Zero)]
+
+            def of_changing(*chosen: jax.Array) -> Sequence[jax.Array]:
+                operands = list(primals)
+                for i, operand in zip(changing, chosen, strict=True):
+                    operands[i] = operand
+                operands = varying_like(operands, operands)
+                return mapped(run, batch, **params)(*operands)
+
+            _, changes = jax.jvp(of_changing, [primals[i] for i in changing], [tangents[i] for i in changing])
+            return self.primitive.bind(*primals, jaxpr=jaxpr, batch=batch, **params), list(changes)
+
+        ad.primitive_jvps[self.primitive] = rule
+
+    def _batched(self, operands: Any, axes: Any, *, batch: Batch, jaxpr: ClosedJaxpr, **params: Any) -> Any:
+        del jaxpr
+        flags = tuple(axis is not None for axis in axes)
+        moved = [jnp.moveaxis(x, axis, 0) if flag else x for x, axis, flag in zip(operands, axes, flags, strict=True)]
+        results = self(*moved, batch=(flags, *batch), **params)
+        return results, [0] * len(results)
+
+
+def mapped(run: Run, batch: Batch, **params: Any) -> Run:
+    """``run`` under the vmaps of ``batch``."""
+    if not batch:
+        return lambda *operands: run(*operands, **params)
+    axes = tuple(0 if flag else None for flag in batch[0])
+    return lambda *operands: jax.vmap(mapped(run, batch[1:], **params), in_axes=axes)(*operands)
+
+
+def summed_over(array: jax.Array, batch: Batch, operand: int) -> jax.Array:
+    """A cotangent with an axis for every vmap, summed over those that the operand has no axis for."""
+    shared = tuple(level for level, flags in enumerate(batch) if not flags[operand])
+    return jnp.sum(array, axis=shared) if shared else array
+
+
+def no_tangent(value: Any) -> ad.Zero:
+    """The tangent of what does not change, or whose change nothing asks for."""
+    return ad.Zero(jax.typeof(value).to_tangent_aval())
+
+
+def _evaluated(*operands: Any, jaxpr: ClosedJaxpr, **_: Any) -> list[jax.Array]:
+    return jaxpr_as_fun(jaxpr)(*operands)

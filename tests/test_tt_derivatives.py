@@ -1,0 +1,117 @@
+"""Derivatives of tensor-train bags, of any order and under JAX's transformations, equal those taken id by id."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+
+from jrec.ops.tt import TTShape, tt_embedding_bag, tt_init
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+SHAPE = TTShape.search(60, 8, ranks=3)
+IMPLEMENTATIONS = pytest.mark.parametrize("implementation", ["xla", "native"])
+
+
+@pytest.fixture(scope="module")
+def case():
+    """(cores, padded ids, their weights)."""
+    rng = np.random.default_rng(0)
+    ids = jnp.asarray(rng.integers(-1, SHAPE.rows, (8, 4)), jnp.int32)
+    return tt_init(SHAPE, jax.random.key(0), variance=1.0), ids, jnp.asarray(rng.normal(size=(8, 4)), jnp.float32)
+
+
+def loss(cores, ids, weights=None, **options):
+    return jnp.sum(jnp.sin(tt_embedding_bag(cores, SHAPE, ids, weights=weights, **options)))
+
+
+def naive(cores, ids, weights=None):
+    return loss(cores, ids, weights, contraction="naive", implementation="xla")
+
+
+def squares(gradients):
+    return sum(jnp.sum(gradient**2) for gradient in gradients)
+
+
+def close(got, want, *, rtol=2e-4, atol=2e-5):
+    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=rtol, atol=atol), got, want)
+
+
+@IMPLEMENTATIONS
+@pytest.mark.parametrize("contraction", [None, "sample"])
+def test_first_and_second_order_in_both_directions(case, implementation, contraction):
+    cores, ids, weights = case
+
+    def ours(cores, weights):
+        return loss(cores, ids, weights, implementation=implementation, contraction=contraction)
+
+    def theirs(cores, weights):
+        return naive(cores, ids, weights)
+
+    changes = jax.tree.map(jnp.cos, (cores, weights))
+    derivatives = {
+        "gradients": lambda f: jax.grad(f, (0, 1))(cores, weights),
+        "tangent": lambda f: jax.jvp(f, (cores, weights), changes)[1],
+        "Hessian times a change": lambda f: jax.jvp(jax.grad(f, (0, 1)), (cores, weights), changes)[1],
+        "gradient of a gradient": lambda f: jax.grad(lambda c: sum(jnp.sum(g**2) for g in jax.grad(f)(c, weights)))(
+            cores
+        ),
+    }
+    for derive in derivatives.values():
+        got, want = jax.jit(derive, static_argnums=0)(ours), jax.jit(derive, static_argnums=0)(theirs)
+        close(got, want, rtol=1e-3, atol=1e-3)
+
+
+@IMPLEMENTATIONS
+def test_under_vmap_remat_and_scan(case, implementation):
+    cores, ids, _ = case
+    many = jnp.stack([ids, ids[::-1]])
+
+    def programs(loss):
+        def scanned(cores):
+            return jax.lax.scan(lambda total, one: (total + loss(cores, one), None), jnp.float32(0), many)[0]
+
+        return (
+            jax.grad(lambda cores: jnp.sum(jax.vmap(lambda one: loss(cores, one))(many)))(cores),
+            jax.vmap(lambda one: jax.grad(loss)(cores, one))(many),
+            jax.grad(jax.checkpoint(lambda cores: loss(cores, ids)))(cores),
+            jax.grad(scanned)(cores),
+        )
+
+    got = jax.jit(lambda: programs(lambda cores, ids: loss(cores, ids, implementation=implementation)))()
+    close(got, jax.jit(lambda: programs(naive))())
+
+
+@IMPLEMENTATIONS
+def test_inside_and_around_shard_map_with_its_default_checks(case, implementation):
+    cores, ids, _ = case
+    mesh = jax.make_mesh((4,), ("d",), axis_types=(AxisType.Auto,))
+
+    def own(cores, ids):
+        return loss(cores, ids, implementation=implementation)
+
+    def over(function):
+        return jax.shard_map(function, mesh=mesh, in_specs=(P(), P("d")), out_specs=P())
+
+    inside = jax.jit(over(lambda cores, ids: jax.grad(own)(cores, ids)))
+    around = jax.jit(jax.grad(lambda cores: over(lambda cores, ids: jax.lax.psum(own(cores, ids), "d"))(cores, ids)))
+    want = jax.grad(naive)(cores, ids)
+    close(inside(cores, ids), want)
+    close(around(cores), want)
+
+
+def test_ragged_bags_of_16_bit_cores(case):
+    cores, ids, weights = case
+    cores = tuple(core.astype(jnp.bfloat16) for core in cores)
+    offsets = jnp.asarray([0, 3, 3, 20, 32], jnp.int32)
+
+    def ours(cores, weights, **options):
+        pooled = tt_embedding_bag(cores, SHAPE, ids.reshape(-1), offsets, weights=weights, combiner="mean", **options)
+        return jnp.sum(jnp.sin(pooled))
+
+    got = jax.jit(jax.grad(ours, (0, 1)))(cores, weights.reshape(-1) ** 2)
+    want = jax.grad(lambda *args: ours(*args, contraction="naive"), (0, 1))(cores, weights.reshape(-1) ** 2)
+    assert [g.dtype for g in got[0]] == ["bfloat16"] * SHAPE.num_cores
+    close(jax.tree.map(np.float32, got), jax.tree.map(np.float32, want), rtol=0.02, atol=0.02)
