@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 from mesh_cases import HOST, OPTIMIZERS, REPLICATED, SHARDED
 
-from jrec.mesh.allreduce import shared_gradients
+from jrec.mesh.allreduce import SharedGradients, shared_gradients
 from jrec.mesh.exchange import Exchange
 from jrec.mesh.route import MeshRows, Picks, Route
 from jrec.mesh.step import StepOptions
 from jrec.mesh.update import RowGradients
+from jrec.ops.tensor_cast import tensor_cast
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -129,3 +130,10 @@ def test_a_shard_is_updated_in_place():
     held = 100_000 * 9 * 4
     assert memory.alias_size_in_bytes >= held
     assert memory.temp_size_in_bytes < 0.1 * held
+
+
+def test_padding_of_replicated_rows_has_no_part_in_a_norm():
+    """Padding takes any row's gradient ("dense"): here the last row's."""
+    cast = tensor_cast(jnp.asarray([[0], [2], [-1]], jnp.int32), num_rows=4)
+    gradients = SharedGradients(cast=cast, gradients=jnp.full((3, 2), 3.0), summed=True, addresses=None)
+    assert float(gradients.squares(jnp.zeros((4, 2), jnp.float32), StepOptions())) == 2 * 2 * 9

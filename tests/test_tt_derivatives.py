@@ -1,5 +1,7 @@
 """Derivatives of tensor-train bags, of any order and under JAX's transformations, equal those taken id by id."""
 
+from unittest import mock
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -115,3 +117,12 @@ def test_ragged_bags_of_16_bit_cores(case):
     want = jax.grad(lambda *args: ours(*args, contraction="naive"), (0, 1))(cores, weights.reshape(-1) ** 2)
     assert [g.dtype for g in got[0]] == ["bfloat16"] * SHAPE.num_cores
     close(jax.tree.map(np.float32, got), jax.tree.map(np.float32, want), rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("floats", [60, 100, 130])
+def test_entries_of_two_windows_are_summed_once(case, floats):
+    """XLA's backward pass on CPUs goes over pieces, of which the last begins among the entries of the one before."""
+    cores, ids = case[0], jnp.arange(32, dtype=jnp.int32).reshape(8, 4)  # as many entries as there is room for
+    with mock.patch("jrec.ops.tt.products._PIECE_FLOATS", floats):
+        got = jax.jit(jax.grad(lambda cores: loss(cores, ids, implementation="xla", contraction="unique")))(cores)
+    close(got, jax.grad(naive)(cores, ids))
