@@ -119,7 +119,7 @@ def test_ragged_bags_of_16_bit_cores(case):
     close(jax.tree.map(np.float32, got), jax.tree.map(np.float32, want), rtol=0.02, atol=0.02)
 
 
-@pytest.mark.parametrize("floats", [60, 100, 130])
+@pytest.mark.parametrize("floats", [30, 42, 54])  # pieces of 5, 7 and 9 entries
 def test_entries_of_two_windows_are_summed_once(case, floats):
     """XLA's backward pass on CPUs goes over pieces, of which the last begins among the entries of the one before."""
     cores, ids = case[0], jnp.arange(32, dtype=jnp.int32).reshape(8, 4)  # as many entries as there is room for
