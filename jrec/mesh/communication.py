@@ -10,11 +10,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jax.extend import core
 from jax.sharding import Mesh, PartitionSpec
 
@@ -50,7 +50,7 @@ class Communication:
         idle = ([d] for d, computing in enumerate(self.computes) if not computing)
         return [np.flatnonzero(self.computes).tolist(), *idle]
 
-    def summed(self, tree: Any) -> Any:
+    def summed[T](self, tree: T) -> T:
         """Sums over the devices that compute; the others keep their own values."""
         return jax.lax.psum(tree, AXIS, axis_index_groups=self.groups)
 
@@ -71,7 +71,7 @@ class Communication:
         by_device = every.reshape(len(self.computes), *values.shape)
         return by_device[np.flatnonzero(self.computes)].reshape(-1, *values.shape[1:])
 
-    def where_computed(self, work: Callable[..., Any]) -> Callable[..., Any]:
+    def where_computed[T](self, work: Callable[..., T]) -> Callable[..., T]:
         """The same function, which gives zeros on devices that do not compute.
 
         They skip the work. Where it has collectives over ``groups``, which all devices have to enter, they do it on
@@ -84,7 +84,7 @@ class Communication:
         if computes is None:
             return work
 
-        def computed(*arguments: Any) -> Any:
+        def computed(*arguments: object) -> T:
             if not _has_collectives(jax.make_jaxpr(work)(*arguments).jaxpr):
                 return only_on(computes, work, *arguments)
             chosen = _chosen(computes)
@@ -93,7 +93,7 @@ class Communication:
         return computed
 
 
-def only_on(devices: Sequence[bool], work: Callable[..., Any], *arguments: Any) -> Any:
+def only_on[T](devices: Sequence[bool], work: Callable[..., T], *arguments: object) -> T:
     """The result of ``work(*arguments)`` on some of the devices; zeros, at no cost, on the others.
 
     Args:
@@ -104,7 +104,7 @@ def only_on(devices: Sequence[bool], work: Callable[..., Any], *arguments: Any) 
     """
     shapes = jax.eval_shape(work, *arguments)
 
-    def nothing(*_: Any) -> Any:
+    def nothing(*_: object) -> T:
         return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
 
     return jax.lax.cond(_chosen(devices), work, nothing, *arguments)
@@ -135,14 +135,14 @@ def _has_collectives(jaxpr: core.Jaxpr) -> bool:
     return found
 
 
-def state_of_first(mesh: Mesh, computes: tuple[bool, ...]) -> Callable[[Any], Any]:
+def state_of_first(mesh: Mesh, computes: tuple[bool, ...]) -> Callable[[nnx.State], nnx.State]:
     """A jitted function that copies the state of the first device that computes to all devices."""
     first, everywhere = computes.index(True), PartitionSpec()
 
     def of_first(leaf: jax.Array) -> jax.Array:
         return jax.lax.all_gather(leaf, AXIS)[first]
 
-    def copied(state: Any) -> Any:
+    def copied(state: nnx.State) -> nnx.State:
         return jax.tree.map(functools.partial(over_words, of_first), state)
 
     return jax.jit(jax.shard_map(copied, mesh=mesh, in_specs=everywhere, out_specs=everywhere, check_vma=False))

@@ -157,6 +157,6 @@ def check_view(rows: MeshRows, route: Route) -> None:
             raise ValueError(f"the route has no place for {name} rows; give it at least one of padding")
 
 
-def local_view(tree: Any) -> Any:
+def local_view[T](tree: T) -> T:
     """The leaves without their first axis, of one device: a device's view of a batch inside ``shard_map``."""
     return jax.tree.map(lambda leaf: leaf.reshape(leaf.shape[1:]), tree)

@@ -14,6 +14,7 @@ from jrec.sharding.problem import Problem
 
 _TIE = 0.5  # of a piece: devices whose memory differs by less count as equally full
 _CANDIDATES = 96  # pieces of a device that an exchange considers
+_BALANCED = 0.9999  # the degree of balance that suffices
 _NEIGHBOURS = 3  # devices at the other end that an exchange considers
 
 
@@ -137,7 +138,6 @@ def polish(
     owner: np.ndarray,
     *,
     reserved: np.ndarray | float = 0.0,
-    good: float = 0.9999,
     rounds: int = 400,
 ) -> np.ndarray:
     """Exchanges pieces between the most and least loaded devices while that improves the balance.
@@ -150,7 +150,6 @@ def polish(
       pieces: placed.
       owner: (pieces,) their devices.
       reserved: bytes of the devices' budgets that are taken already, one figure or (devices,).
-      good: The degree of balance that suffices.
       rounds: Exchanges at most.
 
     Returns:
@@ -163,8 +162,8 @@ def polish(
     for _ in range(rounds):
         used = loads.memory / loads.budget
         measures = sorted((degree_of_balance(load), n) for n, load in enumerate((loads.lookup, used)))
-        if measures[0][0] >= good or not any(
-            _exchange(pieces, owner, loads, (loads.lookup, used)[n]) for balance, n in measures if balance < good
+        if measures[0][0] >= _BALANCED or not any(
+            _exchange(pieces, owner, loads, (loads.lookup, used)[n]) for balance, n in measures if balance < _BALANCED
         ):
             break
     return owner

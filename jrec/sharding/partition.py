@@ -24,14 +24,7 @@ def span(problem: Problem, first: np.ndarray, last: np.ndarray) -> Pieces:
     return Pieces.of(problem, table, first[table], last[table])
 
 
-def partition(
-    problem: Problem,
-    threshold: float,
-    first: np.ndarray,
-    last: np.ndarray,
-    *,
-    access_threshold: float | None = None,
-) -> Pieces:
+def partition(problem: Problem, threshold: float, first: np.ndarray, last: np.ndarray) -> Pieces:
     """Cuts ranks of all tables, from most to least accessed, whenever a piece reaches a threshold.
 
     Args:
@@ -39,14 +32,13 @@ def partition(
       threshold: The share of these ranks' memory, and of their accesses, that a piece may have; a single row may have
         more.
       first, last: (tables,) int64, the ranks of each table that are to be cut.
-      access_threshold: The threshold of accesses, where it differs from memory's.
 
     Returns:
       The pieces, by table and rank.
     """
     all_of = span(problem, first, last)
     max_memory = threshold * float(all_of.memory.sum())
-    max_fetched = (threshold if access_threshold is None else access_threshold) * float(all_of.fetched.sum())
+    max_fetched = threshold * float(all_of.fetched.sum())
     tables, starts, stops = [], [], []
     for t, low, high in zip(all_of.table, all_of.start, all_of.stop, strict=True):
         bounds = cut(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -86,7 +86,7 @@ def load_plan(path: str | os.PathLike[str], *, schema: Schema | None = None, dev
     return plan
 
 
-def check_devices(plan: Plan, devices: int, path: Any = "the plan") -> None:
+def check_devices(plan: Plan, devices: int, path: str | os.PathLike[str] = "the plan") -> None:
     """Refuses a mesh of another size than the plan's.
 
     Raises:
@@ -99,7 +99,7 @@ def check_devices(plan: Plan, devices: int, path: Any = "the plan") -> None:
         )
 
 
-def check_dataset(plan: Plan, schema: Schema, path: Any = "the plan") -> None:
+def check_dataset(plan: Plan, schema: Schema, path: str | os.PathLike[str] = "the plan") -> None:
     """Refuses a dataset whose rows are not those that were planned.
 
     Raises:
@@ -120,7 +120,7 @@ def check_dataset(plan: Plan, schema: Schema, path: Any = "the plan") -> None:
         plan.dataset.check(schema.identity, subject=str(path), remedy=_REMEDY, error=PlanError)
 
 
-def check_budget(plan: Plan, memory: Any) -> None:
+def check_budget(plan: Plan, memory: float | Sequence[float] | np.ndarray) -> None:
     """Refuses devices that cannot hold what the plan gives them.
 
     Args:
@@ -147,7 +147,7 @@ def plan_memory(plan: Plan) -> np.ndarray:
     return memory + size @ (plan.path[plan.way] == np.arange(plan.devices))
 
 
-def _check_structure(plan: Plan, path: Any) -> None:
+def _check_structure(plan: Plan, path: str | os.PathLike[str]) -> None:
     """What the checksum does not tell: that a plan of this version was written by a sound program."""
     if not (_has_ranges(plan) and _has_places(plan) and (plan.computes is None or _apart(plan))):
         raise PlanError(f"{path} holds ranges that do not make a plan; {_REMEDY}")

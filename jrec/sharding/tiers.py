@@ -51,7 +51,6 @@ def tt_option(
     first_rank: int = 0,
     required: bool = False,
     shape: TTShape | None = None,
-    platform: str = "gpu",
 ) -> TTOption:
     """The cores of a table at some rank: their memory, and by the cost model of ``jrec.ops.tt`` their time.
 
@@ -62,7 +61,6 @@ def tt_option(
       first_rank: How many of the first rows stay uncompressed.
       required: Take it even where the tables fit without.
       shape: The cores' shape; None for the one that ``TTShape.search`` finds.
-      platform: Where the products run, "gpu" or "cpu".
 
     Raises:
       ConfigError: On an unknown table, a rank below 1, or a dtype that cores cannot have.
@@ -85,7 +83,7 @@ def tt_option(
         shape = unranked.with_ranks([min(rank, bound) for bound in unranked.max_ranks])
     ranked = problem.by_row[number]
     lookups = float(ranked.mass[-1] - ranked.mass_before(np.array(first_rank)))
-    choice = explain(shape, max(1, round(lookups)), platform="cpu" if platform == "cpu" else "gpu")
+    choice = explain(shape, max(1, round(lookups)), platform="gpu")
     seconds = choice.forward_seconds[choice.forward]
     if problem.purpose == "training":
         seconds += choice.backward_seconds[choice.backward]

@@ -57,7 +57,7 @@ class Context:
             raise ValueError("rows on several devices are used inside shard_map; give the step its communication")
         return self.communication
 
-    def summed(self, tree: Any) -> Any:
+    def summed[T](self, tree: T) -> T:
         """Sums over the devices that compute."""
         return tree if self.communication is None else self.communication.summed(tree)
 
