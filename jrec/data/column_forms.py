@@ -8,12 +8,15 @@ lists, 40 µs per 1,000 ids.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from jrec.data.columns import ListColumn
 from jrec.data.readers.arrow_values import is_list, plain, plain_type
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _REMEDY = "give NumPy arrays, Arrow or DataFrame columns, or Python lists of integers or texts"
 
@@ -175,7 +178,7 @@ def _of_sequence(name: str, column: Sequence[Any]) -> Form:
     return _of_arrow(name, _built(name, lambda: pa.array(column), described))
 
 
-def _built(name: str, build: Callable[[], Any], described: Callable[[Exception], str] = "; {}".format) -> Any:
+def _built(name: str, build: Callable[[], pa.Array], described: Callable[[Exception], str] = "; {}".format) -> pa.Array:
     import pyarrow as pa
 
     try:
@@ -184,7 +187,7 @@ def _built(name: str, build: Callable[[], Any], described: Callable[[Exception],
         raise ValueError(f"column {name!r} is neither ids nor lists of them{described(error)}; {_REMEDY}") from error
 
 
-def _of_arrow(name: str, column: Any) -> Form:
+def _of_arrow(name: str, column: pa.Array | pa.ChunkedArray) -> Form:
     import pyarrow as pa
     import pyarrow.compute
 
@@ -216,5 +219,5 @@ def _of_arrow(name: str, column: Any) -> Form:
     raise ValueError(f"column {name!r} holds {dtype}, which are neither ids nor lists of them; {_REMEDY}")
 
 
-def _name(value: Any) -> str:
+def _name(value: object) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}"

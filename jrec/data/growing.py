@@ -13,13 +13,16 @@ import collections
 import dataclasses
 import threading
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 import numpy as np
 
 from jrec.data import growing_kernels as kernels
 from jrec.data.readers.keys import value_keys
 from jrec.errors import CheckpointError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Evict = Literal["lru", "lfu"]
 _MOST_ROWS = 2**31 - 1
@@ -178,7 +181,7 @@ class GrowingVocabulary:
         with self._lock:
             return self._entries[: self._now.stop, 0].copy()
 
-    def rows(self, values: Any) -> np.ndarray:
+    def rows(self, values: np.ndarray | pa.Array) -> np.ndarray:
         """(n,) int64 rows of integers or texts, 0 for those without a row; nothing is counted."""
         return self.rows_of_keys(value_keys(values, self.key_seed))
 
@@ -392,7 +395,7 @@ class StoredKeys:
     oov_row: int | None = 0
     complete: bool = True
 
-    def rows(self, values: Any) -> np.ndarray:
+    def rows(self, values: np.ndarray) -> np.ndarray:
         """(n,) int64 rows of (n,) uint64 keys, 0 for those without one."""
         return self.vocabulary.rows_of_keys(values)
 

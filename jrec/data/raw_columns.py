@@ -5,9 +5,8 @@ So what a format does to a log's lines (transforms, missing values, cut lists, d
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,10 +16,12 @@ from jrec.data.readers.keys import MISSING, text_bounds, value_keys
 from jrec.data.readers.lines import Block
 from jrec.data.readers.parse import Dialect, Field, ParsedBlock, without_missing
 from jrec.data.readers.scan import OK
-from jrec.data.readers.spans import time_reason, times_of
+from jrec.data.readers.spans import numbers_of, time_reason, times_of
 from jrec.data.schema import DatasetError
 
-_NUMBER = re.compile(rb"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 _HEX_TAG = 8
 _NO_BLOCK = Block(path="", line=0, text=np.empty(0, np.uint8), bytes_read=0)
 
@@ -109,11 +110,10 @@ def _split(field: Field, form: Form) -> Form:
 def _numbers(field: Field, form: Form) -> np.ndarray:
     """(values,) float64, NaN where missing."""
     if form.is_text:
-        missing = {text.encode() for text in field.missing}
-        texts = [b"" if text in missing else text for text in form.values.fill_null(b"").to_pylist()]
-        if (bad := next((k for k, t in enumerate(texts) if t and not _NUMBER.fullmatch(t)), None)) is not None:
-            raise _refused(field, form, bad, texts[bad], "is not a finite number")
-        values = np.array([float(t) if t else np.nan for t in texts], np.float64)
+        codes, values = numbers_of(*_spans(form.values.fill_null(b"")), field.missing)
+        if (wrong := codes != OK).any():
+            k = int(wrong.argmax())
+            raise _refused(field, form, k, form.values[k].as_py(), "is not a finite number")
     elif form.values.dtype.kind not in "fiub":
         raise DatasetError(f"column {field.name!r} holds {form.values.dtype}, but numbers are wanted; cast it")
     else:
@@ -157,12 +157,17 @@ def _times(field: Field, form: Form) -> np.ndarray:
         import pyarrow as pa
 
         texts = pa.array(form.values, mask=None if form.present is None else ~form.present).cast(pa.large_string())
-    content, bounds = text_bounds(texts.fill_null(b"" if form.is_text else ""))
-    codes, values = times_of(content, np.stack([bounds[:-1], bounds[1:]], 1), field.unit)
+    codes, values = times_of(*_spans(texts.fill_null(b"" if form.is_text else "")), field.unit)
     if (wrong := codes != OK).any():
         k = int(wrong.argmax())
         raise _refused(field, form, k, texts[k].as_py(), time_reason(field.unit))
     return values
+
+
+def _spans(texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+    """The bytes of texts without nulls, and (texts, 2) int64, where each begins and ends."""
+    content, bounds = text_bounds(texts)
+    return content, np.stack([bounds[:-1], bounds[1:]], 1)
 
 
 def _keys(field: Field, form: Form, key_seed: int) -> np.ndarray:
@@ -187,7 +192,7 @@ def _keys(field: Field, form: Form, key_seed: int) -> np.ndarray:
     return keys
 
 
-def _hex_keys(field: Field, form: Form, values: Any, key_seed: int) -> np.ndarray:
+def _hex_keys(field: Field, form: Form, values: np.ndarray | pa.Array, key_seed: int) -> np.ndarray:
     import pyarrow as pa
     import pyarrow.compute
 
@@ -211,6 +216,6 @@ def _no_hex(keys: np.ndarray) -> np.ndarray:
     return (keys != MISSING) & (keys >> np.uint64(56) != _HEX_TAG)
 
 
-def _refused(field: Field, form: Form, k: int, value: Any, reason: str) -> DatasetError:
+def _refused(field: Field, form: Form, k: int, value: object, reason: str) -> DatasetError:
     shown = value.decode(errors="replace") if isinstance(value, bytes) else value
     return DatasetError(f"column {field.name!r} holds {shown!r} in example {form.example_of(k)}, which {reason}")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import functools
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from jrec.data import blocks
-from jrec.data.columns import ListColumn
+from jrec.data.columns import Column, ListColumn
 from jrec.data.ingest import LABEL, dense_name, keys_name, weights_name
 from jrec.data.schema import CategoricalFeature, DenseFeature, Shard
 from jrec.data.spill import PlainColumn, Spill, SpilledLists
@@ -57,9 +57,10 @@ def write_shards(
       attempts: How often a shard is tried.
       advance: Told the rows written.
     """
-    tasks = [
-        Task(f"writing {one.file}", _write, (one, folder, spill, ids, dense, categorical, block_size)) for one in slices
-    ]
+    write = functools.partial(
+        _write, folder=folder, spill=spill, ids=ids, dense=dense, categorical=categorical, block_size=block_size
+    )
+    tasks = [Task(f"writing {one.file}", write, (one,)) for one in slices]
     shards = []
     with running(executor, tasks, attempts=attempts) as written:
         for one, shard in zip(slices, written, strict=True):
@@ -70,6 +71,7 @@ def write_shards(
 
 def _write(
     rows: ShardRows,
+    *,
     folder: pathlib.Path,
     spill: Spill,
     ids: Mapping[str, PlainColumn],
@@ -77,35 +79,26 @@ def _write(
     categorical: Sequence[CategoricalFeature],
     block_size: int,
 ) -> Shard:
+    def columns(start: int, stop: int) -> dict[str, Column]:
+        read: dict[str, Column] = {blocks.LABEL: spill.plain(LABEL).read(start, stop)}
+        for feature in dense:
+            read[feature.name] = spill.plain(dense_name(feature.name)).read(start, stop)
+        for feature in categorical:
+            keys = spill.columns[keys_name(feature.name)]
+            if not isinstance(keys, SpilledLists):
+                read[feature.name] = ids[feature.name].read(start, stop)
+                continue
+            ends = keys.ends.read(start, stop + 1)
+            offsets = (ends - ends[0]).astype(np.int32)
+            read[feature.name] = ListColumn(offsets, ids[feature.name].read(int(ends[0]), int(ends[-1])))
+            if weights := blocks.weight_column(feature):
+                values = spill.columns[weights_name(feature.name)]
+                assert isinstance(values, SpilledLists)
+                read[weights] = ListColumn(offsets, values.read(start, stop).values)
+        return read
+
     step = max(_READ_ROWS // block_size, 1) * block_size
     with blocks.ShardWriter(folder / rows.file, block_size) as writer:
         for start in range(rows.start, rows.stop, step):
-            writer.write(_columns(spill, ids, dense, categorical, start, min(start + step, rows.stop)))
+            writer.write(columns(start, min(start + step, rows.stop)))
         return writer.close()
-
-
-def _columns(
-    spill: Spill,
-    ids: Mapping[str, PlainColumn],
-    dense: Sequence[DenseFeature],
-    categorical: Sequence[CategoricalFeature],
-    start: int,
-    stop: int,
-) -> dict[str, Any]:
-    columns: dict[str, Any] = {blocks.LABEL: spill.plain(LABEL).read(start, stop)}
-    for feature in dense:
-        columns[feature.name] = spill.plain(dense_name(feature.name)).read(start, stop)
-    for feature in categorical:
-        keys = spill.columns[keys_name(feature.name)]
-        if not isinstance(keys, SpilledLists):
-            columns[feature.name] = ids[feature.name].read(start, stop)
-            continue
-        ends = keys.ends.read(start, stop + 1)
-        offsets = (ends - ends[0]).astype(np.int32)
-        columns[feature.name] = ListColumn(offsets, ids[feature.name].read(int(ends[0]), int(ends[-1])))
-        weights = blocks.weight_column(feature)
-        if weights:
-            values = spill.columns[weights_name(feature.name)]
-            assert isinstance(values, SpilledLists)
-            columns[weights] = ListColumn(offsets, values.read(start, stop).values)
-    return columns

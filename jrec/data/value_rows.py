@@ -7,7 +7,7 @@ import functools
 import os
 import pathlib
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from jrec.data.schema import DatasetError, Schema
 from jrec.data.vocabulary import HashedTable, KeyTable, Vocabulary
 from jrec.data.vocabulary_file import load_table
 from jrec.ops.layout import FeatureConfig
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 UNKNOWN = -1
 _HASHED_ROWS = 2**32  # buckets are uint32
@@ -36,7 +39,7 @@ class TableVocabulary(Protocol):
         """Whether every value has a row."""
         ...
 
-    def rows(self, values: Any) -> np.ndarray:
+    def rows(self, values: np.ndarray | pa.Array) -> np.ndarray:
         """(n,) int64 rows, -1 for values without one.
 
         Args:
@@ -73,7 +76,7 @@ class KeyVocabulary:
     def _encode(self) -> Callable[[np.ndarray], np.ndarray]:
         return self.table.encoder()
 
-    def rows(self, values: Any) -> np.ndarray:
+    def rows(self, values: np.ndarray | pa.Array) -> np.ndarray:
         """(n,) int64 rows of integers or texts, -1 for rare and unknown ones."""
         rows = self._encode(value_keys(values, self.key_seed)).astype(np.int64)
         return rows if self.complete else np.where(rows == self.table.oov_row, UNKNOWN, rows)
@@ -93,7 +96,7 @@ class MappingVocabulary:
     oov_row: int | None = None
     complete: bool = False
 
-    def rows(self, values: Any) -> np.ndarray:
+    def rows(self, values: np.ndarray | pa.Array) -> np.ndarray:
         """(n,) int64 rows of integers or texts, -1 for those that are no keys."""
         items = values.tolist() if isinstance(values, np.ndarray) else _texts(values)
         rows = np.array([self.mapping.get(value, UNKNOWN) for value in items])
@@ -116,7 +119,7 @@ class Keys:
     oov_row: int | None = 0
     complete: bool = True
 
-    def rows(self, values: Any) -> np.ndarray:
+    def rows(self, values: np.ndarray | pa.Array) -> np.ndarray:
         """(n,) uint64 keys of integers or texts, or of (n,) uint64 keys."""
         return values.astype(np.uint64) if self.stored else value_keys(values, self.key_seed)
 
@@ -226,12 +229,12 @@ def vocabulary_of(table: str, vocabulary: AnyVocabulary, rows: int) -> TableVoca
     )
 
 
-def _texts(values: Any) -> list[str]:
+def _texts(values: pa.Array) -> list[str]:
     import pyarrow as pa
 
     return values.cast(pa.large_string()).to_pylist()
 
 
-def _text(values: Any, k: int) -> Any:
+def _text(values: np.ndarray | pa.Array, k: int) -> object:
     value = values[k].item() if isinstance(values, np.ndarray) else values[k].as_py()
     return value.decode(errors="replace") if isinstance(value, bytes) else value

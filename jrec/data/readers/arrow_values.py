@@ -8,24 +8,27 @@ text of its own, whatever the others of its column are.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from jrec.data.readers.scan import OK, check_text
 from jrec.kernel_cache import compiled
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 DELIMITER, SEPARATOR = "\x1f", "\x1e"  # between the values of a row of Parquet, and the elements of a list
 _DASHES = (8, 12, 16, 20)  # in front of these digits of a UUID
 _DIGITS = np.frombuffer(b"0123456789abcdef", np.uint8)
 
 
-def is_list(dtype: Any) -> bool:
+def is_list(dtype: pa.DataType) -> bool:
     """Whether values of an Arrow type are lists, of any length or of one."""
     import pyarrow as pa
 
     kinds = pa.types
-    tests: list[Callable[[Any], bool]] = [
+    tests: list[Callable[[pa.DataType], bool]] = [
         kinds.is_list,
         kinds.is_large_list,
         kinds.is_fixed_size_list,
@@ -35,7 +38,7 @@ def is_list(dtype: Any) -> bool:
     return any(test(dtype) for test in tests)
 
 
-def plain_type(dtype: Any) -> Any:
+def plain_type(dtype: pa.DataType) -> pa.DataType:
     """The type that ``plain`` gives values of an Arrow type; the type itself where Arrow cannot convert it."""
     import pyarrow as pa
 
@@ -45,7 +48,7 @@ def plain_type(dtype: Any) -> Any:
         return dtype
 
 
-def plain(column: Any) -> Any:
+def plain(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     """An array of one chunk, without dictionary, runs, view or extension; texts and bytes as large_binary.
 
     Raises:
@@ -85,7 +88,7 @@ def plain(column: Any) -> Any:
     return column
 
 
-def _uuid_texts(column: Any) -> Any:
+def _uuid_texts(column: pa.Array) -> pa.Array:
     content = column.buffers()[1]
     values = np.frombuffer(content, np.uint8)[16 * column.offset :][: 16 * len(column)].reshape(-1, 16)
     digits = _DIGITS[np.stack([values >> 4, values & 15], axis=2)].reshape(-1, 32)
@@ -93,7 +96,7 @@ def _uuid_texts(column: Any) -> Any:
     return _large_binary(column, np.arange(len(texts) + 1, dtype=np.int64) * texts.shape[1], texts)
 
 
-def _byte_texts(column: Any) -> Any:
+def _byte_texts(column: pa.Array) -> pa.Array:
     _, ends, content = column.buffers()
     if content is None or not len(column):
         return column
@@ -129,7 +132,7 @@ def _texts_of_bytes(values, bounds):
     return ends, texts
 
 
-def _large_binary(column: Any, bounds: np.ndarray, texts: np.ndarray) -> Any:
+def _large_binary(column: pa.Array, bounds: np.ndarray, texts: np.ndarray) -> pa.Array:
     """The texts as an array that is null where the column is."""
     import pyarrow as pa
     import pyarrow.compute

@@ -13,12 +13,15 @@ So equal texts have equal keys on every machine and in every run, and ``bucket``
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numba
 import numpy as np
 
 from jrec.kernel_cache import compiled
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 MISSING = np.uint64(0)
 _TAG_SHIFT = np.uint64(56)
@@ -173,7 +176,7 @@ def text_key(text: str, seed: int = 0) -> int:
     return int(key if short else hash_text(buffer, 0, length, np.uint64(seed))[0])
 
 
-def value_keys(values: Any, seed: int) -> np.ndarray:
+def value_keys(values: np.ndarray | pa.Array, seed: int) -> np.ndarray:
     """(n,) uint64 keys of integers or texts.
 
     Args:
@@ -189,7 +192,7 @@ def value_keys(values: Any, seed: int) -> np.ndarray:
     return hash_texts(*text_bounds(values), np.uint64(seed))[0]
 
 
-def text_bounds(texts: Any) -> tuple[np.ndarray, np.ndarray]:
+def text_bounds(texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     """The bytes of texts, a LargeStringArray or LargeBinaryArray without nulls, and (texts + 1,) int64 bounds."""
     _, ends, content = texts.buffers()
     if not len(texts):

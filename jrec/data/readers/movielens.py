@@ -169,14 +169,13 @@ class Interactions:
 
     def rows(self, which: np.ndarray | slice) -> Interactions:
         """Some of them."""
-        return dataclasses.replace(
-            self,
-            users=self.users[which],
-            movies=self.movies[which],
-            labels=None if self.labels is None else self.labels[which],
-            times=None if self.times is None else self.times[which],
-            lines=self.lines[which],
-        )
+        return dataclasses.replace(self, **{name: column[which] for name, column in self.columns.items()})
+
+    @property
+    def columns(self) -> dict[str, np.ndarray]:
+        """The arrays that are known, by name."""
+        named = {name: getattr(self, name) for name in ("users", "movies", "labels", "times", "lines")}
+        return {name: column for name, column in named.items() if column is not None}
 
 
 class History:
@@ -270,9 +269,9 @@ def _by_user(
 def _expand(
     pieces: list[Interactions], history: History, negatives: int, seed: int, closed: np.ndarray
 ) -> Interactions:
-    user = int(pieces[0].users[0])
+    own = _concatenate(pieces)
+    user, movies = int(own.users[0]), own.movies
     closed[np.searchsorted(history.users, user)] = True
-    movies = np.concatenate([p.movies for p in pieces])
     fresh = np.ones(len(history.catalogue), np.bool_)
     fresh[np.searchsorted(history.catalogue, movies)] = False
     unseen = history.catalogue[fresh]
@@ -285,23 +284,11 @@ def _expand(
     labels = np.zeros((len(movies), 1 + negatives), np.float32)
     labels[:, 0] = 1
     each = 1 + negatives
-    times = np.concatenate([p.times for p in pieces])  # pyright: ignore[reportArgumentType, reportCallIssue]
-    return Interactions(
-        users=np.full(len(movies) * each, user, np.int64),
-        movies=np.concatenate([movies[:, None], drawn], axis=1).reshape(-1),
-        labels=labels.reshape(-1),
-        times=np.repeat(times, each),
-        lines=np.repeat(np.concatenate([p.lines for p in pieces]), each),
-        path=pieces[0].path,
-    )
+    each_again = own.rows(np.repeat(np.arange(len(movies)), each))
+    movies = np.concatenate([movies[:, None], drawn], axis=1).reshape(-1)
+    return dataclasses.replace(each_again, movies=movies, labels=labels.reshape(-1))
 
 
 def _concatenate(pieces: list[Interactions]) -> Interactions:
-    return dataclasses.replace(
-        pieces[0],
-        users=np.concatenate([p.users for p in pieces]),
-        movies=np.concatenate([p.movies for p in pieces]),
-        labels=np.concatenate([p.labels for p in pieces]),  # pyright: ignore[reportArgumentType, reportCallIssue]
-        times=np.concatenate([p.times for p in pieces]),  # pyright: ignore[reportArgumentType, reportCallIssue]
-        lines=np.concatenate([p.lines for p in pieces]),
-    )
+    columns = {name: np.concatenate([piece.columns[name] for piece in pieces]) for name in pieces[0].columns}
+    return dataclasses.replace(pieces[0], **columns)

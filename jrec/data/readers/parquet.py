@@ -40,7 +40,7 @@ def is_parquet(path: str) -> bool:
         return False
 
 
-def column_types(path: str) -> dict[str, Any]:
+def column_types(path: str) -> dict[str, pa.DataType]:
     """The Arrow type of every column, by name.
 
     Raises:
@@ -53,7 +53,7 @@ def column_types(path: str) -> dict[str, Any]:
     return dict(zip(schema.names, schema.types, strict=True))
 
 
-def may_be_lists(dtype: Any) -> bool:
+def may_be_lists(dtype: pa.DataType) -> bool:
     """Whether a column of an Arrow type has lists, or nothing but nulls."""
     import pyarrow as pa
 
@@ -77,7 +77,7 @@ def dialect_of(path: str, fields: list[Field]) -> Dialect:
     return Dialect(fields=(*read, end), delimiter=DELIMITER, table=True, hint=_HINT)
 
 
-def _field(path: str, field: Field, dtype: Any) -> Field:
+def _field(path: str, field: Field, dtype: pa.DataType) -> Field:
     own = plain_type(dtype)
     many = is_list(own)
     value = plain_type(own.value_type) if many else own
@@ -115,7 +115,7 @@ _ROLES = {
 }
 
 
-def _reads(field: Field, dtype: Any) -> bool:
+def _reads(field: Field, dtype: pa.DataType) -> bool:
     """Whether values of a plain type can be what a field is."""
     import pyarrow as pa
 
@@ -131,7 +131,7 @@ def _reads(field: Field, dtype: Any) -> bool:
     return kinds.is_time(dtype) and field.kind in ("text", "texts", "skip")
 
 
-def _is_temporal(dtype: Any) -> bool:
+def _is_temporal(dtype: pa.DataType) -> bool:
     import pyarrow as pa
 
     return pa.types.is_timestamp(dtype) or pa.types.is_date(dtype)
@@ -151,7 +151,7 @@ class Rows:
 
     path: str
     line: int
-    batch: Any
+    batch: pa.RecordBatch
     fields: tuple[Field, ...]
     bytes_read: int
 
@@ -278,7 +278,7 @@ def _first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 
-def _texts(column: Any, field: Field) -> Any:
+def _texts(column: pa.Array, field: Field) -> pa.Array:
     """A column as a LargeBinaryArray without nulls; missing values are blank.
 
     Raises:
@@ -299,7 +299,7 @@ def _texts(column: Any, field: Field) -> Any:
     return compute.binary_join(pa.LargeListArray.from_arrays(offsets, values), mark)
 
 
-def _value_texts(column: Any, field: Field) -> Any:
+def _value_texts(column: pa.Array, field: Field) -> pa.Array:
     """Values of a plain type as texts, with nulls."""
     import pyarrow as pa
     import pyarrow.compute
@@ -324,7 +324,7 @@ def _value_texts(column: Any, field: Field) -> Any:
     return column.cast(pa.large_binary())
 
 
-def _whole(column: Any) -> Any:
+def _whole(column: pa.Array) -> pa.Array:
     """Floats as texts, whole numbers among them as integers have them: columns of ids with gaps are often floats."""
     import pyarrow as pa
     import pyarrow.compute
@@ -335,7 +335,7 @@ def _whole(column: Any) -> Any:
     return compute.coalesce(integers, column.cast(pa.large_string()))
 
 
-def _joined(columns: list[Any]) -> np.ndarray:
+def _joined(columns: list[pa.Array]) -> np.ndarray:
     """Rows of texts as lines: (bytes,) uint8."""
     import pyarrow as pa
     import pyarrow.compute
@@ -363,6 +363,6 @@ def sample(path: str, rows: int) -> list[tuple[str, list[str], bool]]:
     return read
 
 
-def _readable(dtype: Any) -> bool:
+def _readable(dtype: pa.DataType) -> bool:
     dtype = plain_type(dtype)
     return _reads(Field(name="", kind="text"), plain_type(dtype.value_type) if is_list(dtype) else dtype)

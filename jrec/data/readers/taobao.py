@@ -160,7 +160,7 @@ class TaobaoSequences(Taobao):
         )
         made = 0
         for behaviours in self._whole_users(by_user):
-            yield (chunk := _chunk(drawing, behaviours))
+            yield (chunk := drawing.expand(behaviours))
             made += len(chunk.labels)
         if by_user.rows and not made:
             raise DatasetError("no user of the log has two behaviours, so that there is no target with a history")
@@ -229,25 +229,3 @@ def _in_order(pieces: list[dict[str, np.ndarray]], last: dict[str, np.ndarray]) 
     columns = {name: np.concatenate([piece[name] for piece in (*pieces, last)]) for name in last}
     order = np.lexsort((columns["times"], columns["users"]))
     return Behaviours(**{name: column[order] for name, column in columns.items()})
-
-
-def _chunk(drawing: Drawing, behaviours: Behaviours) -> Chunk:
-    """Examples of these users.
-
-    Raises:
-      DatasetError: If one of them has touched every item of the log.
-    """
-    made, without = drawing.expand(behaviours)
-    if without is not None:
-        raise DatasetError(
-            f"user {without} has touched every item of the log, so that no negative can be drawn; leave this user"
-            " out, or give more of the log"
-        )
-    keys = {
-        "user_id": integer_keys(made.targets.users),
-        "item_id": made.targets.items,
-        "category_id": made.targets.categories,
-        "item_history": made.items,
-        "category_history": made.categories,
-    }
-    return Chunk(labels=made.labels, dense={}, keys=keys, times=made.targets.times)

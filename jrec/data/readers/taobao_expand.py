@@ -6,8 +6,10 @@ import dataclasses
 
 import numpy as np
 
-from jrec.data.columns import ListColumn, lists_at
-from jrec.data.readers.keys import mix64
+from jrec.data.columns import lists_at
+from jrec.data.readers.keys import integer_keys, mix64
+from jrec.data.readers.source import Chunk
+from jrec.data.schema import DatasetError
 from jrec.kernel_cache import compiled
 
 _MERGE = 1 << 20  # distinct items of blocks, at least, that wait to be merged into the catalogue
@@ -56,16 +58,6 @@ class Behaviours:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Sequences:
-    """Examples: the columns of ``Behaviours`` for the targets, float32 labels, and lists of the histories' keys."""
-
-    labels: np.ndarray
-    targets: Behaviours
-    items: ListColumn
-    categories: ListColumn
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Candidates:
     """The items that negatives are drawn from, each with the same probability.
 
@@ -107,10 +99,13 @@ class Drawing:
     seed: int
     candidates: Candidates
 
-    def expand(self, behaviours: Behaviours) -> tuple[Sequences, int | None]:
-        """The examples of some users, whose behaviours are complete; or the first user without any untouched item.
+    def expand(self, behaviours: Behaviours) -> Chunk:
+        """The examples of some users, whose behaviours are complete.
 
         What a user gets depends only on the seed, the user, the user's own behaviours and the candidates.
+
+        Raises:
+          DatasetError: If one of them has touched every item of the log.
         """
         users = behaviours.users
         starts = np.flatnonzero(np.r_[True, np.diff(users) != 0]) if len(users) else np.empty(0, np.int64)
@@ -129,13 +124,19 @@ class Drawing:
         labels = np.zeros((len(at), 1 + self.negatives), np.float32)
         labels[:, 0] = 1
         lengths = np.repeat(np.minimum(at - first, self.history), 1 + self.negatives)
-        sequences = Sequences(
-            labels=labels.reshape(-1),
-            targets=Behaviours(users=users[source], items=items, categories=categories, times=behaviours.times[source]),
-            items=lists_at(behaviours.items, source - lengths, lengths),
-            categories=lists_at(behaviours.categories, source - lengths, lengths),
-        )
-        return sequences, None if without < 0 else int(users[without])
+        if without >= 0:
+            raise DatasetError(
+                f"user {users[without]} has touched every item of the log, so that no negative can be drawn; leave this"
+                " user out, or give more of the log"
+            )
+        keys = {
+            "user_id": integer_keys(users[source]),
+            "item_id": items,
+            "category_id": categories,
+            "item_history": lists_at(behaviours.items, source - lengths, lengths),
+            "category_history": lists_at(behaviours.categories, source - lengths, lengths),
+        }
+        return Chunk(labels=labels.reshape(-1), dense={}, keys=keys, times=behaviours.times[source])
 
 
 @compiled

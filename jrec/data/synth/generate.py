@@ -21,6 +21,7 @@ import numpy as np
 
 from jrec.data import blocks
 from jrec.data.schema import DatasetError, Schema, Shard, Split, Table
+from jrec.data.splits import SPLITS, split_bounds
 from jrec.data.synth import kernels
 from jrec.data.synth.examples import Examples, ExampleSource
 from jrec.data.synth.shapes import Shape
@@ -30,7 +31,6 @@ from jrec.outputs import new_folder, writing
 from jrec.progress import Progress
 
 T = TypeVar("T")
-SPLITS = ("train", "valid", "test")
 _BLOCK_BYTES = 8 << 20
 _SHARD_BYTES = 256 << 20
 
@@ -70,9 +70,7 @@ class SynthOptions:
     @property
     def bounds(self) -> tuple[int, int, int]:
         """Where train, valid and test end."""
-        train = math.floor(self.rows * self.split[0] + 1e-6)
-        valid = math.floor(self.rows * (self.split[0] + self.split[1]) + 1e-6)
-        return train, min(valid, self.rows), self.rows
+        return split_bounds(self.rows, self.split)
 
 
 def synthesize(
