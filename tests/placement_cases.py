@@ -385,7 +385,7 @@ PLACEMENTS = {
     "mesh-host": Placement(keys=(*_mesh(2), HOST_TABLES), late=True),
     "plan-local": Placement(keys=_mesh(reduce="local"), plan=SCATTERED, late=True),
     "plan-dense": Placement(keys=_mesh(reduce="dense"), plan=SCATTERED, reordered=True),
-    "plan-all-gather": Placement(keys=_mesh(2, reduce="all_gather"), plan=PlanOf(devices=2, replicate=0.6)),
+    "plan-all-gather": Placement(keys=_mesh(2, reduce="all_gather"), plan=PlanOf(devices=2, replicate=0.6), late=True),
     "plan-eight": Placement(keys=_mesh(8), plan=PlanOf(devices=8, replicate=0.2)),
     "plan-host": Placement(keys=_mesh(form="send"), plan=WITH_HOST, reordered=True),
     "plan-host-table": Placement(keys=(*_mesh(), HOST_ITEM), plan=WITH_HOST, late=True),
@@ -456,7 +456,7 @@ PLACEMENTS = {
     "host-clipped": Placement(keys=(HOST_TABLES, CLIPPED), late=True),
     "plan-dense-clipped": Placement(keys=(*_mesh(reduce="dense"), CLIPPED), plan=SCATTERED, late=True),
     "plan-all-gather-clipped": Placement(
-        keys=(*_mesh(2, reduce="all_gather"), CLIPPED), plan=PlanOf(devices=2, replicate=0.6), late=True
+        keys=(*_mesh(2, reduce="all_gather"), CLIPPED), plan=PlanOf(devices=2, replicate=0.6)
     ),
     "plan-clipped-cache": Placement(
         keys=(*_mesh(), TT_CORES, CLIPPED, *TT_CACHE), plan=SCATTERED, cores_from=0, trace="clipped-cache", late=True
