@@ -18,6 +18,7 @@ from jrec.data.loader import Loader
 from jrec.data.schema import Schema
 from jrec.errors import CheckpointError
 from jrec.ops.layout import EmbeddingLayout
+from jrec.run.batches import Position
 from jrec.run.run import Run
 from jrec.run.run_feed import FedBatch, RunFeed
 from jrec.train.config import TrainConfig
@@ -89,7 +90,9 @@ class HotColdFeed:
       CheckpointError: If the position is of another FAE folder, or another order.
     """
 
-    def __init__(self, loaders: FaeLoaders, run: Run, open_feed: Callable[..., RunFeed], *, position: Any = None):
+    def __init__(
+        self, loaders: FaeLoaders, run: Run, open_feed: Callable[..., RunFeed], *, position: Position | None = None
+    ):
         self.scheduler, self._loaders, self._plan = loaders.scheduler, loaders, run.plan
         if position is not None:
             loaders.restore(position)
@@ -114,7 +117,7 @@ class HotColdFeed:
         assert feed is not None, "the scheduler gives no batch of a kind that has none"
         return next(feed)
 
-    def position(self) -> Any:
+    def position(self) -> Position:
         """The positions of both feeds and the scheduler, in JSON types."""
         positions = {kind: None if feed is None else feed.position() for kind, feed in self._feeds.items()}
         return {"packed": self._loaders.packed.identity, "scheduler": self.scheduler.state(), **positions}

@@ -19,6 +19,7 @@ from jrec.checkpoint import Checkpoints, Saved
 from jrec.data.loader import Loader
 from jrec.data.schema import Schema
 from jrec.errors import DivergedError
+from jrec.run.batches import Position
 from jrec.run.processes import first, several
 from jrec.run.run_feed import RunFeed
 from jrec.run.step import StepResults
@@ -204,7 +205,7 @@ class _Training:
         self.feed = self._open_feed(self.batches, position)
         self.resumed = self.begins_from = None
 
-    def _open_feed(self, batches: FaeLoaders | Loader, position: object) -> HotColdFeed | RunFeed:
+    def _open_feed(self, batches: FaeLoaders | Loader, position: Position | None) -> HotColdFeed | RunFeed:
         config, folder = self.config, self.folder
         open_feed = functools.partial(
             self.run.feed,
@@ -229,7 +230,7 @@ class _Training:
         step = self.checkpoints.latest_step() if step is None else step
         return self.checkpoints.reading(step or 0, resume_remedy)
 
-    def _restore(self, saved: Saved) -> Any:
+    def _restore(self, saved: Saved) -> Position:
         """Goes on from a checkpoint; drops log records after it. Returns the position in the batches."""
         with self._advising(saved.step):
             loaded = self.run.load(saved)
