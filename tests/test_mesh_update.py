@@ -12,11 +12,13 @@ import jax.numpy as jnp
 import mesh_cases
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 from mesh_cases import HOST, OPTIMIZERS, REPLICATED, SHARDED
 
 from jrec.mesh.allreduce import SharedGradients, shared_gradients
+from jrec.mesh.communication import Communication
 from jrec.mesh.exchange import Exchange
-from jrec.mesh.route import MeshRows, Picks, Route
+from jrec.mesh.route import AXIS, MeshRows, Picks, Route
 from jrec.mesh.step import StepOptions
 from jrec.mesh.update import RowGradients
 from jrec.ops.tensor_cast import tensor_cast
@@ -137,3 +139,12 @@ def test_padding_of_replicated_rows_has_no_part_in_a_norm():
     cast = tensor_cast(jnp.asarray([[0], [2], [-1]], jnp.int32), num_rows=4)
     gradients = SharedGradients(cast=cast, gradients=jnp.full((3, 2), 3.0), summed=True, addresses=None)
     assert float(gradients.squares(jnp.zeros((4, 2), jnp.float32), StepOptions())) == 2 * 2 * 9
+
+
+@pytest.mark.parametrize(("computes", "first"), [(None, 0), ((False, False, True, True), 2)])
+def test_what_all_devices_know_counts_once(computes, first):
+    def body(value):
+        return Communication(computes=computes).once(value)[None]
+
+    run = jax.shard_map(body, mesh=mesh_cases.mesh(4), in_specs=P(), out_specs=P(AXIS), check_vma=False)
+    np.testing.assert_array_equal(jax.jit(run)(jnp.float32(5)), 5.0 * (np.arange(4) == first))

@@ -1,5 +1,7 @@
 """Equations 1 to 5 of OPER by hand and by loops over P, hardware descriptions, and the paper's example."""
 
+import dataclasses
+
 import hypothesis
 import numpy as np
 import pytest
@@ -73,6 +75,16 @@ def test_figures_by_hand():
     assert cost.communication == pytest.approx(2 * 32 / 1e11)
     assert cost.copies == 20
     assert cost.communication_balance == pytest.approx(0.5)
+
+
+def test_a_fetch_costs_what_its_reader_pays():
+    """Equation 3 over links that are slower in one direction: L[i][j] is device i's cost of a byte of device j."""
+    problem = problem_of([[40, 8, 4]], devices=2, dims=[4], examples=100, batch=50)
+    hardware = dataclasses.replace(problem.hardware, fetch=((1e-12, 3e-11), (1e-11, 1e-12)))
+    problem = dataclasses.replace(problem, hardware=hardware)
+    pieces = Pieces.of(problem, np.zeros(1), np.zeros(1), np.array([3]))
+    cost = evaluate(problem, Placement.owned(pieces, np.array([0]), 2))
+    np.testing.assert_allclose(cost.links, [[0, 0], [13 * 16 * 1e-11, 0]])
 
 
 def test_equation_4_and_the_frequency_rule_meet():

@@ -75,6 +75,13 @@ def test_exchanges_never_make_any_balance_worse(problem, threshold):
         assert degree_of_balance(new) >= degree_of_balance(old) - 1e-9
 
 
+def test_exchanges_spread_what_lies_on_one_device():
+    problem = problem_of([zipf_counts(60)], devices=4)
+    pieces = partition(problem, 0.02, *whole(problem))
+    owner = polish(problem, pieces, np.zeros(len(pieces), np.int64))
+    assert degree_of_balance(loads_of(problem, pieces, owner).lookup) > 0.9
+
+
 @FEW
 @hypothesis.given(problems(), st.floats(1.0, 1.6), st.integers(0, 2**31))
 def test_plans_hold_every_row_once_within_budgets_and_extra_memory(problem, slack, seed):
