@@ -100,3 +100,11 @@ def test_default_capacity_always_suffices():
     assert cast.rows.shape == (3,)
     cast = ops.tensor_cast(jnp.array([[5, 5], [0, -1]], jnp.int32), num_rows=300, implementation="xla")
     assert cast.rows.shape == (4,)
+
+
+@pytest.mark.parametrize("length", [3, 49, 98, 103, 107, 161])
+def test_bags_of_lengths_whose_reciprocal_is_rounded_down(length):
+    """49 * (1 / 49) is less than 1 in float64, by which the native cast divides."""
+    ids = np.arange(4 * length, dtype=np.int32).reshape(4, length)
+    cast = ops.tensor_cast(ids, num_rows=4 * length, implementation="native")
+    np.testing.assert_array_equal(cast.sources, np.repeat(np.arange(4), length))
