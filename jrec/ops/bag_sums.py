@@ -110,7 +110,7 @@ class BagSums:
 
     def _bind(self, part: Part, named: dict[Part, Any], places: tuple[jax.Array, ...], batch: Batch = ()) -> jax.Array:
         operands = [named[other] for other in self.linear_in(part)] + list(places)
-        return _sums(*operands, batch=batch, sums=self, part=part)[0]
+        return _sums(*operands, batch=batch, sums=self, part=part)
 
 
 def bag_weight_gradient(table: jax.Array, ids: jax.Array, offsets: jax.Array | None, gradient: jax.Array) -> jax.Array:
@@ -123,8 +123,8 @@ def bag_weight_gradient(table: jax.Array, ids: jax.Array, offsets: jax.Array | N
     return jnp.where(within_bags(offsets, segments), products, jnp.float32(0))
 
 
-def _run(*operands: jax.Array, sums: BagSums, part: Part) -> list[jax.Array]:
-    return [sums.run(part, *operands)]
+def _run(*operands: jax.Array, sums: BagSums, part: Part) -> jax.Array:
+    return sums.run(part, *operands)
 
 
 _sums = ProgramPrimitive("jrec_bag_sums", _run)
@@ -140,9 +140,9 @@ def _jvp(primals: Any, tangents: Any, *, sums: BagSums, part: Part, **params: An
 
 
 def _transpose(
-    cotangents: Any, *operands: Any, sums: BagSums, part: Part, batch: Batch, jaxpr: ClosedJaxpr
+    cotangents: Any, *operands: Any, sums: BagSums, part: Part, batch: Batch, jaxpr: ClosedJaxpr, structure: Any
 ) -> list[Any]:
-    del jaxpr
+    del jaxpr, structure
     (cotangent,), names = cotangents, sums.linear_in(part)
     place = next(i for i, operand in enumerate(operands) if ad.is_undefined_primal(operand))
     none: list[Any] = [None] * len(operands)

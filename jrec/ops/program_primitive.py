@@ -18,7 +18,7 @@ from jax.interpreters import ad, batching, mlir
 
 from jrec.ops.varying import varying_like
 
-Run = Callable[..., Sequence[jax.Array]]
+Run = Callable[..., Any]
 Batch = tuple[tuple[bool, ...], ...]
 """By vmap, outermost first, and operand: whether it has a leading axis for it."""
 
@@ -28,10 +28,11 @@ class ProgramPrimitive:
 
     Args:
       name: As programs show it.
-      run: A function of arrays and static keywords to a list of arrays.
+      run: A function of arrays and static keywords to a pytree of arrays.
 
     Attributes:
-      primitive: JAX's, for derivative rules. Their parameters are ``params``, ``batch`` and ``jaxpr``.
+      primitive: JAX's, whose results are the leaves, for derivative rules. Their parameters are ``params``, ``batch``,
+        ``jaxpr``, and ``structure``, that of the results.
     """
 
     def __init__(self, name: str, run: Run):
@@ -43,37 +44,41 @@ class ProgramPrimitive:
         batching.primitive_batchers[self.primitive] = self._batched
         mlir.register_lowering(self.primitive, mlir.lower_fun(_evaluated, multiple_results=True))
 
-    def __call__(self, *operands: Any, batch: Batch = (), **params: Any) -> list[jax.Array]:
+    def __call__(self, *operands: Any, batch: Batch = (), **params: Any) -> Any:
         """The results; ``batch`` says which operands have axes that the program is mapped over."""
         # Inside shard_map loops need operands that vary alike; the transpose of what makes them so sums over devices.
         operands = tuple(varying_like(list(operands), list(operands)))
-        jaxpr = jax.make_jaxpr(lambda *inner: mapped(self._run, batch, **params)(*inner))(*operands)
-        return self.primitive.bind(*operands, jaxpr=jaxpr, batch=batch, **params)
+        jaxpr, results = jax.make_jaxpr(mapped(self._run, batch, **params), return_shape=True)(*operands)
+        structure = jax.tree.structure(results)
+        leaves = self.primitive.bind(*operands, jaxpr=jaxpr, structure=structure, batch=batch, **params)
+        return jax.tree.unflatten(structure, leaves)
 
     def differentiated_as(self, run: Run) -> None:
         """Has tangents computed by ``jax.jvp`` of another function with the same results, of plain JAX."""
 
-        def rule(primals: Any, tangents: Any, *, batch: Batch, jaxpr: ClosedJaxpr, **params: Any) -> tuple[Any, Any]:
+        def rule(
+            primals: Any, tangents: Any, *, batch: Batch, jaxpr: ClosedJaxpr, structure: Any, **params: Any
+        ) -> tuple[Any, Any]:
             changing = [i for i, tangent in enumerate(tangents) if not isinstance(tangent, ad.Zero)]
 
-            def of_changing(*chosen: jax.Array) -> Sequence[jax.Array]:
-                operands = list(primals)
-                for i, operand in zip(changing, chosen, strict=True):
-                    operands[i] = operand
-                operands = varying_like(operands, operands)
-                return mapped(run, batch, **params)(*operands)
+            def of_changing(*chosen: jax.Array) -> Any:
+                operands = exchanged(primals, changing, chosen)
+                return mapped(run, batch, **params)(*varying_like(operands, operands))
 
             _, changes = jax.jvp(of_changing, [primals[i] for i in changing], [tangents[i] for i in changing])
-            return self.primitive.bind(*primals, jaxpr=jaxpr, batch=batch, **params), list(changes)
+            leaves = self.primitive.bind(*primals, jaxpr=jaxpr, structure=structure, batch=batch, **params)
+            return leaves, jax.tree.leaves(changes)
 
         ad.primitive_jvps[self.primitive] = rule
 
-    def _batched(self, operands: Any, axes: Any, *, batch: Batch, jaxpr: ClosedJaxpr, **params: Any) -> Any:
-        del jaxpr
+    def _batched(
+        self, operands: Any, axes: Any, *, batch: Batch, jaxpr: ClosedJaxpr, structure: Any, **params: Any
+    ) -> tuple[list[jax.Array], list[int]]:
+        del jaxpr, structure
         flags = tuple(axis is not None for axis in axes)
         moved = [jnp.moveaxis(x, axis, 0) if flag else x for x, axis, flag in zip(operands, axes, flags, strict=True)]
-        results = self(*moved, batch=(flags, *batch), **params)
-        return results, [0] * len(results)
+        leaves = jax.tree.leaves(self(*moved, batch=(flags, *batch), **params))
+        return leaves, [0] * len(leaves)
 
 
 def mapped(run: Run, batch: Batch, **params: Any) -> Run:
@@ -82,6 +87,14 @@ def mapped(run: Run, batch: Batch, **params: Any) -> Run:
         return lambda *operands: run(*operands, **params)
     axes = tuple(0 if flag else None for flag in batch[0])
     return lambda *operands: jax.vmap(mapped(run, batch[1:], **params), in_axes=axes)(*operands)
+
+
+def exchanged(operands: Sequence[Any], which: Sequence[int], others: Sequence[Any]) -> list[Any]:
+    """The operands with those of the numbers ``which`` exchanged for ``others``."""
+    new = list(operands)
+    for place, other in zip(which, others, strict=True):
+        new[place] = other
+    return new
 
 
 def summed_over(array: jax.Array, batch: Batch, operand: int) -> jax.Array:

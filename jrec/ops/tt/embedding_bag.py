@@ -22,7 +22,7 @@ from jrec.ops.bag_sums import bag_weight_gradient
 from jrec.ops.dispatch import Implementation
 from jrec.ops.embedding_bag import Combiner, check_combiner, max_of_bags, normalized_weights
 from jrec.ops.forms import formed
-from jrec.ops.program_primitive import Batch, ProgramPrimitive, no_tangent, summed_over
+from jrec.ops.program_primitive import Batch, ProgramPrimitive, exchanged, no_tangent, summed_over
 from jrec.ops.tt.contract import TTResiduals, naive_bag
 from jrec.ops.tt.cost import Contraction, TTTraffic
 from jrec.ops.tt.init import Cores
@@ -108,6 +108,7 @@ class _Bag:
     config: LookupConfig
     weighted: bool
     ragged: bool
+    residuals: Any = None  # the structure of what the forward pass left, whose arrays are the last operands
 
     @property
     def linear(self) -> int:
@@ -125,10 +126,6 @@ class _Bag:
         weights = operands[self.linear - 1] if self.weighted else None
         return tuple(operands[: self.config.shape.num_cores]), ids, offsets[0] if offsets else None, weights
 
-    def residuals(self, operands: Sequence[jax.Array]) -> Any:
-        """The structure of what the forward pass leaves."""
-        return jax.tree.structure(jax.eval_shape(lambda *inner: _forward(*inner, bag=self)[1], *operands))
-
 
 def _pooled(config: LookupConfig, cores: Cores, ids: Any, offsets: Any, weights: Any) -> jax.Array:
     bag = _Bag(config=config, weighted=weights is not None, ragged=offsets is not None)
@@ -136,31 +133,25 @@ def _pooled(config: LookupConfig, cores: Cores, ids: Any, offsets: Any, weights:
 
 
 def _forward(*operands: jax.Array, bag: _Bag) -> tuple[jax.Array, TTResiduals]:
+    """The bags' sums, and what their gradients need."""
     cores, ids, offsets, weights = bag.split(operands)
     return forward(bag.config, cores, ids, offsets, weights, None)
 
 
-def _sums_run(*operands: jax.Array, bag: _Bag) -> list[jax.Array]:
-    """The bags' sums, and behind them the arrays of the residuals."""
-    out, residuals = _forward(*operands, bag=bag)
-    return [out, *jax.tree.leaves(residuals)]
-
-
-def _tangent_run(*operands: jax.Array, bag: _Bag, which: tuple[int, ...]) -> list[jax.Array]:
+def _tangent_run(*operands: jax.Array, bag: _Bag, which: tuple[int, ...]) -> jax.Array:
     """The tangent of the sums where the cores and weights of these numbers change; see ``_sums_jvp`` for operands."""
     changes, operands = operands[: len(which)], operands[len(which) :][: bag.operands]
-    terms = []
-    for place, change in zip(which, changes, strict=True):
-        change = change.astype(operands[place].dtype)
-        terms.append(_forward(*operands[:place], change, *operands[place + 1 :], bag=bag)[0])
-    return [sum(terms[1:], terms[0])]
+    terms = [
+        _forward(*exchanged(operands, [place], [change]), bag=bag)[0]
+        for place, change in zip(which, changes, strict=True)
+    ]
+    return sum(terms[1:], terms[0])
 
 
 def _gradients_run(gradient: jax.Array, *operands: jax.Array, bag: _Bag) -> list[jax.Array]:
     """The gradients of cores and weights, from the bags' gradient, the operands and the residuals."""
     config, (cores, _, offsets, weights) = bag.config, bag.split(operands)
-    structure = bag.residuals(operands[: bag.operands])
-    residuals: TTResiduals = jax.tree.unflatten(structure, operands[bag.operands :])
+    residuals: TTResiduals = jax.tree.unflatten(bag.residuals, operands[bag.operands :])
     shape, named = config.shape, config.implementation
     of_cores = tt_core_gradients(
         cores, shape, residuals, gradient, contraction=config.contraction, traffic=config.traffic, implementation=named
@@ -174,20 +165,20 @@ def _gradients_run(gradient: jax.Array, *operands: jax.Array, bag: _Bag) -> list
     return gradients
 
 
-def _naive_tangent(*operands: jax.Array, bag: _Bag, which: tuple[int, ...]) -> list[jax.Array]:
+def _naive_tangent(*operands: jax.Array, bag: _Bag, which: tuple[int, ...]) -> jax.Array:
     changes, rest = operands[: len(which)], operands[len(which) :][: bag.operands]
 
     def sums(*changing: jax.Array) -> jax.Array:
-        return _naive_sums(_exchanged(rest, which, changing), bag)
+        return _naive_sums(exchanged(rest, which, changing), bag)
 
-    return [jax.jvp(sums, [rest[place] for place in which], changes)[1]]
+    return jax.jvp(sums, [rest[place] for place in which], changes)[1]
 
 
 def _naive_gradients(gradient: jax.Array, *operands: jax.Array, bag: _Bag) -> list[jax.Array]:
     which = range(bag.linear)
 
     def sums(*changing: jax.Array) -> jax.Array:
-        return _naive_sums(_exchanged(operands, which, changing), bag)
+        return _naive_sums(exchanged(operands, which, changing), bag)
 
     return list(jax.vjp(sums, *operands[: bag.linear])[1](gradient))
 
@@ -197,34 +188,37 @@ def _naive_sums(operands: Sequence[jax.Array], bag: _Bag) -> jax.Array:
     return naive_bag(cores, bag.config.shape, ids, offsets, weights)
 
 
-def _exchanged(operands: Sequence[jax.Array], which: Sequence[int], others: Sequence[jax.Array]) -> list[jax.Array]:
-    exchanged = list(operands)
-    for place, other in zip(which, others, strict=True):
-        exchanged[place] = other
-    return exchanged
-
-
-_sums = ProgramPrimitive("jrec_tt_bags", _sums_run)
+_sums = ProgramPrimitive("jrec_tt_bags", _forward)
 _tangent = ProgramPrimitive("jrec_tt_bags_tangent", _tangent_run)
 _gradients = ProgramPrimitive("jrec_tt_bags_gradients", _gradients_run)
 _tangent.differentiated_as(_naive_tangent)
 _gradients.differentiated_as(_naive_gradients)
 
 
-def _sums_jvp(primals: Any, tangents: Any, *, bag: _Bag, batch: Batch, jaxpr: ClosedJaxpr) -> tuple[Any, Any]:
+def _sums_jvp(
+    primals: Any, tangents: Any, *, bag: _Bag, batch: Batch, jaxpr: ClosedJaxpr, structure: Any
+) -> tuple[Any, Any]:
     """The tangent takes the changes, the operands, and the forward pass's residuals, which only its transpose reads."""
-    results = _sums.primitive.bind(*primals, bag=bag, batch=batch, jaxpr=jaxpr)
+    results = _sums.primitive.bind(*primals, bag=bag, batch=batch, jaxpr=jaxpr, structure=structure)
+    _, left = structure.children()
     which = tuple(i for i in range(bag.linear) if not isinstance(tangents[i], ad.Zero))
     levels = tuple((*(flags[i] for i in which), *flags, *[True] * (len(results) - 1)) for flags in batch)
     changes = [tangents[i] for i in which]
-    (change,) = _tangent(*changes, *primals, *results[1:], bag=bag, which=which, batch=levels)
+    bag = dataclasses.replace(bag, residuals=left)
+    change = _tangent(*changes, *primals, *results[1:], bag=bag, which=which, batch=levels)
     return results, [change, *map(no_tangent, results[1:])]
 
 
 def _tangent_transpose(
-    cotangents: Any, *operands: Any, bag: _Bag, which: tuple[int, ...], batch: Batch, jaxpr: ClosedJaxpr
+    cotangents: Any,
+    *operands: Any,
+    bag: _Bag,
+    which: tuple[int, ...],
+    batch: Batch,
+    jaxpr: ClosedJaxpr,
+    structure: Any,
 ) -> list[Any]:
-    del jaxpr
+    del jaxpr, structure
     (gradient,), rest = cotangents, operands[len(which) :]
     none: list[Any] = [None] * len(rest)
     if isinstance(gradient, ad.Zero):
