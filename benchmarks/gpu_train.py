@@ -73,8 +73,9 @@ def measure(report: harness.Report, name: str, *, tiny: bool) -> None:
             "evaluate.baselines": "off", "evaluate.batches": 1, "log.every_steps": max(1, steps // 30),
             "log.tensorboard": False, "log.progress": "off",
         }  # fmt: skip
+        # TOML writes strings, numbers and booleans as JSON does.
         with Watch() as watch:
-            _jrec("train", f"configs/{config}", *(f"{key}={_toml(value)}" for key, value in overrides.items()))
+            _jrec("train", f"configs/{config}", *(f"{key}={json.dumps(value)}" for key, value in overrides.items()))
         lines = [json.loads(line) for line in (run / "timing.jsonl").read_text().splitlines()]
     rates = [line["examples_per_second"] for line in lines if line.get("split") == "train"]
     steady = rates[len(rates) // 3 :]  # what is compiled, and files read for the first time, are in the first ones
@@ -83,10 +84,6 @@ def measure(report: harness.Report, name: str, *, tiny: bool) -> None:
     report.add(case, "training", statistics.median(steady), "examples/s", details=details)
     if working := [busy for busy in watch.busy if busy > 0]:
         report.add(case, "GPU busy while training", statistics.median(working), "%", details={"looks": len(working)})
-
-
-def _toml(value: object) -> str:
-    return json.dumps(value)  # TOML writes strings, numbers and booleans as JSON does
 
 
 def _jrec(*words: str) -> None:

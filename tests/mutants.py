@@ -41,15 +41,15 @@ def places(mutant: dict, root: pathlib.Path) -> list[tuple[pathlib.Path, int]]:
     return found
 
 
-def fault(mutant: dict, root: pathlib.Path = ROOT) -> str | None:
+def fault(mutant: dict) -> str | None:
     """Why a mutant cannot be applied: its line went, or stands in several places."""
-    found = places(mutant, root)
+    found = places(mutant, ROOT)
     if not found:
         return f"{mutant['name']}: no file of jrec/ has the line {mutant['old']!r}; name the one that does its work now"
     if len(found) > 1 and not mutant.get("all"):
-        where = ", ".join(f"{file.relative_to(root)}:{number + 1}" for file, number in found)
+        where = ", ".join(f"{file.relative_to(ROOT)}:{number + 1}" for file, number in found)
         return f"{mutant['name']}: the line stands at {where}; give its file"
-    missing = [name for name in mutant["tests"] if not (root / "tests" / f"{name}.py").is_file()]
+    missing = [name for name in mutant["tests"] if not (ROOT / "tests" / f"{name}.py").is_file()]
     return f"{mutant['name']}: tests/{missing[0]}.py is missing" if missing else None
 
 

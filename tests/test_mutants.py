@@ -32,7 +32,6 @@ def test_outcomes_are_kept(monkeypatch, tmp_path, new, outcome):
     table = [{"name": "m", "old": "lr: float = 0.1", "new": new, "tests": ["test_one"]}]
     monkeypatch.setattr(mutants, "ROOT", tmp_path)
     monkeypatch.setattr(mutants, "table", lambda: table)
-    monkeypatch.setattr(mutants.fault, "__defaults__", (tmp_path,))
     monkeypatch.setattr(sys, "argv", ["mutants", "--out", str(tmp_path / "out.json")])
     with pytest.raises(SystemExit) as ended:
         mutants.main()

@@ -53,7 +53,7 @@ class Sent:
 
         Args:
           route: The route of the device's part of the batch, without the axis of devices.
-              kind: How sums will travel; lookups are always padded.
+          kind: How sums will travel; lookups are always padded.
         """
         devices, lookups = route.rows.shape
         begin = swap_padded(route.starts)
