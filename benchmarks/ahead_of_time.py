@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import importlib.util
 import os
+import pathlib
 import re
 import tempfile
 from collections.abc import Callable, Iterator
@@ -104,6 +105,14 @@ class CompiledKernel:
     grid: int
     launches: int
 
+    def assembled_by(self, assembler: pathlib.Path) -> CompiledKernel:
+        """The same code as another ptxas assembles it.
+
+        Raises:
+          RuntimeError: Where that ptxas is missing, or refuses the code.
+        """
+        return dataclasses.replace(self, **_assembled(self.ptx, assembler))
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Program:
@@ -189,16 +198,23 @@ def _kernel(ptx: str, host: str, launches: int) -> CompiledKernel:
         raise RuntimeError(f"Mosaic's dump has changed its form: no entry or launch in {ptx[:200]!r}, {host[:200]!r}")
     # Grid, cluster and block, three numbers each, then dynamic shared memory.
     numbers = [int(n) for n in re.findall(r"i32 (\d+)", launched[1])]
-    assembled = ptxas.assemble(ptx)
-    report = assembled.report
     return CompiledKernel(
         name=entry[1],
         ptx=ptx,
-        registers=report.registers,
-        spills=report.spill_store_bytes + report.spill_load_bytes,
-        stack_bytes=report.stack_bytes,
-        shared_bytes=report.shared_bytes + numbers[9],
-        instructions=assembled.instructions,
+        shared_bytes=ptxas.assemble(ptx).report.shared_bytes + numbers[9],
         grid=numbers[0] * numbers[1] * numbers[2],
         launches=launches,
+        **_assembled(ptx, None),
     )
+
+
+def _assembled(ptx: str, assembler: pathlib.Path | None) -> dict[str, int]:
+    """What a ptxas decides: the code's registers, spills, stack and instructions."""
+    assembled = ptxas.assemble(ptx, assembler)
+    report = assembled.report
+    return {
+        "registers": report.registers,
+        "spills": report.spill_store_bytes + report.spill_load_bytes,
+        "stack_bytes": report.stack_bytes,
+        "instructions": assembled.instructions,
+    }

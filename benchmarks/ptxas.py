@@ -76,19 +76,38 @@ def tool(name: str) -> pathlib.Path:
     )
 
 
-@functools.lru_cache(maxsize=256)
-def assemble(ptx: str) -> Assembled:
+@functools.cache
+def version(assembler: pathlib.Path) -> str:
+    """A ptxas's version, such as "13.0.88".
+
+    Raises:
+      RuntimeError: Where it does not say.
+    """
+    text = subprocess.run([assembler, "--version"], capture_output=True, text=True).stdout
+    found = re.search(r"\bV(\d+\.\d+\.\d+)", text)
+    if found is None:
+        raise RuntimeError(f"{assembler} --version reports in an unknown form: {text!r}")
+    return found[1]
+
+
+@functools.lru_cache(maxsize=512)
+def assemble(ptx: str, assembler: pathlib.Path | None = None) -> Assembled:
     """Assembles one kernel for an H200.
+
+    Args:
+      ptx: The kernel's code.
+      assembler: The ptxas to run, or None for this environment's.
 
     Raises:
       RuntimeError: Where ptxas is missing, or refuses the code.
     """
+    program = assembler or tool("ptxas")
     with tempfile.TemporaryDirectory() as folder:
         source, binary = pathlib.Path(folder, "kernel.ptx"), pathlib.Path(folder, "kernel.cubin")
         source.write_text(ptx)
-        done = subprocess.run([tool("ptxas"), *_OPTIONS, source, "-o", binary], capture_output=True, text=True)
+        done = subprocess.run([program, *_OPTIONS, source, "-o", binary], capture_output=True, text=True)
         if done.returncode:
-            raise RuntimeError(f"ptxas refuses a kernel: {done.stderr.strip()}")
+            raise RuntimeError(f"{program} refuses a kernel: {done.stderr.strip()}")
         return Assembled(cubin=binary.read_bytes(), report=parse_report(done.stdout + done.stderr))
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import os
+import pathlib
 import re
 from unittest import mock
 
@@ -20,14 +22,14 @@ import jrec.pallas.launch
 import jrec.pallas.row_update
 import jrec.pallas.tt.product
 import jrec.pallas.tt.reduce
-from benchmarks import ahead_of_time
+from benchmarks import ahead_of_time, ptxas
 from benchmarks.ahead_of_time import CompiledKernel, Program, compile_for_h200, compile_program, dumped_ptx, shape
 from jrec.pallas.launch import launch
 
 mesh, sharding = ahead_of_time.mesh, ahead_of_time.sharding
 
-compiled_variants: list[str] = []
-"""Of the test that runs; ``conftest`` reports how many all tests compiled."""
+compiled_variants: list[tuple[str, int, int]] = []
+"""Name, registers, and registers by the other ptxas (0 without one) of the kernels of the test that runs."""
 
 
 def needs_environment() -> pytest.MarkDecorator:
@@ -37,6 +39,13 @@ def needs_environment() -> pytest.MarkDecorator:
         reason="compiling for an H200 needs jax[cuda13]: run -m aot with JAX_SKIP_CUDA_CONSTRAINTS_CHECK=1 in an"
         " environment made by scripts/setup.sh .venv-aot requirements/aot.txt",
     )
+
+
+@functools.cache
+def other_ptxas() -> pathlib.Path | None:
+    """The ptxas that JREC_OTHER_PTXAS names: GPU machines have an older one than ``requirements/aot.txt``."""
+    named = os.environ.get("JREC_OTHER_PTXAS")
+    return pathlib.Path(named) if named else None
 
 
 @contextlib.contextmanager
@@ -126,7 +135,7 @@ def compile_checked(name, function, *arguments, **options) -> tuple[jax.stages.C
 
 
 def check_program(name, function, *arguments, **options) -> Program:
-    """Compiles for an H200, counts the kernels, and checks what holds for every one of them.
+    """Compiles for an H200, counts the kernels, and checks what holds for every one of them, by both ptxas.
 
     Args:
       name: What is compiled, for the count and for messages.
@@ -135,9 +144,13 @@ def check_program(name, function, *arguments, **options) -> Program:
       **options: Options of ``jax.jit``.
     """
     program = compile_program(function, *arguments, **options)
+    other = other_ptxas()
     for kernel in program.kernels:
-        compiled_variants.append(f"{name} {kernel.name}")
         check_kernel(name, kernel)
+        again = kernel.assembled_by(other) if other else None
+        if again:
+            check_kernel(f"{name}, by ptxas {ptxas.version(other)}", again)
+        compiled_variants.append((kernel.name, kernel.registers, again.registers if again else 0))
     return program
 
 

@@ -78,7 +78,7 @@ def _compiled_variants(request, record_property):
     if request.node.get_closest_marker("aot"):
         import aot
 
-        record_property(VARIANTS, len(aot.compiled_variants))
+        record_property(VARIANTS, list(aot.compiled_variants))
         aot.compiled_variants.clear()
 
 
@@ -95,8 +95,21 @@ def pytest_unconfigure():
 def pytest_terminal_summary(terminalreporter):
     """Says how many tests lacked real logs, and how many kernels were compiled, by this process or by workers."""
     reports = [report for of in terminalreporter.stats.values() for report in of if hasattr(report, "user_properties")]
-    if compiled := [count for report in reports for name, count in report.user_properties if name == VARIANTS]:
-        terminalreporter.write_line(f"{sum(compiled)} {VARIANTS}")
+    if compiled := [found for report in reports for name, found in report.user_properties if name == VARIANTS]:
+        _registers(terminalreporter, [tuple(variant) for found in compiled for variant in found])
     skipped = [report for report in terminalreporter.stats.get("skipped", ()) if NO_SHARED_DATA in str(report.longrepr)]
     if skipped:
         terminalreporter.write_line(f"{len(skipped)} tests of real logs were skipped: {NO_SHARED_DATA}")
+
+
+def _registers(terminalreporter, variants):
+    """A line a kernel: its variants, and the registers that they take, by the other ptxas too where there is one."""
+    terminalreporter.write_line(f"{len(variants)} {VARIANTS}")
+    for kernel in sorted({name for name, *_ in variants}):
+        ours, theirs = zip(*((ours, theirs) for name, ours, theirs in variants if name == kernel), strict=True)
+        line = f"{kernel:30} {len(ours):4} variants, {min(ours):3} to {max(ours):3} registers"
+        if any(theirs):
+            more = sum(b > a for a, b in zip(ours, theirs, strict=True))
+            fewer = sum(b < a for a, b in zip(ours, theirs, strict=True))
+            line += f"; by the other ptxas {min(theirs):3} to {max(theirs):3}, more in {more}, fewer in {fewer}"
+        terminalreporter.write_line(line)

@@ -69,6 +69,41 @@ def test_the_report_is_that_of_the_assembler_that_xla_runs(monkeypatch, capfd):
     assert ptxas.assemble(ptx).report == ptxas.parse_report(printed[printed.index("ptxas info") :])
 
 
+@pytest.mark.skipif(aot.other_ptxas() is None, reason="JREC_OTHER_PTXAS names no other ptxas; see CONTRIBUTING.md")
+def test_the_ptxas_of_gpu_machines_takes_as_many_registers():
+    """Of a training step's kernels. Registers are given out by eights, and decide how many threads run at once."""
+
+    def step(table, total, ids):
+        activations, residuals = ops.lookup({"t": table}, {"t": ops.Bags(ids=ids)}, implementation="pallas")
+        return ops.apply_gradients(
+            ops.RowWiseAdagrad(learning_rate=0.1), {"t": table}, {"t": {"sum": total}}, residuals, activations,
+            implementation="pallas",
+        )  # fmt: skip
+
+    other = aot.other_ptxas()
+    assert ptxas.version(other) != ptxas.version(ptxas.tool("ptxas"))
+    arguments = aot.shape((50_000, 64)), aot.shape((50_000,)), aot.shape((BAGS, LENGTH), jnp.int32)
+    kernels = aot.check_program("step", step, *arguments, donate_argnums=(0, 1)).kernels
+    assert {kernel.name for kernel in kernels} >= {"gather_reduce_padded", "cast_write", "casted_update_long"}
+    eights = {kernel.name: -(-kernel.registers // 8) for kernel in kernels}
+    assert {kernel.name: -(-kernel.assembled_by(other).registers // 8) for kernel in kernels} == eights
+
+
+def test_a_kernel_that_only_the_other_ptxas_refuses(monkeypatch):
+    """Every kernel that a test compiles is seen by both."""
+    seen = []
+
+    def assembled_by(kernel, path):
+        seen.append(path)
+        return dataclasses.replace(kernel, spills=8)
+
+    monkeypatch.setattr(aot, "other_ptxas", lambda: ptxas.tool("ptxas"))
+    monkeypatch.setattr(ahead_of_time.CompiledKernel, "assembled_by", assembled_by)
+    with pytest.raises(AssertionError, match=r"modest, by ptxas [\d.]+: gather_reduce_padded spills 8 bytes"):
+        aot.check_program("modest", _gather(TuningConfig(chunks=1, unroll=2, split=32)), *_arguments())
+    assert seen == [ptxas.tool("ptxas")]
+
+
 @pytest.mark.parametrize("text", ["", "ptxas info    : Used 40 registers, used 1 barriers"])
 def test_a_report_of_another_form_is_an_error(text):
     with pytest.raises(RuntimeError, match="unknown form"):

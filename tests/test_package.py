@@ -15,7 +15,7 @@ import jrec
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-PINNED = ("dev", "docs", "aot", "build", "peers", "peers-fbgemm", "uv")
+PINNED = ("dev", "docs", "aot", "ptxas", "build", "peers", "peers-fbgemm", "uv")
 HEAVY = (
     "numba",
     "pyarrow",
