@@ -22,7 +22,7 @@ KEY = jax.random.key_data(jax.random.key(3, impl="threefry2x32"))
 
 def checked(name):
     """A public operation that raises TypeCheckError where its annotations do not hold."""
-    return jaxtyping.jaxtyped(DOORS[name], typechecker=beartype.beartype)
+    return jaxtyping.jaxtyped(inspect.unwrap(DOORS[name]), typechecker=beartype.beartype)
 
 
 def bare(hint):

@@ -1,5 +1,6 @@
 """Tables divided by rows under plain ``jit``: each device works on its own rows, and no device gathers the table."""
 
+import contextlib
 import functools
 import math
 import re
@@ -8,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jrec import ops
@@ -229,8 +230,100 @@ def test_other_axes_of_a_shard_map_are_left_to_xla(rng):
     np.testing.assert_allclose(got, ops.gather_reduce(table, bags.ids), rtol=1e-5, atol=1e-6)
 
 
-def test_explicit_axes_are_refused_by_name(rng):
-    mesh = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,))
-    table = jax.device_put(_table(rng), NamedSharding(mesh, P("x", None)))
-    with pytest.raises(ValueError, match=r"divided over explicit axes, float32\[400@x,8\].* jax.shard_map"):
-        jax.jit(ops.gather_reduce)(table, _bags(rng, ragged=False).ids)
+@pytest.fixture(params=[False, True], ids=["types alone", "set_mesh"])
+def explicit(request):
+    """A mesh of Explicit axes, and whether it is set or only known from the arrays' types."""
+    mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(AxisType.Explicit,) * 2)
+    with jax.set_mesh(mesh) if request.param else contextlib.nullcontext():
+        yield mesh
+
+
+def _types(tree):
+    return jax.tree.map(lambda x: jax.typeof(x).str_short(short_dtypes=True), tree)
+
+
+@pytest.mark.parametrize("implementation", [None, "xla"])
+def test_a_step_over_explicit_axes(implementation, explicit, rng):
+    """Bags over one, rows over the other: results are divided as ids and tables are, and no table is gathered."""
+    table, bags, options = _table(rng), _bags(rng, ragged=False), {"implementation": implementation}
+
+    def step(table, slots, bags):
+        activations, residuals = ops.lookup({"t": table}, {"t": bags}, **options)
+        gradients = jax.tree.map(jnp.cos, activations)
+        norm = ops.squared_gradient_norm(residuals, gradients, **options)
+        new = ops.apply_gradients(OPTIMIZER, {"t": table}, {"t": slots}, residuals, gradients, **options)
+        of_table = jax.grad(lambda t: jnp.sum(jnp.sin(ops.embedding_bag(t, bags.ids, weights=bags.weights, **options))))
+        return activations["t"], norm, new, of_table(table)
+
+    slots = OPTIMIZER.init(table)
+    divided = (*_divided(explicit, (table, slots), "y", None), _divided(explicit, bags, "x", None))
+    compiled, got = _run(step, divided, (table, slots, bags), rtol=1e-4)
+    _assert_nothing_of_the_tables_size(compiled)
+    activations, norm, state, gradient = _types(got)
+    assert (activations, norm) == ("f32[16@x,8]", "f32[]")
+    assert {*jax.tree.leaves(state), gradient} == {"f32[400@y,8]"}
+
+
+@pytest.mark.parametrize("form", ["ids of one", "ragged", "several features"])
+def test_forms_and_columns_over_explicit_axes(form, explicit, rng):
+    table, ids, offsets = _table(rng), jnp.asarray(rng.integers(0, ROWS, 16), jnp.int32), None
+    if form == "ragged":
+        offsets = jnp.asarray([0, 3, 3, 16], jnp.int32)
+    if form == "several features":
+        ids = ids.reshape(4, 2, 2)
+    on = (_divided(explicit, table, None, "y"), _divided(explicit, ids, "x", None, None))
+    got = jax.jit(ops.embedding_bag)(*on, offsets)
+    np.testing.assert_allclose(got, ops.embedding_bag(table, ids, offsets), rtol=1e-5)
+    of_form = {"ids of one": "16@x,8@y", "ragged": "3,8@y", "several features": "4@x,2,8@y"}
+    assert _types(got) == f"f32[{of_form[form]}]"
+    if offsets is None:  # the axis is the bags'
+        on = (_divided(explicit, table, None, "x"), on[1])
+        assert _types(ops.embedding_bag(*on)) == f"f32[{of_form[form].replace('@y', '')}]"
+
+
+@pytest.mark.parametrize("implementation", [None, pytest.param("xla", marks=SLOW)])
+def test_a_cached_tensor_train_over_explicit_axes(implementation, explicit, rng):
+    shape, config = ops.TTShape.search(ROWS, DIM, ranks=2), ops.TTCacheConfig(cache_rows=4, warmup_steps=1)
+    cores, bags = ops.tt_init(shape, jax.random.key(0)), _bags(rng, ragged=False)
+    cache, slots = ops.tt_cache_init(config, shape, OPTIMIZER), ops.tt_init_slots(OPTIMIZER, cores)
+    options = {"implementation": implementation}
+
+    def step(cores, slots, cache, bags):
+        activations, left = ops.tt_cached_lookup(cores, cache, shape, bags, **options)
+        cores, slots, cache = ops.tt_cached_apply_gradients(
+            OPTIMIZER, cores, slots, cache, shape, left, jnp.cos(activations), **options
+        )
+        cache = ops.tt_cache_step(config, OPTIMIZER, cores, cache, shape, left.cast, step=0, **options)
+        again, left = ops.tt_lookup(cores, shape, bags, **options)
+        return activations, cores, slots, cache, again, ops.tt_core_gradients(cores, shape, left, again, **options)
+
+    _, got = _run(step, (cores, slots, cache, _divided(explicit, bags, "x", None)), (cores, slots, cache, bags), 1e-4)
+    assert _types((got[0], got[4])) == ("f32[16@x,8]",) * 2
+
+
+def test_vmap_over_what_an_explicit_axis_divides(explicit, rng):
+    """The bags' own types have no axis then."""
+    table, ids = _table(rng), jnp.stack([_bags(rng, ragged=False).ids for _ in range(4)])
+    lookup = jax.vmap(ops.embedding_bag, in_axes=(None, 0))
+    _, got = _run(lookup, (_divided(explicit, table), _divided(explicit, ids, "x", None, None)), (table, ids))
+    assert _types(got) == "f32[4@x,16,8]"
+
+
+def test_explicit_axes_beside_those_of_a_shard_map(explicit, rng):
+    table, ids = _table(rng), _bags(rng, ragged=False).ids
+    over = {"in_specs": (P(), P("y")), "out_specs": P("y"), "axis_names": {"y"}}
+    lookup = jax.shard_map(ops.embedding_bag, mesh=explicit, **over)
+    on = (_divided(explicit, table), _divided(explicit, ids, ("y", "x"), None))
+    _run(lookup, on, (table, ids))
+
+
+def test_errors_over_explicit_axes_are_the_ops_own(explicit, rng):
+    table, ids = _table(rng), _bags(rng, ragged=False).ids
+    on = (_divided(explicit, table, "y", None), _divided(explicit, ids, "x", None))
+    for call, match in (
+        (lambda: ops.lookup({"t": on[0]}, {"t": on[1]}), "bags must be jrec.Bags"),
+        (lambda: ops.embedding_bag(on[0], on[1].astype(jnp.float32)), "ids must be integers"),
+        (lambda: ops.embedding_bag(on[0], on[1] + ROWS), "but the table has 400 rows"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            call()

@@ -43,7 +43,8 @@ def partitioned(run: Run, plan: Callable[[Mesh, Any, Any], _Plan], rule: str, **
                 raise ValueError("jrec's native kernels know no mesh here; run them inside jax.shard_map")
             device, outs, ins = plan(mesh, tuple(arguments), of_results)
             outs = tuple(NamedSharding(mesh, spec) for spec in outs)
-            return mesh, device, outs if many else outs[0], tuple(NamedSharding(mesh, spec) for spec in ins)
+            ins = tuple(NamedSharding(mesh, spec) for spec in ins)
+            return mesh, _outside_of_meshes(device), outs if many else outs[0], ins
 
         def replicated(mesh: Mesh, arguments: Any, results: Any) -> Any:
             return jax.tree.map(lambda _: NamedSharding(mesh, PartitionSpec()), results)
@@ -57,6 +58,16 @@ def partitioned(run: Run, plan: Callable[[Mesh, Any, Any], _Plan], rule: str, **
         return out, jax.tree.map(lambda _: True, out)
 
     return call
+
+
+def _outside_of_meshes(device: Run) -> Run:
+    """What a device does, traced as its program: not under the axes of the mesh that ``jax.set_mesh`` has set."""
+
+    def run(*operands: jax.Array) -> Any:
+        with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+            return device(*operands)
+
+    return run
 
 
 def rules_apply(operands: Sequence[Any]) -> bool:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jrec.ops.arrays import AnyBagged, AnyIds, AnyOffsets, AnyWeights, Table
 from jrec.ops.dispatch import Implementation
 from jrec.ops.doors import checked_table
+from jrec.ops.explicit_axes import auto_inside, like_bags
 from jrec.ops.forms import formed
 from jrec.ops.gather_reduce import lookup_of_table, segment_of_entries
 from jrec.ops.offsets import nan_unless, whole_bags, within_bags
@@ -19,6 +20,7 @@ from jrec.ops.sizes import larger
 Combiner = Literal["sum", "mean", "sqrtn", "max"]
 
 
+@auto_inside(lambda table, ids, offsets=None, **_: like_bags(ids, offsets, table))
 def embedding_bag(
     table: Table,
     ids: AnyIds,

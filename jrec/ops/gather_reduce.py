@@ -16,6 +16,7 @@ from jax.custom_derivatives import SymbolicZero
 from jrec.ops.arrays import Bagged, Ids, Offsets, Table, Weights
 from jrec.ops.dispatch import Call, Implementation, dispatch_together
 from jrec.ops.doors import array, checked_table
+from jrec.ops.explicit_axes import auto_inside, like_bags
 from jrec.ops.gather_reduce_xla import run_in_xla
 from jrec.ops.gather_reduce_xla import segment_of_entries as segment_of_entries
 from jrec.ops.gather_reduce_xla import take_rows as take_rows
@@ -24,6 +25,7 @@ from jrec.ops.undivided import undivided
 from jrec.ops.verdicts import KernelClass
 
 
+@auto_inside(lambda source, indices, offsets=None, **_: like_bags(indices, offsets, source))
 def gather_reduce(
     source: Table,
     indices: Ids,
@@ -74,7 +76,6 @@ def gather_reduce_call(
     """One of several for ``gather_reduce_together``; see ``gather_reduce`` for arguments and errors."""
     check_segments(indices, offsets, weights, name="indices")
     source = checked_table(source, "source")
-    _check_rows_not_explicit(source)
     return _call(source, indices, offsets, weights)
 
 
@@ -157,15 +158,6 @@ def check_segments(
         )
     if offsets is not None:
         check_concrete_offsets(offsets, indices.shape[0], name=name)
-
-
-def _check_rows_not_explicit(source: jax.Array) -> None:
-    """Raises ValueError where the array's type says that a mesh's explicit axes divide its rows."""
-    if any(axes is not None for axes in jax.typeof(source).sharding.spec[:1]):
-        raise ValueError(
-            f"the rows are divided over explicit axes, {jax.typeof(source)}, which jrec's ops do not follow; call them"
-            " inside jax.shard_map, or divide the rows over axes of jax.sharding.AxisType.Auto"
-        )
 
 
 def _native(source: jax.Array, indices: jax.Array, offsets: jax.Array | None, weights: jax.Array | None) -> jax.Array:

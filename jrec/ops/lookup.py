@@ -17,6 +17,7 @@ from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
 from jrec.ops import rounding
 from jrec.ops.arrays import Activations, Count, RoundingKey, Scalar, Scale, Slots, Step, Tables
@@ -29,6 +30,7 @@ from jrec.ops.doors import (
     checked_step,
     checked_table,
 )
+from jrec.ops.explicit_axes import auto_inside, like, like_bags
 from jrec.ops.forms import formed_bags
 from jrec.ops.gather_reduce import gather_reduce_call, gather_reduce_together
 from jrec.ops.row_update import casted_gather_reduce, casted_update_call, casted_update_together
@@ -52,6 +54,7 @@ class Residuals:
     dtype: str | None = known()
 
 
+@auto_inside(lambda tables, bags, **_: (_like_bags_of(tables, bags), PartitionSpec()))
 def lookup(
     tables: Mapping[str, Tables],
     bags: Mapping[str, Bags],
@@ -108,6 +111,12 @@ def rows_left_out(residuals: Mapping[str, Residuals]) -> dict[str, Count]:
     return {name: jnp.maximum(cast.num_unique - cast.rows.shape[0], 0) for name, cast in casts.items()}
 
 
+@auto_inside(
+    lambda optimizer, tables, slots, *_, **__: (
+        like(dict(tables)),
+        like({name: dict(of) for name, of in slots.items()}),
+    )
+)
 def apply_gradients(
     optimizer: RowOptimizers,
     tables: Mapping[str, Tables],
@@ -181,6 +190,7 @@ def apply_gradients(
     return new_tables, {name: new_slots for name, (_, new_slots) in updated.items()}
 
 
+@auto_inside(lambda *_, **__: PartitionSpec())
 def squared_gradient_norm(
     residuals: Mapping[str, Residuals],
     gradients: Mapping[str, Activations],
@@ -234,6 +244,10 @@ def init_slots(optimizer: RowOptimizers, tables: Mapping[str, Tables]) -> dict[s
             rule = None if own[name] is None else checked_optimizer(own[name])
             slots[name] = {} if rule is None else rule.init(checked_table(table))
     return slots
+
+
+def _like_bags_of(tables: Mapping[str, jax.Array], bags: Mapping[str, Bags]) -> dict[str, PartitionSpec]:
+    return {name: like_bags(bags[name].ids, bags[name].offsets, table) for name, table in tables.items()}
 
 
 def _checked(residuals: Residuals) -> Residuals:

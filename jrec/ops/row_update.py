@@ -22,6 +22,7 @@ from jrec.ops.doors import (
     checked_table,
     checked_weights,
 )
+from jrec.ops.explicit_axes import auto_inside, like
 from jrec.ops.gather_reduce import gather_reduce
 from jrec.ops.row_update_xla import update_rows
 from jrec.ops.storage import real_dim
@@ -31,6 +32,7 @@ from jrec.ops.verdicts import KernelClass
 from jrec.row_optimizers import RowOptimizer, Slots
 
 
+@auto_inside(lambda optimizer, table, slots, *_, **__: like((table, slots)))
 def row_update(
     optimizer: RowOptimizer,
     table: Table,
@@ -111,6 +113,7 @@ def row_update(
     )
 
 
+@auto_inside(lambda optimizer, table, slots, *_, **__: like((table, slots)))
 def casted_update(
     optimizer: RowOptimizer,
     table: Table,

@@ -7,10 +7,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
 from jrec.ops.arrays import Ids, Offsets
 from jrec.ops.dispatch import Implementation, dispatch
 from jrec.ops.doors import check_count, checked_cast
+from jrec.ops.explicit_axes import auto_inside
 from jrec.ops.gather_reduce import check_segments, segment_of_entries
 from jrec.ops.offsets import well_formed, within_bags
 from jrec.ops.platforms import cpu_or_other
@@ -19,6 +21,7 @@ from jrec.ops.types import Bags, Cast
 from jrec.ops.verdicts import CAST
 
 
+@auto_inside(lambda *_, **__: PartitionSpec())
 def tensor_cast(
     ids: Ids,
     offsets: Offsets | None = None,

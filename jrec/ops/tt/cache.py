@@ -25,10 +25,12 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
 from jrec.ops.arrays import Bagged, RoundingKey, Scale, Slots, Step
 from jrec.ops.dispatch import Implementation
 from jrec.ops.doors import INT32, checked, checked_cast, checked_step
+from jrec.ops.explicit_axes import auto_inside, like, like_bags
 from jrec.ops.forms import formed_bags
 from jrec.ops.gather_reduce import check_segments, gather_reduce
 from jrec.ops.row_optimizers import RowOptimizer
@@ -127,6 +129,7 @@ def tt_cache_init(config: TTCacheConfig, shape: TTShape, optimizer: RowOptimizer
     )
 
 
+@auto_inside(lambda config, optimizer, cores, cache, *_, **__: like(cache))
 def tt_cache_step(
     config: TTCacheConfig,
     optimizer: RowOptimizer,
@@ -180,6 +183,7 @@ def tt_cache_step(
     return _only_if(refreshes, refreshed, dataclasses.replace(cache, tracker=tracker))
 
 
+@auto_inside(lambda optimizer, cores, cache, *_, **__: like(cache))
 def tt_cache_refresh(
     optimizer: RowOptimizer,
     cores: Cores,
@@ -277,6 +281,7 @@ class TTCachedResiduals:
     lookups: jax.Array
 
 
+@auto_inside(lambda cores, cache, shape, bags, **_: (like_bags(bags.ids, bags.offsets), PartitionSpec()))
 def tt_cached_lookup(
     cores: Cores,
     cache: TTCache,
@@ -335,6 +340,7 @@ def tt_cached_lookup(
     )
 
 
+@auto_inside(lambda optimizer, cores, slots, cache, *_, **__: like((tuple(cores), tuple(slots), cache)))
 def tt_cached_apply_gradients(
     optimizer: RowOptimizer,
     cores: Cores,

@@ -21,6 +21,7 @@ from jrec.ops.arrays import AnyBagged, AnyIds, AnyOffsets, AnyWeights
 from jrec.ops.bag_sums import bag_weight_gradient
 from jrec.ops.dispatch import Implementation
 from jrec.ops.embedding_bag import Combiner, check_combiner, max_of_bags, normalized_weights
+from jrec.ops.explicit_axes import auto_inside, like_bags
 from jrec.ops.forms import formed
 from jrec.ops.program_primitive import Batch, ProgramPrimitive, exchanged, no_tangent, summed_over
 from jrec.ops.tt.contract import TTResiduals, naive_bag
@@ -31,6 +32,7 @@ from jrec.ops.tt.products import expand
 from jrec.ops.tt.shape import TTShape, check_shape
 
 
+@auto_inside(lambda cores, shape, ids, offsets=None, **_: like_bags(ids, offsets))
 def tt_embedding_bag(
     cores: Cores,
     shape: TTShape,

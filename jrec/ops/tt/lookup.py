@@ -8,10 +8,12 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
 from jrec.ops.arrays import Bagged, RoundingKey, Scale, Slots, Step
 from jrec.ops.dispatch import IMPLEMENTATIONS, Implementation, native_unavailable
 from jrec.ops.doors import CORES, checked, checked_cast, checked_gradients, checked_scale, checked_step
+from jrec.ops.explicit_axes import auto_inside, like, like_bags
 from jrec.ops.forms import formed_bags
 from jrec.ops.gather_reduce import check_segments, gather_reduce
 from jrec.ops.row_optimizers import RowOptimizer
@@ -46,6 +48,7 @@ class LookupConfig:
     unique_capacity: int | None = None
 
 
+@auto_inside(lambda cores, shape, bags, **_: (like_bags(bags.ids, bags.offsets), PartitionSpec()))
 def tt_lookup(
     cores: Cores,
     shape: TTShape,
@@ -83,6 +86,7 @@ def tt_lookup(
     return forward(config, cores, bags.ids, bags.offsets, bags.weights, cast)
 
 
+@auto_inside(lambda cores, *_, **__: like(tuple(cores)))
 def tt_core_gradients(
     cores: Cores,
     shape: TTShape,
@@ -126,6 +130,7 @@ def tt_core_gradients(
     return _by_platform(config, "backward", residuals.index, run, (cores, residuals, gradients))
 
 
+@auto_inside(lambda optimizer, cores, slots, *_, **__: like((tuple(cores), tuple(slots))))
 def tt_apply_gradients(
     optimizer: RowOptimizer,
     cores: Cores,
