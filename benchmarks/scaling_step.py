@@ -175,7 +175,7 @@ def lowered(
     state, run = compile_run(*nnx.eval_shape(lambda: modules(setup)), mesh=mesh, communication=together)
     state = abstract(state, mesh, PartitionSpec())
     rows, placed = abstract_rows(setup, mesh), abstract(batch, mesh, PartitionSpec(AXIS))
-    return state, rows, run.step_on.trace(state, rows, {}, placed).lower(lowering_platforms=(platform,))  # type: ignore[attr-defined]
+    return state, rows, run.step_on.trace(state, rows, {}, placed).lower(lowering_platforms=(platform,))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ compile() { # OUTPUT ARGUMENTS...
 }
 
 compile requirements/dev.txt --universal --python-version 3.12 --group dev pyproject.toml "$@"
+compile requirements/newest.txt --universal --python-version 3.12 --group test-tools pyproject.toml --upgrade
 compile requirements/docs.txt --universal --python-version 3.12 --group docs "$@"
 compile requirements/aot.txt --python-platform linux --python-version 3.12 --group aot pyproject.toml "$@"
 echo "hatchling

@@ -158,16 +158,22 @@ def mesh_rows(placed: Placed, table: np.ndarray, slots: dict[str, np.ndarray]) -
 
 def retrieved(rows: MeshRows, route: Route, *, kind="padded") -> jax.Array:
     """(N, U, dim): what every device retrieves."""
-    on = mesh(route.own.rows.shape[0])
+    devices = route.own.rows.shape[0]
     rows = dataclasses.replace(rows, sharded_slots={}, replicated_slots={}, host_slots={})
+    run = retrieve_program(devices, kind=kind)
+    return run(*put((rows, route), (MeshRows.specs(None, host=True), PartitionSpec(AXIS)), mesh(devices)))
+
+
+def retrieve_program(devices, *, kind="padded"):
+    """The jitted lookup of (rows, route) without slots."""
 
     def body(rows, route):
         route = local_view(route)
         return retrieve(rows, route, Exchange.open(route.remote, shard_rows=rows.shard_rows, kind=kind))[None]
 
-    spec = (MeshRows.specs(None, host=True), PartitionSpec(AXIS))
-    run = jax.jit(jax.shard_map(body, mesh=on, in_specs=spec, out_specs=PartitionSpec(AXIS), check_vma=False))
-    return run(*put((rows, route), spec, on))
+    over = PartitionSpec(AXIS)
+    spec = (MeshRows.specs(None, host=True), over)
+    return jax.jit(jax.shard_map(body, mesh=mesh(devices), in_specs=spec, out_specs=over, check_vma=False))
 
 
 def update_program(optimizer, devices, *, kind="padded", stack=None, **how):

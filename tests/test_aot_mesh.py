@@ -57,7 +57,7 @@ def case(request):
     return make_case(KAGGLE, hosts=request.param)
 
 
-def make_case(workload, *, hosts=1, **how):
+def make_case(workload, *, hosts=1, compiler_options=None, **how):
     setup = dataclasses.replace(scaling_step.planned(workload, HARDWARE[hosts]), **how)
     partitioned = scaling_step.partitioned_of(setup, seed=0)
     (batch,) = scaling_step.mesh_batches(setup, [partitioned])
@@ -66,7 +66,7 @@ def make_case(workload, *, hosts=1, **how):
     ledger = scaling_bytes.ledger(setup, partitioned.parts, batch, state)
     padded = scaling_bytes.ledger(dataclasses.replace(setup, exchange="padded"), partitioned.parts, batch, state)
     buffers = sum(entry.moved for entry in padded)
-    return Case(setup, batch, ledger, buffers, state, rows, lowered.compile())
+    return Case(setup, batch, ledger, buffers, state, rows, lowered.compile(compiler_options))
 
 
 def _parameter(case, array):
@@ -107,6 +107,15 @@ def test_local_rows_do_not_wait_for_remote_ones(case):
     for array in (rows.sharded, rows.replicated):
         assert re.search(rf" fusion\(.*{_parameter(case, array)}\b", between), "a gather does not overlap"
     assert len(re.findall(r" all-(to-all|gather|reduce)[\w-]*\(", between)) == 1  # nothing else is on the network
+
+
+def test_replicas_gradients_take_the_network_after_the_answers():
+    """XLA would join the all-gather of the replicas' rows with those of logits, which wait for the forward pass."""
+    case = make_case(KAGGLE, compiler_options={"xla_gpu_all_gather_combine_threshold_bytes": 0})
+    count = DEVICES * case.batch.routes[case.setup.stack].replicated.rows.shape[-1]
+    (begin,) = [i for i, s in enumerate(case.lines) if re.search(rf"= .*s32\[{count}\].* all-gather-start\(", s)]
+    answered = next(i for i, s in enumerate(case.lines) if "all-to-all-done(" in s)
+    assert answered < begin
 
 
 def test_a_step_with_the_ragged_exchange():

@@ -232,7 +232,7 @@ def test_mistakes_in_the_file_name_the_file(tmp_path):
         '[data]\npath = "d"\nworkrs = 1': ["bad.toml", "unknown key data.workrs", "nearest valid key is data.workers"],
         '[data]\npath = "d"\nworkers = "two"': [
             "bad.toml",
-            "data.workers must be an integer at least 0 and at most 1024, but is 'two'",
+            "data.workers must be an integer at least 0 and at most 1024 or \"auto\", but is 'two'",
         ],
         "seed = 1": ["bad.toml", "data.path is missing", "a string", "data.path=VALUE"],
         "[data]\nworkers = 1": ["bad.toml", "data.path is missing"],

@@ -94,14 +94,14 @@ def train(config, *, resume=False):
         seen["run"] = self.run._state
         ends(self)
 
-    def step(self, ready, step_on):
+    def step(self, ready, step_on, metrics):
         if all(route.own is None for route in ready.prepared.routes.values()):  # a hot batch
             arguments = (self.state, self.rows, ready.host, ready.prepared)
             shape = functools.partial(
                 jax.tree.map, lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding)
             )
             seen["shapes"] = shape(arguments)
-        return steps(self, ready, step_on)
+        return steps(self, ready, step_on, metrics)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop._Training, "close", close)

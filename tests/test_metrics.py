@@ -5,6 +5,7 @@ import json
 
 import hypothesis.extra.numpy as hnp
 import hypothesis.strategies as st
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -186,9 +187,9 @@ def test_accumulator_keeps_no_view_of_a_reused_buffer():
 @given(scored_labels(max_size=200), st.sampled_from([1, 2, 64, 8192]))
 def test_running_auc_is_within_its_bound(data, bins):
     logits, labels = data
-    running = RunningAuc(bins=bins, decay=1.0)
+    running = RunningAuc.empty(bins=bins, decay=1.0)
     for half in (slice(0, None, 2), slice(1, None, 2)):
-        running.update(logits[half], labels[half])
+        running = running.updated(logits[half], labels[half], np.ones(len(labels[half])))
     exact = metrics.auc(logits, labels)
     if exact is None:
         assert running.value() is None
@@ -205,50 +206,63 @@ def test_running_auc_on_normal_logits_is_as_close_as_documented():
     random = np.random.default_rng(3)
     labels = random.random(20_000) < 0.25
     logits = random.normal(size=20_000) + labels
-    running = RunningAuc(decay=1.0)
-    running.update(logits, labels)
+    running = RunningAuc.empty(decay=1.0).updated(logits, labels, np.ones(20_000))
     assert running.error_bound() < 0.0006
     assert running.value() == pytest.approx(metrics.auc(logits, labels), abs=1e-4)
 
 
 def test_running_auc_forgets_by_its_decay():
-    running, weighted = RunningAuc(decay=0.5), []
+    running, weighted = RunningAuc.empty(decay=0.5), []
     random = np.random.default_rng(0)
     for age in reversed(range(4)):
         labels, logits = np.arange(64) % 2 == 0, np.round(random.normal(size=64), 1)
-        running.update(logits, labels)
+        running = running.updated(logits, labels, np.ones(64))
         weighted.append((logits, labels, np.full(64, 0.5**age)))
     logits, labels, weights = (np.concatenate(parts) for parts in zip(*weighted, strict=True))
     expected = sklearn.metrics.roc_auc_score(labels, logits, sample_weight=weights)
     assert running.value() == pytest.approx(expected, abs=1e-12)
 
 
-def test_running_auc_goes_on_bit_identically_after_a_restore():
+@pytest.mark.parametrize("devices", [None, 2])
+def test_running_auc_goes_on_bit_identically_after_a_restore(devices):
     random = np.random.default_rng(1)
-    batches = [(random.normal(size=32).astype(np.float32), random.random(32) < 0.3) for _ in range(50)]
-    through, stored = RunningAuc(bins=100), None
+    update = jax.jit(RunningAuc.updated if devices is None else jax.vmap(RunningAuc.updated))
+    shape = (32,) if devices is None else (devices, 32)
+    batches = [
+        (random.normal(size=shape).astype(np.float32), random.random(shape) < 0.3, np.ones(shape, np.float32))
+        for _ in range(50)
+    ]
+    through, stored = RunningAuc.empty(bins=100, devices=devices), None
     for i, batch in enumerate(batches):
-        through.update(*batch)
+        through = update(through, *batch)
         stored = through.state() if i == 24 else stored
-    resumed = RunningAuc(bins=100)
     assert stored is not None
-    resumed.restore({name: jnp.asarray(array) for name, array in stored.items()})  # as a checkpoint might
+    resumed = RunningAuc.empty(bins=100, devices=devices).restored(stored)
     for batch in batches[25:]:
-        resumed.update(*batch)
+        resumed = update(resumed, *batch)
     np.testing.assert_array_equal(resumed.state()["histograms"], through.state()["histograms"])
     assert resumed.value() == through.value()
-    with pytest.raises(ValueError, match=r"\(2, 200\), but this one is uint32 of \(2, 16384\)"):
-        RunningAuc().restore(stored)
+    with pytest.raises(ValueError, match=r"2, 100\), but this one is float32 of \(1, 2, 8192\)"):
+        RunningAuc.empty().restored(stored)
+    other = RunningAuc.empty(bins=100, devices=3).restored(stored)  # on another number of devices
+    assert other.value() == pytest.approx(
+        RunningAuc.empty(bins=100, devices=devices).restored(stored).value(), abs=1e-7
+    )
 
 
-def test_running_auc_leaves_padding_out_and_refuses_nan():
-    running = RunningAuc()
+def test_running_auc_of_an_earlier_version_goes_on():
+    histograms = np.array([[3.0, 1.5, 0.0], [0.0, 0.25, 2.0]])
+    running = RunningAuc.empty(bins=3).restored({"histograms": histograms.view(np.uint32)})
+    np.testing.assert_array_equal(running.state()["histograms"][0], histograms.astype(np.float32))
+
+
+def test_running_auc_leaves_padding_and_nan_out():
+    running = RunningAuc.empty()
     assert running.value() is None
-    running.update([5.0, 1.0, np.nan], [1, 0, 0], [1, 1, 0])
+    running = running.updated([5.0, 1.0, np.nan], [1, 0, 0], [1, 1, 0])
     assert running.value() == 1.0
-    with pytest.raises(DivergedError, match=r"1 of 2 logits are NaN"):
-        running.update([0.0, np.nan], [0, 1])
-    running.update([np.inf, -np.inf, 1e30], [1, 0, 1])
+    np.testing.assert_array_equal(running.updated([np.nan], [1], [1]).histograms.sum(), 2 * np.float32(0.99))
+    running = running.updated([np.inf, -np.inf, 1e30], [1, 0, 1], [1, 1, 1])
     assert running.value() == pytest.approx(1.0, abs=1e-12)
     with pytest.raises(ValueError, match=r"decay=0"):
-        RunningAuc(decay=0)
+        RunningAuc.empty(decay=0)

@@ -15,7 +15,7 @@ import jrec
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-PINNED = ("dev", "docs", "aot", "ptxas", "build", "peers", "peers-fbgemm", "uv")
+PINNED = ("dev", "docs", "aot", "ptxas", "newest", "build", "peers", "peers-fbgemm", "uv")
 HEAVY = (
     "numba",
     "pyarrow",
@@ -72,11 +72,11 @@ def test_requirements_are_exact_pins(name):
     assert _pins(name)
 
 
-@pytest.mark.parametrize("name", ["dev", "aot"])
+@pytest.mark.parametrize("name", ["dev", "aot", "newest"])
 def test_pins_are_within_the_ranges_of_pyproject(name):
     pins = _pins(name)
     groups = PROJECT["dependency-groups"]
-    wanted = [*PROJECT["project"]["dependencies"], *_group(groups, name)]
+    wanted = [*PROJECT["project"]["dependencies"], *_group(groups, "test-tools" if name == "newest" else name)]
     for requirement in map(Requirement, wanted):
         pin = pins.get(requirement.name.lower())
         assert pin is not None, f"{requirement.name} is not in requirements/{name}.txt; run requirements/compile.sh"
@@ -97,6 +97,10 @@ def test_environments_agree_on_their_common_pins():
     assert {name: aot[name] for name in dev.keys() & aot.keys()} == {
         name: dev[name] for name in dev.keys() & aot.keys()
     }
+
+
+def test_the_newest_jax_is_newer_than_the_pinned_one():
+    assert _pins("newest")["jax"] > _pins("dev")["jax"]
 
 
 def _tracked():
@@ -123,6 +127,12 @@ def test_scripts_parse():
     for script in scripts:
         done = subprocess.run(["bash", "-n", str(script)], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
+
+
+def test_tests_that_scripts_name_are_there():
+    for script in (ROOT / ".ci" / "run", *ROOT.glob("scripts/*.sh")):
+        for name in re.findall(r"\btests/\w+\.py", script.read_text()):
+            assert (ROOT / name).is_file(), f"{script.relative_to(ROOT)} runs {name}, which is not there"
 
 
 def test_python_version_fits_requires_python():

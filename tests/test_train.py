@@ -1,6 +1,7 @@
 """Training runs from a configuration: they learn, log, resume to the same bits, and refuse what cannot work."""
 
 import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -130,9 +131,9 @@ def test_a_signal_stops_after_the_step_with_a_checkpoint(configure, monkeypatch)
     config = configure()
     absorb = loop._Training._absorb
 
-    def signals(self, step, *args):
-        absorb(self, step, *args)
-        if step == 6:
+    def signals(self, *args):
+        absorb(self, *args)
+        if self.absorbed == 6:
             os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(loop._Training, "_absorb", signals)
@@ -282,3 +283,28 @@ def test_unusable_checkpoints_and_data_are_named(configure, tmp_path):
         evaluate_checkpoint(folder, tmp_path, split="test")
     with pytest.raises(ConfigError, match=r"model\.features\.C99"):
         train(configure("model.features.C99.pooling=max", out="other"))
+
+
+@pytest.mark.parametrize("steps", [3, 8])
+def test_steps_of_one_dispatch_leave_the_log_and_the_bits_of_one_by_one(configure, steps):
+    one_by_one = train(configure("epochs=2", out="one")).folder
+    together = train(configure("epochs=2", f"data.steps_per_dispatch={steps}", out="together")).folder
+    assert (together / "metrics.jsonl").read_bytes() == (one_by_one / "metrics.jsonl").read_bytes()
+    assert final_arrays(together) == final_arrays(one_by_one)
+
+
+def test_a_loss_that_diverges_within_a_dispatch_names_its_step(configure, monkeypatch):
+    config = configure(
+        "data.steps_per_dispatch=8", "log.every_steps=8", "checkpoint.every_steps=0", "evaluate.every_steps=0"
+    )
+    absorb = loop._Training._absorb
+
+    def diverges(self, *of_steps):
+        broken = [
+            dataclasses.replace(r, loss=r.loss.at[..., -3].set(np.nan) if r.loss.ndim else r.loss) for r in of_steps
+        ]
+        absorb(self, *broken)
+
+    monkeypatch.setattr(loop._Training, "_absorb", diverges)
+    with pytest.raises(DivergedError, match="the loss became nan at step 6:"):
+        train(config)

@@ -83,7 +83,7 @@ def import_dlrm(
         sources.append(source)
     order = [numbers[feature.table] for feature, _ in layout.features]
     learned = {f"{_STATE}{name}.value": array for name, array in weights.parameters(order).items()}
-    arrays = {**fresh_arrays(config, schema, layout), **dense_arrays({}, RunningAuc().state(), layout)}
+    arrays = {**fresh_arrays(config, schema, layout), **dense_arrays({}, RunningAuc.empty().state(), layout)}
     if other := [name for name in learned if name not in arrays or arrays[name].shape != learned[name].shape]:
         raise ConfigError(
             f"the model has another {other[0].removeprefix(_STATE)} than the checkpoint; leave out [model]"

@@ -42,7 +42,7 @@ def distribute(
     mesh_options: MeshOptions | None = None,
     host: HostOptions | None = None,
     growing: Mapping[str, GrowingVocabulary] | None = None,
-    cast: CastPlace = "host",
+    cast: CastPlace | None = None,
     training: bool = True,
     saves: bool = False,
     description: Description | None = None,
@@ -75,7 +75,8 @@ def distribute(
       host: How rows in host memory are kept and travel.
       growing: By table that grows, its vocabulary, of as many rows as the table. ``feed`` then takes values (integers
         or texts) for it, gives new ones rows, and takes rows from old ones; ``predict`` only looks them up.
-      cast: Where the cast of a batch is computed: "host" in the threads that pack, "none" leaves it to the device.
+      cast: Where the cast of a batch is computed: "host" in the threads that pack, "none" leaves it to the device; None
+        where the step runs.
       training: False to predict only: rows have no slots, and plans for inference are accepted.
       saves: Whether checkpoints will be written while steps go on: what reads rows for them is then compiled at once.
       description: What checkpoints record of the run beside its tables, JSON. A checkpoint that has one of its keys
@@ -92,6 +93,7 @@ def distribute(
       ProcessError: If another process cannot be reached.
     """
     host, layout, made = host or HostOptions(), model.embeddings.layout, model
+    cast = cast or ("host" if jax.default_backend() == "cpu" else "none")
     first_key: jax.Array = model.embeddings.table_key() if key is None else key
     held: ModelRows | None = None
     setup: MeshSetup | None = None

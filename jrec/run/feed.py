@@ -14,17 +14,17 @@ from jrec.run.step import HostResults, HostRows, StepBatch, StepResults
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Ready:
-    """A batch to take a step with.
+    """A batch to take a step with, or several for one dispatch.
 
     Attributes:
-      batch: NumPy arrays, as the loader made them.
-      prepared: The part of the batch that the step takes.
+      batches: NumPy arrays, as the loader made them.
+      prepared: The part of the batches that the steps take.
       host: The batch's rows from host memory, by stack; the step returns new ones.
       grown: What the batch changed in tables that grow. Rows in host memory have their first values already; those on
         devices get them before the step.
     """
 
-    batch: Batch
+    batches: tuple[Batch, ...]
     prepared: StepBatch
     host: HostRows = dataclasses.field(default_factory=dict)
     grown: Grown | None = None
@@ -107,7 +107,7 @@ class LoaderFeed:
     def next(self) -> Ready:
         """The loader's next batch."""
         batch = next(self._loader)
-        return Ready(batch=batch, prepared=StepBatch(batch=batch), grown=self._loader.aside)
+        return Ready(batches=(batch,), prepared=StepBatch(batch=batch), grown=self._loader.aside)
 
     def stepped(self, ready: Ready, host: HostResults, results: StepResults) -> None:
         """Does nothing: all rows are on the devices."""

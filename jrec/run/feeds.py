@@ -7,12 +7,15 @@ import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import jax
+
 from jrec.batch import Batch
 from jrec.data.blocks import LABEL
 from jrec.data.identity import Identity
 from jrec.data.loader import Loader
 from jrec.data.packing import CastPlace, OnBadId, Packer, kept_orders
 from jrec.errors import ConfigError
+from jrec.run.ahead_feed import PlacedFeed
 from jrec.run.batches import Batches, PackedBatches, Position
 from jrec.run.feed import Feed, LoaderFeed
 from jrec.run.host_feed import HostFeed
@@ -23,6 +26,8 @@ from jrec.run.options import HostOptions
 from jrec.run.run_feed import ItemPacker, RunFeed, hot_partition
 from jrec.run.state import RunState
 
+Steps = int | Callable[[int], int]
+"""How many steps a dispatch takes, or a function of the batches before it to that."""
 OnGrowth = Callable[[int, Mapping[str, Any]], None]
 Fed = tuple[tuple[str, ...], Identity | None]
 """Names of the float features of what a run was fed with, and its dataset, where that is known."""
@@ -61,17 +66,22 @@ class Feeds:
         prefetch: int = 2,
         position: Position | None = None,
         total: int | None = None,
+        steps: Steps = 1,
         trace: pathlib.Path | None = None,
         on_growth: OnGrowth | None = None,
         **packing: Any,
     ) -> RunFeed:
         """See ``Run.feed``."""
         self.opened = [feed for feed in self.opened if not feed.closed]
+        if steps != 1 and (reason := self.one_by_one):
+            raise ConfigError(f"several steps in one dispatch need batches that only a device changes, but {reason}")
         reads_ahead = bool(self._state.tables) and not (self._in_place or hot)
         self._check(hot=hot, reads_ahead=reads_ahead)
         setup = self._state.setup
         setup = setup.for_hot_batches() if hot and setup is not None else setup
         transform = self._transform(setup)
+        # On a CPU the device's memory is the host's: a step takes NumPy arrays where they are.
+        placed = steps != 1 or (workers > 0 and jax.default_backend() != "cpu")
         replays = isinstance(batches, Loader) and batches.packs and not self._state.growing
         if isinstance(batches, Loader):
             self.fed = (tuple(feature.name for feature in batches.schema.dense), batches.schema.identity)
@@ -82,16 +92,25 @@ class Feeds:
             packed: Batches = batches
         else:
             packing |= {"dense": dense, "label": label, "on_bad_id": on_bad_id}
-            pack = self._packer(batches, batch_size, setup, threads=workers > 0, **packing)
+            pack = self._packer(batches, batch_size, setup, threads=workers > 0, placed=placed, **packing)
             packed = PackedBatches(
                 batches, pack, transform=transform, workers=workers, prefetch=prefetch, order=pack.order
             )
-        feed = self._feed(packed, setup, total=total, trace=trace, on_growth=on_growth)
+        feed = self._feed(packed, setup, total=total, steps=steps if placed else None, trace=trace, on_growth=on_growth)
         opened = RunFeed(feed, reads_ahead=reads_ahead, replays=replays)
         if position is not None:
             opened.restore(position)
         self.opened.append(opened)
         return opened
+
+    @property
+    def one_by_one(self) -> str:
+        """Why every step takes a dispatch of its own; "" where several can share one."""
+        if self._state.setup is not None:
+            return "the run has a mesh or a plan, for which the host routes every batch"
+        if self._state.tables:
+            return f"rows of {', '.join(self._state.tables)} are in host memory"
+        return "tables of the run grow" if self._state.growing else ""
 
     def _check(self, *, hot: bool, reads_ahead: bool) -> None:
         if self._state.growing and (self.opened or hot):
@@ -114,19 +133,26 @@ class Feeds:
         return HostCasts(self._state.layout.host_stacks) if self._in_place else None
 
     def _packer(
-        self, batches: Iterable[Any], batch_size: int | None, setup: MeshSetup | None, *, threads: bool, **packing: Any
+        self,
+        batches: Iterable[Any],
+        batch_size: int | None,
+        setup: MeshSetup | None,
+        *,
+        threads: bool,
+        placed: bool,
+        **packing: Any,
     ) -> ItemPacker:
         growing, packing = self._state.growing, {**packing, "orders": kept_orders(packing.get("orders"))}
         if growing:
             packing["vocabularies"] = {**packing.get("vocabularies", {}), **growing.keys()}
         cast: CastPlace = self._cast if setup is None else "none"
-        ahead = setup is not None or bool(self._state.tables)
+        ahead = placed or setup is not None or bool(self._state.tables)
         return ItemPacker(
             Packer(self._state.layout, cast=cast, **packing),
             batch_size,
             1 if setup is None else sum(number in setup.local for number in setup.plan.compute_devices),
             growing,
-            columns_wait=threads or setup is not None,
+            columns_wait=threads or placed or setup is not None,
             batches_wait=ahead and not isinstance(batches, Loader),
         )
 
@@ -136,13 +162,16 @@ class Feeds:
         setup: MeshSetup | None,
         *,
         total: int | None,
+        steps: Steps | None,
         trace: pathlib.Path | None,
         on_growth: OnGrowth | None,
     ) -> Feed:
-        """The feed for the places of the run's rows."""
+        """The feed for the places of the run's rows; ``steps`` where it places batches on one device."""
         state = self._state
         if setup is not None and (setup.hot or not state.tables):
             return MeshFeed(batches, setup=setup, total=total, on_growth=on_growth)
+        if not state.tables and steps is not None:
+            return PlacedFeed(batches, total=total, steps=steps if callable(steps) else lambda _: steps)
         if not state.tables:
             return LoaderFeed(batches)
         if self._in_place:

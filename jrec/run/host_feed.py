@@ -88,8 +88,8 @@ class HostFeed:
             tables = {name: self._first_rows.among(name, rows, read[name], grown) for name, rows in tables.items()}
             self._out = dataclasses.replace(ready, tables=tables)
         if self._setup is None:
-            return Ready(batch=batch, prepared=StepBatch(batch=ready.batch), host=tables, grown=grown)
-        return Ready(batch=batch, prepared=ready.batch, host=rows_on_mesh(tables, self._setup.mesh), grown=grown)
+            return Ready(batches=(batch,), prepared=StepBatch(batch=ready.batch), host=tables, grown=grown)
+        return Ready(batches=(batch,), prepared=ready.batch, host=rows_on_mesh(tables, self._setup.mesh), grown=grown)
 
     def stepped(self, ready: Ready, host: HostRows, results: StepResults) -> None:
         """Takes back a batch after its step; see ``Feed``."""

@@ -26,6 +26,7 @@ from jrec.ops.dispatch import native_unavailable
 from jrec.ops.host_cast import with_cast
 from jrec.ops.layout import EmbeddingLayout, Stack
 from jrec.ops.types import Bags
+from jrec.run.ahead_feed import aligned
 from jrec.run.batches import Batches
 from jrec.run.feed import LoaderFeed, Ready
 from jrec.run.new_lines import FirstRows
@@ -34,7 +35,6 @@ from jrec.run.step import HostResults, StepBatch, StepResults
 from jrec.tiers.pooled import PooledRows, PooledUpdate
 
 READ, LOOKUP, STEP, UPDATE = "read", "lookup", "device step", "update"
-_ALIGNMENT = 64  # bytes: a jitted function takes a NumPy array without a copy where it begins at a multiple of them
 
 
 def reads_in_place(
@@ -155,7 +155,7 @@ class HostPooling:
         """(num_bags, dim) float32 whose content may be overwritten."""
         space = self._sums.get(name)
         if space is None or len(space) < num_bags:
-            space = self._sums[name] = _aligned(num_bags, self._tables[name].dim)
+            space = self._sums[name] = aligned((num_bags, self._tables[name].dim), np.dtype(np.float32))
         return space[:num_bags]
 
 
@@ -203,7 +203,7 @@ class InPlaceFeed(LoaderFeed):
                     self._first_rows.store(table, grown)
             prepared = self._pooling.pooled(batch)
         self._dispatched = time.perf_counter()
-        return Ready(batch=batch, prepared=prepared, grown=grown)
+        return Ready(batches=(batch,), prepared=prepared, grown=grown)
 
     def stepped(self, ready: Ready, host: HostResults, results: StepResults) -> None:
         """Waits for the step and updates the rows; see ``Feed``."""
@@ -211,7 +211,7 @@ class InPlaceFeed(LoaderFeed):
         jax.block_until_ready((host, results))  # also of a step whose tables are all frozen: it reads our memory
         self.timeline.worked(STEP, number, self._dispatched, time.perf_counter())
         with self.timeline.working(UPDATE, number):
-            self._pooling.update(ready.batch, host)
+            self._pooling.update(ready.batches[0], host)
 
     def sections(self, seconds: float) -> dict[str, Any]:
         """The section "in_place": where the time of the steps went, and how many rows memory holds."""
@@ -226,14 +226,6 @@ class InPlaceFeed(LoaderFeed):
         super().close()
         if self._trace is not None:
             self.timeline.write_trace(self._trace)
-
-
-def _aligned(rows: int, dim: int) -> np.ndarray:
-    """(rows, dim) float32 at an address from which jitted functions read it without a copy."""
-    size = 4 * rows * dim
-    space = np.empty(size + _ALIGNMENT, np.uint8)
-    begin = -space.ctypes.data % _ALIGNMENT
-    return space[begin : begin + size].view(np.float32).reshape(rows, dim)
 
 
 def _without_addresses(bags: Bags) -> Bags:

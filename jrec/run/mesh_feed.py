@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import collections
-import itertools
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
 from jrec.host.pipeline_batch import Prepared
-from jrec.host.stages import Channel, Finished, Monitor, Stage
-from jrec.host.timeline import Timeline
+from jrec.host.stages import Finished
+from jrec.run.ahead_feed import AheadFeed, Made
 from jrec.run.batches import Batches
-from jrec.run.feed import LoaderFeed, Ready, remaining
+from jrec.run.feed import Ready
 from jrec.run.mesh_arrays import Growth, Shapes, agreed, described, on_mesh, stacked
 from jrec.run.mesh_setup import FIRST_BATCHES, MeshSetup
 from jrec.run.partitioned_batch import PartitionedBatch
 from jrec.run.peers import Peers
-from jrec.run.step import HostResults, StepBatch, StepResults
+from jrec.run.step import StepBatch
 
 
 class PartitionedBatches:
@@ -75,18 +73,8 @@ class PartitionedBatches:
         return self._shapes[examples]
 
 
-class _Made(NamedTuple):
-    """A batch for its step, the sizes that it made grow, and the loader's position after it."""
-
-    ready: Ready
-    grown: Growth
-    position: Any
-
-
-class MeshFeed(LoaderFeed):
+class MeshFeed(AheadFeed):
     """A loader's batches on a mesh, where none of their rows lies in host memory; see ``Feed``.
-
-    A thread makes two batches ready: one waits for its step, one for its place.
 
     Args:
       loader: The training batches, cut by ``setup.partitioner``.
@@ -103,44 +91,31 @@ class MeshFeed(LoaderFeed):
         total: int | None,
         on_growth: Callable[[int, Mapping[str, Any]], None] | None = None,
     ):
-        super().__init__(loader)
+        super().__init__(loader, total=total)
         self._setup, self._total, self._on_growth = setup, total, on_growth
-        self._partitioned, self._source = PartitionedBatches(setup), remaining(loader, total)
-        self._monitor, timeline = Monitor(), Timeline()
-        self._ready: Channel[tuple[int, _Made]] = Channel(self._monitor, "ready", 1, timeline)
-        self._stage = Stage(
-            "prepare",
-            take=((number, None) for number in itertools.count(1)).__next__,
-            work=self._make,
-            give=self._ready.put,
-            finish=self._ready.finish,
-            fail=self._ready.finish,
-            timeline=timeline,
-        )
-        # Freeing a batch's arrays takes 0.2 to 0.4 ms, which the thread does: it drops a batch some batches later.
-        self._recent: collections.deque[_Made] = collections.deque(maxlen=4)
-        self._out: _Made | None = None
-        self._position: Any = None  # after the last step, once the thread has begun
+        self._partitioned = PartitionedBatches(setup)
 
-    def next(self) -> Ready:
-        """The next batch, ready for its step; see ``Feed``."""
-        if self._position is None:
-            self._begin()
-        if (made := self._ready.next()) is None:
-            raise StopIteration
-        number, self._out = made
-        if self._out.grown and self._on_growth is not None and jax.process_index() == 0:
-            self._on_growth(number, described(self._out.grown))
-        return self._out.ready
+    def begin(self) -> None:
+        """Decides modes and first sizes by the run's next batches."""
+        loader = self._loader
+        self._partitioned.begin(loader)
+        most = FIRST_BATCHES if self._total is None else min(FIRST_BATCHES, self._total - loader.position)
+        self._partitioned.first_sizes(loader.upcoming(most))
 
-    def stepped(self, ready: Ready, host: HostResults, results: StepResults) -> None:
-        """Moves the position behind the batch; see ``Feed``."""
-        assert self._out is not None
-        self._position = self._out.position
+    def make(self) -> Made:
+        """The next batch, in parts on the mesh."""
+        try:
+            partitioned, (position, grown) = next(self.source)
+        except StopIteration:
+            raise Finished from None
+        prepared, growth = self._partitioned.prepared(partitioned)
+        ready = Ready(batches=(prepared.batch,), prepared=self._partitioned.send(prepared.sent), grown=grown)
+        return Made(ready, position, growth)
 
-    def position(self) -> Any:
-        """The position after the last step, JSON; the loader itself is ahead."""
-        return super().position() if self._position is None else self._position
+    def taken(self, number: int, made: Made) -> None:
+        """Reports sizes that the batch made grow."""
+        if made.growth and self._on_growth is not None and jax.process_index() == 0:
+            self._on_growth(number, described(made.growth))
 
     def sections(self, seconds: float) -> dict[str, Any]:
         """The feed's sections of the report; see ``Feed``."""
@@ -149,31 +124,5 @@ class MeshFeed(LoaderFeed):
 
     def close(self) -> None:
         """Ends the thread; no more batches."""
-        # Everything that the thread may wait for ends before it is joined.
-        self._monitor.close()
-        self._partitioned.close()  # the thread may wait here,
-        super().close()  # or here
-        if self._position is not None:
-            self._stage.join()
-        self._recent.clear()
-
-    def _begin(self) -> None:
-        """Decides modes and first sizes by the run's next batches, and starts the thread."""
-        loader = self._loader
-        self._partitioned.begin(loader)
-        most = FIRST_BATCHES if self._total is None else min(FIRST_BATCHES, self._total - loader.position)
-        self._partitioned.first_sizes(loader.upcoming(most))
-        self._position = loader.state()
-        self._stage.start()
-
-    def _make(self, number: int, item: None) -> _Made:
-        del number, item
-        try:
-            partitioned, (position, grown) = next(self._source)
-        except StopIteration:
-            raise Finished from None
-        prepared, growth = self._partitioned.prepared(partitioned)
-        sent = self._partitioned.send(prepared.sent)
-        made = _Made(Ready(batch=prepared.batch, prepared=sent, grown=grown), growth, position)
-        self._recent.append(made)
-        return made
+        self._partitioned.close()  # the thread may wait there
+        super().close()

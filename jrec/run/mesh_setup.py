@@ -16,6 +16,7 @@ from jrec.batch import Batch
 from jrec.errors import value_errors_are_config_errors
 from jrec.mesh.communication import Communication
 from jrec.mesh.exchange import Kind, check_kind
+from jrec.mesh.route import AXIS
 from jrec.ops.layout import EmbeddingLayout
 from jrec.random_keys import over_words
 from jrec.run.batches import Batches
@@ -187,13 +188,18 @@ class MeshSetup:
         def place(leaf: Any) -> jax.Array | jax.ShapeDtypeStruct:
             if isinstance(leaf, jax.ShapeDtypeStruct):
                 return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
-            return over_words(on_all, leaf)
-
-        def on_all(leaf: Any) -> jax.Array:
-            whole = np.asarray(leaf)
-            return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
+            return over_words(functools.partial(_placed, sharding), leaf)
 
         return jax.tree.map(place, tree)
+
+    def over_devices[T](self, tree: T) -> T:
+        """Puts arrays that every process has, whose first axis is the mesh's devices, each line on its device."""
+        return jax.tree.map(functools.partial(_placed, NamedSharding(self.mesh, PartitionSpec(AXIS))), tree)
+
+
+def _placed(sharding: NamedSharding, array: Any) -> jax.Array:
+    whole = np.asarray(array)
+    return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
 
 
 def connected(setup: MeshSetup, *, growing: bool) -> MeshSetup:

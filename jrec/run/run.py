@@ -23,7 +23,7 @@ from jrec.nn import SparseOptimizer, binary_cross_entropy
 from jrec.nn.optimizer import Loss, SparseModel
 from jrec.outputs import kind_of
 from jrec.run.batches import Position
-from jrec.run.feeds import Feeds, OnGrowth
+from jrec.run.feeds import Feeds, OnGrowth, Steps
 from jrec.run.identity import Description, identity_of
 from jrec.run.in_place_feed import reads_in_place
 from jrec.run.options import HostOptions
@@ -32,7 +32,7 @@ from jrec.run.record import RECORD, Record, decoded
 from jrec.run.run_checkpoints import CHECKPOINT_FOLDER, Loaded, RunCheckpoints
 from jrec.run.run_feed import FedBatch, RunFeed
 from jrec.run.state import RunState, table_rows
-from jrec.run.step import State, StepOn, StepResults
+from jrec.run.step import Metrics, State, StepOn, StepResults
 
 if TYPE_CHECKING:
     from jrec.data.schema import Schema
@@ -78,7 +78,9 @@ class Run:
         step = optimizer.dense.step.get_value()
         self.steps = 0 if isinstance(step, jax.ShapeDtypeStruct) else int(step)
 
-    def compile(self, *, loss: Loss = binary_cross_entropy, micro_batches: int = 1) -> Step:
+    def compile(
+        self, *, loss: Loss = binary_cross_entropy, micro_batches: int = 1, metrics: Metrics | None = None
+    ) -> Step:
         """A jitted step, in place on the run's arrays: lookup, gradients, update of dense parameters and rows.
 
         Args:
@@ -89,25 +91,39 @@ class Run:
           micro_batches: In how many slices of a batch, or of each device's part, the dense model sees the examples, one
             after another, so that its activations take the memory of one. Rows and dense parameters take one step, of
             the whole batch; a loss that compares across examples does so within a slice.
+          metrics: What steps count on the devices, to begin with: a pytree that an ``updated`` of its own adds logits,
+            labels and mask of a step to; on a mesh its leaves have an axis of devices in front. It comes with the
+            outputs, in the place of logits, labels and mask, which then do not leave the devices.
 
         Returns:
           A function of a batch of ``feed`` to the loss, () float32, and the step's outputs: of all devices' examples,
-          ``logits`` before the step, ``labels``, ``mask``. They are computed while the program goes on.
+          ``logits`` before the step, ``labels``, ``mask``. They are computed while the program goes on. Of several
+          steps in one dispatch, all have an axis of steps in front.
         """
+        setup, counted = self._state.setup, metrics
+        if setup is not None and metrics is not None:
+            counted = setup.over_devices(metrics)
         step_on = self._state.compiled.with_loss(loss, micro_batches)
-        return lambda batch: self._take(batch, step_on)
 
-    def _take(self, batch: FedBatch, step_on: StepOn) -> tuple[jax.Array, StepResults]:
+        def step(batch: FedBatch) -> tuple[jax.Array, StepResults]:
+            nonlocal counted
+            outputs = self._take(batch, step_on, counted)
+            counted = outputs.metrics
+            return outputs.loss, outputs
+
+        return step
+
+    def _take(self, batch: FedBatch, step_on: StepOn, metrics: Metrics | None) -> StepResults:
         if batch.feed not in self._feeds.opened:
             raise ValueError("a step takes a batch of this run's feed; this one is of another run")
         batch.feed.check(batch)
         self._checkpoints.between_steps()
         if (setup := self._state.setup) is not None and setup.monitor is not None:
             setup.monitor.observe(batch.batch)
-        host, outputs = self._state.step(batch.ready, step_on)
+        host, outputs = self._state.step(batch.ready, step_on, metrics)
         batch.feed.stepped(batch, host, outputs)
-        self.steps += 1
-        return outputs.loss, outputs
+        self.steps += len(batch.batches)
+        return outputs
 
     def feed(
         self,
@@ -122,6 +138,7 @@ class Run:
         prefetch: int = 2,
         position: Position | None = None,
         total: int | None = None,
+        steps: Steps = 1,
         trace: pathlib.Path | None = None,
         on_growth: OnGrowth | None = None,
         **packing: Any,
@@ -145,13 +162,17 @@ class Run:
           position: Where to go on, from ``RunFeed.position``: an iterator with a state, as grain's, is moved there; of
             others give what follows.
           total: How many batches will be taken at most, so that none is read ahead that no step takes; None for all.
+          steps: How many batches, one step each, go to the device in one dispatch, or a function of how many were
+            read before it to that number: each item of the feed then holds so many, the last ones one each. The bits
+            are those of one by one. For a GPU, whose step may take less time than Python's part of it; 16 to begin
+            with. Only on one device that has all rows, without tables that grow.
           trace: A file for the trace of the stages of rows in host memory, for Chrome or Perfetto; None for none.
           on_growth: Called in process 0 with the number of the batch and what grew, by stack and kind, where a batch
             needs larger buffers between devices; its step is compiled once more.
           **packing: Further arguments of ``pack_batch``.
 
         Raises:
-          ConfigError: If ``hot``, but there is no plan.
+          ConfigError: If ``hot``, but there is no plan; if ``steps``, but there is one, or rows in host memory.
           RuntimeError: If another feed is open that reads rows in host memory ahead of its steps, as this one would.
         """
         return self._feeds.open(
@@ -165,10 +186,16 @@ class Run:
             prefetch=prefetch,
             position=position,
             total=total,
+            steps=steps,
             trace=trace,
             on_growth=on_growth,
             **packing,
         )
+
+    @property
+    def one_by_one(self) -> str:
+        """Why ``feed`` takes no ``steps``: every step needs the host before it; "" where it does."""
+        return self._feeds.one_by_one
 
     def predict(
         self,
@@ -199,9 +226,9 @@ class Run:
         size = batch_size or max(1, prepared.examples)
         parts = []
         for begin in range(0, max(1, prepared.examples), size):
-            chosen = np.arange(begin, min(begin + size, prepared.examples), dtype=np.int32)
-            logits = self.predictions.of_batch(packer.pack(prepared, chosen, size))
-            parts.append(jax.tree.map(lambda array, count=chosen.size: np.asarray(array)[:count], logits))
+            chosen = prepared.cut(begin, min(begin + size, prepared.examples))
+            logits = self.predictions.of_batch(packer.pack(chosen, size))
+            parts.append(jax.tree.map(lambda array, count=chosen.examples: np.asarray(array)[:count], logits))
         return jax.tree.map(lambda *arrays: np.concatenate(arrays), *parts)
 
     def flush(self) -> None:

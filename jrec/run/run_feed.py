@@ -24,17 +24,26 @@ from jrec.run.step import HostResults, StepResults
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FedBatch:
-    """A batch of a ``RunFeed``, ready for one step.
+    """A batch of a ``RunFeed``, ready for its step; of a feed with ``steps``, several for one dispatch.
 
     Attributes:
-      batch: The examples as they were packed, NumPy arrays; with several processes, this process's.
-      ready: The batch as the step takes it.
-      feed: The batch's feed.
+      ready: The batches as the steps take them.
+      feed: The batches' feed.
     """
 
-    batch: Batch
     ready: Ready
     feed: RunFeed
+
+    @property
+    def batches(self) -> tuple[Batch, ...]:
+        """The examples of each step as they were packed, NumPy arrays; with several processes, this process's."""
+        return self.ready.batches
+
+    @property
+    def batch(self) -> Batch:
+        """The only one of ``batches``."""
+        (batch,) = self.batches
+        return batch
 
 
 class RunFeed:
@@ -65,7 +74,7 @@ class RunFeed:
         except StopIteration:
             self.close()
             raise
-        self._out = FedBatch(ready.batch, ready, self)
+        self._out = FedBatch(ready, self)
         return self._out
 
     def check(self, batch: FedBatch) -> None:
@@ -196,7 +205,7 @@ class ItemPacker:
             return item.pack()
         prepared = item if isinstance(item, PreparedColumns) else self._packer.prepare(item)
         size = -(-(self._size or prepared.examples) // self._shared) * self._shared
-        return self._packer.pack(prepared, np.arange(prepared.examples, dtype=np.int32), size)
+        return self._packer.pack(prepared, size)
 
 
 def _copied(batch: Batch) -> Batch:

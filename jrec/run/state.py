@@ -25,7 +25,7 @@ from jrec.run.model_rows import ModelRows
 from jrec.run.new_lines import FirstRows, NewInStacks, new_addresses
 from jrec.run.options import HostOptions
 from jrec.run.planned_tier import PlannedTier
-from jrec.run.step import HostResults, State, StepOn, StepResults, compile_run
+from jrec.run.step import FlatState, HostResults, Metrics, State, StepOn, StepResults, compile_run
 from jrec.run.tiers import CoresTier, HostTier, ModelTier, Tier
 
 
@@ -71,7 +71,7 @@ class RunState:
         self.first_rows = FirstRows(layout, self.growing.names, key=key, optimizer=self._optimizer)
         mesh, together = (None, None) if setup is None else (setup.mesh, setup.communication)
         state, self.compiled = compile_run(model, optimizer, mesh=mesh, communication=together, training=training)
-        self._state: State = state if setup is None else setup.everywhere(state)
+        self._flat = FlatState.of(state if setup is None else setup.everywhere(state))
         computes = None if together is None else together.computes
         self._caught_up = None if mesh is None or computes is None else state_of_first(mesh, computes)
         self._behind = False
@@ -105,8 +105,8 @@ class RunState:
         Devices that only keep tables have copies that fall behind with every step; reading this property updates them.
         """
         if self._behind and self._caught_up is not None:
-            self._state, self._behind = self._caught_up(self._state), False
-        return self._state
+            self._flat, self._behind = FlatState.of(self._caught_up(self._flat.state)), False
+        return self._flat.state
 
     @property
     def rows(self) -> dict[str, MeshRows]:
@@ -117,20 +117,23 @@ class RunState:
         for name, of_stack in rows.items():
             self.tiers[name].put(of_stack)
 
-    def step(self, ready: Ready, step_on: StepOn) -> tuple[HostResults, StepResults]:
-        """Takes a step on a batch; returns what goes back to host memory after the step, and the step's outputs.
+    def step(self, ready: Ready, step_on: StepOn, metrics: Metrics | None = None) -> tuple[HostResults, StepResults]:
+        """Takes a step on each batch; returns what goes back to host memory after it, and the steps' outputs.
 
         Args:
-          ready: The batch.
+          ready: The batches.
           step_on: The step (``CompiledRun.with_loss``).
+          metrics: What the steps before have counted, or None.
         """
         for name, tier in self.tiers.items() if self._tracked else ():
             if tier.changing is not None:
-                tier.changing.before_step(_changed(ready.batch.bags[name]))
+                for batch in ready.batches:
+                    tier.changing.before_step(_changed(batch.bags[name]))
         if (grown := ready.grown) is not None and (new := self._new_lines(grown)):
-            self._state, rows = self.compiled.renew(self._state, self.rows, self.first_rows.words, new)
+            state, rows = self.compiled.renew(self._flat.state, self.rows, self.first_rows.words, new)
+            self._flat = FlatState.of(state)
             self._take_rows(rows)
-        self._state, rows, host, outputs = step_on(self._state, self.rows, ready.host, ready.prepared)
+        self._flat, rows, host, outputs = step_on(self._flat, self.rows, ready.host, ready.prepared, metrics)
         self._take_rows(rows)
         self._behind = True
         if grown is not None:
@@ -191,7 +194,7 @@ class RunState:
         Raises:
           CheckpointError: If the rows are damaged, or belong to other tables.
         """
-        self._state, self._behind = state, False
+        self._flat, self._behind = FlatState.of(state), False
         self._tracked = True
         for tier in self.tiers.values() if rows else ():
             tier.load(saved, slots=self.training)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol, Self
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, PartitionSpec
@@ -32,9 +33,64 @@ HostRows = Mapping[str, Rows]  # by stack, a batch's rows from host memory; on a
 HostResults = Mapping[str, Any]  # by stack, what a step gives back: ``Rows``, or a ``PooledUpdate`` of pooled rows
 
 
-StepOn = Callable[
-    [State, StackRows, HostRows, "StepBatch"], tuple[State, dict[str, MeshRows], HostResults, "StepResults"]
-]
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Structure:
+    """How a state's arrays lie in it; compared by identity first, which is quick."""
+
+    tree: Any  # PyTreeDef
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, _Structure) and self.tree == other.tree)
+
+    def __hash__(self) -> int:
+        return self.tree.num_leaves
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class FlatState:
+    """A state as its arrays, which JAX takes apart and puts together in a quarter of the time of an ``nnx.State``."""
+
+    arrays: list[jax.Array]
+    structure: _Structure = dataclasses.field(metadata={"static": True})
+
+    @staticmethod
+    def of(state: State) -> FlatState:
+        """The arrays of a state."""
+        arrays, tree = jax.tree.flatten(state)
+        return FlatState(arrays, _Structure(tree))
+
+    @property
+    def state(self) -> State:
+        """The state of the arrays."""
+        return jax.tree.unflatten(self.structure.tree, self.arrays)
+
+
+class StepOn(Protocol):
+    """A jitted step, or steps, of a batch: takes ``state``, ``rows`` and ``host`` to the next ones in place."""
+
+    def __call__[S: (State, FlatState)](  # noqa: D102, the class says it
+        self, state: S, rows: StackRows, host: HostRows, batch: StepBatch, metrics: Metrics | None = None, /
+    ) -> tuple[S, StackRows, HostResults, StepResults]: ...
+
+    def trace(self, *arguments: Any) -> jax.stages.Traced:
+        """The traced program of arguments, which may be abstract."""
+        ...
+
+    def lower(self, *arguments: Any) -> jax.stages.Lowered:
+        """The same, lowered."""
+        ...
+
+
+class Metrics(Protocol):
+    """What steps count on the devices, a pytree; on a mesh with an axis of devices, each of which counts its own."""
+
+    def updated(self, logits: Any, labels: jax.Array, mask: jax.Array) -> Self:
+        """With some examples counted: what the model's ``logits`` returned, and (examples,) float32."""
+        ...
+
+
+_Carry = tuple[State, StackRows, Any]  # what goes from step to step; Metrics, or None, at the end
 
 
 @jax.tree_util.register_dataclass
@@ -44,6 +100,8 @@ class StepBatch:
 
     Attributes:
       batch: The examples of each device; ids of planned and host stacks number their unique rows.
+      steps: How many batches it holds, for one step each in one dispatch: of more than one every leaf has an axis of
+        them in front.
       routes: By planned stack.
       pooled: By stack, the rows in host memory that the host has pooled. They are not donated: their memory is NumPy's,
         and XLA would copy it before it writes to it.
@@ -52,6 +110,7 @@ class StepBatch:
     batch: Batch
     routes: dict[str, Route] = dataclasses.field(default_factory=dict)
     pooled: dict[str, PooledRows] = dataclasses.field(default_factory=dict)
+    steps: int = dataclasses.field(default=1, metadata={"static": True})
 
 
 @jax.tree_util.register_dataclass
@@ -59,18 +118,25 @@ class StepBatch:
 class StepResults:
     """What a step leaves to be read, equal on all devices: the examples of all parts, device by device.
 
+    Of several steps in one dispatch every array but ``metrics`` has an axis of steps in front.
+
     Attributes:
       loss: () float32, of the whole batch.
-      logits: (batch,) float32 before the step, or whatever else the model's ``logits`` returns, examples first.
+      examples: () float32, the batch's examples, without padding.
+      logits: (batch,) float32 before the step, or whatever else the model's ``logits`` returns, examples first. None,
+        as the next two, where metrics count them: on a mesh they would travel to every device.
       labels, mask: (batch,) float32.
       gradient_norm: () float32, the norm of all gradients before they were clipped; None where nothing clips them.
+      metrics: What the steps so far have counted, or None.
     """
 
     loss: jax.Array
-    logits: Any
-    labels: jax.Array
-    mask: jax.Array
+    examples: jax.Array
+    logits: Any = None
+    labels: jax.Array | None = None
+    mask: jax.Array | None = None
     gradient_norm: jax.Array | None = None
+    metrics: Any = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -78,9 +144,8 @@ class CompiledRun:
     """A model and its optimizer, split into a state and jitted functions of it.
 
     Attributes:
-      step_on: ``state, rows, host, batch -> state, rows, host, StepResults``, by binary cross-entropy. The arguments
-        but for the batch are donated: tables and slots change in place. The second ``host`` also has a ``PooledUpdate``
-        of each stack of ``batch.pooled`` that is not frozen.
+      step_on: A step by binary cross-entropy: tables and slots change in place. The second ``host`` also has a
+        ``PooledUpdate`` of each stack of ``batch.pooled`` that is not frozen.
       with_loss: Makes a ``step_on`` of a loss, and of the number of slices in which the dense model sees the examples.
       renew: ``state, rows, words, new -> state, rows``, with first values and slots in the lines ``new`` (by stack,
         ``NewLines``; on a mesh ``MeshLines``) by the key of initial rows (``key_words``). State and rows are donated.
@@ -129,16 +194,45 @@ def compile_run(
     graph, state = nnx.split((model, optimizer))
     together = None if mesh is None else communication or Communication()
 
-    def train(
-        loss: Loss, micro_batches: int, state: State, rows: StackRows, host: HostRows, prepared: StepBatch
-    ) -> tuple[State, dict[str, MeshRows], HostResults, StepResults]:
+    def one(
+        loss: Loss, micro_batches: int, carry: _Carry, host: HostRows, prepared: StepBatch
+    ) -> tuple[_Carry, HostResults, StepResults]:
+        state, rows, metrics = carry
         model, optimizer = nnx.merge(graph, state)
-        prepared = prepared if mesh is None else local_view(prepared)
         stores, batch = _stores(rows, host, prepared)
         options = {"routes": prepared.routes, "communication": together, "micro_batches": micro_batches}
         outputs = train_step_on(model, optimizer, stores, batch, loss=loss, **options)
-        results = _results(outputs, prepared.batch, together)
-        return nnx.state((model, optimizer)), _planned(outputs.stores, rows), _to_host(outputs.stores, host), results
+        results = _results(outputs, batch, together, with_logits=metrics is None)
+        if metrics is not None:
+            metrics = metrics.updated(outputs.logits, batch.labels, batch.mask)
+        carry = nnx.state((model, optimizer)), _planned(outputs.stores, rows), metrics
+        return carry, _to_host(outputs.stores, host), results
+
+    def train(
+        loss: Loss, micro_batches: int, state: State, rows: StackRows, host: HostRows, prepared: StepBatch, metrics: Any
+    ) -> tuple[State, StackRows, HostResults, StepResults, Any]:
+        if mesh is not None:
+            prepared, metrics = local_view((prepared, metrics))
+        step, to_host = functools.partial(one, loss, micro_batches), {}
+        if prepared.steps == 1:
+            carry, to_host, results = step((state, rows, metrics), host, prepared)
+        elif host:
+            raise ValueError(f"a batch brings rows of {', '.join(host)} from host memory: steps are taken one by one")
+        else:
+
+            def following(carry: _Carry, batch: StepBatch) -> tuple[_Carry, StepResults]:
+                carry, _, results = step(carry, {}, batch)
+                return carry, results
+
+            carry, results = jax.lax.scan(following, (state, rows, metrics), dataclasses.replace(prepared, steps=1))
+        state, rows, metrics = carry
+        return (
+            state,
+            rows,
+            to_host,
+            results,
+            metrics if mesh is None else jax.tree.map(lambda leaf: leaf[None], metrics),
+        )
 
     def infer(state: State, rows: StackRows, host: HostRows, prepared: StepBatch) -> jax.Array:
         model, _ = nnx.merge(graph, state)
@@ -171,8 +265,17 @@ def compile_run(
     def with_loss(loss: Loss, micro_batches: int) -> StepOn:
         step: Any = functools.partial(train, loss, micro_batches)
         if mesh is not None:
-            step = jax.shard_map(step, out_specs=(everywhere, specs, over, everywhere), **options)
-        return jax.jit(step, donate_argnums=(0, 1, 2))
+            placed = {**options, "in_specs": (*options["in_specs"], over)}
+            step = jax.shard_map(step, out_specs=(everywhere, specs, over, everywhere, over), **placed)
+
+        def taken(
+            state: Any, rows: StackRows, host: HostRows, batch: StepBatch, metrics: Metrics | None = None
+        ) -> tuple[Any, StackRows, HostResults, StepResults]:
+            given, pack = (state.state, FlatState.of) if isinstance(state, FlatState) else (state, lambda after: after)
+            after, rows, host, results, metrics = step(given, rows, host, batch, metrics)
+            return pack(after), rows, host, dataclasses.replace(results, metrics=metrics)
+
+        return jax.jit(taken, donate_argnums=(0, 1, 2))
 
     return state, CompiledRun(
         step_on=with_loss(binary_cross_entropy, 1),
@@ -214,8 +317,10 @@ def _to_host(stores: Mapping[str, Any], host: HostRows) -> HostResults:
     return results
 
 
-def _results(outputs: StepOutputs, batch: Batch, together: Communication | None) -> StepResults:
-    arrays: dict[str, Any] = {"logits": outputs.logits, "labels": batch.labels, "mask": batch.mask}
+def _results(outputs: StepOutputs, batch: Batch, together: Communication | None, *, with_logits: bool) -> StepResults:
+    examples, arrays = jnp.sum(batch.mask), {}
+    if with_logits:
+        arrays = {"logits": outputs.logits, "labels": batch.labels, "mask": batch.mask}
     if together is not None:
-        arrays = jax.tree.map(together.of_examples, arrays)
-    return StepResults(loss=outputs.loss, gradient_norm=outputs.gradient_norm, **arrays)
+        examples, arrays = jax.lax.psum(examples, AXIS), jax.tree.map(together.of_examples, arrays)
+    return StepResults(loss=outputs.loss, examples=examples, gradient_norm=outputs.gradient_norm, **arrays)

@@ -10,6 +10,7 @@ import jax
 from jrec.batch import Batch
 from jrec.data.gathering import Gathering
 from jrec.data.loader import Loader, LoaderConfig, make_loader
+from jrec.data.packing import CastPlace
 from jrec.data.schema import Schema
 from jrec.data.value_rows import Keys, TableVocabulary
 from jrec.errors import ConfigError
@@ -77,7 +78,7 @@ def eval_loader(
     order = LoaderConfig(
         batch_size=batch_size // processes,
         shuffle=False,
-        workers=data.workers,
+        workers=data.threads,
         prefetch=data.prefetch,
         on_bad_id=data.on_bad_id,
         first=limit * batch_size or None,
@@ -102,12 +103,18 @@ def _train_order(config: TrainConfig) -> LoaderConfig:
         shuffle=data.window_blocks > 0,
         seed=config.seed,
         window_blocks=max(1, data.window_blocks),
-        workers=data.workers,
+        workers=data.threads,
         prefetch=data.prefetch,
-        cast="host" if data.cast == "host" and not config.planned else "none",
+        cast="none" if config.planned else cast_place(config),
         on_bad_id=data.on_bad_id,
         drop_remainder=data.drop_remainder,
     )
+
+
+def cast_place(config: TrainConfig) -> CastPlace:
+    """Where batches are cast: "none" leaves it to the step."""
+    chosen = config.data.cast or ("host" if jax.default_backend() == "cpu" else "device")
+    return "host" if chosen == "host" else "none"
 
 
 def _local_batch(batch_size: int) -> int:

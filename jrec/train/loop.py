@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -9,17 +10,18 @@ import math
 import pathlib
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
 
+import jax
 import numpy as np
 
 from jrec import memory
-from jrec.batch import Batch
 from jrec.checkpoint import Checkpoints, Saved
 from jrec.data.loader import Loader
 from jrec.data.schema import Schema
 from jrec.errors import DivergedError
 from jrec.run.batches import Position
+from jrec.run.feeds import Steps
 from jrec.run.processes import first, several
 from jrec.run.run_feed import RunFeed
 from jrec.run.step import StepResults
@@ -27,6 +29,7 @@ from jrec.train import determinism
 from jrec.train.build import build_layout, described, run_parameters
 from jrec.train.config import TrainConfig
 from jrec.train.dataset import RunData, open_data, with_capacities
+from jrec.train.dispatches import most_steps, steps_of_dispatches
 from jrec.train.evaluate import restore_run, score_split
 from jrec.train.hot_cold_feed import FaeLoaders, HotColdFeed
 from jrec.train.initial import Initial, initial_of
@@ -180,14 +183,15 @@ class _Training:
         )
         self.parameters = run_parameters(self.run)
         self.log = MetricLog(folder, tensorboard=config.log.tensorboard) if first() else SilentLog()
-        self.auc = RunningAuc()
+        self.auc = RunningAuc.empty(devices=None if self.run.mesh is None else self.run.mesh.devices.size)
+        self.logged_auc: float | None = None
         self.hits = HitRates(self.layout, lambda: self.run.state)
         self.plan = plan_evaluations(config, schema, self.total)
         self.best = BestStep(config.evaluate.early_stopping.metric, config.evaluate.early_stopping.patience)
         self.evaluations, self.evaluating = 0, 0.0  # during training: how many, and their seconds
         self.losses: list[float] = []  # since the last log record, as the norms are
         self.norms: list[float] = []  # of all gradients, where these are clipped
-        self.step = 0
+        self.step = self.absorbed = 0  # steps taken, and those whose results were read
         self.saved = -1
         self.preparing = 0.0  # seconds that the last checkpoint took before anything was written
         self.seconds, self.examples = 0.0, 0
@@ -209,14 +213,24 @@ class _Training:
         config, folder = self.config, self.folder
         open_feed = functools.partial(
             self.run.feed,
-            workers=config.data.workers,
+            workers=config.data.threads,
             prefetch=config.data.prefetch,
             trace=folder / TRACE_FILE if config.log.trace else None,
             on_growth=functools.partial(log_growth, folder),
         )
         if isinstance(batches, FaeLoaders):
             return HotColdFeed(batches, self.run, open_feed, position=position)
-        return open_feed(batches, position=position, total=self.total)
+        return open_feed(batches, position=position, total=self.total, steps=self._steps())
+
+    def _steps(self) -> Steps:
+        """How many steps go to the device in one dispatch."""
+        config, schema = self.config, self.schema
+        most = config.data.steps_per_dispatch
+        if most is None:
+            size, num_dense = config.data.batch_size, len(schema.dense)
+            most = 1 if self.run.one_by_one else most_steps(self.layout, batch_size=size, num_dense=num_dense)
+        due = config.log.every_steps, self.plan.every_steps, config.checkpoint.every_steps
+        return 1 if most == 1 else steps_of_dispatches(most, total=self.total, every=due)
 
     def _open_saved(self, step: int | None) -> Saved | None:
         """The checkpoint to continue from; None to begin."""
@@ -236,12 +250,12 @@ class _Training:
             loaded = self.run.load(saved)
         if first():
             self.checkpoints.drop_after(saved.step)
-        self.auc.restore(loaded.arrays)
+        self.auc = self.auc.restored(loaded.arrays)
         self.hits.restore(loaded.meta.get("hits", {}))
         self.losses = list(loaded.meta["losses"])
         self.norms = list(loaded.meta.get("norms", []))
         self.best.restore(loaded.meta.get("best", {}))
-        self.step = self.saved = saved.step
+        self.step = self.absorbed = self.saved = saved.step
         self.log.truncate_after(self.step)
         return loaded.meta["loader"]
 
@@ -295,40 +309,40 @@ class _Training:
         return best if kept and best is not None else self.step
 
     def _train(self, stop: StopRequest, progress: TrainingProgress) -> bool:
-        config, step_on = self.config, self.run.compile(micro_batches=self.config.data.micro_batches)
+        config = self.config
+        step_on = self.run.compile(micro_batches=config.data.micro_batches, metrics=self.auc)
         scheduler = self.feed.scheduler if isinstance(self.feed, HotColdFeed) else None
-        pending: tuple[StepResults, Batch] | None = None
+        # Results are read back only after further steps are under way, which keeps the device busy.
+        pending: collections.deque[StepResults] = collections.deque()
         clock = time.perf_counter()
         while self.step < self.total and not self.best.over and not stop:
             self._note_saved()
             fed = next(self.feed)
             _, outputs = step_on(fed)
-            self.step += 1
-            # Reading a step's results back only after the next one is under way keeps the device busy.
-            if pending is not None:
-                self._absorb(self.step - 1, *pending)
-            pending = (outputs, fed.batch)
-            examples = len(_examples(*pending).labels)
-            progress.advance(examples, self.losses[-1] if self.losses else None, self.auc.value)
+            pending.append(outputs)
+            before, self.step = self.step, self.step + len(fed.batches)
+            if len(pending) > 1:
+                self._absorb(pending.popleft())
+            examples = sum(len(batch.labels) for batch in fed.batches) * jax.process_count()
+            progress.advance(self.step - before, examples, self.losses[-1] if self.losses else None, self._shown_auc)
             due = [
-                every and self.step % every == 0
+                every and self.step // every > before // every
                 for every in (config.log.every_steps, self.plan.every_steps, config.checkpoint.every_steps)
             ]
             if self.step == self.total and self.plan.every_steps and config.checkpoint.keep_best:
                 due[1] = True  # the last step may be the best
             awaited = scheduler is not None and scheduler.awaits_loss
             if any(due) or awaited:
-                self._absorb(self.step, *pending)
-                pending = None
+                self._absorb(*pending)
+                pending.clear()
                 self._count_time(clock)
                 if scheduler is not None and awaited:
                     self._decide(scheduler, progress)
                 self._do(due, progress)
                 clock = time.perf_counter()
-        if pending is not None:
-            self._absorb(self.step, *pending)
+        self._absorb(*pending)
         self.run.flush()
-        if pending is not None:
+        if pending:
             self._count_time(clock)
         return self.step < self.total and not self.best.over
 
@@ -357,26 +371,37 @@ class _Training:
         schedule = scheduler.observe(log_loss(scores.logits, scores.labels))
         self.log.write(self.step, dataclasses.asdict(schedule), split=SCHEDULE)
 
-    def _absorb(self, step: int, outputs: StepResults, batch: Batch) -> None:
-        value = float(outputs.loss)
-        if not math.isfinite(value):
-            kept = f"the checkpoint of step {self.saved} is untouched" if self.saved >= 0 else "nothing was saved yet"
-            raise DivergedError(
-                f"the loss became {value} at step {step}: training has diverged. Lower the learning rates, or look at"
-                f" the data around there; {kept}"
-            )
-        self.losses.append(value)
-        if outputs.gradient_norm is not None:
-            self.norms.append(float(outputs.gradient_norm))
-        examples = _examples(outputs, batch)
-        self.auc.update(outputs.logits, examples.labels, examples.mask)
-        self.examples += int(np.sum(examples.mask))
+    def _absorb(self, *of_steps: StepResults) -> None:
+        """Reads the results of steps, in their order."""
+        for results in of_steps:
+            losses, examples, norms = jax.device_get((results.loss, results.examples, results.gradient_norm))
+            for value in np.atleast_1d(losses).tolist():
+                self.absorbed += 1
+                if not math.isfinite(value):
+                    self._diverged(value)
+                self.losses.append(value)
+            if norms is not None:
+                self.norms += np.atleast_1d(norms).tolist()
+            self.auc = results.metrics
+            self.examples += int(np.sum(examples))
+
+    def _diverged(self, loss: float) -> NoReturn:
+        kept = f"the checkpoint of step {self.saved} is untouched" if self.saved >= 0 else "nothing was saved yet"
+        raise DivergedError(
+            f"the loss became {loss} at step {self.absorbed}: training has diverged. Lower the learning rates, or look"
+            f" at the data around there; {kept}"
+        )
+
+    def _shown_auc(self) -> float | None:
+        """For the progress bar, which only one of several processes has: these read it together, for the log."""
+        return self.logged_auc if several() else self.auc.value()
 
     def _count_time(self, since: float) -> None:
         self.seconds += time.perf_counter() - since
 
     def _write_log(self) -> None:
-        record = {"loss": math.fsum(self.losses) / len(self.losses), "running_auc": self.auc.value()}
+        self.logged_auc = self.auc.value()
+        record = {"loss": math.fsum(self.losses) / len(self.losses), "running_auc": self.logged_auc}
         if (limit := self.config.optimizer.max_global_norm) is not None and self.norms:
             clipped = sum(norm > limit for norm in self.norms)
             record |= {"gradient_norm": math.fsum(self.norms) / len(self.norms), "clipped": clipped / len(self.norms)}
@@ -447,11 +472,6 @@ class _Training:
         """Releases threads and files."""
         self.run.close(finish=False)
         self.log.close()
-
-
-def _examples(outputs: StepResults, batch: Batch) -> StepResults | Batch:
-    """What has the labels and the mask of a step's logits: with several processes, those of all."""
-    return outputs if several() else batch
 
 
 def resume_remedy(step: int | None) -> str:

@@ -19,6 +19,7 @@ from jrec.run.run import Run
 from jrec.sharding import Plan
 from jrec.train.build import build_modules, described, table_key
 from jrec.train.config import TrainConfig
+from jrec.train.loaders import cast_place
 from jrec.train.run_plan import check_plan, check_sharing
 from jrec.train.tables import vocabularies_of
 
@@ -72,7 +73,7 @@ def make_run(
         mesh_options=config.mesh,
         host=config.tables.host,
         growing=vocabularies_of(config, schema),
-        cast="host" if config.data.cast == "host" else "none",
+        cast=cast_place(config),
         training=training,
         saves=training and (config.checkpoint.every_steps > 0 or config.checkpoint.keep_best),
         description=described(config, schema, trained_on=trained_on),

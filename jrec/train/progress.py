@@ -43,9 +43,9 @@ class TrainingProgress:
     ) -> None:
         self._progress.stop()
 
-    def advance(self, examples: int, loss: float | None, auc: Callable[[], float | None]) -> None:
-        """Counts one training step of ``examples`` examples."""
-        self._done += 1
+    def advance(self, steps: int, examples: int, loss: float | None, auc: Callable[[], float | None]) -> None:
+        """Counts training steps, of ``examples`` examples together."""
+        self._done += steps
         self._examples += examples
         now = time.perf_counter()
         if self._progress.disable or now - self._last < REFRESH:

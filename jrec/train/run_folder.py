@@ -54,7 +54,7 @@ _FILES = (
 FREE = (
     "log.", "evaluate.", "checkpoint.", "tables.host.", "mesh.", "plan",
     "model.dot_with",  # the checkpoint knows what it came to
-    "data.workers", "data.prefetch", "data.eval_batch_size", "data.path", "out",
+    "data.workers", "data.prefetch", "data.cast", "data.steps_per_dispatch", "data.eval_batch_size", "data.path", "out",
     "epochs", "max_steps",  # see jrec.train.run_length
 )  # fmt: skip
 

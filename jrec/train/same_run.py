@@ -14,7 +14,17 @@ from jrec.train.config import TrainConfig
 from jrec.train.dataset import RunData
 from jrec.train.run_folder import CONFIG_FILE, MANIFEST, manifests
 
-_OWN = ("log.", "name", "out", "plan", "data.path", "data.workers", "data.prefetch", "tables.host.")
+_OWN = (
+    "log.",
+    "name",
+    "out",
+    "plan",
+    "data.path",
+    "data.workers",
+    "data.prefetch",
+    "data.steps_per_dispatch",
+    "tables.host.",
+)
 """Keys that may differ between processes: progress and loading, and the places of files on each machine."""
 
 

@@ -6,6 +6,7 @@ Only ``data.path`` has no default. This module imports no JAX.
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from typing import Annotated, Literal, override
 
@@ -31,9 +32,13 @@ class DataConfig(Section):
       micro_batches: In how many slices of a batch, or of each device's part, the MLPs see the examples, one after
         another, so that their activations take the memory of one. A step stays one step of the whole batch.
       window_blocks: Blocks held in memory at a time, within which examples are shuffled; 0 keeps the order of the log.
-      workers: Threads that read and pack batches; 0 does it between the steps. The batches do not depend on it.
+      workers: Threads that read and pack batches; 0 does it between the steps. The batches do not depend on it. "auto"
+        is 2 or, of more than 4 cores, half of them up to 16.
       prefetch: Batches made ahead of the step.
-      cast: Where the cast of a batch is computed: by the loader on the "host", or by the step on the "device".
+      cast: Where the cast of a batch is computed: by the loader on the "host", or by the step on the "device"; "auto"
+        is where the step runs: the host for CPUs, the device for GPUs.
+      steps_per_dispatch: How many steps go to the device at once, with the bits of one by one, as far as no log record,
+        evaluation or checkpoint comes between them. "auto" is up to 16 on a GPU whose memory holds all rows, else 1.
       on_bad_id: How out-of-range ids are handled: an error ("raise"), the last row ("clip") or the table's
         out-of-vocabulary row ("oov").
       drop_remainder: Whether to leave out an epoch's last training batch if it is not full, instead of padding it.
@@ -44,11 +49,17 @@ class DataConfig(Section):
     eval_batch_size: BatchSize = 8192
     micro_batches: Annotated[int, Range(minimum=1, maximum=2**24)] = 1
     window_blocks: Annotated[int, Range(minimum=0, maximum=2**20)] = 16
-    workers: Ahead = 2
+    workers: Annotated[int, Range(minimum=0, maximum=1024), Auto()] | None = None
     prefetch: Ahead = 4
-    cast: Literal["host", "device"] = "host"
+    cast: Annotated[Literal["host", "device"], Auto()] | None = None
+    steps_per_dispatch: Annotated[int, Range(minimum=1, maximum=4096), Auto()] | None = None
     on_bad_id: Literal["raise", "clip", "oov"] = "raise"
     drop_remainder: bool = False
+
+    @property
+    def threads(self) -> int:
+        """``workers``, of which "auto" asks the machine."""
+        return min(16, max(2, len(os.sched_getaffinity(0)) // 2)) if self.workers is None else self.workers
 
     @override
     def check(self) -> None:

@@ -1,0 +1,122 @@
+"""What the main thread does for a step: its CPU time from batch to batch, beside steps that compute nothing.
+
+The run is one of ``jrec.distribute`` as a GPU has it: casts on the device, batches placed ahead by the feed's thread,
+the running AUC on the device, losses read one dispatch late. The step's body is emptied, so that what is left is the
+host's work. "steps a dispatch" says how many steps go to the device at once; "feed thread" is the CPU time of the
+thread that stacks and places batches. Both are floors of a step's time on a GPU, each on a core of its own.
+
+Examples:
+  python -m benchmarks.feed
+  python -m benchmarks.feed --model dcnv2 --steps 16
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import threading
+import time
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+import jrec
+from benchmarks import harness, models, workloads
+from jrec import ops
+from jrec.batch import Batch
+from jrec.nn import DLRM, SparseOptimizer
+from jrec.run.ahead_feed import AheadFeed
+from jrec.run.run import Run
+from jrec.run.step import FlatState, HostRows, Metrics, StackRows, StepBatch, StepResults
+from jrec.train.report.running_auc import RunningAuc
+
+MODELS = {"kaggle": ("kaggle", 2048), "dcnv2": ("mlperf-dcnv2", 6912)}  # workload, batch
+ROWS = 1000  # of a table: no step reads them
+STEPS = (1, 16)
+
+
+def main() -> None:
+    """Runs the benchmark."""
+    parser = harness.parser(__doc__)
+    parser.add_argument("--model", nargs="+", choices=tuple(MODELS), default=list(MODELS))
+    parser.add_argument("--steps", nargs="+", type=int, default=list(STEPS), help="steps a dispatch (default: 1 16)")
+    arguments = parser.parse_args()
+    with harness.Report(arguments, "feed") as report:
+        for name, steps in itertools.product(arguments.model, arguments.steps):
+            workload, batch = MODELS[name]
+            measure(report, workloads.WORKLOADS[workload].with_rows_capped(ROWS).with_batch(batch), steps)
+
+
+def measure(report: harness.Report, workload: workloads.Workload, steps: int) -> None:
+    """The CPU time of a step in the main thread and in the feed's."""
+    packed = [models.batch(workload, seed=seed) for seed in range(4)]
+    threads: dict[int, float] = {}
+    with _emptied(workload) as run, _thread_times(threads):
+        step = run.compile(metrics=RunningAuc.empty())
+        # A function makes a feed that works ahead, as on a GPU, of one step a dispatch, too.
+        feed, before = run.feed(_repeated(packed), steps=lambda _: steps), None
+        taken, least, seconds = 0, (20 if report.quick else 100) * steps, 0.0
+        for number in range(least // steps + 3):
+            if number == 3:  # compiled by now
+                seconds, taken = -time.thread_time(), 0
+                threads.clear()
+            _, outputs = step(next(feed))
+            if before is not None:
+                jax.device_get((before.loss, before.examples))
+            before, taken = outputs, taken + steps
+        seconds += time.thread_time()
+        placing = sum(threads.values())
+    case = f"{workload.name}, batch {workload.batch:,}, {steps} steps a dispatch"
+    report.add(case, "main thread, CPU time of a step", 1e3 * seconds / taken, "ms")
+    report.add(case, "feed thread, CPU time of a step", 1e3 * placing / taken, "ms")
+
+
+def _repeated(packed: list[Batch]) -> Iterator[Batch]:
+    return itertools.cycle(packed)
+
+
+def _emptied(workload: workloads.Workload) -> Run:
+    """A run whose steps compute nothing."""
+    model = DLRM(models.dense_part(workload), models.layout(workload), rngs=nnx.Rngs(0))
+    rows = ops.RowWiseAdagrad(learning_rate=0.01)
+    run = jrec.distribute(model, SparseOptimizer(model, dense=optax.adagrad(0.01), embedding=rows), cast="none")
+
+    def nothing(
+        state: FlatState, rows: StackRows, host: HostRows, batch: StepBatch, metrics: Metrics | None = None
+    ) -> tuple[FlatState, StackRows, HostRows, StepResults]:
+        none = jnp.zeros((batch.steps,) if batch.steps > 1 else ())
+        return state, rows, host, StepResults(loss=none, examples=none, metrics=metrics)
+
+    empty = jax.jit(nothing, donate_argnums=(0, 1, 2))
+    compiled = run._state.compiled
+    run._state.compiled = dataclasses.replace(compiled, with_loss=lambda loss, slices: empty)
+    return run
+
+
+class _thread_times:  # noqa: N801, a context manager
+    """Adds up the CPU seconds that feeds' threads take to make dispatches, by thread."""
+
+    def __init__(self, seconds: dict[int, float]):
+        self._seconds, self._make = seconds, AheadFeed._make
+
+    def __enter__(self) -> None:
+        seconds, make = self._seconds, self._make
+
+        def timed(feed: AheadFeed, number: int, item: None) -> object:
+            begin = time.thread_time()
+            made = make(feed, number, item)
+            own = threading.get_ident()
+            seconds[own] = seconds.get(own, 0.0) + time.thread_time() - begin
+            return made
+
+        AheadFeed._make = timed  # type: ignore[method-assign]
+
+    def __exit__(self, *_: object) -> None:
+        AheadFeed._make = self._make  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    main()

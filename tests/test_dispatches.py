@@ -1,0 +1,165 @@
+"""Several steps in one dispatch: the bits of one by one, wherever dispatches end."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from distribute_cases import DENSE, columns, layout_of, modules
+from flax import nnx
+from hypothesis import given
+from hypothesis import strategies as st
+from test_distribute import placed
+
+import jrec
+from jrec import nn, ops
+from jrec.errors import ConfigError
+from jrec.train.dispatches import steps_of_dispatches
+from jrec.train.report.running_auc import RunningAuc
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+
+class Noisy(nn.DLRM):
+    """With dropout and batch statistics, whose state goes on from step to step."""
+
+    def __init__(self, config, layout, *, rngs):
+        super().__init__(config, layout, rngs=rngs)
+        self.noise, self.norm = nnx.Dropout(0.3, rngs=rngs), nnx.BatchNorm(1, rngs=rngs)
+
+    def logits(self, dense, activations, bags):
+        found = super().logits(dense, activations, bags)
+        return self.norm(self.noise(found)[:, None])[:, 0]
+
+
+def noisy_run():
+    layout = layout_of()
+    model = Noisy(nn.DLRMConfig(num_dense=2, bottom_mlp=(16, 8), top_mlp=(16, 1)), layout, rngs=nnx.Rngs(0))
+    rows = ops.Adam(learning_rate=0.01)
+    return jrec.distribute(model, nn.SparseOptimizer(model, dense=optax.sgd(0.05, momentum=0.9), embedding=rows))
+
+
+def trained(run, items, **options):
+    """Losses, logits and everything that the run holds after all items."""
+    step, losses, logits, sizes = run.compile(), [], [], []
+    for batch in run.feed(items, dense=DENSE, **options):
+        loss, outputs = step(batch)
+        losses.append(np.atleast_1d(loss))
+        logits.append(np.asarray(outputs.logits).reshape(-1))
+        sizes.append(len(batch.batches))
+    held = [
+        np.asarray(leaf) for leaf in jax.tree.leaves(run.state) if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    ]
+    return np.concatenate(losses), np.concatenate(logits), held, sizes
+
+
+@pytest.mark.parametrize("cast", ["host", "none"])
+def test_dispatches_have_the_bits_of_steps_one_by_one(cast):
+    def run():
+        return jrec.distribute(*modules(layout_of()), cast=cast)
+
+    one_by_one = trained(run(), map(columns, range(8)))
+    together = trained(run(), map(columns, range(8)), steps=3)
+    assert together[3] == [3, 3, 1, 1]  # what is left takes one dispatch each
+    jax.tree.map(np.testing.assert_array_equal, together[:3], one_by_one[:3])
+    assert np.unique(one_by_one[0]).size == 8
+
+
+def test_dropout_and_batch_statistics_go_on_within_a_dispatch():
+    one_by_one, together = (
+        trained(noisy_run(), map(columns, range(6))),
+        trained(noisy_run(), map(columns, range(6)), steps=6),
+    )
+    assert together[3] == [6]
+    jax.tree.map(np.testing.assert_array_equal, together[:3], one_by_one[:3])
+
+
+def test_batches_of_unlike_shapes_take_a_dispatch_each():
+    run = jrec.distribute(*modules(layout_of()))
+    packed = [
+        jrec.data.pack_batch(layout_of(), columns(n, size), dense=DENSE) for n, size in enumerate((16, 16, 12, 16))
+    ]
+    losses, _, _, sizes = trained(run, packed, steps=2)
+    assert sizes == [2, 1, 1]
+    plain, _, _, _ = trained(jrec.distribute(*modules(layout_of())), packed)
+    np.testing.assert_array_equal(losses, plain)
+
+
+def test_a_feed_stands_behind_the_steps_of_its_last_dispatch(tmp_path):
+    expected = trained(jrec.distribute(*modules(layout_of())), map(columns, range(8)))
+    run = jrec.distribute(*modules(layout_of()))
+    step, feed = (
+        run.compile(),
+        run.feed(map(columns, itertools.count()), dense=DENSE, steps=lambda before: 2 + before // 2),
+    )
+    sizes, losses = [], []
+    for _ in range(2):
+        batch = next(feed)
+        with pytest.raises(RuntimeError, match="take the step of the last batch"):
+            next(feed)
+        losses += np.asarray(step(batch)[0]).tolist()
+        sizes.append(len(batch.batches))
+        assert (run.steps, feed.position()["batches"]) == (len(losses), len(losses))
+    assert sizes == [2, 3]
+    run.save(tmp_path / "c", meta=feed.position())
+    run.close()
+    with jrec.distribute(*modules(layout_of())) as resumed:
+        assert resumed.restore(tmp_path / "c")["batches"] == 5
+        losses += trained(resumed, map(columns, range(5, 8)), steps=3)[0].tolist()
+        np.testing.assert_array_equal(losses, expected[0])
+        np.testing.assert_array_equal(resumed.table("user"), placed_table(range(8)))
+
+
+def placed_table(steps):
+    run = jrec.distribute(*modules(layout_of()))
+    trained(run, map(columns, steps))
+    return run.table("user")
+
+
+@pytest.mark.parametrize(("name", "reason"), [("host", "host_"), ("mesh", "mesh"), ("plan-four", "plan")])
+def test_batches_that_need_the_host_refuse_it(name, reason):
+    with placed(name) as run, pytest.raises(ConfigError, match=f"several steps in one dispatch.*{reason}"):
+        run.feed(map(columns, range(4)), dense=DENSE, steps=2)
+
+
+@pytest.mark.parametrize("name", ["device", "plan-four"])
+def test_metrics_count_the_examples_of_all_devices(name):
+    with placed(name) as run:
+        devices = None if run.mesh is None else run.mesh.devices.size
+        step, expected = run.compile(metrics=RunningAuc.empty(devices=devices)), RunningAuc.empty()
+        with placed(name) as plain:
+            logits = plain.compile()
+            for batch, same in zip(
+                run.feed(map(columns, range(4)), dense=DENSE),
+                plain.feed(map(columns, range(4)), dense=DENSE),
+                strict=True,
+            ):
+                _, outputs = step(batch)
+                assert outputs.logits is None
+                _, seen = logits(same)
+                expected = expected.updated(seen.logits, seen.labels, seen.mask)
+                assert float(outputs.examples) == 16
+        np.testing.assert_allclose(outputs.metrics.state()["histograms"].sum(0), expected.histograms, rtol=1e-6)
+        assert outputs.metrics.value() == pytest.approx(expected.value(), abs=1e-6)
+
+
+@given(st.integers(1, 20), st.integers(1, 120), st.lists(st.integers(0, 40), max_size=3))
+def test_nothing_is_due_within_a_dispatch(most, total, every):
+    at, step, dispatches = steps_of_dispatches(most, total=total, every=every), 0, []
+    while step < total:
+        dispatches.append(at(step))
+        for steps in filter(None, every):
+            assert (step + dispatches[-1] - 1) // steps == step // steps
+        step += dispatches[-1]
+    assert step == total
+    assert max(dispatches) <= most
+    if not any(every) and total >= most:
+        assert dispatches.count(most) == total // most
+
+
+def test_a_size_that_leaves_no_steps_over_is_taken():
+    at = steps_of_dispatches(16, total=1000, every=(100, 200, 0))
+    assert {at(before) for before in range(0, 1000, 10)} == {10}
+    assert steps_of_dispatches(16, total=1000, every=(37,))(0) == 16
