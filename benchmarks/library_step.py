@@ -121,10 +121,9 @@ def _copies(report: harness.Report, lookups: str) -> None:
     shape = 2048 if length == 1 else (2048, length)
     columns |= {name: rng.integers(0, 10_000, shape) for name in model.embeddings.layout.order}
     packer = Packer(model.embeddings.layout, dense=dense, cast="host")
-    examples = np.arange(2048, dtype=np.int32)
 
     def packed() -> Batch:
-        return packer.pack(packer.prepare(columns), examples, 2048)
+        return packer.pack(packer.prepare(columns), 2048)
 
     run = jrec.distribute(model, optimizer)
     step, feed = run.compile(), run.feed(itertools.repeat(columns), dense=dense)

@@ -1,8 +1,10 @@
-"""The loader's speed in Criteo's shape, casts off and on, and its memory at two lengths of the dataset.
+"""The loader's speed and CPU time, casts off and on, and its memory at two lengths of the dataset.
 
     python -m benchmarks.loader [--quick] [--out FILE] [--workers N]
 
-The dataset is synthetic: 13 dense and 26 one-hot features with the Kaggle challenge's table sizes, batches of 2,048.
+The datasets are synthetic: the Kaggle challenge's 13 dense and 26 one-hot features in batches of 2,048, and those of
+MLPerf's DLRM-DCNv2, 13 dense features and 214 ids, in batches of 6,912. CPU time is that of all threads; of it the time
+to read an example's part of a block, and to pack it where its window is in memory. The rest orders windows.
 Every measurement runs in a process of its own, whose peak resident memory includes JAX, numba and Arrow themselves.
 """
 
@@ -16,16 +18,17 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 
 from benchmarks import harness
 
-BATCH_SIZE = 2048
+BATCH_SIZES = {"criteo-kaggle": 2048, "mlperf-dlrm-dcnv2": 6912}
 EXAMPLES, QUICK_EXAMPLES = 1 << 20, 1 << 17
-LONGER = 4  # how many times longer the second dataset is
+LONGER = 4  # how many times longer Kaggle's second dataset is
 
 
 def main() -> None:
-    """Makes both datasets and measures."""
+    """Makes the datasets and measures."""
     parser = harness.parser(__doc__)
     parser.add_argument("--workers", type=int, default=harness.cores(), help="loader threads (default: the cores)")
     parser.add_argument("--measure", nargs=3, metavar=("DATASET", "CAST", "SECONDS"), help=argparse.SUPPRESS)
@@ -36,29 +39,37 @@ def main() -> None:
         return
     examples = QUICK_EXAMPLES if arguments.quick else EXAMPLES
     with harness.Report(arguments, "loader") as report, tempfile.TemporaryDirectory() as temporary:
-        short = _dataset(report, pathlib.Path(temporary) / "short", examples)
-        long = _dataset(report, pathlib.Path(temporary) / "long", LONGER * examples)
-        for cast, casts in (("none", "casts off"), ("host", "casts on")):
-            case = f"criteo, {casts}"
-            peaks = {}
-            for folder, length in ((short, examples), (long, LONGER * examples)):
-                measured = _in_process(folder, cast, report.seconds, arguments.workers)
-                peaks[length] = measured["peak"]
-                report.add(case, f"median of {length:,} examples", measured["median"], "examples/s")
-                report.add(case, f"fastest of {length:,} examples", measured["fastest"], "examples/s")
-                report.add(case, f"by CPU time, {length:,} examples", measured["by_cpu"], "examples/CPU s")
-                report.add(case, f"peak memory at {length:,} examples", measured["peak"] / 2**20, "MiB")
-            growth = peaks[LONGER * examples] / peaks[examples]
-            report.add(case, f"peak memory at {LONGER} times the length, by that at one", growth, "ratio")
+        for shape, name, lengths in (
+            ("criteo-kaggle", "criteo", (examples, LONGER * examples)),
+            ("mlperf-dlrm-dcnv2", "mlperf-dcnv2", (examples // 2,)),
+        ):
+            folders = [_dataset(report, shape, pathlib.Path(temporary), length) for length in lengths]
+            for cast, casts in (("none", "casts off"), ("host", "casts on")):
+                measured = [_in_process(folder, cast, report.seconds, arguments.workers) for folder in folders]
+                _add(report, f"{name}, {casts}", dict(zip(lengths, measured, strict=True)))
 
 
-def _dataset(report: harness.Report, folder: pathlib.Path, examples: int) -> pathlib.Path:
+def _add(report: harness.Report, case: str, by_length: dict[int, dict[str, float]]) -> None:
+    peaks = []
+    for length, measured in by_length.items():
+        peaks.append(measured["peak"])
+        report.add(case, f"median of {length:,} examples", measured["median"], "examples/s")
+        report.add(case, f"fastest of {length:,} examples", measured["fastest"], "examples/s")
+        report.add(case, f"CPU time, {length:,} examples", measured["cpu"], "µs/example")
+        for stage in ("reading", "packing"):
+            report.add(case, f"CPU time of {stage}, {length:,} examples", measured[stage], "µs/example")
+        report.add(case, f"peak memory at {length:,} examples", measured["peak"] / 2**20, "MiB")
+    if len(peaks) > 1:
+        report.add(case, f"peak memory at {LONGER} times the length, by that at one", peaks[1] / peaks[0], "ratio")
+
+
+def _dataset(report: harness.Report, shape: str, parent: pathlib.Path, examples: int) -> pathlib.Path:
     from jrec.data.synth import SynthOptions, shape_like, synthesize
 
-    start = time.perf_counter()
+    start, folder = time.perf_counter(), parent / f"{shape}-{examples}"
     split = (1.0, 0.0, 0.0)
-    synthesize(shape_like("criteo-kaggle"), folder, SynthOptions(rows=examples, split=split, threads=harness.cores()))
-    report.note(f"made {examples:,} examples in {time.perf_counter() - start:.1f} s")
+    synthesize(shape_like(shape), folder, SynthOptions(rows=examples, split=split, threads=harness.cores()))
+    report.note(f"made {examples:,} examples like {shape} in {time.perf_counter() - start:.1f} s")
     return folder
 
 
@@ -72,8 +83,10 @@ def _in_process(folder: pathlib.Path, cast: str, seconds: float, workers: int) -
 def measure(folder: str, cast: str, seconds: float, workers: int) -> dict[str, float]:
     """Passes over the training split for ``seconds``; examples/s of the median and fastest pass, peak bytes.
 
-    On a busy machine examples per second of CPU time, over all threads, say more than those per second.
+    And the median pass's CPU time in µs an example, which says more on a busy machine, with the parts of it that read
+    blocks and that pack the examples of a window in memory.
     """
+    from jrec.data.blocks import ShardReader
     from jrec.data.loader import LoaderConfig, make_loader
     from jrec.data.schema import Schema
     from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
@@ -81,24 +94,52 @@ def measure(folder: str, cast: str, seconds: float, workers: int) -> dict[str, f
     schema = Schema.load(folder)
     layout = EmbeddingLayout.build(
         [TableConfig(name=t.name, rows=t.rows, dim=16) for t in schema.tables],
-        [FeatureConfig(name=f.name, table=f.table, fixed_length=True) for f in schema.categorical],
+        [
+            FeatureConfig(name=f.name, table=f.table, max_length=f.max_length, fixed_length=True)
+            for f in schema.categorical
+        ],
     )
-    config = LoaderConfig(batch_size=BATCH_SIZE, workers=workers, cast="host" if cast == "host" else "none")
+    batch_size = BATCH_SIZES[pathlib.Path(folder).name.rpartition("-")[0]]
+    config = LoaderConfig(batch_size=batch_size, workers=workers, cast="host" if cast == "host" else "none")
     examples = schema.splits["train"].examples
     rates: list[float] = []
     with make_loader(folder, schema, layout, "train", config) as loader:
         for _ in loader:  # compiles, or reads what was compiled
             pass
-        deadline = time.perf_counter() + seconds
-        cpu = time.process_time()
-        while len(rates) < 3 or time.perf_counter() < deadline:
+
+        def one_pass() -> None:
             start = time.perf_counter()
             for _ in loader:
                 pass
             rates.append(examples / (time.perf_counter() - start))
-        cpu = time.process_time() - cpu
-    by_cpu = len(rates) * examples / cpu
-    return {"median": statistics.median(rates), "fastest": max(rates), "by_cpu": by_cpu, "peak": _peak_bytes()}
+
+        cpu = _median_cpu(one_pass, seconds) / examples
+        peak = _peak_bytes()
+        count = config.window_blocks * schema.block_size // batch_size
+        packing = _median_cpu(lambda: loader.first(count), seconds / 4) / min(examples, count * batch_size)
+    readers = [(ShardReader(folder, shard), shard.blocks) for shard in schema.splits["train"].shards]
+    blocks = [(reader, block) for reader, count in readers for block in range(count)]
+    reading = _median_cpu(lambda: [len(reader.read(block)) for reader, block in blocks], seconds / 4) / examples
+    return {
+        "median": statistics.median(rates),
+        "fastest": max(rates),
+        "cpu": 1e6 * cpu,
+        "reading": 1e6 * reading,
+        "packing": 1e6 * packing,
+        "peak": peak,
+    }
+
+
+def _median_cpu(function: Callable[[], object], seconds: float) -> float:
+    """CPU seconds of this process, all threads together, that the median call takes."""
+    function()
+    taken: list[float] = []
+    deadline = time.perf_counter() + seconds
+    while len(taken) < 3 or time.perf_counter() < deadline:
+        start = time.process_time()
+        function()
+        taken.append(time.process_time() - start)
+    return statistics.median(taken)
 
 
 def _peak_bytes() -> float:

@@ -75,9 +75,9 @@ def _measured(report: harness.Report, tables: int, batch_size: int, interaction:
     columns |= {name: rng.random(batch_size, dtype=np.float32) for name in dense}
     columns |= {name: rng.integers(0, ROWS, batch_size, np.int32) for name in names}
     packer = once("packer", lambda: Packer(layout, dense=dense, cast="host"))
-    prepared, examples = packer.prepare(columns), np.arange(batch_size, dtype=np.int32)
-    batch = packer.pack(prepared, examples, batch_size)
-    again("pack and cast a batch", lambda: packer.pack(prepared, examples, batch_size))
+    prepared = packer.prepare(columns)
+    batch = packer.pack(prepared, batch_size)
+    again("pack and cast a batch", lambda: packer.pack(prepared, batch_size))
 
     def step() -> jax.Array:
         nonlocal state

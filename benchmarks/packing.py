@@ -57,7 +57,7 @@ def _packing(layout: EmbeddingLayout, column: Any, vocabulary: Any) -> Callable[
 
     def run() -> object:
         prepared = packer.prepare({"f": column})
-        return packer.pack(prepared, np.arange(prepared.examples, dtype=np.int32), prepared.examples)
+        return packer.pack(prepared, prepared.examples)
 
     return run
 

@@ -269,10 +269,10 @@ def test_columns_of_a_batch(name):
     )
     for columns, options in roles:
         with contextlib.suppress(DatasetError, ValueError):
-            prepare_columns(read_columns(columns, **options), plain=(), values=rows, **options)
+            prepare_columns(read_columns(columns, **options), values=rows, **options)
     try:
         read = read_columns({"c": column}, numbers=[], features=[ids])
-        packed = prepare_columns(read, numbers=[], features=[ids], plain=(), values=rows)
+        packed = prepare_columns(read, numbers=[], features=[ids], values=rows)
     except ValueError as error:
         assert "'c'" in str(error)  # noqa: PT017 (which types are packed is said below)
         assert name in {*TIMES, *REFUSED, "time32", "time64"} or any(

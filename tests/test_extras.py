@@ -17,7 +17,7 @@ import jrec
 from jrec import ops
 from jrec.data import pack_batch
 from jrec.data.packing import Packer
-from jrec.data.packing_columns import take
+from jrec.data.packing_columns import join
 from jrec.data.regroup import blank, gathered
 from jrec.data.schema import DatasetError
 from jrec.host.pipeline_batch import WholeBatches
@@ -59,8 +59,7 @@ def test_extras_are_packed_and_padded():
     packer = Packer(LAYOUT, dense=["x"], extras=list(EXTRAS))
     assert set(packer.columns) == set(COLUMNS)
     prepared = packer.prepare(COLUMNS)
-    joined = take([prepared, prepared], [np.array([2]), np.array([0, 1])])
-    found = packer.pack(joined, np.arange(3, dtype=np.int32), 4)
+    found = packer.pack(join([prepared.take(np.array([2])), prepared.cut(0, 2)]), 4)
     order = np.array([2, 0, 1])
     equal(found, pack(LAYOUT, {name: np.asarray(column)[order] for name, column in COLUMNS.items()}, batch_size=4))
 

@@ -5,13 +5,14 @@ import math
 
 import hypothesis
 import hypothesis.strategies as st
+import jax
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from jrec.data.blocks import ListColumn
 from jrec.data.packing import Packer, pack_batch
-from jrec.data.packing_columns import take
+from jrec.data.packing_columns import join
 from jrec.data.schema import DatasetError
 from jrec.ops.layout import POOLINGS, EmbeddingLayout, FeatureConfig, TableConfig
 
@@ -146,10 +147,29 @@ def test_batches_equal_the_reference(case, seed):
     packer = Packer(case.layout, dense=dense)
     prepared = packer.prepare(columns)
     order = rng.permutation(n).astype(np.int32)
-    check(case, packer.pack(prepared, order, case.batch_size), order)
-    first, second = order[: n // 2], order[n // 2 :]
-    joined = take([prepared, prepared], [first, second])
-    check(case, packer.pack(joined, np.arange(n, dtype=np.int32), case.batch_size), order)
+    check(case, packer.pack(prepared.take(order), case.batch_size), order)
+    begin, end = sorted(rng.integers(0, n + 1, 2).tolist())
+    check(case, packer.pack(prepared.take(order).cut(begin, end), case.batch_size), order[begin:end])
+    joined = join([prepared.take(order[:begin]), prepared.take(order[begin:])])
+    check(case, packer.pack(joined, case.batch_size), order)
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.uint32, np.int64])
+def test_lists_of_full_length_are_joined_with_others(pooling, dtype):
+    tables = [TableConfig(name=name, rows=300, dim=4) for name in "ab"]
+    features = [FeatureConfig(name="a", table="a", max_length=2, pooling=pooling), FeatureConfig(name="b", table="b")]
+    layout = EmbeddingLayout.build(tables, features)
+    packer = Packer(layout, label=None)
+    full, others = [[250, 1], [2, 3], [4, 4]], [[5], [], [6, 7]]
+    prepared = [packer.prepare({"a": lists(x, dtype), "b": np.arange(3)}) for x in (full, others)]
+    assert [isinstance(piece.ids["a"], ListColumn) for piece in prepared] == [False, True]
+    whole = {"a": lists(full + others, dtype), "b": np.array([0, 1, 2, 0, 1, 2])}
+    for pieces, order in ((prepared, [0, 1, 2, 3, 4, 5]), (prepared[::-1], [3, 4, 5, 0, 1, 2])):
+        expected = packer.pack(packer.prepare(whole).take(np.array(order)), 8)
+        jax.tree.map(np.testing.assert_array_equal, packer.pack(join(pieces), 8), expected)
+    expected = pack_batch(layout, {"a": lists(full, np.int64), "b": np.arange(3)}, label=None, batch_size=5)
+    jax.tree.map(np.testing.assert_array_equal, packer.pack(prepared[0], 5), expected)
 
 
 def reference_cast(bags, num_rows, capacity, unique):

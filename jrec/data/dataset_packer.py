@@ -79,7 +79,7 @@ def pack_encoded(packer: Packer, encoded: EncodedColumns, batch_size: int | None
     labels = np.zeros(encoded.examples, np.float32) if encoded.labels is None else encoded.labels
     prepared = packer.prepare({**encoded.by_name(), LABEL: labels})
     size = encoded.examples if batch_size is None else batch_size
-    return packer.pack(prepared, np.arange(encoded.examples, dtype=np.int32), size)
+    return packer.pack(prepared, size)
 
 
 def _check_layout(

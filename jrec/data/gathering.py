@@ -6,11 +6,9 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from jrec.batch import Batch
 from jrec.data.packing import CastPlace, Packer
-from jrec.data.packing_columns import PreparedColumns, take
+from jrec.data.packing_columns import PreparedColumns, join
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -31,8 +29,7 @@ class Gathered:
 
     def pack(self) -> Batch:
         """The batch."""
-        places = np.arange(self.columns.examples, dtype=np.int32)
-        return self.packer.pack(self.columns, places, self.batch_size, self.where)
+        return self.packer.pack(self.columns, self.batch_size, self.where)
 
 
 def joined(pieces: Sequence[tuple[Gathered, int, int]]) -> Gathered:
@@ -41,16 +38,19 @@ def joined(pieces: Sequence[tuple[Gathered, int, int]]) -> Gathered:
     Args:
       pieces: (batch, first place, last + 1).
     """
-    held = [(batch, np.arange(begin, min(stop, batch.columns.examples))) for batch, begin, stop in pieces]
+    held = []
+    for batch, begin, stop in pieces:
+        examples = batch.columns.examples
+        held.append((batch, range(min(begin, examples), min(stop, examples))))
 
     def where(k: int) -> str:
         for batch, places in held:
             if k < len(places):
-                return batch.where(int(places[k]))
+                return batch.where(places[k])
             k -= len(places)
         raise IndexError(k)
 
-    columns = take([batch.columns for batch, _ in held], [places for _, places in held])
+    columns = join([batch.columns.cut(places.start, places.stop) for batch, places in held])
     size = sum(stop - begin for _, begin, stop in pieces)
     return Gathered(packer=pieces[0][0].packer, columns=columns, batch_size=size, where=where)
 
@@ -77,12 +77,7 @@ class Gathering:
         return self._packer.prepare(columns)
 
     def pack(
-        self,
-        columns: PreparedColumns,
-        indices: np.ndarray,
-        batch_size: int,
-        where: Callable[[int], str] = "example {}".format,
+        self, columns: PreparedColumns, batch_size: int, where: Callable[[int], str] = "example {}".format
     ) -> Gathered:
-        """Gathers the examples ``indices``; see ``Packer``."""
-        gathered = take([columns], [indices])
-        return Gathered(packer=self._packer, columns=gathered, batch_size=batch_size, where=where)
+        """Leaves the examples as they are; see ``Packer``."""
+        return Gathered(packer=self._packer, columns=columns, batch_size=batch_size, where=where)

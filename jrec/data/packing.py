@@ -7,6 +7,7 @@ needs no dataset folder; the loader packs with the same code.
 
 from __future__ import annotations
 
+import dataclasses
 import mmap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args
@@ -16,11 +17,18 @@ import numpy as np
 from jrec.batch import Batch
 from jrec.data import packing_kernels as kernels
 from jrec.data.blocks import LABEL, ListColumn
-from jrec.data.packing_columns import PreparedColumns, ReadColumns, needed_columns, prepare_columns, read_columns
+from jrec.data.packing_columns import (
+    PreparedColumns,
+    ReadColumns,
+    as_matrix,
+    needed_columns,
+    prepare_columns,
+    read_columns,
+)
 from jrec.data.schema import DatasetError
 from jrec.data.value_rows import AnyVocabulary, TableVocabulary, ValueRows, vocabulary_of
 from jrec.ops.host_cast import with_cast
-from jrec.ops.layout import MAX_ROWS, EmbeddingLayout, Stack, StackedFeature
+from jrec.ops.layout import MAX_ROWS, EmbeddingLayout, FeatureConfig, Stack, StackedFeature
 from jrec.ops.types import Bags
 
 OnBadId = Literal["raise", "clip", "oov"]
@@ -100,7 +108,7 @@ def pack_batch(
     )
     prepared = packer.prepare(columns)
     size = prepared.examples if batch_size is None else batch_size
-    return packer.pack(prepared, np.arange(prepared.examples, dtype=np.int32), size)
+    return packer.pack(prepared, size)
 
 
 class Packer:
@@ -135,12 +143,6 @@ class Packer:
         self._values = ValueRows(vocabularies=known, oov_rows=self.oov_rows if on_bad_id == "oov" else None)
         self._features = [config for config, _ in layout.features]
         self._numbers = [*([] if label is None else [label]), *self.dense]
-        # Ids of these come from a plain column without a detour over lists.
-        self._plain = {
-            name
-            for name, places in layout.places.items()
-            if all(s.padded_length == 1 and s.features[i].config.max_length == 1 for s, i in places)
-        }
 
     @property
     def columns(self) -> list[str]:
@@ -156,14 +158,18 @@ class Packer:
 
         What is right already is not copied: pack it before the columns are written to.
         """
-        return prepare_columns(
+        prepared = prepare_columns(
             columns if isinstance(columns, ReadColumns) else self.read(columns),
             numbers=self._numbers,
             features=self._features,
-            plain=self._plain,
             values=self._values,
             extras=self.extras,
         )
+        ids = {
+            feature.name: column if feature.weighted else as_matrix(column, feature.max_length)
+            for feature, column in zip(self._features, prepared.ids.values(), strict=True)
+        }
+        return dataclasses.replace(prepared, ids=ids)
 
     def _checked_vocabularies(self, vocabularies: Mapping[str, AnyVocabulary]) -> dict[str, TableVocabulary]:
         """The vocabularies of the layout's tables; others, as of a dataset's other tables, are left out."""
@@ -181,52 +187,39 @@ class Packer:
         return known
 
     def pack(
-        self,
-        columns: PreparedColumns,
-        indices: np.ndarray,
-        batch_size: int,
-        where: Callable[[int], str] = "example {}".format,
+        self, columns: PreparedColumns, batch_size: int, where: Callable[[int], str] = "example {}".format
     ) -> Batch:
-        """Packs the examples ``indices``, (n,) int32, of the columns into a batch of ``batch_size >= n``.
+        """Packs examples into a batch of ``batch_size``, which is at least their number.
 
         Args:
-          columns: From ``prepare``.
-          indices: Which examples, in which order.
+          columns: From ``prepare``; ``take`` and ``cut`` choose among its examples.
           batch_size: Static size of the batch.
-          where: Names the place of the example at a position of ``indices``, for messages.
+          where: Names the place of the example at a position of the columns, for messages.
         """
-        if len(indices) > batch_size:
-            raise ValueError(f"{len(indices)} examples do not fit into a batch of {batch_size}")
-        return _Pack(self, columns, indices, batch_size, where).batch()
+        if columns.examples > batch_size:
+            raise ValueError(f"{columns.examples} examples do not fit into a batch of {batch_size}")
+        return _Pack(self, columns, batch_size, where).batch()
 
 
 class _Pack:
     """One batch in the making."""
 
-    def __init__(
-        self,
-        packer: Packer,
-        columns: PreparedColumns,
-        indices: np.ndarray,
-        batch_size: int,
-        where: Callable[[int], str],
-    ):
-        self.packer, self.columns, self.indices = packer, columns, indices
+    def __init__(self, packer: Packer, columns: PreparedColumns, batch_size: int, where: Callable[[int], str]):
+        self.packer, self.columns = packer, columns
         self.batch_size, self.where = batch_size, where
         self.fault = np.full(3, -1, np.int64)
 
     def batch(self) -> Batch:
-        n, size = len(self.indices), self.batch_size
+        packer, n, size = self.packer, self.columns.examples, self.batch_size
         mask = np.zeros(size, np.float32)
         mask[:n] = 1
         labels = np.zeros((size, 1), np.float32)
-        if self.packer.label is not None:
-            self._gather_numbers(self.packer.label, labels, 0)
-        dense = np.zeros((size, len(self.packer.dense)), np.float32)
-        for j, name in enumerate(self.packer.dense):
-            self._gather_numbers(name, dense, j)
-        bags = {name: self._bags(stack) for name, stack in self.packer.layout.stacks.items()}
-        extras = {name: self._extra(self.columns.extras[name]) for name in self.packer.extras}
+        if packer.label is not None:
+            self._numbers([packer.label], labels[:n])
+        dense = np.zeros((size, len(packer.dense)), np.float32)
+        self._numbers(packer.dense, dense[:n])
+        bags = {name: self._bags(stack) for name, stack in packer.layout.stacks.items()}
+        extras = {name: self._extra(self.columns.extras[name]) for name in packer.extras}
         # Batch names the arrays as jax.Array; on the host they are NumPy's.
         arrays: Any = {"dense": dense, "labels": labels[:, 0], "mask": mask, "extras": extras}
         batch = Batch(bags=bags, **arrays)
@@ -235,18 +228,19 @@ class _Pack:
 
     def _extra(self, values: np.ndarray) -> np.ndarray:
         extra = np.zeros((self.batch_size, *values.shape[1:]), values.dtype)
-        extra[: len(self.indices)] = values[self.indices]
+        extra[: len(values)] = values
         return extra
 
-    def _gather_numbers(self, name: str, out: np.ndarray, column: int) -> None:
-        values = self.columns.numbers[name]
-        kernels.gather_numbers(values, self.indices, out, column, self.fault)
-        if self.fault[0] >= 0:
-            k = int(self.fault[0])
-            raise DatasetError(
-                f"{name!r} is {values[self.indices[k]]} in {self.where(k)}; replace or filter such values when the data"
-                " is prepared"
-            )
+    def _numbers(self, names: Sequence[str], out: np.ndarray) -> None:
+        for j, name in enumerate(names):
+            out[:, j] = self.columns.numbers[name]
+        finite = np.isfinite(out)
+        if finite.all():
+            return
+        j, k = np.argwhere(~finite.T)[0].tolist()
+        raise DatasetError(
+            f"{names[j]!r} is {out[k, j]} in {self.where(k)}; replace or filter such values when the data is prepared"
+        )
 
     def _bags(self, stack: Stack) -> Bags:
         weights = np.zeros(stack.capacity(self.batch_size), np.float32) if stack.weighted else _NO_WEIGHTS
@@ -257,7 +251,7 @@ class _Pack:
 
     def _padded(self, stack: Stack, weights: np.ndarray) -> tuple[np.ndarray, None]:
         ids = np.empty(stack.capacity(self.batch_size), stack.address_dtype)
-        n, stop = len(self.indices), 0
+        n, stop = self.columns.examples, 0
         for feature in stack.features:
             config = feature.config
             start, stop = stop, stop + self.batch_size * config.max_length
@@ -267,21 +261,19 @@ class _Pack:
             rows = self._table_ids(feature, ids[start:middle])
             if isinstance(column, ListColumn):
                 shape = (n, config.max_length)
-                kernels.gather_padded(
+                kernels.address_padded(
                     column.offsets,
                     column.values,
                     self.columns.weights.get(config.name, _NO_WEIGHTS),
-                    self.indices,
                     *self._address(feature),
                     config.fixed_length,
-                    _SCALES.get(config.pooling, kernels.SUM),
+                    _scale(config),
                     rows.reshape(shape),
                     weights[start:middle].reshape(shape) if stack.weighted else _NO_WEIGHTS_2D,
                     self.fault,
                 )
             else:
-                kernels.gather_ids(column, self.indices, *self._address(feature), rows, self.fault)
-                weights[start:middle] = 1
+                self._matrix(feature, column, rows, weights[start:middle])
             self._check(feature)
             if feature.is_part:
                 place = (feature.first_row, feature.rows, feature.base)
@@ -295,26 +287,32 @@ class _Pack:
         for feature in stack.features:
             config, begin = feature.config, position
             column = self.columns.ids[config.name]
-            assert isinstance(column, ListColumn)  # prepare_columns saw to it
             bags = self.batch_size * config.bags_per_example
             ends = offsets[bag + 1 : bag + bags + 1]
             rows = self._table_ids(feature, ids)
-            position = kernels.gather_ragged(
-                column.offsets,
-                column.values,
-                self.columns.weights.get(config.name, _NO_WEIGHTS),
-                self.indices,
-                *self._address(feature),
-                config.max_length,
-                config.fixed_length,
-                _SCALES.get(config.pooling, kernels.SUM),
-                config.unpooled,
-                position,
-                rows,
-                weights,
-                ends,
-                self.fault,
-            )
+            if isinstance(column, ListColumn):
+                position = kernels.address_ragged(
+                    column.offsets,
+                    column.values,
+                    self.columns.weights.get(config.name, _NO_WEIGHTS),
+                    *self._address(feature),
+                    config.max_length,
+                    config.fixed_length,
+                    _scale(config),
+                    config.unpooled,
+                    position,
+                    rows,
+                    weights,
+                    ends,
+                    self.fault,
+                )
+            else:
+                position += column.size
+                self._matrix(feature, column, rows[begin:position], weights[begin:position])
+                each = 1 if config.unpooled else config.max_length
+                filled = column.size // each
+                ends[:filled] = np.arange(begin + each, position + 1, each)
+                ends[filled:] = position
             self._check(feature)
             if feature.is_part:
                 place = (feature.first_row, feature.rows, feature.base)
@@ -322,6 +320,12 @@ class _Pack:
             bag += bags
         ids[position:] = -1
         return ids, offsets
+
+    def _matrix(self, feature: StackedFeature, column: np.ndarray, rows: np.ndarray, weights: np.ndarray) -> None:
+        """The rows of a feature that has max_length ids in every example, and their weights if the stack has any."""
+        length = feature.config.max_length
+        kernels.address_ids(column.reshape(-1), length, *self._address(feature), rows, self.fault)
+        weights[:] = kernels.weight_factor(_scale(feature.config), length)
 
     @staticmethod
     def _table_ids(feature: StackedFeature, ids: np.ndarray) -> np.ndarray:
@@ -362,6 +366,11 @@ class _Pack:
             f"feature {config.name!r} has {value} ids in {self.where(k)}, but {wanted} max_length={config.max_length}"
             " are promised; raise max_length or cut such examples when the data is prepared"
         )
+
+
+def _scale(config: FeatureConfig) -> int:
+    """How a feature's weights depend on the lengths of its bags, as the kernels take it."""
+    return _SCALES.get(config.pooling, kernels.SUM)
 
 
 def _checked_oov_rows(

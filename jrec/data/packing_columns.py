@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, cast
 
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
+from jrec.data import packing_kernels as kernels
 from jrec.data.blocks import WEIGHT_SUFFIX
 from jrec.data.column_forms import Form, array_of, by_name, form_of
-from jrec.data.columns import Column, ListColumn, concatenate, count_examples, gather
+from jrec.data.columns import Column, ListColumn, concatenate, count_examples, cut
 from jrec.data.schema import DatasetError
 from jrec.data.value_rows import ValueRows
 from jrec.ops.layout import FeatureConfig
@@ -40,7 +41,8 @@ class PreparedColumns:
     Attributes:
       examples: How many there are.
       numbers: Labels and dense features by name, (examples,) float32.
-      ids: By feature name, (examples,) integers or a ``ListColumn``: rows, or uint64 keys that are yet to get rows.
+      ids: By feature name, (examples,) or (examples, length) integers, or a ``ListColumn``: rows, or uint64 keys that
+        are yet to get rows.
       weights: Values by feature name, float32, parallel to the values of the feature's ``ListColumn``.
       extras: Further arrays by name, (examples, ...).
     """
@@ -50,6 +52,30 @@ class PreparedColumns:
     ids: Mapping[str, Column]
     weights: Mapping[str, np.ndarray]
     extras: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+
+    def cut(self, start: int, stop: int) -> PreparedColumns:
+        """The examples from ``start`` to ``stop``, which arrays show where they are."""
+        return self._each(stop - start, lambda column: cut(column, start, stop))
+
+    def take(self, indices: np.ndarray) -> PreparedColumns:
+        """The examples ``indices``, (n,) integers, in this order, as fresh arrays."""
+        return self._each(len(indices), lambda column: _taken(column, indices))
+
+    def _each(self, examples: int, chosen: Callable[[Column], Column]) -> PreparedColumns:
+        def arrays(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+            return {name: cast("np.ndarray", chosen(column)) for name, column in columns.items()}
+
+        def values(ids: Column, weights: np.ndarray) -> np.ndarray:
+            assert isinstance(ids, ListColumn)  # prepare_columns makes lists of weighted features
+            return cast("ListColumn", chosen(ListColumn(ids.offsets, weights))).values
+
+        return PreparedColumns(
+            examples=examples,
+            numbers=arrays(self.numbers),
+            ids={name: chosen(column) for name, column in self.ids.items()},
+            weights={name: values(self.ids[name], weights) for name, weights in self.weights.items()},
+            extras=arrays(self.extras),
+        )
 
 
 def needed_columns(
@@ -111,7 +137,6 @@ def prepare_columns(
     *,
     numbers: Collection[str],
     features: Collection[FeatureConfig],
-    plain: Collection[str],
     values: ValueRows,
     extras: Collection[str] = (),
 ) -> PreparedColumns:
@@ -121,7 +146,6 @@ def prepare_columns(
       columns: From ``read_columns``.
       numbers: Names of labels and dense features.
       features: The categorical features to read.
-      plain: Features among them that are to stay plain arrays if they are; the others become lists.
       values: Which rows values have.
       extras: Names of the further arrays.
 
@@ -142,7 +166,7 @@ def prepare_columns(
         if feature.weighted:
             column = _as_lists(column)
             weights[name] = _weights(name, columns.forms[name + WEIGHT_SUFFIX], form)
-        ids[name] = column if name in plain else _as_lists(column)
+        ids[name] = column
         lengths[name] = count_examples(column)
     if len(set(lengths.values())) > 1:
         raise ValueError(f"columns must be equally long, but have {lengths}")
@@ -150,35 +174,38 @@ def prepare_columns(
     return PreparedColumns(examples=examples, numbers=found_numbers, ids=ids, weights=weights, extras=found_extras)
 
 
-def take(prepared: Sequence[PreparedColumns], indices: Sequence[np.ndarray]) -> PreparedColumns:
-    """The examples ``indices[i]`` of ``prepared[i]``, one after the other, for batches that span several windows."""
+def join(pieces: Sequence[PreparedColumns]) -> PreparedColumns:
+    """The examples of all pieces, one after the other."""
 
-    def gather_ids(name: str) -> Column:
-        return concatenate([gather(p.ids[name], i) for p, i in zip(prepared, indices, strict=True)])
+    def joined(columns: Sequence[Column]) -> Column:
+        if any(isinstance(column, ListColumn) for column in columns):
+            columns = [_as_lists(column) for column in columns]
+        return concatenate(columns)
 
-    def gather_weights(name: str) -> np.ndarray:
-        pieces = []
-        for p, i in zip(prepared, indices, strict=True):
-            ids = p.ids[name]
-            assert isinstance(ids, ListColumn)  # prepare_columns makes lists of weighted features
-            pieces.append(gather(ListColumn(ids.offsets, p.weights[name]), i))
-        column = concatenate(pieces)
-        assert isinstance(column, ListColumn)
-        return column.values
-
-    def gather_arrays(arrays: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
-        return {
-            name: np.concatenate([of_window[name][i] for of_window, i in zip(arrays, indices, strict=True)])
-            for name in arrays[0]
-        }
+    def arrays(named: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+        return {name: np.concatenate([arrays[name] for arrays in named]) for name in named[0]}
 
     return PreparedColumns(
-        examples=sum(map(len, indices)),
-        numbers=gather_arrays([p.numbers for p in prepared]),
-        extras=gather_arrays([p.extras for p in prepared]),
-        ids={name: gather_ids(name) for name in prepared[0].ids},
-        weights={name: gather_weights(name) for name in prepared[0].weights},
+        examples=sum(piece.examples for piece in pieces),
+        numbers=arrays([piece.numbers for piece in pieces]),
+        ids={name: joined([piece.ids[name] for piece in pieces]) for name in pieces[0].ids},
+        weights=arrays([piece.weights for piece in pieces]),
+        extras=arrays([piece.extras for piece in pieces]),
     )
+
+
+def as_matrix(column: Column, length: int) -> Column:
+    """(examples, length) if every example has ``length`` values, else lists.
+
+    Only a matrix is read without looking up where each example begins.
+    """
+    if not isinstance(column, ListColumn):
+        return column.reshape(-1, 1) if length == 1 else _as_lists(column)
+    examples = len(column.offsets) - 1
+    full = column.values.size == examples * length
+    if full and np.array_equal(column.offsets, np.arange(examples + 1) * length):
+        return column.values.reshape(examples, length)
+    return column
 
 
 def _numbers(name: str, values: np.ndarray) -> np.ndarray:
@@ -253,7 +280,19 @@ def _present(form: Form) -> Form:
 def _as_lists(column: Column) -> ListColumn:
     if isinstance(column, ListColumn):
         return column
-    return ListColumn(np.arange(len(column) + 1, dtype=np.int64), column)
+    each = column.size // max(1, len(column))
+    return ListColumn(np.arange(len(column) + 1, dtype=np.int64) * each, column.reshape(-1))
+
+
+def _taken(column: Column, indices: np.ndarray) -> Column:
+    if not isinstance(column, ListColumn):
+        return column.take(indices, axis=0)
+    starts = column.offsets[indices]
+    offsets = np.zeros(len(indices) + 1, np.int64)
+    np.cumsum(column.offsets[indices + 1] - starts, out=offsets[1:])
+    values = np.empty(offsets[-1], column.values.dtype)
+    kernels.copy_lists(column.values, starts, offsets, values)
+    return ListColumn(offsets, values)
 
 
 def _weights(name: str, weights: Form, ids: Form) -> np.ndarray:

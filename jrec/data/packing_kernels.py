@@ -1,4 +1,4 @@
-"""Numba kernels that pack columns into batches: one pass gathers, checks the range and adds the table's address.
+"""Numba kernels that pack columns into batches: one pass checks ids and adds their table's address.
 
 Every kernel reports its first fault in ``fault``, (3,) int64: position in the batch, kind, offending value. The kernels
 release the GIL, so that the loader's threads run them side by side. ``order`` is the row that takes the place of every
@@ -24,46 +24,39 @@ def _report(fault, position, kind, value):
 
 
 @compiled
-def gather_numbers(values, indices, out, column, fault):
-    """``out[k, column] = values[indices[k]]``; NaN and infinity are faults."""
-    for k in range(indices.size):
-        value = values[indices[k]]
-        out[k, column] = value
-        if not np.isfinite(value):
-            _report(fault, k, BAD_NUMBER, 0)
-            return
-
-
-@compiled
-def gather_ids(values, indices, base, rows, policy, oov_row, order, out, fault):
-    """``out[k] = base + order[values[indices[k]]]`` for features of one id an example."""
-    for k in range(indices.size):
-        raw = np.int64(values[indices[k]])
+def address_ids(values, length, base, rows, policy, oov_row, order, out, fault):
+    """``out[k] = base + order[values[k]]`` for features of ``length`` ids in every example."""
+    bad = order.size > 0
+    for k in range(values.size):  # without a branch, so that it is vectorized: 0.1 ns an id
+        bad |= np.uint64(values[k]) >= np.uint64(rows)
+        out[k] = base + np.int64(values[k])
+    if not bad:
+        return
+    for k in range(values.size):
+        raw = np.int64(values[k])
         if raw < 0 or raw >= rows:
             if policy == RAISE:
-                _report(fault, k, BAD_ID, raw)
+                _report(fault, k // length, BAD_ID, raw)
                 return
             raw = oov_row if policy == OOV else (0 if raw < 0 else rows - 1)
         out[k] = base + (np.int64(order[raw]) if order.size else raw)
 
 
 @compiled
-def gather_padded(
-    offsets, values, weights, indices, base, rows, policy, oov_row, order, exact, scale, out, out_weights, fault
-):
+def address_padded(offsets, values, weights, base, rows, policy, oov_row, order, exact, scale, out, out_weights, fault):
     """Fills ``out``, (examples, max_length), with addresses, -1 behind an example's last id; and the weights.
 
     ``weights`` of size 0 means ones; ``out_weights`` of size 0 means that the stack has none. ``exact`` demands
     max_length ids of every example.
     """
     max_length = out.shape[1]
-    for k in range(indices.size):
-        start = offsets[indices[k]]
-        length = offsets[indices[k] + 1] - start
+    for k in range(offsets.size - 1):
+        start = offsets[k]
+        length = offsets[k + 1] - start
         if length > max_length or (exact and length != max_length):
             _report(fault, k, BAD_LENGTH, length)
             return
-        factor = _factor(scale, length)
+        factor = weight_factor(scale, length)
         for j in range(max_length):
             if j >= length:
                 out[k, j] = -1
@@ -86,11 +79,10 @@ def gather_padded(
 
 
 @compiled
-def gather_ragged(
+def address_ragged(
     offsets,
     values,
     weights,
-    indices,
     base,
     rows,
     policy,
@@ -109,16 +101,16 @@ def gather_ragged(
     """Appends addresses to ``out`` from ``position`` and bag ends to ``out_offsets``; returns the new position.
 
     ``out_offsets`` has one entry a bag of this feature: one bag an example, or max_length where ``unpooled``. Bags
-    behind the last of ``indices`` are empty.
+    behind the last example's are empty.
     """
     bag = 0
-    for k in range(indices.size):
-        start = offsets[indices[k]]
-        length = offsets[indices[k] + 1] - start
+    for k in range(offsets.size - 1):
+        start = offsets[k]
+        length = offsets[k + 1] - start
         if length > max_length or (exact and length != max_length):
             _report(fault, k, BAD_LENGTH, length)
             return position
-        factor = _factor(scale, length)
+        factor = weight_factor(scale, length)
         for j in range(length):
             raw = np.int64(values[start + j])
             if raw < 0 or raw >= rows:
@@ -182,7 +174,17 @@ def keep_part_ragged(first, rows, base, begin, table_ids, ids, weights, offsets)
 
 
 @compiled
-def _factor(scale, length):
+def copy_lists(values, starts, offsets, out):
+    """``out[offsets[i]:offsets[i + 1]]`` becomes as many of ``values`` from ``starts[i]`` on."""
+    for i in range(starts.size):
+        start = starts[i] - offsets[i]
+        for k in range(offsets[i], offsets[i + 1]):
+            out[k] = values[start + k]
+
+
+@compiled
+def weight_factor(scale, length):
+    """What the weights of a bag of ``length`` ids are multiplied by."""
     if scale == SUM or length == 0:
         return np.float32(1.0)
     if scale == MEAN:

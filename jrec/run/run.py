@@ -226,9 +226,9 @@ class Run:
         size = batch_size or max(1, prepared.examples)
         parts = []
         for begin in range(0, max(1, prepared.examples), size):
-            chosen = np.arange(begin, min(begin + size, prepared.examples), dtype=np.int32)
-            logits = self.predictions.of_batch(packer.pack(prepared, chosen, size))
-            parts.append(jax.tree.map(lambda array, count=chosen.size: np.asarray(array)[:count], logits))
+            chosen = prepared.cut(begin, min(begin + size, prepared.examples))
+            logits = self.predictions.of_batch(packer.pack(chosen, size))
+            parts.append(jax.tree.map(lambda array, count=chosen.examples: np.asarray(array)[:count], logits))
         return jax.tree.map(lambda *arrays: np.concatenate(arrays), *parts)
 
     def flush(self) -> None:

@@ -205,7 +205,7 @@ class ItemPacker:
             return item.pack()
         prepared = item if isinstance(item, PreparedColumns) else self._packer.prepare(item)
         size = -(-(self._size or prepared.examples) // self._shared) * self._shared
-        return self._packer.pack(prepared, np.arange(prepared.examples, dtype=np.int32), size)
+        return self._packer.pack(prepared, size)
 
 
 def _copied(batch: Batch) -> Batch:

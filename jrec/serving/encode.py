@@ -89,7 +89,6 @@ class RowNumbers:
             read,
             numbers=self._dense,
             features=self._features,
-            plain={feature.name for feature in self._features},
             values=ValueRows(vocabularies=self._vocabularies),
         )
         numbers = np.empty((prepared.examples, len(self._dense)), np.float32)
