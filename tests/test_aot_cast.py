@@ -42,6 +42,10 @@ def test_two_launches_follow_the_sort(form, rows):
     assert [mosaic for _, mosaic in launches[sort + 1 :]] == [True, True]
     assert len(launches[:sort]) == 1
     assert set(modules) == {"cast_count", "cast_write"} | ({"cast_keys"} if form == "ragged" else set())
+    # A sort of one key and one value is CUB's on a GPU. Of more operands it would be XLA's, about a hundred kernels.
+    key = "u8" if rows < 2**8 else "u16" if rows < 2**16 else "s32"
+    (sorted_,) = re.findall(r"= \((.*?)\) sort\(", compiled.as_text())
+    assert re.findall(r"(\w+)\[", sorted_) == [key, "s32"]
     # The keys, for ragged lookups their bags, and the counts; the positions and all the rest are results.
     width = 1 if rows < 2**8 else 2 if rows < 2**16 else 4
     kept = ids.size * (width + (4 if form == "ragged" else 0))
