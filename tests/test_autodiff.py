@@ -201,20 +201,6 @@ def test_hessian_vector_products_in_shard_map(implementation, check_vma):
     _assert_close(jax.jit(run)(tables, ids), jax.tree.map(lambda *parts: jnp.concatenate(parts), *want))
 
 
-@pytest.mark.parametrize("implementation", ONE)
-def test_gradient_of_a_table_that_all_devices_share(implementation):
-    """Inside ``shard_map`` the gradient of a replicated table is the sum over the devices' bags."""
-    case = Case(ragged=False)
-    ids = jnp.concatenate([case.ids, jnp.where(case.ids < 0, case.ids, ROWS - 1 - case.ids)])
-
-    def loss(table, ids):
-        return jnp.sum(jnp.sin(ops.embedding_bag(table, ids, implementation=implementation)))
-
-    mesh = Mesh(np.array(jax.devices()[:2]), ("x",))
-    run = jax.shard_map(jax.grad(loss), mesh=mesh, in_specs=(P(), P("x")), out_specs=P())
-    _assert_close(jax.jit(run)(case.table, ids), jax.grad(loss)(case.table, ids))
-
-
 def test_the_tables_gradient_is_a_casted_gather_reduce():
     """No scatter-add of lookups, in any order of derivatives."""
     case = Case(ragged=False)
@@ -226,34 +212,3 @@ def test_the_tables_gradient_is_a_casted_gather_reduce():
     names = {equation.primitive.name for equation in jax.make_jaxpr(product)(case.table).eqns}
     assert "jrec_bag_sums" in names
     assert not any("scatter" in name for name in names)
-
-
-def test_a_native_update_says_that_it_has_no_derivative():
-    case = Case(ragged=False)
-    optimizer = ops.SGD(learning_rate=0.1)
-    cast = ops.tensor_cast(case.ids, num_rows=ROWS)
-
-    def updated(gradients):
-        return ops.casted_update(optimizer, case.table, {}, cast, gradients, implementation="native")[0]
-
-    with pytest.raises(TypeError, match=r"'casted_update' has no derivative. Differentiate embedding_bag"):
-        jax.jvp(updated, (jnp.ones((BAGS, DIM)),), (jnp.ones((BAGS, DIM)),))
-
-
-@SLOW
-def test_tensor_train_tables_have_all_derivatives_by_the_naive_contraction():
-    shape = ops.TTShape.search(100, 4, ranks=2)
-    cores, ids = ops.tt_init(shape, jax.random.key(0)), jnp.array([[0, 99], [5, -1]], jnp.int32)
-
-    def loss(contraction):
-        return lambda cores: jnp.sum(jnp.sin(ops.tt_embedding_bag(cores, shape, ids, contraction=contraction)))
-
-    got = jax.jvp(jax.grad(loss("naive")), (cores,), (cores,))
-    _assert_close(got[0], jax.grad(loss("unique"))(cores))
-    step = 1e-3
-    above, below = (jax.grad(loss("naive"))(tuple(c * (1 + sign * step) for c in cores)) for sign in (1, -1))
-    jax.tree.map(
-        lambda g, a, b: np.testing.assert_allclose(g, (a - b) / (2 * step), rtol=1e-2, atol=1e-3), got[1], above, below
-    )
-    with pytest.raises(TypeError, match="no derivative"):
-        jax.grad(lambda cores: jnp.sum(jax.grad(loss("unique"))(cores)[0]))(cores)

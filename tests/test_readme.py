@@ -13,12 +13,14 @@ PAGES = {"README.md": "jrec.nn.DLRM", "docs/functional.md": "jrec.lookup"}
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_example_runs_and_learns(page):
-    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
-    assert PAGES[page] in example
-    out = io.StringIO()
-    # As a reader runs it: without the strictness of the tests.
-    with contextlib.redirect_stdout(out), jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        exec(compile(example, page, "exec"), {"__name__": "example"})
-    loss = float(re.fullmatch(r"loss (\d+\.\d+)\n", out.getvalue()).group(1))
-    assert loss < 0.6
+def test_examples_run_and_learn(page):
+    examples = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    assert PAGES[page] in examples[0]
+    names = {"__name__": "example"}
+    for example in examples:
+        out = io.StringIO()
+        # As a reader runs it: without the strictness of the tests.
+        with contextlib.redirect_stdout(out), jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+            exec(compile(example, page, "exec"), names)
+        loss = float(re.fullmatch(r"loss (\d+\.\d+)\n", out.getvalue()).group(1))
+        assert loss < 0.6

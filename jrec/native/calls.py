@@ -43,9 +43,8 @@ def without_derivative(name: str, run: Callable[..., Any]) -> Callable[..., Any]
 
 def _refuse_derivative(name: str, primals: Any, tangents: Any) -> Any:
     raise TypeError(
-        f"jrec's native kernel {name!r} has no derivative. Differentiate embedding_bag, gather_reduce or lookup, which"
-        " have all derivatives by tables and weights, or, for tensor-train tables, tt_embedding_bag(...,"
-        " contraction='naive')"
+        f"jrec's native kernel {name!r} has no derivative. Differentiate embedding_bag, gather_reduce, lookup or"
+        " tt_embedding_bag, which have all derivatives by tables, cores and weights, or name implementation='xla'"
     )
 
 

@@ -7,7 +7,7 @@
 Tables are plain arrays by name, of any dims and dtypes: on a GPU the kernels of all tables share their launches.
 Nothing here makes a gradient the size of a table, and everything works under jit, shard_map and donation. Where
 gradients of the tables themselves are wanted, use ``embedding_bag``: ``jax.grad`` of a function that calls ``lookup``
-gives the same, an array of each table's size. Updates have no derivative.
+gives the same, an array of each table's size. Updates have derivatives in XLA's implementation only.
 """
 
 from __future__ import annotations
