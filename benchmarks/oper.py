@@ -63,6 +63,7 @@ PAPER_TABLE2 = {  # mean MiB a link
 PAPER_TABLE3 = ((15.8, 71.6), (28.4, 80.1), (41.5, 88.3), (120.3, 99.1), (235.2, 99.1))  # seconds, degree of balance
 
 
+PAPERS = PlanOptions(rule="oper")
 MILP_CASES: tuple[tuple[int, Purpose, FrequencyRule, float], ...] = (
     (2, "training", "oper", 0.1),
     (2, "training", "oper", 0.002),
@@ -112,7 +113,7 @@ def table2(report: harness.Report, log: Log, profile: AccessProfile, case: str) 
         first = None
         for place, extra in enumerate(EXTRA):
             problem = problem_of(log, profile, purpose=purpose, extra_memory=extra)
-            planned = plan_placement(problem)
+            planned = plan_placement(problem, PAPERS)
             cost = planned.cost
             remote = cost.remote_bytes / MIB
             first = float(remote.mean()) if first is None else first
@@ -131,7 +132,7 @@ def table3(report: harness.Report, log: Log, profile: AccessProfile, case: str) 
     """Threshold against time and balance: the paper's algorithm, then with exchanges."""
     for threshold, (paper_seconds, paper_balance) in zip(THRESHOLDS, PAPER_TABLE3, strict=True):
         for name, exchanges in (("greedy", 0), ("oper", PlanOptions.exchanges)):
-            options = PlanOptions(threshold=threshold, refinements=0, exchanges=exchanges)
+            options = dataclasses.replace(PAPERS, threshold=threshold, refinements=0, exchanges=exchanges)
             problem = problem_of(log, profile)
             problem.ranked  # noqa: B018 - counted below, in `rows`
             planned = plan_placement(problem, options)
@@ -196,7 +197,7 @@ def _model_parallel_milp(
 def figure10(report: harness.Report, log: Log, profile: AccessProfile, case: str, folder: pathlib.Path | None) -> None:
     """Memory, lookups and communication of every strategy."""
     problem = problem_of(log, profile)
-    costs: dict[str, Cost] = {"oper": plan_placement(problem).cost}
+    costs: dict[str, Cost] = {"oper": plan_placement(problem, PAPERS).cost}
     costs["oper, per-device rule"] = plan_placement(problem, PlanOptions(rule="per-device")).cost
     costs |= {name: evaluate(problem, place(problem)) for name, place in BASELINES.items()}
     for name, cost in costs.items():
@@ -248,7 +249,7 @@ def all_reduce(report: harness.Report, log: Log, profile: AccessProfile, case: s
     A ring's all-reduce of n bytes sends 2 (M - 1) / M n; an all-gather sends M - 1 times what a device has touched.
     """
     problem = problem_of(log, profile, "a100-4x4", purpose="training", extra_memory=0.05)
-    pieces = plan_placement(problem).placement
+    pieces = plan_placement(problem, PAPERS).placement
     replicated = pieces.tier == REPLICATED
     devices = problem.devices
     rows = touched = union = 0.0

@@ -245,7 +245,8 @@ class PlanOf:
             return path
         cores = tt_option(problem, "word", RANK, first_rank=WHOLE_ROWS, required=True) if self.cores else None
         options = PlanOptions(tt=() if cores is None else (cores,))
-        plan = build_plan(problem, plan_placement(problem, options).placement, describe(problem, options))
+        planned = plan_placement(problem, options)
+        plan = build_plan(problem, planned.placement, describe(problem, options, planned))
         save_plan(self._scattered(plan), path)
         return path
 

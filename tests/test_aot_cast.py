@@ -4,6 +4,7 @@ import functools
 import re
 
 import aot
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -26,6 +27,17 @@ def _launches(hlo):
     lines = re.findall(r"^ +(?:ROOT )?(%[\w.-]+) = .*?[})\]] ([a-z][\w-]*)\((.*)$", entry, re.MULTILINE)
     names = [(re.search(r'op_name="([^"]*)"', rest), op, rest) for _, op, rest in lines if not re.fullmatch(quiet, op)]
     return [(f"{op} {name[1] if name else '?'}", '"mosaic_gpu' in rest) for name, op, rest in names]
+
+
+@pytest.mark.parametrize(("rows", "key"), [(200, "ui8"), (60_000, "ui16"), (1_000_000, "i32")])
+def test_the_sort_is_one_that_cub_takes(rows, key):
+    """One key, one value and one comparison. XLA would sort anything else by itself, in about a hundred kernels."""
+    cast = jax.jit(functools.partial(ops.tensor_cast, num_rows=rows, implementation="pallas"))
+    text = cast.trace(aot.shape((BAGS, LENGTH), jnp.int32)).lower(lowering_platforms=("cuda",)).as_text()
+    ((operands, compared),) = re.findall(r'"stablehlo\.sort"\((.*?)\).*?\(\{(.*?)\}\)', text, re.DOTALL)
+    assert operands.count("%") == 2
+    assert re.findall(r"stablehlo\.compare LT, .*tensor<(\w+)>, tensor<\w+>", compared) == [key]
+    assert compared.count("stablehlo") == 2  # the comparison, and what returns it
 
 
 @pytest.mark.parametrize("rows", [200, 60_000, 1_000_000, 2**31 - 1])

@@ -251,7 +251,8 @@ def world(tmp_path_factory):
         tables=tables_of(rows, 8, dtype="float32", slot_bytes=4), profile=profile, hardware=machine, batch_size=64
     )
     options = PlanOptions()
-    plan = build_plan(problem, plan_placement(problem, options).placement, describe(problem, options, data=schema.name))
+    planned = plan_placement(problem, options)
+    plan = build_plan(problem, planned.placement, describe(problem, options, planned, data=schema.name))
     save_plan(plan, folder / "plan")
     calibration = calibrate(data, CalibrateOptions(budget=30_000, small_bytes=4_000))
     calibration.save(folder / "hot.fae")

@@ -15,7 +15,8 @@ from jrec.access.profile import AccessProfile, TableProfile
 from jrec.data.schema import Schema
 from jrec.sharding.drift import describe, measure_drift, moved, options_of_plan
 from jrec.sharding.errors import PlanError
-from jrec.sharding.plan_file import load_plan
+from jrec.sharding.explain import explain
+from jrec.sharding.plan_file import load_plan, save_plan
 from jrec.sharding.planner import PlanOptions, plan_placement
 from jrec.sharding.plans import build_plan
 from tests.sharding_problems import problem_of, zipf_counts
@@ -149,11 +150,32 @@ def test_replan_tells_what_drift_costs_and_writes(data, tmp_path, capsys):
     assert not (tmp_path / "no").exists()
 
 
+def test_the_rule_is_told_and_older_plans_open(tmp_path):
+    """Plans that were made before there was a choice name their rule among their options alone."""
+    problem = problem_of([np.sort(zipf_counts(4000, total=200_000))[::-1]], extra_memory=0.02)
+    rows = {rule: plan_placement(problem, PlanOptions(rule=rule)) for rule in ("oper", "per-device")}
+    verdicts = {}
+    for rule, planned in rows.items():
+        options = PlanOptions(rule=rule)
+        now = describe(problem, PlanOptions(), planned)
+        for age, info in (("now", now), ("old", describe(problem, options, planned))):
+            if age == "old":
+                del info["rule"]
+            save_plan(build_plan(problem, planned.placement, info), tmp_path / age)
+            opened = load_plan(tmp_path / age)
+            assert options_of_plan(opened) == (options if age == "old" else PlanOptions())
+            assert measure_drift(opened, problem.profile).best.seconds <= planned.cost.seconds * (1 + 1e-9)
+            (verdicts[age, rule],) = re.findall(r"fetching it (\S+) times a step", explain(opened, "t0:1", problem))
+    assert verdicts["now", "oper"] == verdicts["old", "oper"] == "1.25"
+    assert verdicts["now", "per-device"] == verdicts["old", "per-device"] == "5"
+
+
 def test_drift_measures_the_plan_in_force():
     counts = np.sort(zipf_counts(4000, total=200_000))[::-1]
     problem = problem_of([counts], extra_memory=0.02)
     options = PlanOptions()
-    plan = build_plan(problem, plan_placement(problem, options).placement, describe(problem, options))
+    planned = plan_placement(problem, options)
+    plan = build_plan(problem, planned.placement, describe(problem, options, planned))
     same = measure_drift(plan, problem.profile, before=problem.profile)
     assert same.then is not None
     np.testing.assert_allclose(same.now.links, same.then.links)
@@ -174,7 +196,8 @@ def test_a_new_plan_moves_few_rows_and_is_as_balanced(purpose):
     counts = [rng.poisson(300_000 * w / w.sum()) for w in weights]
     problem = problem_of(counts, devices=8, extra_memory=0.02, purpose=purpose, memory=10**5)
     options = PlanOptions()
-    plan = build_plan(problem, plan_placement(problem, options).placement, describe(problem, options))
+    planned = plan_placement(problem, options)
+    plan = build_plan(problem, planned.placement, describe(problem, options, planned))
     later = []
     for number, w in enumerate(weights):
         trend = w * rng.lognormal(0.0, 0.5, len(w))  # everything by half as much again, or as much less

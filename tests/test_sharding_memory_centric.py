@@ -46,7 +46,7 @@ def planned(problem):
 
 @pytest.fixture(scope="module")
 def plan(problem, planned):
-    return build_plan(problem, planned.placement, describe(problem, PlanOptions()))
+    return build_plan(problem, planned.placement, describe(problem, PlanOptions(), planned))
 
 
 def test_rows_lie_balanced_on_the_chosen_devices_alone(problem, planned, plan):

@@ -9,7 +9,7 @@ import pytest
 
 from jrec.access.power_law import power_law_profile
 from jrec.errors import ConfigError
-from jrec.sharding import milp
+from jrec.sharding import milp, planner
 from jrec.sharding.balance import assign, loads_of, polish
 from jrec.sharding.baselines import BASELINES, access_greedy
 from jrec.sharding.cost import degree_of_balance, evaluate, replicated_seconds, sharded_seconds
@@ -103,6 +103,45 @@ def test_plans_hold_every_row_once_within_budgets_and_extra_memory(problem, slac
     p, i = np.nonzero(placement.path >= 0)
     source = placement.path[p, i]
     assert (placement.path[p, source] == source).all()
+
+
+@FEW
+@hypothesis.given(problems(), st.booleans())
+def test_the_default_is_never_costlier_than_either_rule(problem, again):
+    previous = build_plan(problem, plan_placement(problem, PlanOptions(rule="oper")).placement) if again else None
+    costs = {
+        rule: plan_placement(problem, PlanOptions(rule=rule), previous=previous).cost.seconds
+        for rule in ("oper", "per-device")
+    }
+    planned = plan_placement(problem, previous=previous)
+    assert planned.cost.seconds == min(costs.values()) == costs[planned.rule]
+
+
+def test_the_rule_whose_step_costs_less_is_taken():
+    problem = kaggle_like(extra_memory=0.5)
+    oper = plan_placement(problem, PlanOptions(rule="oper"))
+    planned = plan_placement(problem)
+    assert (oper.rule, planned.rule) == ("oper", "per-device")
+    assert planned.cost.seconds < 0.8 * oper.cost.seconds
+    assert plan_placement(dataclasses.replace(problem, purpose="inference")).rule == "oper"
+
+
+def test_a_rule_that_leaves_no_room_does_not_hinder_the_other(monkeypatch):
+    problem, by_rule = problem_of([zipf_counts(300)], extra_memory=0.1), planner._by_rule
+
+    def fails(refused):
+        def planned(problem, options, rule, previous):
+            if rule in refused:
+                raise PlanError(f"no room by {rule}")
+            return by_rule(problem, options, rule, previous)
+
+        monkeypatch.setattr(planner, "_by_rule", planned)
+        return plan_placement(problem)
+
+    assert fails(["oper"]).rule == "per-device"
+    assert fails(["per-device"]).rule == "oper"
+    with pytest.raises(PlanError, match="no room by oper"):
+        fails(["oper", "per-device"])
 
 
 def kaggle_like(**options):
@@ -394,7 +433,7 @@ def test_instances_that_would_not_end_are_refused():
         ({"threshold": 0.0}, "threshold is 0.0"),
         ({"target": 2.0}, "target is 2.0"),
         ({"refinements": -1}, "refinements is -1"),
-        ({"rule": "best"}, "rule is 'best'"),
+        ({"rule": "best"}, "rule is 'best'; choose cheapest, oper or per-device"),
     ],
 )
 def test_wrong_options_are_refused(options, message):

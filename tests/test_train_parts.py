@@ -61,7 +61,8 @@ def planned(dataset, *, first_row, table="C7", devices=2):
         extra_memory=0.2,
     )
     options = PlanOptions(tt=(tt_option(problem, table, 3, first_rank=first_row, required=True),))
-    return build_plan(problem, plan_placement(problem, options).placement, describe(problem, options))
+    planned = plan_placement(problem, options)
+    return build_plan(problem, planned.placement, describe(problem, options, planned))
 
 
 def test_a_plan_says_which_rows_are_whole_and_where_they_live(configure, dataset, tmp_path):

@@ -109,9 +109,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     search.add_argument(
         "--rule",
-        choices=("oper", "per-device"),
-        default="oper",
-        help="rule of replication in training: the paper's (default), or one that counts what devices serve at once",
+        choices=("cheapest", "oper", "per-device"),
+        default="cheapest",
+        help="rule of replication in training: the paper's, one that counts what devices serve at once, or the one of"
+        " them whose step costs less (default)",
     )
     search.add_argument(
         "--dedup", action="store_true", help="a device fetches a row once a step, however often it is used"
@@ -164,15 +165,16 @@ def run(args: argparse.Namespace) -> int:
     check_shared(problem, _batch_size(args, config))
     options = _options(args, problem, schema, config)
     planned = plan_placement(problem, options)
-    plan = build_plan(problem, planned.placement, describe(problem, options, data=schema.name))
+    plan = build_plan(problem, planned.placement, describe(problem, options, planned, data=schema.name))
     check_budget(plan, problem.hardware.memory)
     save_usable(plan, args.out, schema=schema, config=config)
     costs = {"oper": planned.cost}
     if problem.computes is not None:
-        costs |= _tables_on_all(problem, options)
+        hardware = dataclasses.replace(problem.hardware, tables_on=())
+        costs |= _also("tables on all", dataclasses.replace(problem, hardware=hardware), options)
     elif problem.purpose == "training" and problem.devices > 1:
-        other = "oper" if options.rule == "per-device" else "per-device"
-        costs[f"with --rule {other}"] = plan_placement(problem, dataclasses.replace(options, rule=other)).cost
+        other = "oper" if planned.rule == "per-device" else "per-device"
+        costs |= _also(f"with --rule {other}", problem, dataclasses.replace(options, rule=other))
     costs |= {name: evaluate(problem, placed_by(problem, place)) for name, place in BASELINES.items()}
     print(balance_table(costs))
     print(summary(problem, planned, plan))
@@ -191,17 +193,15 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _tables_on_all(problem: Problem, options: PlanOptions) -> dict[str, Cost]:
-    """What the same devices cost if all of them kept tables and computed, where the tables then fit."""
+def _also(name: str, problem: Problem, options: PlanOptions) -> dict[str, Cost]:
+    """What a plan of another kind costs, by its name, where the tables then fit."""
     from jrec.sharding.errors import PlanError
     from jrec.sharding.planner import plan_placement
 
-    hardware = dataclasses.replace(problem.hardware, tables_on=())
     try:
-        planned = plan_placement(dataclasses.replace(problem, hardware=hardware), options)
+        return {name: plan_placement(problem, options).cost}
     except PlanError:
         return {}
-    return {"tables on all": planned.cost}
 
 
 def _exact(seconds: float, problem: Problem, options: PlanOptions, planned: Planned) -> str:
@@ -224,10 +224,10 @@ def _exact(seconds: float, problem: Problem, options: PlanOptions, planned: Plan
         if len(finer) * problem.devices > _EXACT_PAIRS:
             break
         threshold, pieces = threshold / 2, finer
-    solved = milp.solve(problem, pieces, seconds=seconds, rule=options.rule)
+    solved = milp.solve(problem, pieces, seconds=seconds, rule=planned.rule)
     if solved.placement is None:
         return f"exact: {len(pieces):,} pieces, nothing found in {solved.seconds:.0f} s"
-    ours = milp.objective(problem, planned.placement, options.rule)
+    ours = milp.objective(problem, planned.placement, planned.rule)
     state = "optimum" if solved.optimal else f"best found, at most {100 * solved.gap:.1f} % above the optimum,"
     gap = 100 * (ours / solved.objective - 1) if solved.objective > 0 else 0.0
     optimum = f"{state} of {len(pieces):,} pieces {human_seconds(solved.objective)} in {solved.seconds:.1f} s"

@@ -78,14 +78,15 @@ def problem_of_plan(plan: Plan, profile: AccessProfile) -> Problem:
         raise PlanError(f"the plan and the access profile do not go together: {error}") from error
 
 
-def describe(problem: Problem, options: PlanOptions, **more: object) -> dict[str, object]:
-    """What ``problem_of_plan`` and ``options_of_plan`` need, for ``Plan.info``."""
+def describe(problem: Problem, options: PlanOptions, planned: Planned, **more: object) -> dict[str, object]:
+    """What ``problem_of_plan``, ``options_of_plan`` and explanations need, for ``Plan.info``."""
     return {
         "hardware": problem.hardware.to_json(),
         "batch_size": problem.batch_size,
         "extra_memory": problem.extra_memory,
         "dedup": problem.dedup,
         "options": dataclasses.asdict(options),
+        "rule": planned.rule,
         "profile": problem.profile.source,
         **more,
     }
@@ -137,7 +138,9 @@ def measure_drift(
         old = problem_of_plan(plan, before)
         then = evaluate(old, plan.placement(old))
     planned = plan_placement(problem, options, previous=None if anew else plan)
-    new = dataclasses.replace(build_plan(problem, planned.placement, describe(problem, options)), dataset=plan.dataset)
+    new = dataclasses.replace(
+        build_plan(problem, planned.placement, describe(problem, options, planned)), dataset=plan.dataset
+    )
     rows, size = moved(plan, new)
     return Drift(
         then=then,

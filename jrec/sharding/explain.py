@@ -86,6 +86,8 @@ def summary(problem: Problem, planned: Planned, plan: Plan) -> str:
     ]
     if plan.computes is not None:
         lines.insert(0, _who(plan))
+    elif cost.training and problem.devices > 1:
+        lines.insert(2, f"rule of replication: {planned.rule}")
     if tiers.host_bytes:
         lines.append(f"host memory: {human_bytes(tiers.host_bytes)} of rows, since the devices cannot hold all")
     lines.extend(
@@ -210,7 +212,8 @@ def _explain_row(plan: Plan, name: str, row: int, problem: Problem | None) -> st
     lines.append(f"  {access:.4g} accesses a step of {problem.batch_size:,} examples over all devices")
     if plan.purpose == "training" and plan.devices > 1 and plan.computes is None:
         needed = problem.hardware.p2p / problem.hardware.all_reduce
-        if plan.info.get("options", {}).get("rule") == "per-device":
+        asked = plan.info.get("options", {}).get("rule")  # all that older plans say
+        if plan.info.get("rule", asked) == "per-device":
             needed *= plan.devices
         verdict = "pays" if access > needed else "does not pay"
         lines.append(f"  a replica {verdict}: an all-reduce costs as much as fetching it {needed:.3g} times a step")

@@ -77,7 +77,7 @@ def plan(
     )
     options = PlanOptions() if options is None else options
     planned = plan_placement(problem, options)
-    made = build_plan(problem, planned.placement, describe(problem, options))
+    made = build_plan(problem, planned.placement, describe(problem, options, planned))
     check_budget(made, problem.hardware.memory)
     return made
 

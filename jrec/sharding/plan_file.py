@@ -19,6 +19,7 @@ from jrec.sharding.pieces import HOST, REPLICATED, SHARDED, TIER_NAMES
 from jrec.sharding.planner import PlanOptions
 from jrec.sharding.plans import ARRAYS, Plan
 from jrec.sharding.problem import PlanTable, Purpose
+from jrec.sharding.replicate import FrequencyRule
 
 KIND, VERSION = "jrec-plan", 3
 _REMEDY = "make it again with `jrec plan`"
@@ -46,6 +47,7 @@ class _Info:
     extra_memory: float | None = None
     dedup: bool | None = None
     options: PlanOptions | None = None
+    rule: FrequencyRule | None = None
     profile: str | None = None
     data: str | None = None
     core_bytes: float = 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from typing import Literal
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from jrec.sharding.partition import partition, span
 from jrec.sharding.pieces import HOST, REPLICATED, SHARDED, TT, Pieces, Placement, join
 from jrec.sharding.plans import Plan
 from jrec.sharding.problem import Problem
-from jrec.sharding.replicate import FrequencyRule, replicated_ranks
+from jrec.sharding.replicate import RULES, FrequencyRule, replicated_ranks
 from jrec.sharding.tiers import Marginal, Tiers, TTOption, choose_tiers, cuts_of
 
 DEFAULT_THRESHOLD = 0.001
@@ -35,7 +36,8 @@ class PlanOptions:
       target: The degree of balance at which refinement ends.
       refinements: How often the threshold may be halved.
       exchanges: Pairs of pieces that may change places after the greedy assignment; 0 is the paper's algorithm.
-      rule: Which rows are worth an all-reduce, see ``jrec.sharding.replicate.pays``.
+      rule: Which rows are worth an all-reduce in training: "oper", the paper's rule (§4.3), "per-device" (see
+        ``jrec.sharding.replicate.pays``), or "cheapest", the one of them whose plan costs less.
       host: Whether rows may live in host memory where they do not fit.
       tt: Tables that may live as tensor-train cores.
     """
@@ -44,7 +46,7 @@ class PlanOptions:
     target: float = 0.995
     refinements: int = 5
     exchanges: int = 400
-    rule: FrequencyRule = "oper"
+    rule: FrequencyRule | Literal["cheapest"] = "cheapest"
     host: bool = True
     tt: tuple[TTOption, ...] = ()
 
@@ -56,8 +58,8 @@ class PlanOptions:
         for name in ("refinements", "exchanges"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must not be negative")
-        if self.rule not in ("oper", "per-device"):
-            raise ConfigError(f"rule is {self.rule!r}; choose oper or per-device")
+        if self.rule not in ("cheapest", *RULES):
+            raise ConfigError(f"rule is {self.rule!r}; choose cheapest, {' or '.join(RULES)}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -68,6 +70,7 @@ class Planned:
       placement: Where every row lives.
       cost: What it costs.
       tiers: What was chosen where memory was short.
+      rule: The rule of replication that was taken; in inference and on devices that only keep tables it has no effect.
       threshold: The threshold at which refinement ended.
       tried: (threshold, degree of balance) of every round.
       seconds: How long planning took.
@@ -76,6 +79,7 @@ class Planned:
     placement: Placement
     cost: Cost
     tiers: Tiers
+    rule: FrequencyRule
     threshold: float
     tried: tuple[tuple[float, float], ...]
     seconds: float
@@ -96,7 +100,7 @@ def plan_placement(problem: Problem, options: PlanOptions | None = None, *, prev
         where that misses the target by more than a hundredth, planning begins anew.
 
     Returns:
-      The best round's placement.
+      The best round's placement; with the rule "cheapest" that of the rule whose step costs less.
 
     Raises:
       PlanError: If the tables do not fit.
@@ -104,11 +108,29 @@ def plan_placement(problem: Problem, options: PlanOptions | None = None, *, prev
     options = PlanOptions() if options is None else options
     if problem.computes is not None:
         return _on_keepers(problem, options, previous)
+    if options.rule != "cheapest":
+        return _by_rule(problem, options, options.rule, previous)
+    if problem.purpose != "training" or problem.devices == 1:
+        return _by_rule(problem, options, "oper", previous)
+    planned, errors = [], []
+    for rule in RULES:
+        try:
+            planned.append(_by_rule(problem, options, rule, previous))
+        except PlanError as error:  # what one rule replicates may leave the others' pieces too little room
+            errors.append(error)
+    if not planned:
+        raise errors[0]
+    best = min(planned, key=lambda one: one.cost.seconds)
+    return dataclasses.replace(best, seconds=sum(one.seconds for one in planned))
+
+
+def _by_rule(problem: Problem, options: PlanOptions, rule: FrequencyRule, previous: Plan | None) -> Planned:
+    """Plans, with replicas by one rule."""
     began = time.perf_counter()
-    tiers = choose_tiers(problem, options.tt, host=options.host, rule=options.rule)
+    tiers = choose_tiers(problem, options.tt, host=options.host, rule=rule)
     problem = problem.cut(cuts_of(tiers.tt))
     training = problem.purpose == "training"
-    hot = replicated_ranks(problem, tiers.kept, tiers.extra, options.rule)
+    hot = replicated_ranks(problem, tiers.kept, tiers.extra, rule)
     none = np.zeros_like(hot)
     apart = _apart(problem, tiers, hot if training else none)
     # Rows that inference will copy are balanced for themselves: a device that owned more of them would fetch less.
@@ -131,7 +153,7 @@ def plan_placement(problem: Problem, options: PlanOptions | None = None, *, prev
         threshold /= 2
     assert best is not None
     if previous is not None and best[0] < options.target:
-        fresh = plan_placement(problem, options)
+        fresh = _by_rule(problem, options, rule, None)
         if max(balance for _, balance in fresh.tried) > best[0] + _WORTH_MOVING:
             return fresh
     placement = join([*apart, best[2]], core_bytes=tiers.core_bytes, core_seconds=tiers.core_seconds)
@@ -144,6 +166,7 @@ def plan_placement(problem: Problem, options: PlanOptions | None = None, *, prev
         placement=placement,
         cost=evaluate(problem, placement),
         tiers=tiers,
+        rule=rule,
         threshold=best[1],
         tried=tuple(tried),
         seconds=time.perf_counter() - began,

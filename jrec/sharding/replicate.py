@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
 from jrec.sharding.problem import Problem
 
 FrequencyRule = Literal["oper", "per-device"]
+RULES: tuple[FrequencyRule, ...] = get_args(FrequencyRule)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
