@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import json
+import threading
 
 import hypothesis
 import hypothesis.strategies as st
@@ -285,6 +286,20 @@ def test_an_endless_run(dataset):
         sizes = [len(numbers(next(loader))) for _ in range(9)]
         assert sizes == [1000, 1000, 100] * 3
         assert loader.epoch == 3
+
+
+def test_a_windows_blocks_are_read_side_by_side(tmp_path, monkeypatch):
+    schema, read, both, met = write_dataset(tmp_path, [40], 10), ShardReader.read, threading.Barrier(2), []
+
+    def read_with_another(self, block):
+        if self.path.parent == tmp_path:  # threads of other tests may still read
+            met.append(both.wait(timeout=20))
+        return read(self, block)
+
+    monkeypatch.setattr(ShardReader, "read", read_with_another)
+    with make_loader(tmp_path, schema, LAYOUT, "train", LoaderConfig(batch_size=40, workers=2)) as loader:
+        assert sorted(numbers(loader.batch(0))) == list(range(40))
+    assert sorted(met) == [0, 0, 1, 1]
 
 
 def test_damage_in_the_middle_is_raised_and_can_be_retried(dataset, monkeypatch):

@@ -37,7 +37,7 @@ WEIGHT_SUFFIX = ":weight"
 # One record a chunk, so that a block is read without its neighbours. zstd:1 shrinks Criteo-like blocks to 40 % at a
 # third of a core per million examples/s of writing, a sixth of reading; higher levels and brotli gain under 2 %.
 _WRITE_OPTIONS = "group_size:1,zstd:1"
-# ArrayRecord holds the GIL while it compresses (0.43 s a million examples) and unpacks (0.14 s); Arrow does neither. So
+# ArrayRecord holds the GIL while it compresses (0.43 s a million examples), unlike Arrow; neither does to unpack. So
 # where threads that also work in Python write side by side, Arrow compresses column by column: lz4 to 74 % takes 0.27 s
 # and 0.08 s to unpack, where zstd:1 takes 0.5 s and 0.2 s to 48 %.
 _WRITE_COMPRESSED, _COLUMNS_CODEC = "group_size:1,uncompressed", "lz4"

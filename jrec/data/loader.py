@@ -138,6 +138,7 @@ def make_loader(
                 block_size=schema.block_size,
                 batches_ahead=config.prefetch + config.workers,
             ),
+            threads=config.workers,
         )
 
     def shared(count: int) -> BatchSource | SharesSource:
