@@ -2,12 +2,14 @@
 
 The run is one of ``jrec.distribute`` as a GPU has it: casts on the device, batches placed ahead by the feed's thread,
 the running AUC on the device, losses read one dispatch late. The step's body is emptied, so that what is left is the
-host's work. "steps a dispatch" says how many steps go to the device at once; "feed thread" is the CPU time of the
-thread that stacks and places batches. Both are floors of a step's time on a GPU, each on a core of its own.
+host's work. "steps a dispatch" says how many steps go to the devices at once; "feed thread" is the CPU time of the
+thread that cuts, stacks and places batches, which includes copies that a GPU makes by itself. Both are floors of a
+step's time on a GPU, each on a core of its own. Several devices are virtual ones; a batch is that of all of them, and
+its rows are dealt to them in turn.
 
 Examples:
   python -m benchmarks.feed
-  python -m benchmarks.feed --model dcnv2 --steps 16
+  python -m benchmarks.feed --model dcnv2 --steps 16 --devices 8
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ from jrec.train.report.running_auc import RunningAuc
 MODELS = {"kaggle": ("kaggle", 2048), "dcnv2": ("mlperf-dcnv2", 6912)}  # workload, batch
 ROWS = 1000  # of a table: no step reads them
 STEPS = (1, 16)
+DEVICES = (1, 8)
 
 
 def main() -> None:
@@ -43,19 +46,21 @@ def main() -> None:
     parser = harness.parser(__doc__)
     parser.add_argument("--model", nargs="+", choices=tuple(MODELS), default=list(MODELS))
     parser.add_argument("--steps", nargs="+", type=int, default=list(STEPS), help="steps a dispatch (default: 1 16)")
+    parser.add_argument("--devices", nargs="+", type=int, default=list(DEVICES), help="devices (default: 1 8)")
     arguments = parser.parse_args()
+    jax.config.update("jax_num_cpu_devices", max(arguments.devices))
     with harness.Report(arguments, "feed") as report:
-        for name, steps in itertools.product(arguments.model, arguments.steps):
+        for devices, name, steps in itertools.product(arguments.devices, arguments.model, arguments.steps):
             workload, batch = MODELS[name]
-            measure(report, workloads.WORKLOADS[workload].with_rows_capped(ROWS).with_batch(batch), steps)
+            measure(report, workloads.WORKLOADS[workload].with_rows_capped(ROWS).with_batch(batch), steps, devices)
 
 
-def measure(report: harness.Report, workload: workloads.Workload, steps: int) -> None:
+def measure(report: harness.Report, workload: workloads.Workload, steps: int, devices: int) -> None:
     """The CPU time of a step in the main thread and in the feed's."""
     packed = [models.batch(workload, seed=seed) for seed in range(4)]
     threads: dict[int, float] = {}
-    with _emptied(workload) as run, _thread_times(threads):
-        step = run.compile(metrics=RunningAuc.empty())
+    with _emptied(workload, devices) as run, _thread_times(threads):
+        step = run.compile(metrics=RunningAuc.empty(devices=None if run.mesh is None else devices))
         # A function makes a feed that works ahead, as on a GPU, of one step a dispatch, too.
         feed, before = run.feed(_repeated(packed), steps=lambda _: steps), None
         taken, least, seconds = 0, (20 if report.quick else 100) * steps, 0.0
@@ -69,7 +74,8 @@ def measure(report: harness.Report, workload: workloads.Workload, steps: int) ->
             before, taken = outputs, taken + steps
         seconds += time.thread_time()
         placing = sum(threads.values())
-    case = f"{workload.name}, batch {workload.batch:,}, {steps} steps a dispatch"
+    where = "one device" if devices == 1 else f"{devices} devices"
+    case = f"{workload.name}, batch {workload.batch:,}, {where}, {steps} steps a dispatch"
     report.add(case, "main thread, CPU time of a step", 1e3 * seconds / taken, "ms")
     report.add(case, "feed thread, CPU time of a step", 1e3 * placing / taken, "ms")
 
@@ -78,11 +84,14 @@ def _repeated(packed: list[Batch]) -> Iterator[Batch]:
     return itertools.cycle(packed)
 
 
-def _emptied(workload: workloads.Workload) -> Run:
+def _emptied(workload: workloads.Workload, devices: int) -> Run:
     """A run whose steps compute nothing."""
     model = DLRM(models.dense_part(workload), models.layout(workload), rngs=nnx.Rngs(0))
     rows = ops.RowWiseAdagrad(learning_rate=0.01)
-    run = jrec.distribute(model, SparseOptimizer(model, dense=optax.adagrad(0.01), embedding=rows), cast="none")
+    mesh = None if devices == 1 else jax.make_mesh((devices,), ("devices",), devices=jax.devices()[:devices])
+    run = jrec.distribute(
+        model, SparseOptimizer(model, dense=optax.adagrad(0.01), embedding=rows), mesh=mesh, cast="none"
+    )
 
     def nothing(
         state: FlatState, rows: StackRows, host: HostRows, batch: StepBatch, metrics: Metrics | None = None

@@ -26,7 +26,7 @@ from jrec.ops.row_optimizers import RowOptimizer
 from jrec.run.lookup_modes import LookupMode, LookupModes
 from jrec.run.mesh_arrays import Shapes, stacked
 from jrec.run.mesh_rows import replicated_capacity
-from jrec.run.partitioned_batch import BatchPartitioner, PartitionedBatch
+from jrec.run.partitioned_batch import BatchPartitioner, PartitionedBatch, plan_routers
 from jrec.run.step import CompiledRun, State, StepBatch, compile_run
 from jrec.sharding.contents import shard_capacity
 from jrec.sharding.cost import Cost
@@ -124,6 +124,20 @@ def mesh_batches(setup: Setup, batches: Sequence[PartitionedBatch]) -> list[Step
     for partitioned in batches:
         shapes.fit(partitioned, devices)
     return [stacked(partitioned.parts, devices, shapes) for partitioned in batches]
+
+
+def routed_by_devices(setup: Setup, partitioned: PartitionedBatch) -> StepBatch:
+    """A batch whose rows the devices find by themselves, in NumPy arrays, with the sizes that its parts need."""
+    (stack,), devices = setup.layout.planned_stacks, range(setup.devices)
+    examples = setup.workload.batch // len(setup.plan.compute_devices)
+    shapes = Shapes(setup.layout, setup.plan, examples=examples, headroom=1.0, send=setup.modes.send)
+    shapes.fit(partitioned, devices)
+    cut = BatchPartitioner(
+        setup.layout, setup.plan, devices=devices, first=0, count=setup.devices, cast=False, device_routed={stack.name}
+    )
+    ranges = plan_routers(setup.layout, setup.plan)[stack.name].ranges(devices)
+    made = stacked(cut(partitioned.batch).parts, devices, shapes)
+    return dataclasses.replace(made, places={stack.name: shapes.places(stack.name, ranges)})
 
 
 def modules(setup: Setup) -> tuple[DLRM, SparseOptimizer]:

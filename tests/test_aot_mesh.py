@@ -99,9 +99,13 @@ def test_no_table_travels_and_bytes_are_accounted_for(case):
 
 
 def test_local_rows_do_not_wait_for_remote_ones(case):
-    line, dim = case.batch.routes[case.setup.stack].remote.rows.shape[-1], case.setup.workload.dim
+    _check_overlap(case, case.batch.routes[case.setup.stack].remote.rows.shape[-1])
+
+
+def _check_overlap(case, line):
+    dim = case.setup.workload.dim
     begins = [i for i, s in enumerate(case.lines) if re.search(rf"= .*f32\[8,{line},{dim}\].* all-to-all-start\(", s)]
-    ends = [i for i, s in enumerate(case.lines) if "all-to-all-done(" in s]
+    ends = [i for i, s in enumerate(case.lines) if "all-to-all-done(" in s and i > begins[0]]
     between = "\n".join(case.lines[begins[0] : ends[0]])
     ((rows),) = case.rows.values()
     for array in (rows.sharded, rows.replicated):
@@ -152,3 +156,26 @@ def test_sent_lookups(exchange):
     rows = case.bytes_of(case.rows)
     assert rows <= case.compiled.memory_analysis().alias_size_in_bytes
     assert max(c.bytes for c in found) < 0.5 * rows
+
+
+@pytest.fixture(scope="module")
+def routed():
+    """Devices find rows by themselves, for 8 GPUs of one host."""
+    setup = scaling_step.planned(KAGGLE, HARDWARE[1])
+    partitioned = scaling_step.partitioned_of(setup, seed=0)
+    batch = scaling_step.routed_by_devices(setup, partitioned)
+    assert not batch.places[setup.stack].fits  # the loops over further windows are compiled
+    state, rows, lowered = scaling_step.lowered(setup, aot.mesh(DEVICES, axis=AXIS), batch, "cuda")
+    return Case(setup, batch, [], 0.0, state, rows, lowered.compile())
+
+
+def test_devices_that_route_copy_no_shard_and_send_no_table(routed):
+    memory, rows = routed.compiled.memory_analysis(), routed.bytes_of(routed.rows)
+    assert rows <= memory.alias_size_in_bytes  # updated in place, in the loop over windows, too
+    assert memory.temp_size_in_bytes < 0.25 * rows
+    found = scaling_step.collectives(routed.compiled.as_text(), DEVICES)
+    assert max(c.bytes for c in found) < 0.02 * rows
+
+
+def test_local_rows_of_devices_that_route_do_not_wait_for_remote_ones(routed):
+    _check_overlap(routed, routed.batch.places[routed.setup.stack].room.remote)

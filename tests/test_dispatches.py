@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from distribute_cases import DENSE, columns, layout_of, modules
+from distribute_cases import DENSE, columns, layout_of, mesh_of, modules
 from flax import nnx
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +15,7 @@ from test_distribute import placed
 
 import jrec
 from jrec import nn, ops
+from jrec.data.schema import DatasetError
 from jrec.errors import ConfigError
 from jrec.train.dispatches import steps_of_dispatches
 from jrec.train.report.running_auc import RunningAuc
@@ -65,6 +66,26 @@ def test_dispatches_have_the_bits_of_steps_one_by_one(cast):
     assert together[3] == [3, 3, 1, 1]  # what is left takes one dispatch each
     jax.tree.map(np.testing.assert_array_equal, together[:3], one_by_one[:3])
     assert np.unique(one_by_one[0]).size == 8
+
+
+def test_dispatches_of_a_mesh_have_the_bits_of_steps_one_by_one():
+    one_by_one, together = (
+        trained(jrec.distribute(*modules(layout_of()), mesh=mesh_of(4)), map(columns, range(5)), steps=k)
+        for k in (1, 2)
+    )
+    assert together[3] == [2, 2, 1]
+    jax.tree.map(np.testing.assert_array_equal, together[:3], one_by_one[:3])
+
+
+def test_an_error_comes_at_its_batch_of_a_dispatch():
+    items = [columns(n) for n in range(4)]
+    items[2] |= {"item": np.full(16, 99)}
+    run = jrec.distribute(*modules(layout_of()))
+    step, feed = run.compile(), run.feed(items, dense=DENSE, steps=4)
+    for _ in range(2):
+        step(next(feed))
+    with pytest.raises(DatasetError, match="99"):
+        next(feed)
 
 
 def test_dropout_and_batch_statistics_go_on_within_a_dispatch():
@@ -118,7 +139,7 @@ def placed_table(steps):
     return run.table("user")
 
 
-@pytest.mark.parametrize(("name", "reason"), [("host", "host_"), ("mesh", "mesh"), ("plan-four", "plan")])
+@pytest.mark.parametrize(("name", "reason"), [("host", "host_"), ("plan-four", "in host memory")])
 def test_batches_that_need_the_host_refuse_it(name, reason):
     with placed(name) as run, pytest.raises(ConfigError, match=f"several steps in one dispatch.*{reason}"):
         run.feed(map(columns, range(4)), dense=DENSE, steps=2)

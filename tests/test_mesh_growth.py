@@ -1,13 +1,18 @@
-"""Static sizes of a mesh's batches grow where a batch needs it, and change no bit."""
+"""Batches that need more than their static sizes: devices take windows, or sizes grow; no result changes."""
 
 import json
 
 import numpy as np
 import pytest
 from checkpoint_state import flatten
+from distribute_cases import DENSE, ROWS, columns, layout_of, mesh_of, modules
+from jax import monitoring
 from run_cases import configuring
 from skewed_log import skewed_dataset
 
+import jrec
+from jrec.run.mesh_setup import MeshSetup
+from jrec.run.options import MeshOptions
 from jrec.train.evaluate import restore_run
 from jrec.train.loop import train
 from jrec.train.report.logs import SIZES, read_records
@@ -62,7 +67,10 @@ def assert_same(folder, other):
 
 
 @pytest.mark.parametrize("form", ["retrieve", "send"])
-def test_sizes_grow_at_the_step_that_needs_it_with_the_bits_of_a_run_that_had_them(configure, capsys, form):
+def test_sizes_grow_at_the_step_that_needs_it_with_the_bits_of_a_run_that_had_them(
+    configure, capsys, monkeypatch, form
+):
+    monkeypatch.setattr(MeshSetup, "device_routed", frozenset())  # as where addresses need 64 bits
     large = train(configure(f"mesh.form={form}", "mesh.headroom=50", out="large"))
     assert not growth(large.folder)
     grown = train(configure(f"mesh.form={form}", out="grown"))
@@ -74,3 +82,39 @@ def test_sizes_grow_at_the_step_that_needs_it_with_the_bits_of_a_run_that_had_th
     assert all(after > before for before, after in kinds.values())
     assert f"step {records[0]['step']} needs larger buffers between devices" in capsys.readouterr().err
     assert json.loads((grown.folder / "timing.jsonl").read_text().splitlines()[0])["step"] == 1
+
+
+@pytest.mark.parametrize("form", ["retrieve", "send"])
+def test_windows_take_what_the_first_batches_had_no_room_for_without_a_new_program(configure, form):
+    large = train(configure(f"mesh.form={form}", "mesh.headroom=50", out="large"))
+    found = train(configure(f"mesh.form={form}", out="found"))
+    assert not growth(found.folder)
+    losses = [[r["loss"] for r in read_records(run.folder / "metrics.jsonl") if "loss" in r] for run in (found, large)]
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-6)
+    found, expected = arrays(found.folder), arrays(large.folder)
+    for path, leaf in expected.items():
+        np.testing.assert_allclose(found[path], leaf, rtol=1e-5, atol=1e-6, err_msg=path)
+
+
+@pytest.mark.slow
+def test_a_thousand_steps_of_drifting_ids_have_one_program_and_one_devices_losses():
+    def drifting():
+        for number in range(1000):
+            made, rng = columns(number, 64), np.random.default_rng(number)
+            made["user"] = rng.zipf(3 - 1.95 * number / 1000, 64) % ROWS["user"]  # few rows at first
+            yield made
+
+    def losses(**where):
+        with jrec.distribute(*modules(layout_of()), **where) as run:
+            step, found = run.compile(), []
+            for number, batch in enumerate(run.feed(drifting(), dense=DENSE)):
+                if number == 5:
+                    compiled.clear()
+                found.append(float(step(batch)[0]))
+            return found
+
+    compiled = []
+    monitoring.register_event_duration_secs_listener(lambda name, *_, **__: compiled.append(name))
+    on_mesh = losses(mesh=mesh_of(4), mesh_options=MeshOptions(headroom=1))
+    assert not [name for name in compiled if "compile" in name]
+    np.testing.assert_allclose(on_mesh, losses(), rtol=1e-4)

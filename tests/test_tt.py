@@ -23,6 +23,7 @@ from jrec.ops.tt import (
     tt_lookup,
 )
 from jrec.ops.tt import contract as contractions
+from jrec.ops.tt import lookup as phases
 from jrec.ops.tt.index import tt_index
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -469,9 +470,11 @@ def test_explain_says_what_and_why():
     assert set(choice.forward_seconds) == {"naive", "unique", "dense", "sample"}
     assert choice.forward_seconds[choice.forward] == min(choice.forward_seconds.values())
     assert set(explain(shape.search(1000, 16, num_cores=2, ranks=4), 64).backward_seconds) == {"unique"}
-    # Bags of a thousand rows with one prefix each, that no other bag has.
+    # Bags of 164 rows with one prefix each, that no other bag has; products of long rows cost more than sums.
     alone = TTTraffic(lookups=32768, entries=(200, 32768), pairs=200)
-    assert explain(shape, 32768, traffic=alone).forward == "sample"
+    wide = TTShape(rows=10_131_227, dim=64, row_factors=(200, 220, 250), dim_factors=(4, 4, 4), ranks=(32, 32))
+    assert explain(shape, 32768, traffic=alone).forward == "unique"
+    assert explain(wide, 32768, platform="gpu", traffic=alone).forward == "sample"
     with pytest.raises(ValueError, match="platform 'tpu' is unknown"):
         explain(shape, 32768, platform="tpu")
 
@@ -488,6 +491,20 @@ def test_traffic_is_counted_and_expected():
     draws = np.searchsorted(np.cumsum(weights), rng.random((8192, 1)) * weights.sum())
     counted, expected = TTTraffic.of(shape, draws), TTTraffic.expected(shape, 8192)
     np.testing.assert_allclose(expected.entries, counted.entries, rtol=0.05)
+    assert expected.pairs == counted.pairs == 8192
+    counted, expected = TTTraffic.of(shape, draws.reshape(128, 64)), TTTraffic.expected(shape, 8192, bags=128)
+    np.testing.assert_allclose(expected.pairs, counted.pairs, rtol=0.05)
+    np.testing.assert_allclose(expected.entries, counted.entries, rtol=0.05)
+
+
+def test_the_choice_knows_how_long_bags_are(monkeypatch):
+    shape, asked = SHAPES["3 cores"], []
+    original = phases.explain
+    monkeypatch.setattr(phases, "explain", lambda *a, **k: asked.append((a[1], k["bags"])) or original(*a, **k))
+    cores, ids = _cores(shape), jnp.zeros((4, 6), jnp.int32)
+    jax.eval_shape(lambda c: tt_embedding_bag(c, shape, ids), cores)
+    jax.eval_shape(lambda c: tt_embedding_bag(c, shape, ids.reshape(-1), jnp.arange(0, 25, 8, dtype=jnp.int32)), cores)
+    assert {*asked} == {(24, 4), (24, 3)}
 
 
 def test_the_choice_is_made_for_the_platform_of_lowering(monkeypatch):

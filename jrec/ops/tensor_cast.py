@@ -16,7 +16,7 @@ from jrec.ops.explicit_axes import auto_inside
 from jrec.ops.gather_reduce import check_segments, segment_of_entries
 from jrec.ops.offsets import well_formed, within_bags
 from jrec.ops.platforms import cpu_or_other
-from jrec.ops.sizes import larger, smaller, static
+from jrec.ops.sizes import is_static, larger, smaller, static
 from jrec.ops.types import Bags, Cast
 from jrec.ops.verdicts import CAST
 
@@ -157,4 +157,6 @@ def _sorted(keys: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 def _key_type(num_rows: int) -> Any:
     """The type that rows are sorted in: a GPU's radix sort makes a pass for each of its bytes."""
+    if not is_static(num_rows):
+        return jnp.int32
     return jnp.uint8 if num_rows < 2**8 else jnp.uint16 if num_rows < 2**16 else jnp.int32

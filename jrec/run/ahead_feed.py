@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jrec.batch import Batch
-from jrec.data.growing_tables import Grown
 from jrec.host.stages import Channel, Finished, Monitor, Stage
 from jrec.host.timeline import Timeline
 from jrec.run.batches import Batches, Position
@@ -25,29 +26,46 @@ _AHEAD = 3
 """How many dispatches a program may be ahead of the device: each holds its batches there."""
 
 
-class Made(NamedTuple):
-    """Batches for their steps, the loader's position after them, and the sizes that they made grow."""
+class Placed(NamedTuple):
+    """A batch where its step takes it.
+
+    Attributes:
+      batch: NumPy arrays, as the loader made them.
+      prepared: The batch on the device or the mesh.
+      growth: The sizes that it made grow.
+    """
+
+    batch: Batch
+    prepared: StepBatch
+    growth: Growth = {}  # noqa: RUF012, never changed
+
+
+class _Made(NamedTuple):
+    """Batches of a dispatch, the loader's position after them, and the sizes that they made grow."""
 
     ready: Ready
     position: Position
-    growth: Growth = {}  # noqa: RUF012, never changed
+    growth: Growth
 
 
 class AheadFeed(LoaderFeed):
     """A loader's batches, made ready by a thread two dispatches ahead: one waits for its step, one for its place.
 
-    A subclass says how (``make``).
+    A subclass says where they are placed (``place``).
 
     Args:
       loader: The training batches.
       total: The number of batches that the run takes; None for all.
+      steps: How many of them a dispatch takes that begins behind a number of batches.
     """
 
-    def __init__(self, loader: Batches, *, total: int | None):
+    axis = 0  # of the batches of a dispatch
+
+    def __init__(self, loader: Batches, *, total: int | None, steps: Callable[[int], int]):
         super().__init__(loader)
-        self.source = remaining(loader, total)
+        self._source, self._steps = remaining(loader, total), steps
         self._monitor, timeline = Monitor(), Timeline()
-        self._waiting: Channel[tuple[int, Made]] = Channel(self._monitor, "ready", 1, timeline)
+        self._waiting: Channel[tuple[int, _Made]] = Channel(self._monitor, "ready", 1, timeline)
         self._stage = Stage(
             "prepare",
             take=((number, None) for number in itertools.count(1)).__next__,
@@ -57,17 +75,20 @@ class AheadFeed(LoaderFeed):
             fail=self._waiting.finish,
             timeline=timeline,
         )
+        self._alone: collections.deque[_Made] = collections.deque()  # read for a dispatch that they cannot share
         # Freeing a batch's arrays takes 0.2 to 0.4 ms, which the thread does: it drops a batch some batches later.
-        self._recent: collections.deque[Made] = collections.deque(maxlen=4)
-        self._out: Made | None = None
+        self._recent: collections.deque[_Made] = collections.deque(maxlen=4)
+        self._under_way: collections.deque[jax.Array] = collections.deque()
+        self._failure: Exception | None = None
+        self._out: _Made | None = None
         self._position: Position | None = None  # after the last step, once the thread has begun
 
-    def make(self) -> Made:
-        """The next batches for a dispatch, made in the thread; raises ``Finished`` where there are none."""
+    def place(self, item: Any) -> Placed:
+        """Brings a batch of the loader to where its step is taken; in the thread."""
         raise NotImplementedError
 
     def begin(self) -> None:
-        """Prepares the first ``make``, in the program's thread."""
+        """Called before the first batch is placed, in the program's thread."""
 
     def next(self) -> Ready:
         """The next batches, ready for their steps; see ``Feed``."""
@@ -78,16 +99,19 @@ class AheadFeed(LoaderFeed):
         if (made := self._waiting.next()) is None:
             raise StopIteration
         number, self._out = made
-        self.taken(number, self._out)
+        self.taken(number, self._out.growth)
         return self._out.ready
 
-    def taken(self, number: int, made: Made) -> None:
-        """Called in the program's thread with each dispatch's batches and its number, from 1."""
+    def taken(self, number: int, growth: Growth) -> None:
+        """Called in the program's thread with each dispatch's number, from 1, and what its batches made grow."""
 
     def stepped(self, ready: Ready, host: HostResults, results: StepResults) -> None:
-        """Moves the position behind the batches; see ``Feed``."""
+        """Moves the position, and waits where the program is far ahead of the device; see ``Feed``."""
         assert self._out is not None
         self._position = self._out.position
+        self._under_way.append(results.loss)
+        if len(self._under_way) > _AHEAD:
+            self._under_way.popleft().block_until_ready()
 
     def position(self) -> Position:
         """The position after the last step, JSON; the loader itself is ahead."""
@@ -102,70 +126,58 @@ class AheadFeed(LoaderFeed):
             self._stage.join()
         self._recent.clear()
 
-    def _make(self, number: int, item: None) -> Made:
+    def _make(self, number: int, item: None) -> _Made:
+        """The next dispatch; batches of unlike shapes, and the last ones, take one each."""
         del number, item
-        made = self.make()
-        self._recent.append(made)
+        if not self._alone:
+            if self._failure is not None:
+                raise self._failure
+            count, read = max(1, self._steps(self._loader.position)), []
+            try:
+                for batch, after in itertools.islice(self._source, count):
+                    read.append((self.place(batch), *after))
+            except Exception as error:
+                self._failure = error  # for the batch that it is of: those before it come first
+                if not read:
+                    raise
+            together = len(read) == count and len({_shapes(placed.prepared) for placed, *_ in read}) == 1
+            for some in [read] if together else ([one] for one in read):
+                placed, (position, grown) = [placed for placed, *_ in some], some[-1][1:]
+                prepared = placed[0].prepared if len(some) == 1 else self._stacked([one.prepared for one in placed])
+                ready = Ready(batches=tuple(one.batch for one in placed), prepared=prepared, grown=grown)
+                self._alone.append(_Made(ready, position, placed[-1].growth))
+        if not self._alone:
+            raise Finished
+        self._recent.append(made := self._alone.popleft())
         return made
+
+    def _stacked(self, batches: Sequence[StepBatch]) -> StepBatch:
+        stacked = _together(self.axis, [batch.batch for batch in batches])
+        return dataclasses.replace(batches[0], batch=stacked, steps=len(batches))
 
 
 class PlacedFeed(AheadFeed):
-    """A loader's batches, on the device ahead of their steps, where one device has all rows.
-
-    Args:
-      loader: The training batches.
-      total: The number of batches that the run takes; None for all.
-      steps: How many of them a dispatch takes that begins behind a number of batches.
-    """
+    """A loader's batches, on the device ahead of their steps, where one device has all rows; see ``AheadFeed``."""
 
     def __init__(self, loader: Batches, *, total: int | None, steps: Callable[[int], int]):
-        super().__init__(loader, total=total)
-        self._steps = steps
+        super().__init__(loader, total=total, steps=steps)
         self._device = jax.config.jax_default_device  # of the program's thread
-        self._alone: collections.deque[_Read] = collections.deque()  # read for a dispatch that they cannot share
-        self._under_way: collections.deque[jax.Array] = collections.deque()
 
-    def make(self) -> Made:
-        """The next dispatch; batches of unlike shapes, and the last ones, take one each."""
-        if not self._alone:
-            count = max(1, self._steps(self._loader.position))
-            read = list(itertools.islice(self.source, count))
-            if len(read) == count > 1 and len({_shapes(batch) for batch, _ in read}) == 1:
-                return self._placed(read)
-            self._alone.extend(read)
-        if not self._alone:
-            raise Finished
-        return self._placed([self._alone.popleft()])
-
-    def stepped(self, ready: Ready, host: HostResults, results: StepResults) -> None:
-        """Moves the position, and waits where the program is far ahead of the device; see ``Feed``."""
-        super().stepped(ready, host, results)
-        self._under_way.append(results.loss)
-        if len(self._under_way) > _AHEAD:
-            self._under_way.popleft().block_until_ready()
-
-    def _placed(self, read: Sequence[_Read]) -> Made:
-        batches = tuple(batch for batch, _ in read)
-        position, grown = read[-1][1]
+    def place(self, item: Batch) -> Placed:
+        """The batch on the device."""
         with jax.default_device(self._device):
-            placed = [jax.device_put(batch) for batch in batches]
-            placed = placed[0] if len(placed) == 1 else _stacked(*placed)
-        prepared = StepBatch(batch=placed, steps=len(batches))
-        return Made(Ready(batches=batches, prepared=prepared, grown=grown), position)
+            return Placed(item, StepBatch(batch=jax.device_put(item)))
 
 
-_Read = tuple[Batch, tuple[Position, Grown | None]]
-
-
-def _shapes(batch: Batch) -> tuple[object, ...]:
-    leaves, structure = jax.tree.flatten(batch)
+def _shapes(prepared: StepBatch) -> tuple[object, ...]:
+    leaves, structure = jax.tree.flatten(prepared.batch)
     return (structure, *((leaf.shape, leaf.dtype) for leaf in leaves))
 
 
-@jax.jit
-def _stacked(*batches: Batch) -> Batch:
-    """Batches with an axis of them in front of every leaf; on the device, since a copy there takes the least time."""
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *batches)
+@functools.partial(jax.jit, static_argnums=0)
+def _together(axis: int, batches: Sequence[Batch]) -> Batch:
+    """Batches with an axis of them in every leaf; on the device, since a copy there takes the least time."""
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves, axis), *batches)
 
 
 def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

@@ -73,8 +73,8 @@ class Feeds:
     ) -> RunFeed:
         """See ``Run.feed``."""
         self.opened = [feed for feed in self.opened if not feed.closed]
-        if steps != 1 and (reason := self.one_by_one):
-            raise ConfigError(f"several steps in one dispatch need batches that only a device changes, but {reason}")
+        if steps != 1 and (reason := self.one_by_one(hot=hot)):
+            raise ConfigError(f"several steps in one dispatch need batches that only devices change, but {reason}")
         reads_ahead = bool(self._state.tables) and not (self._in_place or hot)
         self._check(hot=hot, reads_ahead=reads_ahead)
         setup = self._state.setup
@@ -103,13 +103,13 @@ class Feeds:
         self.opened.append(opened)
         return opened
 
-    @property
-    def one_by_one(self) -> str:
+    def one_by_one(self, *, hot: bool = False) -> str:
         """Why every step takes a dispatch of its own; "" where several can share one."""
-        if self._state.setup is not None:
-            return "the run has a mesh or a plan, for which the host routes every batch"
         if self._state.tables:
             return f"rows of {', '.join(self._state.tables)} are in host memory"
+        setup = self._state.setup
+        if setup is not None and (hot or len(setup.device_routed) < len(self._state.layout.planned_stacks)):
+            return "the host routes every batch: it is hot, or addresses need 64 bits"
         return "tables of the run grow" if self._state.growing else ""
 
     def _check(self, *, hot: bool, reads_ahead: bool) -> None:
@@ -129,7 +129,7 @@ class Feeds:
     def _transform(self, setup: MeshSetup | None) -> Callable[[Batch], Any] | None:
         """What becomes of packed batches before their steps."""
         if setup is not None:
-            return functools.partial(hot_partition, setup) if setup.hot else setup.partitioner
+            return functools.partial(hot_partition, setup) if setup.hot else setup.training_partitioner
         return HostCasts(self._state.layout.host_stacks) if self._in_place else None
 
     def _packer(
@@ -167,11 +167,11 @@ class Feeds:
         on_growth: OnGrowth | None,
     ) -> Feed:
         """The feed for the places of the run's rows; ``steps`` where it places batches on one device."""
-        state = self._state
+        state, at = self._state, steps if callable(steps) else lambda _: steps or 1
         if setup is not None and (setup.hot or not state.tables):
-            return MeshFeed(batches, setup=setup, total=total, on_growth=on_growth)
+            return MeshFeed(batches, setup=setup, total=total, steps=at, on_growth=on_growth)
         if not state.tables and steps is not None:
-            return PlacedFeed(batches, total=total, steps=steps if callable(steps) else lambda _: steps)
+            return PlacedFeed(batches, total=total, steps=at)
         if not state.tables:
             return LoaderFeed(batches)
         if self._in_place:

@@ -18,9 +18,10 @@ from jrec.batch import Batch
 from jrec.host.pipeline_batch import BatchRows
 from jrec.host.ring import bucket
 from jrec.mesh.route import AXIS, Picks, Route
+from jrec.mesh.routing import Places, Room
 from jrec.ops.layout import EmbeddingLayout, Stack
 from jrec.ops.types import Bags
-from jrec.run.partitioned_batch import DeviceBatch, PartitionedBatch, sending_features
+from jrec.run.partitioned_batch import DeviceBatch, PartitionedBatch, sending_bags, sending_features
 from jrec.run.peers import Peers
 from jrec.run.step import StepBatch
 from jrec.sharding.plans import Plan
@@ -56,6 +57,8 @@ class Sizes(NamedTuple):
         return Sizes(*map(max, self, other))
 
 
+Ranges = tuple[jax.Array, jax.Array, jax.Array]
+"""First addresses, sources and shifts of ``Places``, with an axis of devices in front."""
 Growth = dict[str, tuple[Sizes, Sizes]]
 """By stack, sizes before and after."""
 
@@ -147,6 +150,30 @@ class Shapes:
         some = {kind: max(1, getattr(sizes, kind)) for kind in ("unique", "replicated", "lookups", "pooled")}
         return sizes._replace(**some)
 
+    def places(self, name: str, ranges: Ranges) -> Places:
+        """Where devices find the rows of a stack that they route themselves.
+
+        Args:
+          name: The stack.
+          ranges: First addresses, sources and shifts, as each device reads them (``Router.ranges``).
+        """
+        stack, sizes, limits = self.stacks[name], self.sizes[name], self.limits[name]
+        # Not no room for what the first batches only happened not to have.
+        own, remote = (max(getattr(sizes, kind), min(1, getattr(limits, kind))) for kind in ("own", "remote"))
+        replicated = sizes.replicated if own or remote else sizes.unique
+        room = Room(unique=sizes.unique, own=own, remote=remote, replicated=replicated)
+        flags, (begin, source, shift) = sending_bags(stack, self.send, self.examples), ranges
+        return Places(
+            begin=begin,
+            source=source,
+            shift=shift,
+            rows=stack.rows,
+            most=max(1, limits.unique),
+            room=room,
+            fits=all(getattr(room, kind) >= getattr(limits, kind) for kind in Room._fields),
+            sends=() if flags is None else _spans(flags),
+        )
+
     def host_rows_read(self, partitioned: PartitionedBatch) -> dict[str, BatchRows]:
         """By stack the rows that a batch reads from this process's host memory, and the room on its devices."""
         rows = {}
@@ -161,7 +188,8 @@ class Shapes:
 
     def needed(self, partitioned: PartitionedBatch, devices: Sequence[int]) -> dict[str, Sizes]:
         """What some devices' parts of a batch need, all that it has."""
-        sizes = {n: Sizes(host=partitioned.host[n].lines if n in partitioned.host else 0) for n in self.stacks}
+        routed = partitioned.parts[0].routes
+        sizes = {n: Sizes(host=partitioned.host[n].lines if n in partitioned.host else 0) for n in routed}
         for part, device in zip(partitioned.parts, devices, strict=True):
             for name, routed in part.routes.items():
                 sizes[name] = sizes[name].most(counts(routed, device, part.sends.get(name)))
@@ -214,6 +242,12 @@ class Shapes:
                 raise RuntimeError(f"a batch needs {sizes} of stack {name}, but there is room for {self.sizes[name]}")
 
 
+def _spans(flags: np.ndarray) -> tuple[tuple[int, int], ...]:
+    """The ranges in which flags are set."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], flags, [False]]).astype(np.int8)))
+    return tuple((int(first), int(stop)) for first, stop in edges.reshape(-1, 2))
+
+
 def stacked(parts: Sequence[DeviceBatch], devices: Sequence[int], shapes: Shapes) -> StepBatch:
     """Parts as one batch of NumPy arrays with an axis of (these) devices in front, padded to the sizes."""
 
@@ -222,7 +256,7 @@ def stacked(parts: Sequence[DeviceBatch], devices: Sequence[int], shapes: Shapes
 
     routes = {
         name: together(_route(part, device, name, shapes) for part, device in zip(parts, devices, strict=True))
-        for name in shapes.stacks
+        for name in parts[0].routes
     }
     return StepBatch(batch=together(_sized(part, shapes) for part in parts), routes=routes)
 
@@ -230,7 +264,7 @@ def stacked(parts: Sequence[DeviceBatch], devices: Sequence[int], shapes: Shapes
 def _sized(part: DeviceBatch, shapes: Shapes) -> Batch:
     """The part's batch, casts of planned stacks numbering as many rows as there is room for."""
     bags = dict(part.batch.bags)
-    for name in shapes.stacks:
+    for name in part.routes:
         bags[name] = _sized_bags(bags[name], shapes.sizes[name].unique)
     return dataclasses.replace(part.batch, bags=bags)
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 
 from jrec.host.pipeline_batch import Prepared
-from jrec.host.stages import Finished
-from jrec.run.ahead_feed import AheadFeed, Made
+from jrec.mesh.routing import Places
+from jrec.run.ahead_feed import AheadFeed, Placed
 from jrec.run.batches import Batches
-from jrec.run.feed import Ready
 from jrec.run.mesh_arrays import Growth, Shapes, agreed, described, on_mesh, stacked
 from jrec.run.mesh_setup import FIRST_BATCHES, MeshSetup
 from jrec.run.partitioned_batch import PartitionedBatch
@@ -32,6 +32,7 @@ class PartitionedBatches:
     def __init__(self, setup: MeshSetup):
         self._setup = setup
         self._shapes: dict[int, Shapes] = {}
+        self._places: dict[int, dict[str, Places]] = {}  # by the examples of a batch
         self._peers: Peers | None = None
 
     def begin(self, loader: Batches) -> None:
@@ -41,9 +42,20 @@ class PartitionedBatches:
 
     def first_sizes(self, batches: list[PartitionedBatch]) -> None:
         """Makes room for ``headroom`` times what some batches need, in all processes, which call this together."""
-        if batches:
-            shapes = self._shapes_of(batches[0])
-            shapes.fix(agreed(shapes.most(batches, self._setup.local), self._peers))
+        if not batches:
+            return
+        setup, shapes = self._setup, self._shapes_of(batches[0])
+        if setup.device_routed:
+            batches = [setup.partitioner(batch.batch) for batch in batches]
+        shapes.fix(agreed(shapes.most(batches, setup.local), self._peers))
+        self._places[len(batches[0].batch.labels)] = setup.places(shapes)
+
+    def places(self, item: PartitionedBatch) -> dict[str, Places]:
+        """Where devices find the rows that they route themselves; sizes are measured once for batches of one size."""
+        examples = len(item.batch.labels)
+        if examples not in self._places and self._setup.device_routed:
+            self.first_sizes([item])
+        return self._places.get(examples, {})
 
     def prepared(self, item: PartitionedBatch) -> tuple[Prepared, Growth]:
         """What ``prepare`` returns, and the sizes that grew, so that the batch's step is compiled anew."""
@@ -74,14 +86,17 @@ class PartitionedBatches:
 
 
 class MeshFeed(AheadFeed):
-    """A loader's batches on a mesh, where none of their rows lies in host memory; see ``Feed``.
+    """A loader's batches on a mesh, where none of their rows lies in host memory; see ``AheadFeed``.
 
     Args:
-      loader: The training batches, cut by ``setup.partitioner``.
+      loader: The training batches, cut by ``setup.training_partitioner``.
       setup: Mesh and plan.
       total: The number of batches that the run takes; None for all.
+      steps: How many of them a dispatch takes that begins behind a number of batches.
       on_growth: Called in process 0 with the number of the step and what grew, when sizes grow.
     """
+
+    axis = 1  # behind that of devices
 
     def __init__(
         self,
@@ -89,9 +104,10 @@ class MeshFeed(AheadFeed):
         *,
         setup: MeshSetup,
         total: int | None,
+        steps: Callable[[int], int],
         on_growth: Callable[[int, Mapping[str, Any]], None] | None = None,
     ):
-        super().__init__(loader, total=total)
+        super().__init__(loader, total=total, steps=steps)
         self._setup, self._total, self._on_growth = setup, total, on_growth
         self._partitioned = PartitionedBatches(setup)
 
@@ -102,20 +118,16 @@ class MeshFeed(AheadFeed):
         most = FIRST_BATCHES if self._total is None else min(FIRST_BATCHES, self._total - loader.position)
         self._partitioned.first_sizes(loader.upcoming(most))
 
-    def make(self) -> Made:
-        """The next batch, in parts on the mesh."""
-        try:
-            partitioned, (position, grown) = next(self.source)
-        except StopIteration:
-            raise Finished from None
-        prepared, growth = self._partitioned.prepared(partitioned)
-        ready = Ready(batches=(prepared.batch,), prepared=self._partitioned.send(prepared.sent), grown=grown)
-        return Made(ready, position, growth)
+    def place(self, item: PartitionedBatch) -> Placed:
+        """The batch, in parts on the mesh."""
+        places = self._partitioned.places(item)
+        prepared, growth = self._partitioned.prepared(item)
+        return Placed(prepared.batch, dataclasses.replace(self._partitioned.send(prepared.sent), places=places), growth)
 
-    def taken(self, number: int, made: Made) -> None:
-        """Reports sizes that the batch made grow."""
-        if made.growth and self._on_growth is not None and jax.process_index() == 0:
-            self._on_growth(number, described(made.growth))
+    def taken(self, number: int, growth: Growth) -> None:
+        """Reports sizes that a batch made grow."""
+        if growth and self._on_growth is not None and jax.process_index() == 0:
+            self._on_growth(number, described(growth))
 
     def sections(self, seconds: float) -> dict[str, Any]:
         """The feed's sections of the report; see ``Feed``."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
 import jax
@@ -17,16 +17,17 @@ from jrec.errors import value_errors_are_config_errors
 from jrec.mesh.communication import Communication
 from jrec.mesh.exchange import Kind, check_kind
 from jrec.mesh.route import AXIS
+from jrec.mesh.routing import Places
 from jrec.ops.layout import EmbeddingLayout
 from jrec.random_keys import over_words
 from jrec.run.batches import Batches
 from jrec.run.host_owners import HostOwners
 from jrec.run.lookup_modes import LookupModes
-from jrec.run.mesh_arrays import Shapes
+from jrec.run.mesh_arrays import Ranges, Shapes, on_mesh
 from jrec.run.mesh_monitor import PlanMonitor
 from jrec.run.mesh_rows import local_numbers
 from jrec.run.options import MeshOptions
-from jrec.run.partitioned_batch import BatchPartitioner, PartitionedBatch, host_stacks
+from jrec.run.partitioned_batch import BatchPartitioner, PartitionedBatch, host_stacks, plan_routers
 from jrec.run.peers import Peers, connect
 from jrec.run.processes import several
 from jrec.sharding import Plan
@@ -106,12 +107,42 @@ class MeshSetup:
         return self._partitioner(self.local, self.local[0], len(self.local), together=several())
 
     @functools.cached_property
+    def training_partitioner(self) -> BatchPartitioner:
+        """Cuts this process's training batches, whose devices find the rows of ``device_routed`` stacks themselves."""
+        return self._partitioner(
+            self.local, self.local[0], len(self.local), together=several(), device_routed=self.device_routed
+        )
+
+    @functools.cached_property
+    def device_routed(self) -> frozenset[str]:
+        """The stacks whose rows the devices find by themselves: of 32-bit addresses, where no row is in host memory."""
+        if self.hot or self.host_stacks:
+            return frozenset()
+        return frozenset(stack.name for stack in self.layout.planned_stacks if stack.address_dtype == np.int32)
+
+    @functools.cached_property
+    def _ranges(self) -> dict[str, Ranges]:
+        """By stack that is routed on the devices, ``Places``'s ranges as each device reads them, on the mesh."""
+        routers = plan_routers(self.layout, self.plan, self.local)
+        return {name: on_mesh(routers[name].ranges(self.local), self.mesh) for name in self.device_routed}
+
+    def places(self, shapes: Shapes) -> dict[str, Places]:
+        """By stack that is routed on the devices, where its rows lie, for batches of these sizes."""
+        return {name: shapes.places(name, ranges) for name, ranges in self._ranges.items()}
+
+    @functools.cached_property
     def whole_partitioner(self) -> BatchPartitioner:
         """Cuts batches that every process reads whole."""
         return self._partitioner(range(self.plan.devices), 0, self.plan.devices)
 
     def _partitioner(
-        self, devices: Sequence[int], first: int, count: int, *, together: bool = False
+        self,
+        devices: Sequence[int],
+        first: int,
+        count: int,
+        *,
+        together: bool = False,
+        device_routed: Set[str] = frozenset(),
     ) -> BatchPartitioner:
         return BatchPartitioner(
             self.layout,
@@ -124,6 +155,7 @@ class MeshSetup:
             hot=self.hot,
             owners=self.owners,
             together=together,
+            device_routed=device_routed,
         )
 
     def shapes(self, examples: int) -> Shapes:
@@ -148,7 +180,8 @@ class MeshSetup:
         if self.modes.decided:
             return
         batches: list[Any] = loader.first(FIRST_BATCHES)
-        partitioned = [batch if isinstance(batch, PartitionedBatch) else self.partitioner(batch) for batch in batches]
+        whole = (batch.batch if isinstance(batch, PartitionedBatch) else batch for batch in batches)
+        partitioned = [self.partitioner(batch) for batch in whole]
         self.modes.decide([batch.parts for batch in partitioned], self.local)
 
     def decide_forms_without(self, batch: Batch) -> None:

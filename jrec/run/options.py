@@ -18,9 +18,9 @@ class MeshOptions:
     """How rows travel between the devices of a mesh.
 
     Attributes:
-      headroom: The first size of the buffers in which rows travel between devices, as a multiple of the rows in the
-        run's first batches, where several processes train. Buffers grow when a batch needs it, which compiles the step
-        once more.
+      headroom: The size of a step's buffers of rows, as a multiple of the rows in the run's first batches. A batch that
+        needs more takes its rows in several windows or, where the host routes batches, makes buffers grow, which
+        compiles the step once more.
       reduce: How the gradients of replicated rows are summed over the devices: only of the rows that some device
         touched ("local"), as an array of all replicated rows ("dense"), or row by row on every device ("all_gather").
       exchange: How lines of rows and sums travel between devices: with padding ("padded"), or without, which CPUs lack

@@ -77,6 +77,7 @@ class BatchPartitioner:
       hot: Whether the batches read only rows that every device has.
       owners: How processes share the rows of host memory.
       together: Whether other processes cut the parts of other devices, from examples that this process does not have.
+      device_routed: Planned stacks whose parts keep their addresses, and get neither casts nor routes.
     """
 
     def __init__(
@@ -92,12 +93,14 @@ class BatchPartitioner:
         hot: bool = False,
         owners: HostOwners | None = None,
         together: bool = False,
+        device_routed: Set[str] = frozenset(),
     ):
         self._owners, self._together = owners or HostOwners(processes=1, process=0, devices=plan.devices), together
         self.layout, self.devices, self._sending = layout, tuple(devices), sending
         self._compute_devices = [d for d in plan.compute_devices if first <= d < first + count]
-        self._casts = {s.name for s in (layout.members if cast else layout.planned_stacks)}
-        self._routers = plan_routers(layout, plan, self.devices)
+        self._casts = {s.name for s in (layout.members if cast else layout.planned_stacks)} - device_routed
+        routers = plan_routers(layout, plan, self.devices)
+        self._routers = {name: router for name, router in routers.items() if name not in device_routed}
         hosts = () if hot else host_stacks(layout, plan)
         self._hosts = {stack.name: stack for stack in hosts}
         self._firsts = {name: shard_capacity(plan, name) for name in self._hosts}  # where host rows begin

@@ -195,7 +195,7 @@ class Run:
     @property
     def one_by_one(self) -> str:
         """Why ``feed`` takes no ``steps``: every step needs the host before it; "" where it does."""
-        return self._feeds.one_by_one
+        return self._feeds.one_by_one()
 
     def predict(
         self,

@@ -17,6 +17,7 @@ from jrec.batch import Batch
 from jrec.host.ring import Rows
 from jrec.mesh.communication import Communication
 from jrec.mesh.route import AXIS, MeshRows, Route, local_view
+from jrec.mesh.routing import Places
 from jrec.nn import SparseOptimizer, binary_cross_entropy
 from jrec.nn.optimizer import Loss, SparseModel
 from jrec.nn.step import StepOutputs, predict_on, train_step_on
@@ -25,6 +26,7 @@ from jrec.run.new_lines import MeshLines, NewInStacks, on_device, renewed_in
 from jrec.tiers.local_rows import of_batch
 from jrec.tiers.planned_rows import PlannedRows
 from jrec.tiers.pooled import PooledRows, PooledUpdate
+from jrec.tiers.routed_rows import RoutedRows
 from jrec.tiers.store import Store
 
 State = nnx.State  # of (model, optimizer): every array that all devices hold alike
@@ -102,13 +104,15 @@ class StepBatch:
       batch: The examples of each device; ids of planned and host stacks number their unique rows.
       steps: How many batches it holds, for one step each in one dispatch: of more than one every leaf has an axis of
         them in front.
-      routes: By planned stack.
+      routes: By planned stack whose batches the host routes.
+      places: By planned stack whose rows the devices find by themselves: the same for every batch.
       pooled: By stack, the rows in host memory that the host has pooled. They are not donated: their memory is NumPy's,
         and XLA would copy it before it writes to it.
     """
 
     batch: Batch
     routes: dict[str, Route] = dataclasses.field(default_factory=dict)
+    places: dict[str, Places] = dataclasses.field(default_factory=dict)
     pooled: dict[str, PooledRows] = dataclasses.field(default_factory=dict)
     steps: int = dataclasses.field(default=1, metadata={"static": True})
 
@@ -221,10 +225,11 @@ def compile_run(
         else:
 
             def following(carry: _Carry, batch: StepBatch) -> tuple[_Carry, StepResults]:
-                carry, _, results = step(carry, {}, batch)
+                carry, _, results = step(carry, {}, dataclasses.replace(batch, places=prepared.places))
                 return carry, results
 
-            carry, results = jax.lax.scan(following, (state, rows, metrics), dataclasses.replace(prepared, steps=1))
+            alone = dataclasses.replace(prepared, steps=1, places={})
+            carry, results = jax.lax.scan(following, (state, rows, metrics), alone)
         state, rows, metrics = carry
         return (
             state,
@@ -294,7 +299,10 @@ def _stores(rows: StackRows, host: HostRows, prepared: StepBatch) -> tuple[dict[
     for name, planned in rows.items():
         if (fetched := host.get(name)) is not None:
             planned = dataclasses.replace(planned, host=fetched.values, host_slots=fetched.slots)
-        stores[name] = PlannedRows(rows=planned)
+        if (places := prepared.places.get(name)) is not None:
+            stores[name] = RoutedRows(rows=planned, places=places)
+        else:
+            stores[name] = PlannedRows(rows=planned)
     for name in host.keys() - rows.keys():
         stores[name], bags[name] = of_batch(host[name].values, host[name].slots, bags[name])
     return stores, dataclasses.replace(batch, bags=bags)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -128,6 +128,12 @@ class Router:
             if read.any():
                 self._shift[device] = owned.copy()
                 self._shift[device][copied[read]] = plan.copy_offset[copies[read]] - begin[copied[read]]
+
+    def ranges(self, devices: Sequence[int]) -> Any:
+        """What some devices route by themselves with: (devices, ranges) int32 first addresses, sources and shifts."""
+        begin = np.tile(self._ends[:-1], (len(devices), 1))
+        source, shift = (np.stack([of[device] for device in devices]) for of in (self._source, self._shift))
+        return begin.astype(np.int32), source.astype(np.int32), shift.astype(np.int32)
 
     def route(self, addresses: np.ndarray, device: int) -> Routed:
         """Sorts addresses by where one device reads them.

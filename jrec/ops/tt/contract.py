@@ -13,6 +13,7 @@ from jrec.ops.dispatch import Implementation
 from jrec.ops.gather_reduce import gather_reduce, segment_of_entries
 from jrec.ops.offsets import nan_unless, whole_bags
 from jrec.ops.sizes import larger, search_sorted, smaller
+from jrec.ops.tensor_cast import tensor_cast
 from jrec.ops.tt.index import Level, TTIndex
 from jrec.ops.tt.init import Cores
 from jrec.ops.tt.products import Method, expand, expand_transpose
@@ -181,7 +182,11 @@ def bags_by_shared_prefix(
     sources = index.sources.reshape(-1)
     bags = jnp.where(sources >= 0, bags, jnp.int32(num_bags))
     scales = jnp.ones(capacity, jnp.float32) if weights is None else weights.reshape(-1)
-    bags, sources, scales = jax.lax.sort((bags, sources, scales), num_keys=2)
+    # The cast has sorted the lookups by row: a stable sort by bag leaves each bag's rows in that order.
+    bags = bags[index.cast.positions]
+    by_bag = tensor_cast(bags[:, None], num_rows=num_bags, unique_capacity=0, implementation=implementation).positions
+    bags, order = bags[by_bag], index.cast.positions[by_bag]
+    sources, scales = sources[order], scales[order]
     real = bags < num_bags
     parents = level.parents.at[sources].get(mode="fill", fill_value=below.shape[0], wrap_negative_indices=False)
     changed = (bags[1:] != bags[:-1]) | (parents[1:] != parents[:-1])

@@ -256,7 +256,8 @@ def _by_platform(
         return run("unique")(*args)
 
     def chosen(platform: Literal["cpu", "gpu"], native: bool) -> str:
-        choice = explain(config.shape, lookups, platform=platform, native=native, traffic=config.traffic)
+        bags = index.cast.num_bags
+        choice = explain(config.shape, lookups, bags=bags, platform=platform, native=native, traffic=config.traffic)
         name = choice.forward if which == "forward" else choice.backward
         return "unique" if name == "naive" else name  # what no id repeats, "unique" makes as often, with less memory
 

@@ -1,0 +1,304 @@
+"""Routing on the devices: a device finds by itself where the rows of its part of a batch lie, whatever the batch.
+
+The host only hands over ids. A plan is a few thousand ranges of a stack's addresses, so an owner is found by a binary
+search. Arrays have static sizes, measured once, and no row is ever lost: a step takes its unique rows in *windows* of
+addresses, which the devices agree on so that each one's rows fit. Nearly always one window holds all of them. The
+gradients of a row from all devices meet in its window, so that it takes one optimizer step; they are summed in one
+order, so that runs repeat to the bit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jrec.mesh.route import AXIS, Picks, Route, SendRoute
+from jrec.ops.dispatch import Implementation
+from jrec.ops.gather_reduce import segment_of_entries
+from jrec.ops.tensor_cast import tensor_cast
+from jrec.ops.types import Bags, Cast
+
+NO_ROW = 2**31 - 1
+"""A row of no array: padding."""
+
+
+class Room(NamedTuple):
+    """How many of a stack's rows in a device's part of a batch a window has room for.
+
+    Attributes:
+      unique: Unique rows.
+      own, remote, replicated: Of these from the device's own shard, from each other device's, and from the replicated
+        array. No room, 0, where there are never such rows.
+    """
+
+    unique: int
+    own: int
+    remote: int
+    replicated: int
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Places:
+    """Where the rows of a stack lie, as one device reads them: ranges of addresses.
+
+    Attributes:
+      begin: (ranges,) int32, ascending, the first address of each.
+      source: (ranges,) int32, the device whose shard has the rows; the number of devices for the replicated array.
+      shift: (ranges,) int32, what turns an address into an offset in that array.
+      rows: The stack's rows.
+      most: The most unique rows that a device's part of a batch can have.
+      room: Of a window.
+      fits: Whether one window has room for whatever a batch reads.
+      sends: First bag, and one past the last, of the features whose lookups of other devices' rows are sent.
+    """
+
+    begin: jax.Array
+    source: jax.Array
+    shift: jax.Array
+    rows: int = dataclasses.field(metadata={"static": True})
+    most: int = dataclasses.field(metadata={"static": True})
+    room: Room = dataclasses.field(metadata={"static": True})
+    fits: bool = dataclasses.field(metadata={"static": True})
+    sends: tuple[tuple[int, int], ...] = dataclasses.field(default=(), metadata={"static": True})
+
+    def located(self, addresses: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The source and the offset of addresses of the stack."""
+        piece = jnp.searchsorted(self.begin, addresses, side="right", method="scan_unrolled") - 1
+        return self.source[piece], addresses + self.shift[piece]
+
+    def routed(self, bags: Bags, implementation: Implementation | None) -> Routing:
+        """Casts and routes a device's bags of addresses; inside ``shard_map``."""
+        sent, ids = None, bags.ids
+        if self.sends:
+            sent, away = self._sent(bags)
+            ids = jnp.where(away.reshape(ids.shape), -1, ids)
+        options: dict[str, Any] = {"unique_capacity": self.most, "implementation": implementation}
+        cast = tensor_cast(ids, bags.offsets, num_rows=self.rows, **options)
+        return Routing.of(self, dataclasses.replace(bags, ids=ids, cast=cast), sent)
+
+    def _sent(self, bags: Bags) -> tuple[SendRoute, jax.Array]:
+        """The lookups that are sent, and which these are, (lookups,) bool."""
+        devices, ids = jax.lax.axis_size(AXIS), bags.ids.reshape(-1)
+        bag_of = _bags_of_lookups(bags)
+        at = np.concatenate([np.arange(*span, dtype=np.int32) for span in self.sends])
+        sending = np.zeros(bags.num_bags + 1, bool)
+        sending[at] = True
+        owner, offset = self.located(jnp.maximum(ids, 0))
+        away = (ids >= 0) & (owner < devices) & (owner != jax.lax.axis_index(AXIS)) & jnp.asarray(sending)[bag_of]
+        lookups = _lookups_of(bags, self.sends)
+        owner = jnp.where(away, owner, devices)
+        order = jnp.argsort(owner, stable=True)
+        first = jnp.sum(owner[None, :] < jnp.arange(devices + 1)[:, None], axis=1, dtype=jnp.int32)
+        line = first[:-1, None] + jnp.arange(lookups, dtype=jnp.int32)[None]
+        real = line < first[1:, None]
+        taken = order.at[line].get(mode="clip")
+
+        def lines(values: jax.Array, fill: int) -> jax.Array:
+            return jnp.where(real, values[taken], jnp.asarray(fill, values.dtype))
+
+        of_bag = lines(bag_of, bags.num_bags)
+        starts = jax.vmap(lambda own: jnp.searchsorted(own, at))(of_bag).astype(jnp.int32)
+        count = (first[1:] - first[:-1])[:, None]
+        route = SendRoute(
+            rows=lines(offset, -1),
+            starts=starts,
+            at=jnp.where(starts < count, jnp.asarray(at)[None], bags.num_bags),
+            weights=None if bags.weights is None else lines(bags.weights.reshape(-1), 0),
+            addresses=lines(ids, 0),
+            num_bags=bags.num_bags,
+        )
+        return route, away
+
+
+class Window(NamedTuple):
+    """Unique rows of a device that a step takes together.
+
+    Attributes:
+      first, stop: () int32, numbers of the first one, and one past the last.
+      before: (devices + 2,) int32, how many rows of each source are before the first.
+      behind: Likewise before ``stop``.
+      low, high: () int32, the addresses that all devices' windows hold: ``low`` to ``high``, without it.
+    """
+
+    first: jax.Array
+    stop: jax.Array
+    before: jax.Array
+    behind: jax.Array
+    low: jax.Array
+    high: jax.Array
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Routing:
+    """The unique rows of a device's part of a batch, and where each lies; inside ``shard_map``.
+
+    Attributes:
+      places: The stack's.
+      bags: The bags, and the cast of all lookups that read unique rows.
+      numbers: (lookups,) int32, the number of each lookup's unique row; -1 for none.
+      source, offset: (n,) int32, of each unique row; the number of devices + 1 in padding.
+      rank: (n,) int32, how many rows of the same source are before each.
+      order: (n,) int32, the numbers of unique rows, source by source, ascending.
+      starts: (devices + 3,) int32, where those of each source begin in it.
+      sent: The lookups that are sent, or None.
+    """
+
+    places: Places
+    bags: Bags
+    numbers: jax.Array
+    source: jax.Array
+    offset: jax.Array
+    rank: jax.Array
+    order: jax.Array
+    starts: jax.Array
+    sent: SendRoute | None
+
+    @staticmethod
+    def of(places: Places, bags: Bags, sent: SendRoute | None) -> Routing:
+        """Routes cast bags."""
+        cast, devices = _cast(bags), jax.lax.axis_size(AXIS)
+        n = cast.rows.shape[0]
+        real = jnp.arange(n, dtype=jnp.int32) < cast.num_unique
+        source, offset = places.located(cast.rows)
+        source = jnp.where(real, source, devices + 1)
+        order = jnp.argsort(source, stable=True).astype(jnp.int32)
+        starts = jnp.sum(source[None, :] < jnp.arange(devices + 3)[:, None], axis=1, dtype=jnp.int32)
+        place = jnp.zeros(n, jnp.int32).at[order].set(jnp.arange(n, dtype=jnp.int32), unique_indices=True)
+        segments = segment_of_entries(cast.offsets, cast.positions.shape[0])
+        numbers = jnp.where(jnp.arange(segments.shape[0]) < cast.offsets[-1], segments, -1)
+        return Routing(
+            places=places,
+            bags=bags,
+            numbers=jnp.zeros_like(numbers).at[cast.positions].set(numbers, unique_indices=True),
+            source=source,
+            offset=offset,
+            rank=place - starts[source],
+            order=order,
+            starts=starts,
+            sent=sent,
+        )
+
+    def first(self) -> Window:
+        """The first window, of nearly always all rows."""
+        nothing = jnp.zeros(jax.lax.axis_size(AXIS) + 2, jnp.int32)
+        none = jnp.int32(0)
+        return self.after(Window(none, none, nothing, nothing, none, none))
+
+    def after(self, window: Window) -> Window:
+        """The next window: as many addresses as every device has room for."""
+        devices, room, cast = jax.lax.axis_size(AXIS), self.places.room, _cast(self.bags)
+        number = jnp.arange(self.source.shape[0], dtype=jnp.int32)
+        most = jnp.full(devices, room.remote, jnp.int32).at[jax.lax.axis_index(AXIS)].set(room.own)
+        most = jnp.concatenate([most, jnp.array([room.replicated, NO_ROW], jnp.int32)])
+        within = self.rank - window.behind[self.source] < most[self.source]
+        left_out = (number >= window.stop) & (number < cast.num_unique)
+        left_out &= (number - window.stop >= room.unique) | ~within
+        bound = jnp.min(jnp.where(left_out, cast.rows, NO_ROW), initial=NO_ROW)
+        high = jax.lax.pmin(bound, AXIS)
+        stop = jnp.sum((cast.rows < high) & (number < cast.num_unique), dtype=jnp.int32)
+        upto = jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(self.order < stop, dtype=jnp.int32)])
+        behind = upto[self.starts[1:]] - upto[self.starts[:-1]]
+        return Window(window.stop, stop, window.behind, behind, window.high, high)
+
+    def more(self, window: Window) -> jax.Array:
+        """() bool, whether a device has rows behind the window; the same on all."""
+        return window.high < NO_ROW
+
+    def bags_of(self, window: Window, *, first: bool = False) -> Bags:
+        """The bags' lookups of a window's rows, which they number from 0; with their cast.
+
+        Args:
+          window: The window.
+          first: Whether it is the first one, whose cast begins where that of all windows does.
+        """
+        cast, room = _cast(self.bags), self.places.room.unique
+        inside = (self.numbers >= window.first) & (self.numbers < window.stop)
+        count, ids = window.stop - window.first, jnp.where(inside, self.numbers - window.first, -1)
+        number = jnp.arange(room, dtype=jnp.int32)
+        offsets = cast.offsets.at[window.first + jnp.arange(room + 1, dtype=jnp.int32)].get(mode="clip")
+        offsets, sources, positions = jnp.minimum(offsets, cast.offsets[window.stop]), cast.sources, cast.positions
+        if not first:
+            begin = offsets[0]
+            entries = begin + jnp.arange(sources.shape[0], dtype=jnp.int32)
+            sources, positions = (of.at[entries].get(mode="clip") for of in (sources, positions))
+            offsets = offsets - begin
+        rows = Cast(
+            rows=jnp.where(number < count, number, room),
+            offsets=offsets,
+            sources=sources,
+            positions=positions,
+            num_unique=count,
+            num_bags=cast.num_bags,
+        )
+        return dataclasses.replace(self.bags, ids=ids.reshape(self.bags.ids.shape), cast=rows)
+
+    def route_of(self, window: Window) -> Route:
+        """Where a window's rows come from; only the first one has sent lookups."""
+        devices, room = jax.lax.axis_size(AXIS), self.places.room
+        me = jax.lax.axis_index(AXIS)
+
+        def picks(source: jax.Array, size: int) -> Picks:
+            """(len(source), size) rows of some sources."""
+            begin, stop = self.starts[source] + window.before[source], self.starts[source] + window.behind[source]
+            line = begin[:, None] + jnp.arange(size, dtype=jnp.int32)[None]
+            real = line < stop[:, None]
+            number = self.order.at[line].get(mode="clip")
+            return Picks(
+                rows=jnp.where(real, self.offset[number], NO_ROW),
+                at=jnp.where(real, number - window.first, room.unique),
+            )
+
+        def of_one(source: jax.Array | int, size: int) -> Picks:
+            return jax.tree.map(lambda leaf: leaf[0], picks(jnp.asarray(source, jnp.int32)[None], size))
+
+        remote = None
+        if room.remote:
+            every = jnp.arange(devices, dtype=jnp.int32)
+            remote = picks(jnp.where(every == me, devices + 1, every), room.remote)  # nothing of itself
+        return Route(
+            capacity=room.unique,
+            own=of_one(me, room.own) if room.own else None,
+            replicated=of_one(devices, room.replicated),
+            remote=remote,
+            send=self.sent,
+            addresses=_cast(self.bags)
+            .rows.at[window.first + jnp.arange(room.unique, dtype=jnp.int32)]
+            .get(mode="clip"),
+        )
+
+    def following[T](self, value: T, window: Window, body: Callable[[T, Window], T]) -> T:
+        """``body`` of every window after one, in their order; all devices take as many."""
+        if self.places.fits:
+            return value
+
+        def step(carry: tuple[T, Window]) -> tuple[T, Window]:
+            value, window = carry[0], self.after(carry[1])
+            return body(value, window), window
+
+        carry: Any = jax.lax.while_loop(lambda carry: self.more(carry[1]), step, (value, window))
+        return carry[0]
+
+
+def _cast(bags: Bags) -> Cast:
+    assert bags.cast is not None  # ``Places.routed`` made it
+    return bags.cast
+
+
+def _bags_of_lookups(bags: Bags) -> jax.Array:
+    """(lookups,) int32, the bag of each; ``num_bags`` of those past the last."""
+    if bags.offsets is None:
+        return jnp.repeat(jnp.arange(bags.num_bags, dtype=jnp.int32), bags.ids.shape[1])
+    return segment_of_entries(bags.offsets, bags.capacity)
+
+
+def _lookups_of(bags: Bags, spans: tuple[tuple[int, int], ...]) -> int:
+    """The most lookups that some bags have together."""
+    if bags.offsets is None:
+        return bags.ids.shape[1] * sum(stop - first for first, stop in spans)
+    return bags.capacity

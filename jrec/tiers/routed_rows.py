@@ -1,0 +1,125 @@
+"""Rows that live where a plan says, which each device finds by itself: no host routes the batches."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from jrec.mesh.exchange import Exchange
+from jrec.mesh.route import MeshRows, Route
+from jrec.mesh.routing import Places, Routing, Window
+from jrec.mesh.send import Sent
+from jrec.mesh.step import StepOptions
+from jrec.ops.gather_reduce import gather_reduce_together
+from jrec.ops.lookup import Residuals as BagResiduals
+from jrec.ops.row_update import casted_update_together
+from jrec.ops.types import Bags
+from jrec.tiers.planned_rows import PlannedResiduals, PlannedRows
+from jrec.tiers.store import Context, Deferred, Update
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RoutedResiduals:
+    """The residuals of a lookup: the routing, and what the first window left."""
+
+    routing: Routing
+    window: Window
+    first: PlannedResiduals
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RoutedRows:
+    """A stack on a mesh, inside ``shard_map``, whose bags hold addresses.
+
+    Attributes:
+      rows: The device's view of the arrays.
+      places: Where the stack's rows lie.
+    """
+
+    rows: MeshRows
+    places: Places
+
+    def lookup(self, bags: Bags, route: Route | None, context: Context) -> Deferred[tuple[jax.Array, RoutedResiduals]]:
+        """Routes the bags and pools the rows of every window; see ``Store``."""
+        del route
+        routing, planned = self.places.routed(bags, context.options.implementation), PlannedRows(rows=self.rows)
+        window = routing.first()
+
+        def further(pooled: jax.Array, window: Window) -> jax.Array:
+            deferred = planned.lookup(routing.bags_of(window), _without_sent(routing.route_of(window)), context)
+            assert deferred.call is not None  # every lookup of planned rows pools
+            (sums,) = gather_reduce_together([deferred.call], context.options.implementation, tables=True)
+            return pooled + deferred.finish(sums)[0]
+
+        def finish(found: tuple[jax.Array, PlannedResiduals]) -> tuple[jax.Array, RoutedResiduals]:
+            pooled, first = found
+            return routing.following(pooled, window, further), RoutedResiduals(
+                routing=routing, window=window, first=first
+            )
+
+        first = routing.bags_of(window, first=True)
+        return planned.lookup(first, routing.route_of(window), context).then(finish)
+
+    def update(
+        self, residuals: RoutedResiduals, gradients: jax.Array, route: Route | None, context: Context
+    ) -> Update[RoutedRows, RoutedResiduals]:
+        """Defers the steps of every window; see ``Store``."""
+        return _RoutedUpdate(store=self, residuals=residuals, gradients=gradients, route=route, context=context)
+
+
+class _RoutedUpdate(Update[RoutedRows, RoutedResiduals]):
+    """The updates of all windows: a row's gradients from all devices meet in one of them."""
+
+    def squares(self) -> jax.Array:
+        left, rows = self.residuals, self.store.rows
+
+        def further(squares: jax.Array, window: Window) -> jax.Array:
+            return squares + self._of(rows, window, None).squares()
+
+        squares = self._of(rows, left.window, left.first).squares()
+        return left.routing.following(jnp.asarray(squares, jnp.float32), left.window, further)
+
+    def step(self, options: StepOptions) -> Deferred[PlannedRows]:
+        left = self.residuals
+
+        def further(rows: MeshRows, window: Window) -> MeshRows:
+            deferred, result = self._of(rows, window, None).step(options), None
+            if deferred.call is not None:
+                (result,) = casted_update_together([deferred.call], options.implementation)
+            return deferred.finish(result).rows
+
+        def finish(first: PlannedRows) -> PlannedRows:
+            return PlannedRows(rows=left.routing.following(first.rows, left.window, further))
+
+        return self._of(self.store.rows, left.window, left.first).step(options).then(finish)
+
+    def _of(
+        self, rows: MeshRows, window: Window, left: PlannedResiduals | None
+    ) -> Update[PlannedRows, PlannedResiduals]:
+        """The update of a window's rows; ``left`` by its lookup, where it is the first one."""
+        routing, kind = self.residuals.routing, self.context.together.exchange
+        route, sent = routing.route_of(window), self.residuals.first.sent
+        if left is None:
+            exchange = None
+            if route.remote is not None:
+                exchange = Exchange.open(route.remote, shard_rows=rows.shard_rows, kind=kind)
+            bags = BagResiduals(cast=routing.bags_of(window).cast, weights=routing.bags.weights)  # pyright: ignore[reportArgumentType]
+            left = PlannedResiduals(bags=bags, exchange=exchange)
+        if sent is not None:
+            sent = _within(sent, window)
+        left = dataclasses.replace(left, sent=sent)
+        return PlannedRows(rows=rows).update(left, self.gradients, _without_sent(route), self.context)
+
+
+def _without_sent(route: Route) -> Route:
+    return dataclasses.replace(route, send=None)
+
+
+def _within(sent: Sent, window: Window) -> Sent:
+    """Sent lookups whose rows are in a window; the others are padding, which no row's gradient has."""
+    assert sent.addresses is not None  # ``Places`` sends them
+    inside = (sent.addresses >= window.low) & (sent.addresses < window.high)
+    return dataclasses.replace(sent, rows=jnp.where(inside, sent.rows, -1))
