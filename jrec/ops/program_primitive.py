@@ -40,6 +40,8 @@ class ProgramPrimitive:
         self.primitive.multiple_results = True
         self._run = run
         self.primitive.def_impl(_evaluated)
+        # From jax 0.12 on a program may hold what is resolved after differentiation, as sums of gradients in place are.
+        self.primitive.to_lojax = _evaluated
         self.primitive.def_effectful_abstract_eval(lambda *_, jaxpr, **__: (jaxpr.out_avals, jaxpr.effects))
         batching.primitive_batchers[self.primitive] = self._batched
         mlir.register_lowering(self.primitive, mlir.lower_fun(_evaluated, multiple_results=True))
