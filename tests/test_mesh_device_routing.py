@@ -198,3 +198,10 @@ def test_the_same_step_has_the_same_bits():
     case = make_case(8, optimizer)
     first, again = (on_mesh(case, optimizer, ROOMS["some"], sends=((0, 2),)) for _ in range(2))
     jax.tree.map(np.testing.assert_array_equal, first, again)
+
+
+def test_gradients_travel_once_for_the_norm_and_the_step():
+    """Requests, answers and gradients: an exchange each, though ``squares`` and ``step`` both need the last."""
+    optimizer, case = OPTIMIZERS["sgd"], make_case(1, OPTIMIZERS["sgd"])
+    program = jax.make_jaxpr(lambda: on_mesh(case, optimizer, ROOMS["all"]))()
+    assert str(program).count("all_to_all[") == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -73,14 +74,18 @@ class RoutedRows:
 class _RoutedUpdate(Update[RoutedRows, RoutedResiduals]):
     """The updates of all windows: a row's gradients from all devices meet in one of them."""
 
+    @functools.cached_property
+    def _first(self) -> Update[PlannedRows, PlannedResiduals]:
+        """Of the first window: its gradients travel once for the squares and the step."""
+        return self._of(self.store.rows, self.residuals.window, self.residuals.first)
+
     def squares(self) -> jax.Array:
         left, rows = self.residuals, self.store.rows
 
         def further(squares: jax.Array, window: Window) -> jax.Array:
             return squares + self._of(rows, window, None).squares()
 
-        squares = self._of(rows, left.window, left.first).squares()
-        return left.routing.following(jnp.asarray(squares, jnp.float32), left.window, further)
+        return left.routing.following(jnp.asarray(self._first.squares(), jnp.float32), left.window, further)
 
     def step(self, options: StepOptions) -> Deferred[PlannedRows]:
         left = self.residuals
@@ -94,7 +99,7 @@ class _RoutedUpdate(Update[RoutedRows, RoutedResiduals]):
         def finish(first: PlannedRows) -> PlannedRows:
             return PlannedRows(rows=left.routing.following(first.rows, left.window, further))
 
-        return self._of(self.store.rows, left.window, left.first).step(options).then(finish)
+        return self._first.step(options).then(finish)
 
     def _of(
         self, rows: MeshRows, window: Window, left: PlannedResiduals | None
