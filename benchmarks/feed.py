@@ -18,7 +18,6 @@ import dataclasses
 import itertools
 import threading
 import time
-from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +27,6 @@ from flax import nnx
 import jrec
 from benchmarks import harness, models, workloads
 from jrec import ops
-from jrec.batch import Batch
 from jrec.nn import DLRM, SparseOptimizer
 from jrec.run.ahead_feed import AheadFeed
 from jrec.run.run import Run
@@ -62,7 +60,7 @@ def measure(report: harness.Report, workload: workloads.Workload, steps: int, de
     with _emptied(workload, devices) as run, _thread_times(threads):
         step = run.compile(metrics=RunningAuc.empty(devices=None if run.mesh is None else devices))
         # A function makes a feed that works ahead, as on a GPU, of one step a dispatch, too.
-        feed, before = run.feed(_repeated(packed), steps=lambda _: steps), None
+        feed, before = run.feed(itertools.cycle(packed), steps=lambda _: steps), None
         taken, least, seconds = 0, (20 if report.quick else 100) * steps, 0.0
         for number in range(least // steps + 3):
             if number == 3:  # compiled by now
@@ -78,10 +76,6 @@ def measure(report: harness.Report, workload: workloads.Workload, steps: int, de
     case = f"{workload.name}, batch {workload.batch:,}, {where}, {steps} steps a dispatch"
     report.add(case, "main thread, CPU time of a step", 1e3 * seconds / taken, "ms")
     report.add(case, "feed thread, CPU time of a step", 1e3 * placing / taken, "ms")
-
-
-def _repeated(packed: list[Batch]) -> Iterator[Batch]:
-    return itertools.cycle(packed)
 
 
 def _emptied(workload: workloads.Workload, devices: int) -> Run:

@@ -93,11 +93,8 @@ class Places:
         away = (ids >= 0) & (owner < devices) & (owner != jax.lax.axis_index(AXIS)) & jnp.asarray(sending)[bag_of]
         lookups = _lookups_of(bags, self.sends)
         owner = jnp.where(away, owner, devices)
-        order = jnp.argsort(owner, stable=True)
-        first = jnp.sum(owner[None, :] < jnp.arange(devices + 1)[:, None], axis=1, dtype=jnp.int32)
-        line = first[:-1, None] + jnp.arange(lookups, dtype=jnp.int32)[None]
-        real = line < first[1:, None]
-        taken = order.at[line].get(mode="clip")
+        order, first = _by_number(owner, devices)
+        taken, real = _lines(order, first[:-1], first[1:], lookups)
 
         def lines(values: jax.Array, fill: int) -> jax.Array:
             return jnp.where(real, values[taken], jnp.asarray(fill, values.dtype))
@@ -167,8 +164,7 @@ class Routing:
         real = jnp.arange(n, dtype=jnp.int32) < cast.num_unique
         source, offset = places.located(cast.rows)
         source = jnp.where(real, source, devices + 1)
-        order = jnp.argsort(source, stable=True).astype(jnp.int32)
-        starts = jnp.sum(source[None, :] < jnp.arange(devices + 3)[:, None], axis=1, dtype=jnp.int32)
+        order, starts = _by_number(source, devices + 2)
         place = jnp.zeros(n, jnp.int32).at[order].set(jnp.arange(n, dtype=jnp.int32), unique_indices=True)
         segments = segment_of_entries(cast.offsets, cast.positions.shape[0])
         numbers = jnp.where(jnp.arange(segments.shape[0]) < cast.offsets[-1], segments, -1)
@@ -245,10 +241,8 @@ class Routing:
 
         def picks(source: jax.Array, size: int) -> Picks:
             """(len(source), size) rows of some sources."""
-            begin, stop = self.starts[source] + window.before[source], self.starts[source] + window.behind[source]
-            line = begin[:, None] + jnp.arange(size, dtype=jnp.int32)[None]
-            real = line < stop[:, None]
-            number = self.order.at[line].get(mode="clip")
+            begin = self.starts[source]
+            number, real = _lines(self.order, begin + window.before[source], begin + window.behind[source], size)
             return Picks(
                 rows=jnp.where(real, self.offset[number], NO_ROW),
                 at=jnp.where(real, number - window.first, room.unique),
@@ -288,6 +282,18 @@ class Routing:
 def _cast(bags: Bags) -> Cast:
     assert bags.cast is not None  # ``Places.routed`` made it
     return bags.cast
+
+
+def _by_number(values: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
+    """The places of (n,) values in stable ascending order, and where each of 0 to ``count`` begins in it."""
+    starts = jnp.sum(values[None, :] < jnp.arange(count + 1)[:, None], axis=1, dtype=jnp.int32)
+    return jnp.argsort(values, stable=True).astype(jnp.int32), starts
+
+
+def _lines(order: jax.Array, begin: jax.Array, stop: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
+    """(lines, size) entries of ``order`` from the begin of each line on, and whether each is before its stop."""
+    line = begin[:, None] + jnp.arange(size, dtype=jnp.int32)[None]
+    return order.at[line].get(mode="clip"), line < stop[:, None]
 
 
 def _bags_of_lookups(bags: Bags) -> jax.Array:

@@ -18,7 +18,7 @@ from jrec.batch import Batch
 from jrec.host.pipeline_batch import BatchRows
 from jrec.host.ring import bucket
 from jrec.mesh.route import AXIS, Picks, Route
-from jrec.mesh.routing import Places, Room
+from jrec.mesh.routing import NO_ROW, Places, Room
 from jrec.ops.layout import EmbeddingLayout, Stack
 from jrec.ops.types import Bags
 from jrec.run.partitioned_batch import DeviceBatch, PartitionedBatch, sending_bags, sending_features
@@ -28,8 +28,6 @@ from jrec.sharding.plans import Plan
 from jrec.sharding.router import Routed, Taken
 from jrec.sharding.sent import SentLookups, send_route
 
-NO_ROW = 2**31 - 1
-"""A row of no array: padding."""
 _SLACK = 1.125  # on what a batch needed, when a size grows: the next one needs a little more
 
 

@@ -320,13 +320,13 @@ class _Training:
             fed = next(self.feed)
             _, outputs = step_on(fed)
             pending.append(outputs)
-            before, self.step = self.step, self.step + len(fed.batches)
+            self.step += len(fed.batches)
             if len(pending) > 1:
                 self._absorb(pending.popleft())
             examples = sum(len(batch.labels) for batch in fed.batches) * jax.process_count()
-            progress.advance(self.step - before, examples, self.losses[-1] if self.losses else None, self._shown_auc)
+            progress.advance(len(fed.batches), examples, self.losses[-1] if self.losses else None, self._shown_auc)
             due = [
-                every and self.step // every > before // every
+                every and self.step % every == 0  # never within a dispatch
                 for every in (config.log.every_steps, self.plan.every_steps, config.checkpoint.every_steps)
             ]
             if self.step == self.total and self.plan.every_steps and config.checkpoint.keep_best:
