@@ -26,7 +26,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 
-from jrec.environment import cache_folder
+from jrec import environment
 from jrec.errors import ConfigError
 
 SIZE_VARIABLE = "JREC_COMPILE_CACHE_MIB"
@@ -56,7 +56,7 @@ def enabled() -> Iterator[None]:
         return
     with contextlib.ExitStack() as stack:
         try:
-            own = stack.enter_context(run_folder(cache_folder() / "jax" / machine_kind(), limit=limit))
+            own = stack.enter_context(run_folder(environment.cache_folder() / "jax" / machine_kind(), limit=limit))
         except OSError:
             own = None
         if own is not None:
@@ -95,9 +95,8 @@ def machine_kind(cpuinfo: pathlib.Path = pathlib.Path("/proc/cpuinfo")) -> str:
             key, _, value = line.partition(":")
             if key.strip() in ("model name", "flags", "Features", "CPU implementer", "CPU part"):
                 lines.add(f"{key.strip()}: {' '.join(sorted(value.split()))}")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     system = os.uname()
-    parts = [system.sysname, system.machine, f"{cores} cores", *(sorted(lines) or [system.nodename])]
+    parts = [system.sysname, system.machine, f"{environment.cores()} cores", *(sorted(lines) or [system.nodename])]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 

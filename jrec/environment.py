@@ -20,6 +20,11 @@ def cache_folder() -> pathlib.Path:
     return pathlib.Path("~/.cache/jrec").expanduser()
 
 
+def cores() -> int:
+    """The CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def versions() -> dict[str, str]:
     """Installed versions by package, and Python's; imports nothing."""
     installed = {"python": platform.python_version()}
@@ -41,7 +46,7 @@ def devices() -> dict[str, str | int]:
         "kind": all_devices[0].device_kind,
         "count": len(all_devices),
         "processes": jax.process_count(),
-        "host_cpu_threads": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        "host_cpu_threads": cores(),
     }
 
 

@@ -7,6 +7,7 @@ import itertools
 import os
 from concurrent import futures
 
+from jrec import environment
 from jrec.native.compile import Kernel
 
 _GROUPS = 16  # per thread: enough to share the work evenly, few enough that Python's part in it is small
@@ -18,7 +19,7 @@ def num_threads() -> int:
     Raises:
       ValueError: If a variable is not a positive integer.
     """
-    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    available = environment.cores()
     for variable in ("JREC_NUM_THREADS", "OMP_NUM_THREADS"):
         if text := os.environ.get(variable, "").strip():
             first = text.split(",")[0]  # OpenMP allows one number per nesting level

@@ -6,10 +6,10 @@ Only ``data.path`` has no default. This module imports no JAX.
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
 from typing import Annotated, Literal, override
 
+from jrec import environment
 from jrec.errors import ConfigError
 from jrec.run.options import MeshOptions
 from jrec.train.config.model import ModelConfig
@@ -59,7 +59,7 @@ class DataConfig(Section):
     @property
     def threads(self) -> int:
         """``workers``, of which "auto" asks the machine."""
-        return min(16, max(2, len(os.sched_getaffinity(0)) // 2)) if self.workers is None else self.workers
+        return min(16, max(2, environment.cores() // 2)) if self.workers is None else self.workers
 
     @override
     def check(self) -> None:
