@@ -1,12 +1,14 @@
-"""FAE's training against the hybrid baseline: bytes between host and device, time, schedules, and test AUC.
+"""FAE's training against the hybrid baseline: bytes between host and device, time, schedules, and AUC.
 
 End to end: a synthetic log like Criteo Kaggle, all its sizes divided by --scale (tables, and with them examples, budget
 and the size below which a table is hot whole), so that examples, rows and hot rows stand in the published proportion.
-The baseline keeps all tables in host memory (tables.tier=host); FAE keeps the calibrated hot rows on the device. Runs
-of the two alternate. On a CPU, "device" memory is the same memory: bytes and schedules are the result, not seconds.
+The baseline keeps all tables in host memory, whose rows travel through the pipeline, as FAE's cold rows do (a CPU's
+default, updating them in place, moves none); FAE keeps the calibrated hot rows on the device. Runs of the two
+alternate. On a CPU, "device" memory is the same memory: bytes and schedules are the result, not seconds.
 
-Accuracy: the real Criteo Kaggle sample through `jrec prepare`, configs/criteo_kaggle.toml as it is, one pair of runs a
-seed.
+Accuracy: one pair of runs a seed on the synthetic log and on the real Criteo Kaggle sample, with
+configs/criteo_kaggle.toml as it is. The split valid is evaluated on the way too, and its AUC compared after every
+eighth of the steps.
 
 Examples:
   python -m benchmarks.fae_training
@@ -22,10 +24,11 @@ import pathlib
 import statistics
 import tempfile
 import time
-from typing import Any
+from collections.abc import Sequence
 
-from benchmarks import harness
+from benchmarks import harness, trainings
 from benchmarks.accuracy import CONFIG, SAMPLE, run_jrec
+from benchmarks.trainings import CURVE, Trained
 
 PUBLISHED_BYTES, BUDGET, SMALL = 2.296e9, 256e6, 1e6
 """Of Criteo Kaggle's 33.8 million rows, each 16 float32 and row-wise Adagrad's slot; FAE's; of a small table."""
@@ -56,33 +59,21 @@ def measure(report: harness.Report, arguments: argparse.Namespace) -> None:
     """Both parts, with the arguments of ``add_arguments``."""
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
-        _compile_once(folder / "compiled")
-        if arguments.only != "accuracy":
-            _bytes(report, arguments, folder)
+        trainings.compile_once(folder / "compiled")
+        _synthetic(report, arguments, folder)
         if arguments.only != "bytes":
-            _accuracy(report, arguments, folder)
+            _sample(report, arguments, folder)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Run:
-    """What a run came to: seconds of training, and of all, losses between schedules and the test split included."""
+class Timed:
+    """A training, and the seconds of all of it, losses between schedules and the test split included."""
 
+    run: Trained
     seconds: float
-    whole: float
-    auc: float
-    log_loss: float
-    moved: int
-    fae: dict[str, Any] | None
 
 
-def _compile_once(folder: pathlib.Path) -> None:
-    import jax
-
-    jax.config.update("jax_compilation_cache_dir", str(folder))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-
-
-def _bytes(report: harness.Report, arguments: argparse.Namespace, folder: pathlib.Path) -> None:
+def _synthetic(report: harness.Report, arguments: argparse.Namespace, folder: pathlib.Path) -> None:
     from jrec.data.synth import SynthOptions, shape_like, synthesize
 
     rows, scale, pairs = arguments.rows, arguments.scale, arguments.pairs
@@ -93,61 +84,104 @@ def _bytes(report: harness.Report, arguments: argparse.Namespace, folder: pathli
     data = folder / "kaggle"
     synthesize(shape, data, SynthOptions(rows=rows))
     hot = _pack(report, data, data.with_name("kaggle_fae"))
-    common = ("data.batch_size=1024", "data.eval_batch_size=4096", "evaluate.final_splits=['test']")
+    common = ("data.batch_size=1024", "data.eval_batch_size=4096")
     common += ("optimizer.embedding.weight_decay=0", "lr_schedule.kind=constant", "lr_schedule.warmup_steps=0")
-    sides: dict[str, list[Run]] = {"hybrid": [], "FAE": []}
+    case = f"Criteo Kaggle by {scale}, {rows:,} examples"
+    if arguments.only != "accuracy":
+        _measure_bytes(report, arguments, case, data, hot, common, pairs)
+    if arguments.only != "bytes":
+        _accuracy(report, arguments, case, data, hot, common)
+
+
+def _measure_bytes(
+    report: harness.Report,
+    arguments: argparse.Namespace,
+    case: str,
+    data: pathlib.Path,
+    hot: pathlib.Path,
+    common: Sequence[str],
+    pairs: int,
+) -> None:
+    sides: dict[str, list[Timed]] = {"hybrid": [], "FAE": []}
     for side, source, more in (("hybrid", data, ()), ("FAE", hot, ("fae.initial_rate=1", "fae.batches=1"))):
-        _run(side, source, 0, folder, (*common, "max_steps=4", *more))  # compiles
+        _run(side, source, 0, (*common, "max_steps=4", *more))  # compiles
     for pair in range(pairs):
         order = ("hybrid", "FAE") if pair % 2 == 0 else ("FAE", "hybrid")
         for side in order:
             source, more = (data, ()) if side == "hybrid" else (hot, tuple(arguments.set))
-            sides[side].append(_run(side, source, 0, folder, (*common, *more)))
-    case = f"Criteo Kaggle by {scale}, {rows:,} examples"
+            sides[side].append(_run(side, source, 0, (*common, *more)))
     _report_bytes(report, case, sides)
 
 
-def _report_bytes(report: harness.Report, case: str, sides: dict[str, list[Run]]) -> None:
+def _report_bytes(report: harness.Report, case: str, sides: dict[str, list[Timed]]) -> None:
     hybrid, fae = sides["hybrid"][0], sides["FAE"][0]
-    summary = fae.fae
-    assert summary is not None
-    ratio = hybrid.moved / fae.moved if fae.moved else None
-    report.add(case, "rows and slots moved, FAE", fae.moved / 1e6, "MB", peer="hybrid", ratio=ratio)
-    report.add(case, "rows and slots moved, hybrid", hybrid.moved / 1e6, "MB")
+    summary = fae.run.outcome.sections["fae"]
+    moved, hybrid_moved = _moved(fae), _moved(hybrid)
+    ratio = hybrid_moved / moved if moved else None
+    report.add(case, "rows and slots moved, FAE", moved / 1e6, "MB", peer="hybrid", ratio=ratio)
+    report.add(case, "rows and slots moved, hybrid", hybrid_moved / 1e6, "MB")
     report.add(case, "the paper's synchronization would move", summary["bytes"]["paper_synchronization"] / 1e6, "MB")
     report.add(case, "hot rows with slots", summary["hot_row_bytes"] / 1e6, "MB")
     report.add(case, "hot examples", 100 * summary["hot_share"], "%")
     report.add(case, "switches", summary["switches"], "count")
     report.add(case, "least rate", min([*summary["rates"], summary["rate"]]), "%")
     report.add(case, "greatest rate", max([*summary["rates"], summary["rate"]]), "%")
-    for metric, field in (("training", "seconds"), ("whole run, compiled before", "whole")):
-        own, theirs = ([getattr(run, field) for run in sides[side]] for side in ("FAE", "hybrid"))
+    for metric, seconds in (
+        ("training", lambda timed: timed.run.outcome.seconds),
+        ("whole run, compiled before", lambda timed: timed.seconds),
+    ):
+        own, theirs = ([seconds(timed) for timed in sides[side]] for side in ("FAE", "hybrid"))
         ratios = [b / a for a, b in zip(own, theirs, strict=True)]
         report.add(case, f"{metric}, FAE", min(own), "s", peer="hybrid", ratio=statistics.median(ratios))
         report.add(case, f"{metric}, hybrid", min(theirs), "s")
-    report.add(case, "test auc, FAE", fae.auc, "auc")
-    report.add(case, "test auc, hybrid", hybrid.auc, "auc")
 
 
-def _accuracy(report: harness.Report, arguments: argparse.Namespace, folder: pathlib.Path) -> None:
+def _moved(timed: Timed) -> int:
+    rows = timed.run.outcome.sections["pipeline"]["rows"].values()
+    return sum(counters["bytes_to_device"] + counters["bytes_to_host"] for counters in rows)
+
+
+def _sample(report: harness.Report, arguments: argparse.Namespace, folder: pathlib.Path) -> None:
     if not SAMPLE.is_file():
         report.note(f"the accuracy part is left out: {SAMPLE} is no file")
         return
-    data, seeds = folder / "sample", arguments.seeds[:1] if report.quick else arguments.seeds
+    data = folder / "sample"
     run_jrec("prepare", "criteo-kaggle", "--input", str(SAMPLE), "--out", str(data), "--quiet")
     hot = _pack(report, data, folder / "sample_fae")
-    case, lost, aucs = f"{SAMPLE.name.split('.')[0]}, {len(seeds)} seed(s)", [], {"hybrid": [], "FAE": []}
-    for seed in seeds:
-        runs = {"hybrid": _run("hybrid", data, seed, folder, ()), "FAE": _run("FAE", hot, seed, folder, arguments.set)}
-        for side, run in runs.items():
-            aucs[side].append(run.auc)
-            rates = "" if run.fae is None else f", rates {', '.join(f'{rate:g}' for rate in run.fae['rates'])}"
-            report.note(f"seed {seed}, {side}: test AUC {run.auc:.4f}, log loss {run.log_loss:.4f}{rates}")
-        lost.append(100 * (runs["hybrid"].auc - runs["FAE"].auc) / runs["hybrid"].auc)
-    for side, values in aucs.items():
-        report.add(case, f"test auc, {side}, mean", statistics.mean(values), "auc")
-    report.add(case, "AUC lost, mean", statistics.mean(lost), "%")
-    report.add(case, "AUC lost, greatest", max(lost), "%")
+    _accuracy(report, arguments, SAMPLE.name.split(".")[0], data, hot, ())
+
+
+def _accuracy(
+    report: harness.Report,
+    arguments: argparse.Namespace,
+    case: str,
+    data: pathlib.Path,
+    hot: pathlib.Path,
+    common: Sequence[str],
+) -> None:
+    seeds = arguments.seeds[:1] if report.quick else arguments.seeds
+    hybrid = [_run("hybrid", data, seed, common, curve_of=data) for seed in seeds]
+    fae = [_run("FAE", hot, seed, (*common, *arguments.set), curve_of=data) for seed in seeds]
+    for seed, timed in zip(seeds, fae, strict=True):
+        rates = ", ".join(f"{rate:g}" for rate in timed.run.outcome.sections["fae"]["rates"])
+        report.note(f"seed {seed}, FAE: test AUC {timed.run.score('auc'):.4f}, rates {rates}")
+    _report_aucs(report, f"{case}, {len(seeds)} seed(s)", hybrid, fae)
+
+
+def _report_aucs(report: harness.Report, case: str, hybrid: list[Timed], fae: list[Timed]) -> None:
+    """Scores of both sides, and how far FAE's are behind at the end and on the way; one run a seed."""
+    for side, runs in (("hybrid", hybrid), ("FAE", fae)):
+        for metric in ("auc", "accuracy"):
+            mean = statistics.mean(timed.run.score(metric) for timed in runs)
+            report.add(case, f"test {metric}, {side}, mean", mean, metric)
+    for metric in ("auc", "accuracy"):
+        lost = [100 * (a.run.score(metric) - b.run.score(metric)) for a, b in zip(hybrid, fae, strict=True)]
+        report.add(case, f"{metric} points lost, mean", statistics.mean(lost), "points")
+        report.add(case, f"{metric} points lost, greatest", max(lost), "points")
+    for part in range(CURVE):
+        behind = [100 * (a.run.curve[part]["auc"] - b.run.curve[part]["auc"]) for a, b in zip(hybrid, fae, strict=True)]
+        after = f"{case}, after {part + 1}/{CURVE} of the steps"
+        report.add(after, "valid auc points behind, greatest", max(behind), "points")
 
 
 def _pack(report: harness.Report, data: pathlib.Path, out: pathlib.Path) -> pathlib.Path:
@@ -168,29 +202,13 @@ def _pack(report: harness.Report, data: pathlib.Path, out: pathlib.Path) -> path
     return out
 
 
-def _run(side: str, data: pathlib.Path, seed: int, folder: pathlib.Path, overrides: Any) -> Run:
-    from jrec.train.config import load_config
-    from jrec.train.loop import train
-    from jrec.train.report.metrics import evaluate
-
-    place = (f"data.path={str(data)!r}", f"out={str(folder / 'run')!r}", f"seed={seed}")
-    watch = ("log.progress=off", "log.tensorboard=false", "evaluate.every_steps=0", "checkpoint.every_steps=0")
-    kind = ("tables.tier=host",) if side == "hybrid" else ("schedule=fae",)
-    config = load_config(CONFIG, [*place, *watch, *kind, *overrides])
+def _run(
+    side: str, data: pathlib.Path, seed: int, overrides: Sequence[str], *, curve_of: pathlib.Path | None = None
+) -> Timed:
+    kind = ("tables.tier=host", "tables.host.pipeline=on") if side == "hybrid" else ("schedule=fae",)
     start = time.perf_counter()
-    outcome = train(config, overwrite=True)
-    if not outcome.finished:
-        raise SystemExit("fae_training: stopped by a signal")
-    scores = evaluate(outcome.scores["test"])
-    rows = outcome.sections["pipeline"]["rows"].values()
-    return Run(
-        seconds=outcome.seconds,
-        whole=time.perf_counter() - start,
-        auc=scores.auc or float("nan"),
-        log_loss=scores.log_loss,
-        moved=sum(counters["bytes_to_device"] + counters["bytes_to_host"] for counters in rows),
-        fae=outcome.sections.get("fae"),
-    )
+    run = trainings.train(CONFIG, data, seed, (*kind, *overrides), curve_of=curve_of)
+    return Timed(run=run, seconds=time.perf_counter() - start)
 
 
 if __name__ == "__main__":
