@@ -130,6 +130,7 @@ def test_the_encoder_streams_with_the_files_and_takes_columns_without(tmp_path):
     columns = {names.get(name, name): [line[name] or None for line in lines] for name in lines[0] if name != "item"}
     columns["tags:weight"] = [[float(w) for w in line["strengths"].split("|") if w] for line in lines]
     columns["tags"] = [line["tags"].split("|") if line["tags"] else [] for line in lines]
+    columns["related"] = [line["related"].split("|") if line["related"] else None for line in lines]
     assert set(encoder.raw_columns) <= set(columns)
     for one in (got, moved, encoder.columns(columns)):
         np.testing.assert_array_equal(one.dense, want.dense)

@@ -5,6 +5,9 @@ So what a format does to a log's lines (transforms, missing values, cut lists, d
 
 from __future__ import annotations
 
+import ast
+import contextlib
+import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -100,6 +103,8 @@ def _split(field: Field, form: Form) -> Form:
         )
     compute: Any = pyarrow.compute  # whose functions exist at run time only
     texts = form.values.fill_null(b"")
+    if not field.separator:
+        return form_of(field.name, [_elements(field, k, text.as_py().decode()) for k, text in enumerate(texts)])
     lists = compute.split_pattern(texts, pattern=field.separator.encode())
     filled = compute.binary_length(texts).to_numpy(zero_copy_only=False) > 0
     offsets = np.zeros(len(texts) + 1, np.int64)
@@ -107,10 +112,25 @@ def _split(field: Field, form: Form) -> Form:
     return Form(lists.filter(pa.array(filled)).flatten().cast(pa.large_binary()), offsets)
 
 
+def _elements(field: Field, example: int, text: str) -> list[str]:
+    """The elements of a list as JSON or Python prints it; none of a blank or null."""
+    elements: Any = None
+    for read in (json.loads, ast.literal_eval):
+        with contextlib.suppress(ValueError, SyntaxError):
+            elements = read(text) if text.strip() not in ("", "null", "None") else []
+            break
+    if not isinstance(elements, list) or any(isinstance(one, list | dict) for one in elements):
+        raise DatasetError(
+            f'column {field.name!r} holds {text!r} in example {example}, which is no list such as ["a", "b"]; give'
+            " ragged lists, or texts as the log has them"
+        )
+    return ["" if one is None else one if isinstance(one, str) else json.dumps(one) for one in elements]
+
+
 def _numbers(field: Field, form: Form) -> np.ndarray:
     """(values,) float64, NaN where missing."""
     if form.is_text:
-        codes, values = numbers_of(*_spans(form.values.fill_null(b"")), field.missing)
+        codes, values = numbers_of(*_spans(form.values.fill_null(b"")), field.missing, field.decimal)
         if (wrong := codes != OK).any():
             k = int(wrong.argmax())
             raise _refused(field, form, k, form.values[k].as_py(), "is not a finite number")

@@ -12,6 +12,7 @@ from typing import Any, Self
 import numpy as np
 
 from jrec.data.columns import ListColumn, lists_at
+from jrec.data.readers import libsvm
 from jrec.data.readers.delimited_schema import PARTS, CategoricalColumn, DelimitedSchema
 from jrec.data.readers.dense import bucket_keys, dense_column, reject_dense
 from jrec.data.readers.lines import first_line
@@ -70,8 +71,8 @@ class Delimited(Source):
         schema = self._schema
         if schema.label is None and self.labels == "required":
             raise DatasetError("the schema has no [label]; add one, or pass --no-labels for a log without labels")
-        bare = [c.column for c in schema.categorical if c.lists and not c.separator]
         if is_parquet(path):
+            bare = [c.column for c in schema.categorical if c.lists and not c.separator]
             types = column_types(path)
             names = [name for name in types if name in self._read_columns]
             self._check_columns(f"{path}: the file", names)
@@ -83,11 +84,6 @@ class Delimited(Source):
                     )
             dialect = dialect_of(path, [self._field(name) for name in names])
             return dataclasses.replace(dialect, missing_hint=_MISSING_HINT, integer_hint=_INTEGER_HINT)
-        if bare:
-            raise DatasetError(
-                f"{path} is text, in which the lists of {', '.join(map(repr, bare))} need a separator; name it in the"
-                " schema"
-            )
         names = list(schema.columns)
         may_lack = self.labels != "required" and schema.label is not None and self._label in names
         if may_lack and len(self._split(path)) == len(names) - 1:
@@ -103,6 +99,8 @@ class Delimited(Source):
             delimiter=schema.delimiter,
             quoting=schema.quoting,
             skip_lines=0 if schema.columns else 1,
+            libsvm=schema.layout == "libsvm",
+            hint=libsvm.HINT if schema.layout == "libsvm" else "",
             missing_hint=_MISSING_HINT,
             integer_hint=_INTEGER_HINT,
         )
@@ -137,7 +135,8 @@ class Delimited(Source):
             if self.labels == "none":
                 return Field(name=name, kind="skip")
             kind = "label" if schema.label.positive_at_least is None else "number"
-            return Field(name=name, kind=kind, blank=False, positive=schema.label.positive_values)
+            positive = schema.label.positive_values
+            return Field(name=name, kind=kind, blank=False, positive=positive, decimal=schema.decimal)
         if schema.time and name == schema.time.column:
             kind = "integer" if schema.time.format == "integer" else "time"
             return Field(name=name, kind=kind, blank=False, unit=schema.time.format)
@@ -150,12 +149,12 @@ class Delimited(Source):
                 if feature.quantiles:
                     kind = "number"
                     continue
-                kind, separator = ("texts" if feature.many else "text"), feature.separator or "|"
-            elif name == feature.weights:
-                kind, separator = "weights", feature.separator or "|"
+                kind, separator = ("texts" if feature.many else "text"), feature.separator
+            elif feature.weights and name == feature.weights:
+                kind, separator = "weights", feature.separator
         if name in self._keys:
             kind, missing = "text", self._missing
-        return Field(name=name, kind=kind, blank=blank, separator=separator, missing=missing)
+        return Field(name=name, kind=kind, blank=blank, separator=separator, missing=missing, decimal=schema.decimal)
 
     @property
     def _read_columns(self) -> list[str]:

@@ -10,6 +10,7 @@ import pathlib
 from typing import Any
 
 from jrec.data.blocks import WEIGHT_SUFFIX
+from jrec.data.readers import libsvm
 from jrec.data.readers.dense import STANDARDIZE, TRANSFORMS
 from jrec.data.schema import NO_TABLES, DatasetError
 from jrec.files import decode, load_toml, parse_json
@@ -17,6 +18,8 @@ from jrec.files import decode, load_toml, parse_json
 _REMEDY = "docs/data.md has every key"
 TOO_LONG = ("error", "first", "last")
 TIME_FORMATS = ("integer", "iso", "seconds", "milliseconds", "microseconds", "nanoseconds")
+LAYOUTS = ("delimited", "libsvm")
+DECIMALS = (".", ",")
 MAX_QUANTILES = 10_000
 PARTS = {"hour": "hour_of_day", "weekday": "weekday"}
 
@@ -38,8 +41,9 @@ class LabelColumn:
 class TimeColumn:
     """The column by which examples are ordered.
 
-    ``format`` says what it holds: "integer" (of any unit), "iso" (dates and datetimes), or numbers, with fractions or
-    without, of "seconds", "milliseconds", "microseconds" or "nanoseconds" since 1970.
+    ``format`` says what it holds: "integer" (of any unit), "iso" (dates and datetimes), numbers, with fractions or
+    without, of "seconds", "milliseconds", "microseconds" or "nanoseconds" since 1970, or dates of another pattern, in
+    UTC, as strptime has it: "%d.%m.%Y %H:%M".
     """
 
     column: str
@@ -63,8 +67,10 @@ class DenseColumn:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CategoricalColumn:
-    """A column of values, or of lists of values where there is a ``separator`` or, in Parquet files, ``lists`` is set.
+    """A column of values, or of lists of values where there is a ``separator`` or ``lists`` is set.
 
+    With ``lists`` and no ``separator`` Parquet files have columns of lists, and texts are lists as JSON or Python
+    prints them: ``["a", "b"]``.
     ``weights`` names the column of their weights; lists longer than ``max_length`` are bad lines, or keep their first
     or last values (``too_long``); ``fixed_length`` demands ``max_length`` values everywhere. ``part`` takes the "hour"
     (UTC, "0" to "23") or "weekday" ("0" is Monday) of the column of times.
@@ -140,6 +146,9 @@ class DelimitedSchema:
     """A whole schema file. ``columns`` names the columns of files without a header; ``label`` may be left out of logs
     that are prepared without labels. ``missing_values`` are the texts that stand for a missing value in dense and
     categorical columns; a blank always does. ``join`` are files whose columns join the log's.
+
+    ``decimal`` is "," where numbers of dense columns, quantiles and labels have a decimal comma. ``layout`` is "libsvm"
+    for lines of ``LABEL INDEX:VALUE …``, whose columns are called "label", "features" and "values".
     """
 
     label: LabelColumn | None = None
@@ -151,6 +160,8 @@ class DelimitedSchema:
     quoting: bool = True
     columns: tuple[str, ...] = ()
     missing_values: tuple[str, ...] = ("",)
+    decimal: str = "."
+    layout: str = "delimited"
     join: tuple[Join, ...] = ()
 
     def prejoined(self) -> DelimitedSchema:
@@ -178,6 +189,7 @@ class DelimitedSchema:
             quoting=join.quoting,
             columns=join.columns,
             missing_values=self.missing_values,
+            decimal=self.decimal,
             dense=join.dense,
             categorical=join.categorical,
         )
@@ -200,6 +212,8 @@ def load_schema(path: str) -> DelimitedSchema:
     """
     tree = load_toml(path, error=DatasetError) if not path.endswith(".json") else _read_json(path)
     schema = decode(tree, DelimitedSchema, where=f"schema {path}", error=DatasetError, remedy=_REMEDY, partial=True)
+    if schema.layout == "libsvm":
+        schema = _of_libsvm(schema, path)
     check_schema(schema, path)
     folder = pathlib.Path(path).parent
     joins = (dataclasses.replace(j, file=str((folder / j.file).absolute()), name=j.title) for j in schema.join)
@@ -214,6 +228,19 @@ def check_schema(schema: DelimitedSchema, path: str) -> None:
     """
     _check_joins(schema, path)
     _check(schema.prejoined(), path)
+
+
+def _of_libsvm(schema: DelimitedSchema, path: str) -> DelimitedSchema:
+    """The schema with the columns of a libsvm file, as lists."""
+    if schema.columns or schema.delimiter != ",":
+        raise DatasetError(f"schema {path}: layout = 'libsvm' has its own columns and delimiter; leave them out")
+    features = (
+        dataclasses.replace(c, separator=libsvm.SEPARATOR) if c.column == libsvm.COLUMNS[1] else c
+        for c in schema.categorical
+    )
+    return dataclasses.replace(
+        schema, columns=libsvm.COLUMNS, delimiter=libsvm.DELIMITER, quoting=False, categorical=tuple(features)
+    )
 
 
 def _read_json(path: str) -> Any:
@@ -283,8 +310,15 @@ def _check(schema: DelimitedSchema, path: str) -> None:
             raise wrong(f"{name!r} cannot name a feature or table: files are called after them; set another name")
     if schema.label and schema.label.positive_values and schema.label.positive_at_least is not None:
         raise wrong("[label] has positive_values and positive_at_least; give one of them")
-    if schema.time and schema.time.format not in TIME_FORMATS:
-        raise wrong(f"format of [time] is {schema.time.format!r}; choose one of {', '.join(TIME_FORMATS)}")
+    if schema.layout not in LAYOUTS:
+        raise wrong(f"layout is {schema.layout!r}; choose one of {', '.join(LAYOUTS)}")
+    if schema.decimal not in DECIMALS or schema.decimal == schema.delimiter:
+        raise wrong(f"decimal is {schema.decimal!r}; it must be '.' or ',', and not the delimiter")
+    if schema.time and schema.time.format not in TIME_FORMATS and "%" not in schema.time.format:
+        raise wrong(
+            f"format of [time] is {schema.time.format!r}; choose one of {', '.join(TIME_FORMATS)}, or a pattern such"
+            " as '%d.%m.%Y %H:%M'"
+        )
     for dense in schema.dense:
         if dense.transform not in (transforms := [*TRANSFORMS, STANDARDIZE]):
             raise wrong(f"transform of {dense.feature!r} is {dense.transform!r}; choose one of {', '.join(transforms)}")
@@ -310,9 +344,7 @@ def _check(schema: DelimitedSchema, path: str) -> None:
             raise wrong(f"{subject}: max_length is {feature.max_length}; it must be at least 1")
         listy = [k for k in ("max_length", "fixed_length", "weights") if getattr(feature, k)]
         if not feature.many and listy:
-            raise wrong(
-                f"{subject}: {', '.join(listy)} is for lists; give a separator too (of Parquet files, lists = true)"
-            )
+            raise wrong(f"{subject}: {', '.join(listy)} is for lists; give a separator too, or set lists = true")
         if feature.too_long != "error" and feature.max_length is None:
             raise wrong(f"{subject}: too_long = {feature.too_long!r} needs a max_length")
         if feature.fixed_length and feature.max_length is None:

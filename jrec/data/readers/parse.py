@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from jrec.data.columns import Column, ListColumn, gather_all, lists_at
-from jrec.data.readers import scan, spans
+from jrec.data.readers import libsvm, scan, spans
 from jrec.data.readers.keys import MISSING, hash_texts, is_text, text_key
 from jrec.data.readers.lines import Block
 
@@ -35,6 +35,7 @@ _REASONS = {
     scan.NOT_UTF8: "is not UTF-8 text",
     scan.HAS_NUL: "holds a NUL byte",
     scan.BLANK: "is blank",
+    scan.NOT_LIST: 'is no list such as ["a", "b"]',
 }
 
 
@@ -48,10 +49,11 @@ class Field:
         and "weights" (lists of keys and of float64), "label" (float64 in {-1, 0, 1}), "time" (int64 microseconds since
         1970), "skip".
       blank: Whether the field may be blank.
-      separator: Between the elements of a list.
+      separator: Between the elements of a list; "" of lists as JSON or Python prints them.
       missing: Texts that stand for a missing value as a blank does, of numbers and texts.
       positive: The texts of a label that are 1, all others being 0; without them 0, 1, -1 and words are read.
-      unit: Of a time: "iso", "seconds", "milliseconds", "microseconds" or "nanoseconds".
+      unit: Of a time: "iso", "seconds", "milliseconds", "microseconds", "nanoseconds", or a pattern of strptime.
+      decimal: The decimal mark of a number, "." or ",".
     """
 
     name: str
@@ -61,6 +63,7 @@ class Field:
     missing: tuple[str, ...] = ()
     positive: tuple[str, ...] = ()
     unit: str = ""
+    decimal: str = "."
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,6 +73,7 @@ class Dialect:
     ``hint`` ends the message about a wrong number of fields, ``missing_hint`` that about a number that may stand for a
     missing value, ``integer_hint`` that about what is no integer.
 
+    Lines of ``libsvm`` are rewritten as tab-separated ones (``jrec.data.readers.libsvm``).
     Lines of a ``table`` are the rows of a Parquet file (``jrec.data.readers.parquet``).
     """
 
@@ -81,6 +85,7 @@ class Dialect:
     missing_hint: str = ""
     integer_hint: str = ""
     table: bool = False
+    libsvm: bool = False
 
 
 class BadLine(NamedTuple):
@@ -187,7 +192,8 @@ class Parser:
         marks = [f.separator.encode() if f.kind in ("texts", "weights") else b"" for f in dialect.fields]
         self._separators = np.frombuffer(b"".join(marks) or b"|", np.uint8).copy()
         self._separator_ends = np.cumsum([len(m) for m in marks], dtype=np.int64)
-        self._first_marks = sorted({m[0] for m in marks if m})
+        lists = [f.kind in ("texts", "weights") for f in dialect.fields]
+        self._first_marks = sorted({m[0] if m else ord(",") for m, many in zip(marks, lists, strict=True) if many})
         self._names: dict[str, list[str]] = {"number": [], "integer": [], "key": [], "list": []}
         slots = []
         for field in dialect.fields:
@@ -200,13 +206,14 @@ class Parser:
 
     def __call__(self, block: Block) -> ParsedBlock:
         """Parses a block; whatever is wrong with a line is in ``bad``."""
-        length = len(block.text)
-        lines = int(np.count_nonzero(block.text == ord("\n")))
-        quoting = self._quote and bool((block.text == ord('"')).any())
+        text = libsvm.rewritten(block.text) if self.dialect.libsvm else block.text
+        length = len(text)
+        lines = int(np.count_nonzero(text == ord("\n")))
+        quoting = self._quote and bool((text == ord('"')).any())
         buffer = np.empty(2 * length if quoting else length, np.uint8)
-        buffer[:length] = block.text
+        buffer[:length] = text
         num_lists = len(self._names["list"])
-        elements = lines * num_lists + sum(int(np.count_nonzero(block.text == m)) for m in self._first_marks)
+        elements = lines * num_lists + sum(int(np.count_nonzero(text == m)) for m in self._first_marks)
         numbers = np.empty((len(self._names["number"]), lines), np.float64)
         integers = np.empty((len(self._names["integer"]), lines), np.int64)
         keys = np.empty((len(self._names["key"]), lines), np.uint64)
@@ -222,6 +229,10 @@ class Parser:
             self._separator_ends, self._seed, numbers, integers, keys, lists, pool, weights, slow, long, long_keys,
             places, bad,
         )  # fmt: skip
+        if self.dialect.libsvm:  # places are those in the file's own text
+            bounds = np.flatnonzero(np.concatenate([[True], block.text == ord("\n")]))
+            for where in (places[:rows], bad[:num_bad]):
+                where[:, 1], where[:, 2] = bounds[where[:, 0]], bounds[where[:, 0] + 1] - 1
         columns: dict[str, Column] = {}
         for group, arrays in (("number", numbers), ("integer", integers), ("key", keys)):
             columns |= {name: arrays[i, :rows] for i, name in enumerate(self._names[group])}
@@ -288,7 +299,7 @@ class Parser:
 
 
 def _kind(field: Field) -> int:
-    return scan.SPAN if field.kind == "number" and field.missing else _KINDS[field.kind]
+    return scan.SPAN if field.kind == "number" and (field.missing or field.decimal != ".") else _KINDS[field.kind]
 
 
 def _group(field: Field) -> str:
@@ -308,7 +319,7 @@ def _read_spans(parsed: ParsedBlock, field: Field, buffer: np.ndarray) -> None:
         codes, values = spans.times_of(buffer, where, field.unit)
         reasons = {spans.NOT_TIME: spans.time_reason(field.unit)}
     else:
-        codes, values = spans.numbers_of(buffer, where, field.missing)
+        codes, values = spans.numbers_of(buffer, where, field.missing, field.decimal)
     parsed.columns[field.name] = values
     for code in np.unique(codes[codes != scan.OK]).tolist() if codes.any() else ():
         wrong = codes == code

@@ -6,6 +6,7 @@ The parser's kernel finds where such fields are, and these kernels read them, so
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -61,13 +62,16 @@ def match_texts(buffer, spans, texts, ends, fold):
 
 
 @compiled
-def parse_numbers(buffer, spans):
-    """(n,) int64 codes of ``scan`` or SLOW, and (n,) float64 values, NaN of blanks and of what is no number."""
+def parse_numbers(buffer, spans, point):
+    """(n,) int64 codes of ``scan`` or SLOW, and (n,) float64 values, NaN of blanks and of what is no number.
+
+    ``point`` is the decimal mark's byte.
+    """
     codes = np.zeros(spans.shape[0], np.int64)
     values = np.full(spans.shape[0], np.nan, np.float64)
     for i in range(spans.shape[0]):
         if spans[i, 0] < spans[i, 1]:
-            code, value = parse_number(buffer, spans[i, 0], spans[i, 1])
+            code, value = parse_number(buffer, spans[i, 0], spans[i, 1], point)
             codes[i] = code
             if code == OK:
                 values[i] = value
@@ -101,11 +105,13 @@ def _parse_labels(buffer, spans):
     return codes, values
 
 
-def numbers_of(buffer: np.ndarray, spans: np.ndarray, missing: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+def numbers_of(
+    buffer: np.ndarray, spans: np.ndarray, missing: Sequence[str], decimal: str = "."
+) -> tuple[np.ndarray, np.ndarray]:
     """Codes and values of numbers; those that are one of the texts ``missing``, or blank, are NaN."""
-    codes, values = parse_numbers(buffer, spans)
+    codes, values = parse_numbers(buffer, spans, ord(decimal))
     for i in np.flatnonzero(codes == SLOW).tolist():
-        values[i] = float(buffer[spans[i, 0] : spans[i, 1]].tobytes())
+        values[i] = float(buffer[spans[i, 0] : spans[i, 1]].tobytes().replace(decimal.encode(), b"."))
         codes[i] = NOT_FINITE if np.isinf(values[i]) else OK
     if missing:
         absent = match_texts(buffer, spans, *joined(missing), False) >= 0
@@ -277,11 +283,14 @@ def times_of(buffer: np.ndarray, spans: np.ndarray, unit: str) -> tuple[np.ndarr
     Args:
       buffer: uint8.
       spans: (n, 2) int64, where fields begin and end.
-      unit: "iso", or a key of ``MICROSECONDS``, of which there may be fractions; what is below a microsecond is cut.
+      unit: "iso", a pattern of strptime, or a key of ``MICROSECONDS``, of which there may be fractions; what is below
+        a microsecond is cut.
 
     Returns:
       (n,) int64 codes, OK or NOT_TIME, and (n,) int64 microseconds.
     """
+    if "%" in unit:
+        return _times_by_pattern(buffer, spans, unit)
     codes, values = _parse_times(buffer, spans, unit == "iso", MICROSECONDS.get(unit, 0))
     for i in np.flatnonzero(codes == SLOW).tolist():
         code, number = parse_number(buffer, spans[i, 0], spans[i, 1])
@@ -290,6 +299,18 @@ def times_of(buffer: np.ndarray, spans: np.ndarray, unit: str) -> tuple[np.ndarr
         codes[i] = OK if abs(micros) < _LIMIT else NOT_TIME
         values[i] = round(micros) if codes[i] == OK else 0
     return codes, values
+
+
+def _times_by_pattern(buffer: np.ndarray, spans: np.ndarray, pattern: str) -> tuple[np.ndarray, np.ndarray]:
+    import pyarrow as pa
+    import pyarrow.compute
+
+    compute: Any = pyarrow.compute  # whose functions exist at run time only
+    content, place = buffer.tobytes(), [slice(*span) for span in spans.tolist()]
+    texts = pa.array([content[one].decode(errors="replace") for one in place], pa.string())
+    times = compute.strptime(texts, format=pattern, unit="us", error_is_null=True)
+    codes = np.where(times.is_null().to_numpy(zero_copy_only=False), NOT_TIME, OK)
+    return codes, times.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
 
 
 REASONS = {
@@ -306,4 +327,6 @@ def time_reason(unit: str) -> str:
     """Why a text is no time, for messages."""
     if unit == "iso":
         return 'is not an ISO date or datetime, such as 2024-05-01 or 2024-05-01T12:00:00Z (format = "iso" in [time])'
+    if "%" in unit:
+        return f'does not fit the pattern (format = "{unit}" in [time])'
     return f'is not a number of {unit} (format = "{unit}" in [time])'

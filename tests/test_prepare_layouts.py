@@ -1,0 +1,168 @@
+"""Logs that are no plain CSV: libsvm lines, printed lists, decimal commas, dates of other patterns."""
+
+import datetime
+import json
+
+import numpy as np
+import pytest
+from prepare_reference import read_dataset, read_vocabulary
+
+from jrec.data import Encoder
+from jrec.data.prepare import prepare
+from jrec.data.prepare_options import PrepareOptions
+from jrec.data.readers import Delimited, load_schema
+from jrec.data.schema import DatasetError, Schema
+
+LABEL = '[label]\ncolumn = "y"\n'
+LIBSVM = 'layout = "libsvm"\n[label]\ncolumn = "label"\n[[categorical]]\ncolumn = "features"\n'
+LISTS = LABEL + '[[categorical]]\ncolumn = "c"\nlists = true\n'
+
+
+def made(folder, schema, text, **options):
+    """The dataset's columns and values by feature, of one log."""
+    (folder / "schema.toml").write_text(schema)
+    (folder / "log").write_bytes(text.encode() if isinstance(text, str) else text)
+    source = Delimited(load_schema(str(folder / "schema.toml")))
+    options = {"split": (1, 0, 0), "min_count": 1, "threads": 1} | options
+    prepare(source, [str(folder / "log")], folder / "out", PrepareOptions(**options))
+    dataset, columns = read_dataset(folder / "out")
+    values = {}
+    for feature in dataset.categorical:
+        names, _ = read_vocabulary(folder / "out", dataset.table(feature.table))
+        rows = columns[feature.name]
+        values[feature.name] = [[names[r] for r in row] if isinstance(row, list) else names[row] for row in rows]
+    return columns, values
+
+
+def test_libsvm_lines(tmp_path):
+    text = "1 3:0.5 17:1\n-1 4:1.5e0\r\n+1 3:2 4:-1 90:7   # a comment 1:2\n"
+    columns, values = made(tmp_path, LIBSVM + 'weights = "values"\n', text)
+    assert values["features"] == [["3", "17"], ["4"], ["3", "4", "90"]]
+    assert columns["features:weight"] == [[0.5, 1], [1.5], [2, -1, 7]]
+    assert columns["label"] == [1, 0, 1]
+    encoded = Encoder(Schema.load(tmp_path / "out")).columns({"features": [["90"], []], "values": [[0.5], []]})
+    assert encoded.weights["features"].tolist() == [0.5]
+
+
+@pytest.mark.parametrize(
+    "line", ["1", "1 3", "1 3:", "1 :3", "1  3:1", "1 3:1 :", "1 qid:3 4:1", "1 3:1:2", "", "1:2 3:4"]
+)
+def test_lines_that_are_none_of_libsvm_s(tmp_path, line):
+    with pytest.raises(DatasetError, match=r"log:2: (the line has 1 field.* a libsvm line is LABEL|the line is empty)"):
+        made(tmp_path, LIBSVM, f"1 3:1\n{line}\n1 5:2\n")
+
+
+def test_bad_libsvm_lines_are_kept_as_they_are(tmp_path):
+    made(tmp_path, LIBSVM + 'weights = "values"\n', "1 3:1  # one\n1 3:x 4:1 \n7 3:1\n-1 5:2\n", on_bad_line="skip")
+    kept = (tmp_path / "out/bad_lines.tsv").read_text()
+    assert "1 3:x 4:1 \n" in kept
+    assert "7 3:1\n" in kept
+    with pytest.raises(DatasetError, match="layout = 'libsvm' has its own columns and delimiter"):
+        made(tmp_path, 'columns = ["a", "b"]\n' + LIBSVM, "")
+
+
+def test_lists_as_json_and_python_print_them(tmp_path):
+    lists = [
+        ["a", "b, c", 'say "x"', "it's", "back\\slash", "tab\t", "line\nend", "é", "漢字", "😀", "", "a longer text"],
+        [], ["1", "2"], ["[x]"], ["~"],
+    ]  # fmt: skip
+    printed = (
+        [json.dumps(one) for one in lists]
+        + [json.dumps(one, ensure_ascii=False) for one in lists]
+        + list(map(repr, lists))
+    )
+    more = {
+        "[1, 2.5,  -3 ,true]": ["1", "2.5", "-3", "true"],
+        "[null, None]": ["", ""],
+        "": [],
+        "null": [],
+        " [ ] ": [],
+        "[ 'a' ]": ["a"],
+        r'["\/\u00e9\xe9\ud83d\ude00"]': ["/éé😀"],
+    }
+    quoted = ['"' + text.replace('"', '""') + '"' for text in [*printed, *more]]
+    wanted = [*lists * 3, *more.values()]
+    _, values = made(tmp_path, LISTS, "y,c\n" + "".join(f"{k % 2},{text}\n" for k, text in enumerate(quoted)))
+    assert values["c"] == wanted
+    encoder = Encoder(Schema.load(tmp_path / "out"))
+    texts = [*printed, "", "null", "[1, null]"]
+    ragged = [*lists * 3, [], [], ["1", None]]
+    one, other = (encoder.columns({"c": column}).ids["c"] for column in (texts, ragged))
+    np.testing.assert_array_equal(one.offsets, other.offsets)
+    np.testing.assert_array_equal(one.values, other.values)
+    with pytest.raises(DatasetError, match=r"column 'c' holds 'a\|b' in example 0, which is no list"):
+        encoder.columns({"c": ["a|b"]})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a",
+        "[",
+        "]",
+        "[a",
+        "a]",
+        "[[1]]",
+        '[{"a": 1}]',
+        "['a",
+        "['a'] x",
+        "['a' 'b']",
+        "[1,]",
+        "[,1]",
+        r"['\q']",
+        r"['\u12']",
+    ],
+)
+def test_texts_that_are_no_lists(tmp_path, text):
+    with pytest.raises(DatasetError, match=r"log:3: field 'c' holds .*, which is no list such as"):
+        made(tmp_path, 'delimiter = "\\t"\nquoting = false\n' + LISTS, f"c\ty\n[1]\t0\n{text}\t1\n")
+
+
+def test_printed_lists_of_weights(tmp_path):
+    schema = LISTS + 'weights = "w"\n'
+    columns, _ = made(tmp_path, schema, 'y,c,w\n1,"[1, 2]","[0.5, 0.1000000000000000055511151231257827]"\n0,[],[]\n')
+    assert columns["c:weight"] == [[0.5, np.float32(0.1)], []]
+    with pytest.raises(DatasetError, match=r"log:2: field 'w' holds .*, which is not a number"):
+        made(tmp_path, schema, "y,c,w\n1,[1],['x']\n", overwrite=True)
+
+
+COMMA = (
+    'delimiter = ";"\ndecimal = ","\nmissing_values = ["", "k.A."]\n'
+    + LABEL
+    + ('[[dense]]\ncolumn = "x"\nmissing = 2.5\n[[categorical]]\ncolumn = "q"\nquantiles = 2\n')
+)
+
+
+def test_decimal_commas(tmp_path):
+    long = "0,1000000000000000055511151231257827"
+    columns, _ = made(tmp_path, COMMA, f"y;x;q\n1;3,25;0,5\n0;-7;1,5\n0;k.A.;1e1\n1;{long};\n")
+    assert columns["x"] == [3.25, -7, 2.5, np.float32(0.1)]
+    encoder = Encoder(Schema.load(tmp_path / "out"))
+    np.testing.assert_array_equal(encoder.columns({"x": ["3,25", None], "q": [1, 1]}).dense[:, 0], [3.25, 2.5])
+    np.testing.assert_array_equal(encoder.columns({"x": [3.25], "q": [1]}).dense[:, 0], [3.25])
+    for wrong in ("3.25", "1.000,5", "1,5,5"):
+        with pytest.raises(DatasetError, match=f"log:2: field 'x' holds '{wrong}', which is not a number"):
+            made(tmp_path, COMMA, f"y;x;q\n1;{wrong};1\n", overwrite=True)
+    with pytest.raises(DatasetError, match=r"decimal is ','; it must be '.' or ',', and not the delimiter"):
+        made(tmp_path, COMMA.replace('";"', '","'), "")
+
+
+@pytest.mark.parametrize(
+    "pattern", ["%d.%m.%Y %H:%M", "%m/%d/%Y %I:%M:%S %p", "%d-%b-%Y %H:%M", "%Y%m%d%H%M", "%Y/%m/%d %H:%M"]
+)
+def test_dates_of_other_patterns(tmp_path, pattern):
+    start = datetime.datetime(2014, 1, 30, 11, 30)
+    times = [start + datetime.timedelta(hours=7 * k) for k in (3, 0, 40, 1, 2)]
+    schema = (
+        LABEL
+        + f'[time]\ncolumn = "t"\nformat = "{pattern}"\n'
+        + "".join(f'[[categorical]]\ncolumn = "t"\npart = "{part}"\n' for part in ("hour", "weekday"))
+    )
+    _, values = made(tmp_path, schema, "y,t\n" + "".join(f"1,{at.strftime(pattern)}\n" for at in times))
+    assert values["t_hour"] == [str(at.hour) for at in sorted(times)]
+    assert values["t_weekday"] == [str(at.weekday()) for at in sorted(times)]
+    encoded = Encoder(Schema.load(tmp_path / "out")).columns({"t": [times[0].strftime(pattern)]})
+    assert len(encoded.ids["t_hour"]) == 1
+    for wrong in ("x", times[0].strftime(pattern) + "x", ""):
+        with pytest.raises(DatasetError, match=r"log:2: field 't' (is blank|holds .*, which does not fit the pattern)"):
+            made(tmp_path, schema, f"y,t\n1,{wrong}\n", overwrite=True)
