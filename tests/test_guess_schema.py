@@ -10,7 +10,7 @@ from prepare_reference import read_dataset, read_vocabulary
 
 from jrec import cli
 from jrec.data.readers import load_schema
-from jrec.data.readers.guess import guess_schema
+from jrec.data.readers.guess import guess_schema, questions
 from jrec.data.schema import DatasetError
 
 
@@ -46,12 +46,12 @@ def test_a_log_with_a_header(tmp_path, parquet):
     assert (schema.time.column, schema.time.format) == ("event_time", "iso")
     assert schema.missing_values == ("", "NA")
     dense = {d.column: (d.transform, d.missing is not None) for d in schema.dense}
-    assert dense == {"age": ("standardize", True), "price": ("log1p", False), "year": ("standardize", False)}
+    assert dense == {"age": ("standardize", True), "price": ("log1p", True), "year": ("standardize", True)}
     categorical = {c.feature: (c.part, c.separator) for c in schema.categorical}
     assert categorical == {
         "event_time_hour": ("hour", ""), "event_time_weekday": ("weekday", ""), "user_id": ("", ""), "tags": ("", ";"),
     }  # fmt: skip
-    assert '"id" is left out: every line has another value' in text
+    assert '"id" is left out: it numbers the lines' in text
     assert '"place" is left out: it has 1 value(s)' in text
 
 
@@ -127,7 +127,7 @@ def test_a_log_without_header_or_label(tmp_path):
     assert (schema.delimiter, schema.columns, schema.label, schema.time) == ("|", ("c0", "c1", "c2"), None, None)
     assert [d.column for d in schema.dense] == ["c1"]
     assert [c.column for c in schema.categorical] == ["c0", "c2"]
-    assert "No column looks like a label" in text
+    assert questions(text)[0] == '"label": no column looks like one. Name it here, or prepare with --no-labels.'
 
 
 def test_what_cannot_be_guessed(tmp_path):

@@ -239,7 +239,7 @@ def _workers(args: argparse.Namespace) -> Iterator[concurrent.futures.Executor |
 
 def _guess(args: argparse.Namespace) -> int:
     """Writes a guessed schema beside the dataset to be, and shows it; prepares nothing."""
-    from jrec.data.readers.guess import guess_schema
+    from jrec.data.readers.guess import guess_schema, questions
     from jrec.data.readers.lines import check_inputs
     from jrec.data.readers.streams import named
     from jrec.data.schema import DatasetError
@@ -257,6 +257,8 @@ def _guess(args: argparse.Namespace) -> int:
     text = guess_schema(first)
     write_file(path, text + "\n", inputs=[first])
     print(text)
+    for question in questions(text):
+        print(f"jrec: please decide: {question}", file=sys.stderr)
     print(
         f"jrec: nothing is prepared yet: this schema is only a guess, written to {path}. Look at it, change what is"
         f" wrong, and run the same command with --schema {shlex.quote(str(path))}",

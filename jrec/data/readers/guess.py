@@ -1,96 +1,40 @@
-"""A first schema for a file that has none, guessed of its first lines: for people to look at, never used unseen."""
+"""A first schema for a file that has none, guessed of its first lines: for people to look at, never used unseen.
+
+What is doubtful is a question, a comment that begins with "# ?"; ``questions`` finds them.
+"""
 
 from __future__ import annotations
 
+import collections
 import csv
-import dataclasses
-import json
 import pathlib
 import re
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
+from jrec.data.readers.guess_columns import Column, decimal_comma, is_number, toml, words
+from jrec.data.readers.guess_times import could_swap, date_patterns, time_format
 from jrec.data.readers.lines import first_line, read_blocks
 from jrec.data.readers.parquet import is_parquet, sample
 from jrec.data.readers.streams import is_stream
 from jrec.data.schema import DatasetError
 
 _SAMPLE_BYTES, _SAMPLE_ROWS = 1 << 20, 10_000
-_DELIMITERS = ("\t", "::", ",", ";", "|")
-_SEPARATORS = ("|", ";", ",", " ")
-_FEW = 20  # distinct numbers that are taken for categories
-_TAIL = 20  # how many times the median the largest value of a long tail is
+_DELIMITERS = ("\t", "::", ", ", ",", ";", "|")
 _SIDES = ("user", "item")
 _RECBOLE = ("token", "float", "token_seq", "float_seq")
-_LABELS = ("label", "click", "clicked", "is_click", "clk", "target", "y", "conversion", "converted", "is_buy", "bought",
-           "buy", "purchase", "purchased", "install", "like", "liked", "is_like")  # fmt: skip
-_RATINGS = ("rating", "stars", "score")
-_TIMES = (
-    "timestamp",
-    "time",
-    "datetime",
-    "date",
-    "ts",
-    "event_time",
-    "created_at",
-    "at",
-    "timestamp_s",
-    "timestamp_ms",
+_LABELS = words(
+    "label target y click clicked is_click clk converted conversion is_buy bought buy purchase purchased install"
+    " installed churn churned exited survived fraud isfraud is_fraud canceled cancelled is_canceled is_cancelled"
+    " response responded subscribed watched viewed played opened revenue like liked is_like follow followed share"
+    " shared income outcome class default"
 )
-_MISSING = ("NaN", "nan", "NAN", "NA", "N/A", "n/a", "NULL", "null", "None", "none", "\\N", "?", "-", "<NA>", "#N/A")
-_WORDS = ({"true", "false"}, {"t", "f"}, {"yes", "no"}, {"y", "n"}, {"0", "1"}, {"-1", "1"}, {"0.0", "1.0"})
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
-_ISO = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d.*)?")
-_IDS = ("id|ids|key|code|zip|zipcode|user|item|movie|song|artist|track|video|book|product|ad|campaign|advertiser|site"
-        "|app|device|brand|shop|store|seller|category|cate|page|query|city|country|region|author")  # fmt: skip
-_ID = re.compile(rf"(^|_|\b)({_IDS})$|[a-z]Id$|ID$")
-_IDENTIFIER = re.compile(r"[A-Za-z_][\w .:\-]*")
-_EPOCHS = ((1e17, "nanoseconds"), (1e14, "microseconds"), (1e11, "milliseconds"), (1e8, "seconds"))
-
-
-@dataclasses.dataclass
-class _Column:
-    """A column's sampled values, and what is seen in them.
-
-    Attributes:
-      name: As the file has it.
-      values: Texts that are not missing.
-      blanks: Whether some are missing.
-      missing: Texts that stand for a missing number.
-      lists: Whether the file itself has lists; ``values`` are their elements.
-      hint: RecBole's type of the column; "" elsewhere.
-    """
-
-    name: str
-    values: list[str]
-    blanks: bool
-    missing: tuple[str, ...] = ()
-    lists: bool = False
-    hint: str = ""
-
-    def __post_init__(self) -> None:
-        self.plain = self.name.rsplit(":", 1)[0] if self.hint else self.name
-        named = [v for v in self.values if v not in _MISSING]
-        if len(named) < len(self.values) and named and all(map(_NUMBER.fullmatch, named)):
-            self.missing = tuple(sorted(set(self.values) - set(named)))
-            self.values, self.blanks = named, True
-        self.distinct = set(self.values)
-        self.numeric = bool(self.values) and all(map(_NUMBER.fullmatch, self.values)) and not self.lists
-        self.numbers = [float(v) for v in self.values] if self.numeric else []
-        self.whole = self.numeric and all(n.is_integer() for n in self.numbers)
-
-    @property
-    def separator(self) -> str:
-        """What separates the elements of lists, if the column has some."""
-        if self.hint.endswith("_seq"):
-            return " "
-        for mark in _SEPARATORS if not (self.numeric or self.lists or self.hint) else ():
-            pieces = [piece for value in self.values for piece in value.split(mark)]
-            many = sum(mark in value for value in self.values) >= 0.2 * len(self.values)
-            repeated = len(set(pieces)) <= 0.5 * len(pieces)
-            if many and repeated and (mark != " " or all(p.isdecimal() for p in pieces)):
-                return mark
-        return ""
+_OUTCOMES = {*_LABELS} - {*words("label target y response income outcome class default revenue")}
+_RATINGS = ("rating", "stars", "overall", "score")
+_MOST_STARS = 21
+_YES = {"ja", "oui", "si", "sí", "sim", "true", "yes", "y", "t", "1", "positive", "good"}
+_IDENTIFIER = re.compile(r"[A-Za-z_][\w .:()/%#\-]*")
+_LIBSVM = re.compile(r"[+-]?\d+(\.\d+)?( \d+:[^ :]+)+ *")
 
 
 def guess_schema(path: str) -> str:
@@ -106,36 +50,54 @@ def guess_schema(path: str) -> str:
         raise DatasetError(
             f"a schema cannot be guessed from the pipe {path}, which can be read only once; give --schema"
         )
+    title = f"# Guessed from the first lines of {path}: look at every line."
     head: list[str] = []
     if is_parquet(path):
         columns = [
-            _Column(name, [v for v in values if v], blanks="" in values, lists=many)
+            Column(name, [v for v in values if v], blanks="" in values, lists=many)
             for name, values, many in sample(path, _SAMPLE_ROWS)
         ]
     else:
-        head, columns = _of_text(path)
+        lines = _first_lines(path)
+        if all(map(_LIBSVM.fullmatch, lines)):
+            return "\n".join([title, *_libsvm(lines)])
+        head, columns = _of_text(path, lines)
     joins, joined = _joins(path, columns)
     missing = sorted({text for column in (*columns, *joined) for text in column.missing})
     if missing:
-        head.append(f"missing_values = {_toml(['', *missing])}")
-    tables, left = [], list(columns)
-    for pick in (_label, _time):
-        text, column = pick(left)
-        tables.append(text)
-        left = [c for c in left if c is not column]
-    return "\n".join(
-        [f"# Guessed from the first lines of {path}: look at every line.", *head, *tables, *map(_feature, left), *joins]
-    )
+        head.append(f"missing_values = {toml(['', *missing])}")
+    left = list(columns)
+    label, column = _label(left)
+    left = [c for c in left if c is not column]
+    time, column = _time(left)
+    left = [c for c in left if c is not column]
+    features = list(map(_feature, left))
+    if not any("categorical]]" in text for text in (time, *features, *joins)):
+        dense = next((k for k, text in enumerate(features) if "[[dense]]" in text), None)
+        if dense is None:
+            features.append('\n# ? "categorical": no column is a category, and one has to be. Name one here.')
+        else:
+            features[dense] = _buckets(left[dense])
+    return "\n".join([title, *head, label, time, *features, *joins])
 
 
-def _joins(path: str, log: Sequence[_Column]) -> tuple[list[str], list[_Column]]:
+def questions(text: str) -> list[str]:
+    """What a guessed schema asks about: the column, and what is doubtful."""
+    return [line.removeprefix("# ? ") for line in text.splitlines() if line.startswith("# ? ")]
+
+
+def _ask(column: Column, question: str) -> str:
+    return f"\n# ? {toml(column.name)}: {question}" if question else ""
+
+
+def _joins(path: str, log: Sequence[Column]) -> tuple[list[str], list[Column]]:
     """RecBole's files of users and items beside one of interactions, as tables of the schema, and their columns."""
     place, tables, columns = pathlib.Path(path), [], []
     taken = {"label", *(name for column in log for name in (column.name, column.plain))}
     sides = [place.with_suffix(f".{kind}") for kind in _SIDES] if place.suffix == ".inter" else []
     for side in (side for side in sides if side.is_file()):
         try:
-            head, own = _of_text(str(side), quoting=False)
+            head, own = _of_text(str(side), _first_lines(str(side)), quoting=False)
         except DatasetError as error:
             tables.append(f"\n# {side} is not joined: {error}")
             continue
@@ -148,23 +110,29 @@ def _joins(path: str, log: Sequence[_Column]) -> tuple[list[str], list[_Column]]
         for column in own:
             column.plain = f"{kind}_{column.plain}" if column.plain in taken else column.plain
             taken.add(column.plain)
-        features = [_feature(column, "join.", always=True) for column in own]
+        features = [_feature(column, "join.") for column in own]
         if not any("[[" in text for text in features):
             tables.append(f"\n# {side} is not joined: it has no column to make a feature of.")
             continue
         marks = [] if any(line.startswith("delimiter") for line in head) else ['delimiter = ","']
-        stated = [f"file = {_toml(str(side.absolute()))}", f"key = {_toml(key.name)}", f"name = {_toml(kind)}"]
+        stated = [f"file = {toml(str(side.absolute()))}", f"key = {toml(key.name)}", f"name = {toml(kind)}"]
         tables += ["\n".join(["\n[[join]]", *stated, *marks, *head, "quoting = false"]), *features]
         columns += own
     return tables, columns
 
 
-def _of_text(path: str, *, quoting: bool = True) -> tuple[list[str], list[_Column]]:
+def _first_lines(path: str) -> list[str]:
     block = next(read_blocks(path, block_bytes=_SAMPLE_BYTES), None)
     if block is None:
         raise DatasetError(f"{path} is empty; a schema cannot be guessed from it")
-    lines = block.text.tobytes().decode("utf-8", errors="replace").splitlines()[:_SAMPLE_ROWS]
+    lines = block.text.tobytes().decode("utf-8", errors="replace").split("\n")[:-1]
+    return [line.removesuffix("\r") for line in lines[:_SAMPLE_ROWS]]
+
+
+def _of_text(path: str, lines: Sequence[str], *, quoting: bool = True) -> tuple[list[str], list[Column]]:
     delimiter = max(_DELIMITERS, key=lambda mark: _agreement(lines, mark, quoting))
+    if not _agreement(lines, delimiter, quoting)[0] and _agreement(lines, " ", quoting)[0]:
+        delimiter = " "
     rows = [row for row in _split(lines, delimiter, quoting) if row]
     width = statistics.mode(len(row) for row in rows)
     rows = [row for row in rows if len(row) == width]
@@ -175,14 +143,19 @@ def _of_text(path: str, *, quoting: bool = True) -> tuple[list[str], list[_Colum
         )
     header = _has_header(rows)
     names = rows.pop(0) if header else [f"c{i}" for i in range(width)]
-    head = [] if delimiter == "," else [f"delimiter = {_toml(delimiter)}"]
+    head = [] if delimiter == "," else [f"delimiter = {toml(delimiter)}"]
     if not header:
-        head.append(f"columns = {_toml(names)}  # the file has no header: name them")
+        head.append(f"columns = {toml(names)}  # the file has no header: name them")
+    cells = [list(values) for values in zip(*rows, strict=True)] if rows else [[] for _ in names]
+    comma = decimal_comma(cells, delimiter)
+    if comma:
+        head.append('decimal = ","')
     columns = []
-    for name, values in zip(names, map(list, zip(*rows, strict=True)) if rows else [[]] * width, strict=True):
+    for name, values in zip(names, cells, strict=True):
         suffix = name.rpartition(":")[2] if ":" in name else ""
+        hint = suffix if suffix in _RECBOLE else ""
         filled = [v for v in values if v]
-        columns.append(_Column(name, filled, len(filled) < len(values), hint=suffix if suffix in _RECBOLE else ""))
+        columns.append(Column(name, filled, len(filled) < len(values), hint=hint, comma=comma, named=header))
     return head, columns
 
 
@@ -192,97 +165,150 @@ def _split(lines: Sequence[str], mark: str, quoting: bool) -> list[list[str]]:
 
 
 def _agreement(lines: Sequence[str], mark: str, quoting: bool) -> tuple[bool, int]:
-    """Whether almost all lines have as many fields by a delimiter, more than one, and how many."""
+    """Whether the first and almost all lines have as many fields by a delimiter, more than one, and how many."""
     widths = [len(row) for row in _split(lines[:200], mark, quoting)]
     width = statistics.mode(widths)
-    return width > 1 and widths.count(width) >= 0.9 * len(widths), width
+    return width > 1 and widths[0] == width and widths.count(width) >= 0.9 * len(widths), width
 
 
 def _has_header(rows: Sequence[Sequence[str]]) -> bool:
     first, rest = rows[0], rows[1:]
-    if len(set(first)) < len(first) or any(_NUMBER.fullmatch(v) or not v for v in first):
+    names = first if first[0] else first[1:]  # DataFrame.to_csv() does not name the index
+    if len(set(names)) < len(names) or not all(names) or any(date_patterns(v) for v in names):
         return False
+    if any(map(is_number, names)):
+        return list(names) == [str(k) for k in range(len(names))]
     columns = list(zip(*rest, strict=True))
-    if any(all(_NUMBER.fullmatch(v) or _ISO.fullmatch(v) for v in column if v) for column in columns):
-        return not any(map(_ISO.fullmatch, first))
-    return all(map(_IDENTIFIER.fullmatch, first)) and not any(v in c for v, c in zip(first, columns, strict=True))
+    filled = [[v for v in column if v] for column in columns]
+    if any(v and all(is_number(x.replace(",", ".")) or date_patterns(x) for x in v) for v in filled):
+        return True
+    return all(map(_IDENTIFIER.fullmatch, names)) and not any(v in c for v, c in zip(first, columns, strict=True))
 
 
-def _label(columns: Sequence[_Column]) -> tuple[str, _Column | None]:
-    def two(column: _Column) -> bool:
-        return bool(column.distinct) and any({v.lower() for v in column.distinct} <= words for words in _WORDS)
-
-    rated: Callable[[_Column], bool] = lambda c: c.plain.lower() in _RATINGS and c.numeric and len(c.distinct) > 2  # noqa: E731
-    for column in (c for c in columns if c.plain.lower() in _LABELS and two(c)):
-        return f"\n[label]\ncolumn = {_toml(column.name)}", column
-    for column in filter(rated, columns):
-        high, low = max(column.numbers), min(column.numbers)
-        bound = round(low + 0.75 * (high - low), 2)
-        note = f"# the numbers go from {low:g} to {high:g}; which are liked?"
-        return f"\n[label]\ncolumn = {_toml(column.name)}\npositive_at_least = {bound:g}  {note}", column
-    for column in (c for c in columns if two(c) and len(c.distinct) == 2):
-        return (
-            f"\n[label]\ncolumn = {_toml(column.name)}  # the first column of two values that a label may have",
-            column,
-        )
-    return "\n# No column looks like a label: name one here, or prepare with --no-labels.\n# [label]\n# column = ", None
+def _libsvm(lines: Sequence[str]) -> list[str]:
+    """The schema of lines as libsvm has them."""
+    labels = sorted({float(line.split(" ", 1)[0]) for line in lines})
+    weighted = any(pair.rpartition(":")[2] not in ("1", "1.0") for line in lines for pair in line.split()[1:])
+    head = ['layout = "libsvm"', '\n[label]\ncolumn = "label"']
+    if not set(labels) <= {0.0, 1.0} and not set(labels) <= {-1.0, 1.0}:
+        bound = (labels[0] + labels[-1]) / 2
+        head[1:] = [f'\n# ? "label": the numbers go from {labels[0]:g} to {labels[-1]:g}; which are positive?{head[1]}']
+        head.append(f"positive_at_least = {bound:g}")
+    head.append('\n[[categorical]]\ncolumn = "features"')
+    return [*head, 'weights = "values"'] if weighted else head
 
 
-def _time(columns: Sequence[_Column]) -> tuple[str, _Column | None]:
-    dated = [c for c in columns if c.values and not c.blanks and not c.lists and all(map(_ISO.fullmatch, c.values))]
-    numbered = [c for c in columns if c.plain.lower() in _TIMES and c.numeric and not c.blanks and min(c.numbers) >= 0]
-    chosen = next((c for c in dated if c.plain.lower() in _TIMES), None) or next(iter([*numbered, *dated]), None)
-    if chosen is None:
+def _label(columns: Sequence[Column]) -> tuple[str, Column | None]:
+    called = {c.plain.lower(): c for c in reversed(columns) if c.two and not c.blanks}
+    named = [called[name] for name in _LABELS if name in called]
+    if named:
+        last = next((c for c in reversed(columns) if c.two), None)
+        sure = len(named) == 1 and (last in (None, named[0]) or not (last and last.is_label))
+        return _two_valued(named[0], "" if sure else f"is it the label? {_others(named[0], [*named, last])}"), named[0]
+    for column in columns:
+        rated = column.words[-1:] and column.words[-1] in _RATINGS and 2 < len(column.distinct) <= _MOST_STARS
+        if rated and column.numeric and not column.blanks:
+            high, low = max(column.numbers), min(column.numbers)
+            bound = round(low + 0.75 * (high - low), 2)
+            note = f"the numbers go from {low:g} to {high:g}; which are liked?"
+            return f"{_ask(column, note)}\n[label]\ncolumn = {toml(column.name)}\npositive_at_least = {bound:g}", column
+    ends = [c for c in columns if len(c.distinct) > 1 and not c.rows and not c.unique]
+    for column in (ends[-1], ends[0]) if ends else ():
+        if column.two and not column.blanks and not column.called_id:
+            return _two_valued(column, "is it the label? It has two values and stands at an end"), column
+    text = '\n# ? "label": no column looks like one. Name it here, or prepare with --no-labels.'
+    return f"{text}\n# [label]\n# column = ", None
+
+
+def _others(chosen: Column, columns: Sequence[Column | None]) -> str:
+    names = dict.fromkeys(toml(c.name) for c in columns if c is not None and c is not chosen)
+    return f"{', '.join(names)} may be, too"
+
+
+def _two_valued(column: Column, question: str) -> str:
+    lines = f"\n[label]\ncolumn = {toml(column.name)}"
+    if not column.is_label:
+        counts = collections.Counter(column.values)
+        chosen = next((v for v in counts if v.strip().lower() in _YES), counts.most_common()[-1][0])
+        question = question or "which of its two values is positive?"
+        lines += f"\npositive_values = {toml([chosen])}  # of {toml(sorted(counts))}"
+    return _ask(column, question) + lines
+
+
+def _time(columns: Sequence[Column]) -> tuple[str, Column | None]:
+    forms = {id(c): time_format(c) for c in columns if not c.blanks}
+    dated = [c for c in columns if forms.get(id(c))]
+    dated.sort(key=lambda c: forms[id(c)] == "integer")  # stable: the first one otherwise
+    if not dated:
         return "\n# No column looks like a time: the lines are taken to be in order of time.", None
-    form = "iso" if chosen in dated else next((u for least, u in _EPOCHS if max(chosen.numbers) >= least), "integer")
-    if form == "integer" and not chosen.whole:
-        form = "seconds"
-    name = _toml(chosen.name)
+    chosen = dated[0]
+    form, name = forms[id(chosen)], toml(chosen.name)
     parts = [] if form == "integer" else ["weekday"]
-    if parts and any(len(v) > len("2024-05-01") or form != "iso" for v in chosen.values):
+    daily = "%H" not in form and "%I" not in form if "%" in form else form == "iso" and len(max(chosen.values)) <= 10
+    if parts and not daily:
         parts.insert(0, "hour")
     named = f"{chosen.plain}_{{}}"
+    question = "is the month or the day the first number?" if could_swap(chosen, form) else ""
     return "\n".join([
-        f'\n[time]\ncolumn = {name}\nformat = "{form}"',
-        *(f'\n[[categorical]]\ncolumn = {name}\nname = {_toml(named.format(p))}\npart = "{p}"' for p in parts),
+        f'{_ask(chosen, question)}\n[time]\ncolumn = {name}\nformat = {toml(form)}',
+        *(f'\n[[categorical]]\ncolumn = {name}\nname = {toml(named.format(p))}\npart = "{p}"' for p in parts),
     ]), chosen  # fmt: skip
 
 
-def _feature(column: _Column, place: str = "", *, always: bool = False) -> str:
+def _feature(column: Column, place: str = "") -> str:
     """A column as a table of the schema, or a comment where it is left out.
 
     Args:
       column: The column.
       place: What the table's name begins with, as "join.".
-      always: Whether numbers may be missing where no blank was seen, as those of keys that a joined file lacks.
     """
-    kinds = f"{len(column.distinct):,} distinct of {len(column.values):,} values"
-    if len(column.distinct) < 2 and not column.lists:
-        return f"\n# {_toml(column.name)} is left out: it has {len(column.distinct)} value(s)."
-    unique = len(column.distinct) == len(column.values) >= 100
-    if unique and column.plain.lower() in ("id", "index", "", "unnamed: 0", "row", "row_id"):
-        return f"\n# {_toml(column.name)} is left out: every line has another value."
-    if column.hint == "float_seq":
-        return f"\n# {_toml(column.name)} is left out: lists of numbers are no feature; they can be weights of a list."
-    named = f"\nname = {_toml(column.plain)}" if column.plain != column.name else ""
-    few = len(column.distinct) <= min(_FEW, len(column.values) / 2)
-    measured = column.hint == "float" or not (
-        column.hint or _ID.search(column.plain) or _ID.search(column.plain.lower()) or few
-    )
-    if column.numeric and measured:
+    name = toml(column.name)
+    if reason := _reason_to_leave_out(column, bool(place)):
+        left = f"\n# {name} is left out: {reason[0]}"
+        return _ask(column, reason[1]) + left
+    named = f"\nname = {toml(column.plain)}" if column.plain != column.name else ""
+    measured, doubt = column.measured() if column.numeric else (False, "")
+    if column.odd:
+        doubt = f"is {toml(column.odd)}, the only text among its numbers, a missing value?"
+    if measured:
         middle = statistics.median(column.numbers)
-        tailed = min(column.numbers) >= 0 and max(column.numbers) > _TAIL * max(middle, 1)
-        absent = (0 if tailed else middle) if column.blanks or always else None
-        lines = [f"\n[[{place}dense]]\ncolumn = {_toml(column.name)}{named}"]
-        lines[0] += f'\ntransform = "{"log1p" if tailed else "standardize"}"'
-        lines[0] += f"  # {min(column.numbers):g} to {max(column.numbers):g}, median {middle:g}"
-        lines += [f"missing = {absent:g}"] if absent is not None else []
-        return "\n".join(lines)
-    text = f"\n[[{place}categorical]]\ncolumn = {_toml(column.name)}{named}  # {kinds}"
-    if column.lists:
+        transform = "log1p" if column.tailed else "standardize"
+        seen = f"{min(column.numbers):g} to {max(column.numbers):g}, median {middle:g}"
+        seen += "" if column.blanks else "; none is missing here"
+        lines = f'{_ask(column, doubt)}\n[[{place}dense]]\ncolumn = {name}{named}\ntransform = "{transform}"  # {seen}'
+        return f"{lines}\nmissing = {0 if column.tailed else middle:g}"
+    separator = column.separator
+    if separator is None and not column.numeric and not column.hint and column.many_distinct:
+        doubt = doubt or "nearly every line has another value, and values seen once have no row of their own"
+    kinds = f"{len(column.distinct):,} distinct of {len(column.values):,} values"
+    text = f"{_ask(column, doubt)}\n[[{place}categorical]]\ncolumn = {name}{named}  # {kinds}"
+    if column.lists or separator == "":
         return f"{text}\nlists = true"
-    return f"{text}\nseparator = {_toml(mark)}" if (mark := column.separator) else text
+    return f"{text}\nseparator = {toml(separator)}" if separator else text
 
 
-def _toml(value: str | Sequence[str]) -> str:
-    return json.dumps(value, ensure_ascii=False)
+def _buckets(column: Column) -> str:
+    """A column of numbers as categories."""
+    question = "no column is a category, and one has to be: do buckets of its numbers say enough?"
+    return f"{_ask(column, question)}\n[[categorical]]\ncolumn = {toml(column.name)}\nquantiles = 64"
+
+
+def _reason_to_leave_out(column: Column, joined: bool) -> tuple[str, str] | None:
+    """Why a column is no feature, and what is doubtful about that; None if it is one."""
+    if len(column.distinct) < 2 and not column.lists:
+        return f"it has {len(column.distinct)} value(s).", ""
+    if column.hint == "float_seq":
+        return "lists of numbers are no feature; they can be weights of a list.", ""
+    if column.hint or column.lists or joined:
+        return None
+    if column.rows:
+        return "it numbers the lines.", ""
+    if column.plain.lower() in _OUTCOMES and column.two and column.is_label:
+        return "it looks like another outcome.", "is it known before the label is? Then make it a feature"
+    if time_format(column):
+        return "it is a time.", "[time] is one column; jrec has no feature of others"
+    if column.unique and not (column.numeric and column.measured()[0]):
+        return "every line has another value.", "add it if later lines repeat its values"
+    if column.free_text:
+        return "it is text of which hardly two are the same.", "add it if later lines repeat its values"
+    return None
