@@ -313,7 +313,7 @@ def test_nothing_but_missing_values(shop):
 @pytest.mark.parametrize(
     ("column", "value", "message"),
     [
-        ("age", [None], "column 'age' holds 'no value' in example 0, which is missing; give one"),
+        ("strengths", [[0.5, None]], "column 'strengths' holds 'no value' in example 0, which is missing; give one"),
         ("age", ["old"], "column 'age' holds 'old' in example 0, which is not a finite number"),
         ("age", [np.inf], "column 'age' holds .*inf.* in example 0, which is not a finite number"),
         ("age", [1e39], "column 'age' of example 0 is too large for float32"),

@@ -114,7 +114,7 @@ def test_a_later_log_uses_what_was_learnt(tmp_path):
 
 
 def test_datasets_without_learnt_numbers_say_nothing_of_them(tmp_path):
-    schema = '[label]\ncolumn = "y"\n[[dense]]\ncolumn = "at"\n[[categorical]]\ncolumn = "c"\n'
+    schema = '[label]\ncolumn = "y"\n[[dense]]\ncolumn = "at"\nmissing = 0\n[[categorical]]\ncolumn = "c"\n'
     made(tmp_path, "out", log()[0], schema)
     content = json.loads((tmp_path / "out" / "schema.json").read_text())
     assert content["dense"] == [{"name": "at", "transform": "none"}]

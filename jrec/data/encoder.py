@@ -27,6 +27,7 @@ from jrec.data.readers.avazu import Avazu
 from jrec.data.readers.criteo import Criteo
 from jrec.data.readers.delimited_schema import DelimitedSchema, check_schema
 from jrec.data.readers.dense import dense_column, reject_dense
+from jrec.data.readers.keys import MISSING
 from jrec.data.readers.lines import check_inputs
 from jrec.data.readers.parse import Field, ParsedBlock
 from jrec.data.readers.source import CategoricalSpec, Chunk, Source, learned_of
@@ -143,7 +144,10 @@ class Encoder:
             log that the dataset was prepared from, or those of its features where its format makes examples of
             several lines (sequences, drawn negatives). The columns of files that join a csv log are called as their
             features, and need no files. Each is an (examples,) array or list of numbers
-            or texts; lists of values are ragged, or texts with the log's separator. Missing is null, None, NaN or "".
+            or texts; lists of values are ragged, or texts with the log's separator. Missing is null, None, NaN or "",
+            and may be anything but a weight: a number is then what the schema's ``missing`` says, or else what becomes
+            the mean of the transformed values in training, a value the missing one, "", and a list of a fixed length
+            that many of it.
 
         Returns:
           The examples, without labels.
@@ -223,11 +227,17 @@ class Encoder:
         dense = np.empty((len(chunk.labels), len(names)), np.float32, order="F")
         for k, name in enumerate(names):
             dense[:, k] = chunk.dense[name]
+        keys, weights = {**chunk.keys}, {**chunk.weights}
+        for feature in self.schema.categorical:
+            if feature.fixed_length and isinstance(lists := keys[feature.name], ListColumn):
+                keys[feature.name] = _filled(lists, feature.max_length, MISSING)
+                if feature.name in weights:
+                    weights[feature.name] = _filled(weights[feature.name], feature.max_length, 0)
         return EncodedColumns(
             dense_names=names,
             dense=dense,
-            ids={f.name: self._ids(f, chunk.keys[f.name]) for f in self.schema.categorical},
-            weights={name: lists.values.astype(np.float32) for name, lists in chunk.weights.items()},
+            ids={f.name: self._ids(f, keys[f.name]) for f in self.schema.categorical},
+            weights={name: lists.values.astype(np.float32) for name, lists in weights.items()},
             labels=chunk.labels if labelled else None,
         )
 
@@ -250,6 +260,16 @@ class Encoder:
             loaded = load_table(self._folder, self.schema, self.schema.table(table), self._key_seed)
             encode = self._encoders[table] = loaded.encoder()
         return encode
+
+
+def _filled(lists: ListColumn, length: int, value: np.generic | int) -> ListColumn:
+    """The same lists, in which an empty one has ``length`` times a value."""
+    offsets = np.asarray(lists.offsets, np.int64)
+    empty = np.diff(offsets) == 0
+    if not empty.any():
+        return lists
+    values = np.insert(lists.values, np.repeat(offsets[:-1][empty], length), value)
+    return ListColumn(offsets + length * np.concatenate([[0], np.cumsum(empty)]), values)
 
 
 def _of_size(pieces: Iterator[EncodedColumns], size: int) -> Iterator[EncodedColumns]:
@@ -309,7 +329,7 @@ def _log_source(schema: Schema) -> Source | None:
         return None
     _check_features(schema, source)
     source = source.with_labels("optional").limited({f.name: f.max_length for f in schema.categorical})
-    return source.fitted(*learned_of(schema))
+    return source.fitted(*learned_of(schema)).predicted()
 
 
 def _check_features(schema: Schema, source: Source) -> None:
@@ -339,7 +359,7 @@ class _FeatureColumns(Source):
 
     def raw_fields(self) -> tuple[Field, ...]:
         """A field a feature, and the weights of those that have some."""
-        fields = [Field(name=f.name, kind="number", blank=False) for f in self.dense]
+        fields = [Field(name=f.name, kind="number", blank=f.missing is not None) for f in self.dense]
         for feature in self._features:
             fields.append(Field(name=feature.name, kind="text" if feature.one_hot else "texts"))
             if feature.weighted:
@@ -353,7 +373,7 @@ class _FeatureColumns(Source):
         weights = {f.name: parsed.lists(f.name + WEIGHT_SUFFIX) for f in self._features if f.weighted}
         return Chunk(
             labels=np.zeros(parsed.rows, np.float32),
-            dense={f.name: dense_column(parsed, f.name, f, None) for f in self.dense},
+            dense={f.name: dense_column(parsed, f.name, f, f.missing) for f in self.dense},
             keys={f.name: parsed.columns[f.name] for f in self._features},
             weights={name: ListColumn(w.offsets, w.values.astype(np.float32)) for name, w in weights.items()},
         )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from jrec.data.ingest import dense_name, keys_name
-from jrec.data.readers.dense import apply, bucket_keys
+from jrec.data.readers.dense import apply, bucket_keys, raw_of
 from jrec.data.readers.source import Source
 from jrec.data.schema import DenseFeature
 from jrec.data.spill import PlainColumn, Spill
@@ -40,8 +40,13 @@ def fit(source: Source, spill: Spill, train_rows: int) -> Source:
             name = dense_name(feature.name)
             mean, deviation = moments(_chunks(spill.plain(name), train_rows))
             known = dataclasses.replace(feature, mean=mean, deviation=deviation)
-            dense[feature.name] = known
+            dense[feature.name] = feature = known
             _replace(spill, name, np.dtype(np.float32), lambda values, known=known: apply(known, values))
+        if feature.name in source.complete and feature.missing is None and train_rows:
+            mean = feature.mean
+            if mean is None:
+                mean, _ = moments(_chunks(spill.plain(dense_name(feature.name)), train_rows))
+            dense[feature.name] = dataclasses.replace(feature, missing=raw_of(feature, mean))
     for spec in source.categorical:
         if spec.unfitted:
             name = keys_name(spec.name)

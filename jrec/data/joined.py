@@ -24,7 +24,7 @@ from jrec.data.readers.lines import check_inputs
 from jrec.data.readers.parse import Dialect, LongTexts, ParsedBlock
 from jrec.data.readers.source import Chunk
 from jrec.data.readers.streams import Input, is_stream
-from jrec.data.schema import DatasetError
+from jrec.data.schema import DatasetError, DenseFeature
 from jrec.data.vocabulary import Vocabulary
 
 _ROW_BYTES = 64  # at most, beside its values: the key, its place in a hash table, and the line while it is read
@@ -90,7 +90,14 @@ class JoinedDelimited(Delimited):
         if not self._tables:
             self.joined_inputs()
             self._tables = tuple(
-                load_side(self._whole, join, limits=self._limits, key_seed=key_seed, threads=threads)
+                load_side(
+                    self._whole,
+                    join,
+                    limits=self._limits,
+                    key_seed=key_seed,
+                    threads=threads,
+                    predicted={f.name: f for f in self.dense} if self._predicted else None,
+                )
                 for join in self._whole.join
             )
 
@@ -98,11 +105,15 @@ class JoinedDelimited(Delimited):
         """The same log with those columns in it."""
         other = Delimited(self._schema).with_labels(self.labels)
         other._limits, other.dense, other.categorical = self._limits, self.dense, self.categorical
+        other._predicted = self._predicted
         return other
 
     def dialect(self, path: str) -> Dialect:
         """How the log's own lines split."""
-        return Delimited(self._whole, [j.key for j in self._whole.join]).with_labels(self.labels).dialect(path)
+        own = Delimited(self._whole, [j.key for j in self._whole.join]).with_labels(self.labels)
+        known = {feature.name: feature for feature in self.dense}
+        own.dense, own._predicted = tuple(known[feature.name] for feature in own.dense), self._predicted
+        return own.dialect(path)
 
     def convert(self, parsed: ParsedBlock) -> _JoinedChunk:
         """What the lines become with the columns of their keys.
@@ -112,7 +123,7 @@ class JoinedDelimited(Delimited):
         """
         joins = list(zip(self._whole.join, self._tables, strict=True))
         for join, table in joins:
-            if join.needed:
+            if join.needed and not self._predicted:
                 lacking = table.rows(parsed.numbers(join.key)) == table.missing
                 reason = f"is not in {join.file}, of which feature {join.needed!r} needs a value; add the row"
                 dense = join.needed in {d.feature for d in join.dense}
@@ -250,7 +261,13 @@ class _SideFile(Delimited):
 
 
 def load_side(
-    schema: DelimitedSchema, join: Join, *, limits: Mapping[str, int], key_seed: int, threads: int
+    schema: DelimitedSchema,
+    join: Join,
+    *,
+    limits: Mapping[str, int],
+    key_seed: int,
+    threads: int,
+    predicted: Mapping[str, DenseFeature] | None = None,
 ) -> SideTable:
     """Reads a joined file.
 
@@ -260,12 +277,15 @@ def load_side(
       limits: The longest lists of an earlier dataset, by feature, for lists whose schema says none.
       key_seed: The seed of the hash of long values.
       threads: Threads that parse.
+      predicted: The dataset's dense features by name, for a log that is only predicted.
 
     Raises:
       DatasetError: If the file cannot be read or is malformed, a key is there twice, or memory would not hold it;
         names file, line and value.
     """
     source = _SideFile(schema.side(join), [join.own_key]).limited(limits).with_labels("none")
+    if predicted is not None:
+        source = source.fitted(predicted, {}).predicted()
     log = Log(source, [Input(name=join.file, file=join.file)], key_seed=key_seed, threads=threads)
     bad = BadLines(pathlib.Path(os.devnull), skip=False)
     bad.remedy = "Fix the line of the joined file, or take it out"

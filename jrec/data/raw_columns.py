@@ -169,15 +169,16 @@ def _times(field: Field, form: Form) -> np.ndarray:
             raise DatasetError(
                 f"column {field.name!r} holds times in {form.values.dtype} that microseconds of 64 bits cannot hold"
             ) from error
-        if (absent := np.isnat(values)).any():
+        if (absent := np.isnat(values)).any() and not field.blank:
             raise _refused(field, form, int(absent.argmax()), "no value", "is missing; give one")
-        return values.astype(np.int64)
+        return values.astype(np.int64)  # NaT is NO_TIME
     texts = form.values
     if not form.is_text:
         import pyarrow as pa
 
         texts = pa.array(form.values, mask=None if form.present is None else ~form.present).cast(pa.large_string())
-    codes, values = times_of(*_spans(texts.fill_null(b"" if form.is_text else "")), field.unit)
+    absent = field.missing if field.blank else None
+    codes, values = times_of(*_spans(texts.fill_null(b"" if form.is_text else "")), field.unit, absent)
     if (wrong := codes != OK).any():
         k = int(wrong.argmax())
         raise _refused(field, form, k, texts[k].as_py(), time_reason(field.unit))

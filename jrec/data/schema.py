@@ -34,7 +34,7 @@ SCHEMA_FILE = "schema.json"
 
 
 # Keys of features and tables that are written only where they say something.
-_LEARNED = {"dense": ("mean", "deviation"), "categorical": ("boundaries",), "tables": ("growing",)}
+_LEARNED = {"dense": ("mean", "deviation", "missing"), "categorical": ("boundaries",), "tables": ("growing",)}
 _REMEDY = "copy it again, or prepare the dataset again"
 NO_TABLES = (
     "jrec trains embedding tables, which only these have; name one in the schema of its log, or turn a column of"
@@ -50,13 +50,16 @@ class DatasetError(JrecError):
 class DenseFeature:
     """A float feature. ``transform`` names what preparation did to the raw value ("log1p", "none", "standardize").
 
-    ``mean`` and ``deviation`` are those of the raw values in training, where they were standardized.
+    ``mean`` and ``deviation`` are those of the raw values in training, where they were standardized. ``missing`` is the
+    raw value that a missing one stands for in predictions, where none may be missing in a log: the one that becomes the
+    mean of the transformed values in training.
     """
 
     name: str
     transform: str = "none"
     mean: float | None = None
     deviation: float | None = None
+    missing: float | None = None
 
     @property
     def unfitted(self) -> bool:
@@ -65,8 +68,12 @@ class DenseFeature:
 
     @property
     def meaning(self) -> dict[str, Any]:
-        """What its values mean: all of it but what it did not learn, so that older datasets keep their identity."""
-        return {key: value for key, value in dataclasses.asdict(self).items() if value is not None}
+        """What its values mean: all of it but what it did not learn, so that older datasets keep their identity.
+
+        What stands for a missing value is no part of it, since no example of a dataset has one.
+        """
+        content = dataclasses.asdict(dataclasses.replace(self, missing=None))
+        return {key: value for key, value in content.items() if value is not None}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

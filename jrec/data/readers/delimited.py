@@ -15,10 +15,12 @@ from jrec.data.columns import ListColumn, lists_at
 from jrec.data.readers import libsvm
 from jrec.data.readers.delimited_schema import PARTS, CategoricalColumn, DelimitedSchema
 from jrec.data.readers.dense import bucket_keys, dense_column, reject_dense
+from jrec.data.readers.keys import MISSING
 from jrec.data.readers.lines import first_line
 from jrec.data.readers.parquet import column_types, dialect_of, is_parquet, may_be_lists
 from jrec.data.readers.parse import Dialect, Field, Kind, ParsedBlock, any_of_list
 from jrec.data.readers.source import CategoricalSpec, Chunk, Source, calendar_keys, labels_of, texts_by_feature
+from jrec.data.readers.spans import NO_TIME
 from jrec.data.schema import DatasetError, DenseFeature
 
 _MISSING_HINT = "; if it stands for a missing value, add it to missing_values in the schema"
@@ -41,6 +43,8 @@ class Delimited(Source):
         self._zero = self._minus = False  # among the labels that were assembled
         self.name = schema.name
         self.label = self._label = schema.label.column if schema.label else ""
+        self._predicted = False
+        self.complete = frozenset(d.feature for d in schema.dense if d.missing is None)
         self.timed = schema.time is not None
         self.dense = tuple(DenseFeature(name=d.feature, transform=d.transform) for d in schema.dense)
         self.categorical = tuple(_spec(c) for c in schema.categorical)
@@ -60,6 +64,16 @@ class Delimited(Source):
             dataclasses.replace(s, boundaries=boundaries.get(s.name)) if s.quantiles else s for s in self.categorical
         )
         return known
+
+    def predicted(self) -> Delimited:
+        """Takes the missing numbers that were learnt, and times and lists of a fixed length that are missing."""
+        other = copy.copy(self)
+        other._predicted = True
+        return other
+
+    def _missing_of(self, feature: DenseFeature, stated: float | None) -> float | None:
+        """What a missing value of a dense feature stands for; None where it is an error."""
+        return feature.missing if stated is None and self._predicted else stated
 
     def options(self) -> dict[str, Any]:
         """The whole schema, in the types of JSON."""
@@ -107,6 +121,8 @@ class Delimited(Source):
 
     def _check_columns(self, subject: str, names: list[str], remedy: str = "") -> None:
         optional = {self._label} if self.labels != "required" else set()
+        if self._schema.time and self._predicted and not self._parts:
+            optional.add(self._schema.time.column)
         if lacking := [c for c in self._read_columns if c not in names and c not in optional]:
             held = ", ".join(names)[:200]
             hint = "; a log without labels needs --no-labels" if lacking == [self._label] else ""
@@ -138,11 +154,15 @@ class Delimited(Source):
             positive = schema.label.positive_values
             return Field(name=name, kind=kind, blank=False, positive=positive, decimal=schema.decimal)
         if schema.time and name == schema.time.column:
+            if self._predicted and not self._parts:
+                return Field(name=name, kind="skip")
             kind = "integer" if schema.time.format == "integer" else "time"
-            return Field(name=name, kind=kind, blank=False, unit=schema.time.format)
-        for dense in schema.dense:
+            absent = self._missing if self._predicted else ()
+            return Field(name=name, kind=kind, blank=self._predicted, unit=schema.time.format, missing=absent)
+        for dense, feature in zip(schema.dense, self.dense, strict=True):
             if name == dense.column:
-                kind, blank, missing = "number", dense.missing is not None, self._missing
+                blank = self._missing_of(feature, dense.missing) is not None
+                kind, missing = "number", self._missing
         for feature in schema.categorical:
             if name == feature.column and not feature.part:
                 missing = self._missing
@@ -178,7 +198,7 @@ class Delimited(Source):
             reject_dense(parsed, dense.column, dense.transform)
         for feature in self._schema.categorical:
             if feature.many:
-                _reject_lists(parsed, feature)
+                _reject_lists(parsed, feature, may_be_missing=self._predicted)
                 if (limit := self._limits.get(feature.feature)) is not None:
                     _reject_longer(parsed, feature.column, limit)
 
@@ -192,7 +212,8 @@ class Delimited(Source):
         for feature in schema.categorical:
             if feature.part:
                 assert times is not None  # the schema has checked it, and raw_fields names the column
-                keys[feature.feature] = calendar_keys(times // 1_000_000)[PARTS[feature.part]]
+                parts = calendar_keys(times // 1_000_000)[PARTS[feature.part]]
+                keys[feature.feature] = np.where(times == NO_TIME, MISSING, parts)
                 continue
             if not feature.many:
                 keys[feature.feature] = values = parsed.numbers(feature.column)
@@ -209,7 +230,7 @@ class Delimited(Source):
         return Chunk(
             labels=labels,
             dense={
-                feature.name: dense_column(parsed, d.column, feature, d.missing)
+                feature.name: dense_column(parsed, d.column, feature, self._missing_of(feature, d.missing))
                 for d, feature in zip(schema.dense, self.dense, strict=True)
             },
             keys=keys,
@@ -258,8 +279,11 @@ def _spec(column: CategoricalColumn) -> CategoricalSpec:
     )
 
 
-def _reject_lists(parsed: ParsedBlock, feature: CategoricalColumn) -> None:
-    """Rejects rows whose list is of a wrong length or whose weights do not fit."""
+def _reject_lists(parsed: ParsedBlock, feature: CategoricalColumn, *, may_be_missing: bool) -> None:
+    """Rejects rows whose list is of a wrong length or whose weights do not fit.
+
+    ``may_be_missing`` says whether a list of a fixed length may be empty.
+    """
 
     def lengths(name: str) -> np.ndarray:
         return np.diff(parsed.lists(name).offsets)
@@ -274,7 +298,8 @@ def _reject_lists(parsed: ParsedBlock, feature: CategoricalColumn) -> None:
         wrong = lengths(feature.column) > feature.max_length
         parsed.reject(wrong, feature.column, f"has more than max_length = {feature.max_length} values")
     if feature.fixed_length:
-        wrong = lengths(feature.column) < (feature.max_length or 0)
+        found = lengths(feature.column)
+        wrong = (found < (feature.max_length or 0)) & ((found > 0) | (not may_be_missing))
         parsed.reject(wrong, feature.column, f"has fewer than {feature.max_length} values, but fixed_length is set")
 
 

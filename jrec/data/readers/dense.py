@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -31,6 +32,15 @@ def apply(feature: DenseFeature, values: np.ndarray) -> np.ndarray:
     assert feature.mean is not None
     assert feature.deviation is not None
     return np.clip((values - feature.mean) / feature.deviation, -_FLOAT32_MAX, _FLOAT32_MAX).astype(np.float32)
+
+
+def raw_of(feature: DenseFeature, mean: float) -> float:
+    """The raw value that becomes a mean of transformed ones; the mean itself of raw ones that are standardized."""
+    if feature.transform == "log1p":
+        return math.expm1(mean)
+    if feature.transform == "signed_log1p":
+        return math.copysign(math.expm1(abs(mean)), mean)
+    return mean
 
 
 def bucket_keys(boundaries: Sequence[float], values: np.ndarray) -> np.ndarray:

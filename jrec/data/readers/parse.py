@@ -316,7 +316,7 @@ def _read_spans(parsed: ParsedBlock, field: Field, buffer: np.ndarray) -> None:
     if field.kind == "label":
         codes, values = spans.labels_of_texts(buffer, where, field.positive)
     elif field.kind == "time":
-        codes, values = spans.times_of(buffer, where, field.unit)
+        codes, values = spans.times_of(buffer, where, field.unit, field.missing if field.blank else None)
         reasons = {spans.NOT_TIME: spans.time_reason(field.unit)}
     else:
         codes, values = spans.numbers_of(buffer, where, field.missing, field.decimal)

@@ -74,6 +74,7 @@ class Source:
       labels: Whether the log must have labels; "optional" takes them where a file has them, "none" ignores them.
       label: The field of the label, of formats of which there can be logs without one; "" where this log has none, and
         None for formats that make labels themselves.
+      complete: The dense features of which no value may be missing in a log.
       key_seed: The seed of the hash of long values in files that are joined to the log; None where there are none.
     """
 
@@ -84,6 +85,7 @@ class Source:
     passes: int = 1
     labels: Labels = "required"
     label: str | None = None
+    complete: frozenset[str] = frozenset()
     key_seed: int | None = None
 
     def with_labels(self, labels: Labels) -> Self:
@@ -141,6 +143,10 @@ class Source:
         """The same log, whose features know what was learnt of the training examples, by feature."""
         return self
 
+    def predicted(self) -> Source:
+        """The same log as one that is only predicted: its lines may lack what the lines of training may not."""
+        return self
+
     def options(self) -> dict[str, Any]:
         """The format's own options, for the dataset's provenance."""
         return {}
@@ -191,7 +197,8 @@ class Source:
 def learned_of(schema: Schema) -> tuple[dict[str, DenseFeature], dict[str, tuple[float, ...]]]:
     """What a dataset's features know of its training examples, as ``Source.fitted`` takes it."""
     boundaries = {f.name: f.boundaries for f in schema.categorical if f.boundaries is not None}
-    return {f.name: f for f in schema.dense if f.mean is not None}, boundaries
+    learned = {f.name: f for f in schema.dense if f.mean is not None or f.missing is not None}
+    return learned, boundaries
 
 
 def one_hot(*names: str) -> tuple[CategoricalSpec, ...]:

@@ -15,6 +15,7 @@ from jrec.kernel_cache import compiled
 
 SLOW = -1
 NOT_LABEL, NOT_TIME = 20, 21
+NO_TIME = np.iinfo(np.int64).min  # a missing time
 MICROSECONDS = {"seconds": 1_000_000, "milliseconds": 1000, "microseconds": 1, "nanoseconds": 0}
 _WORDS = ("true", "t", "yes", "y", "false", "f", "no", "n")
 _POSITIVE_WORDS = 4
@@ -277,7 +278,9 @@ def _parse_times(buffer, spans, iso, micros):
     return codes, values
 
 
-def times_of(buffer: np.ndarray, spans: np.ndarray, unit: str) -> tuple[np.ndarray, np.ndarray]:
+def times_of(
+    buffer: np.ndarray, spans: np.ndarray, unit: str, missing: Sequence[str] | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """Codes and microseconds since 1970 of times.
 
     Args:
@@ -285,10 +288,15 @@ def times_of(buffer: np.ndarray, spans: np.ndarray, unit: str) -> tuple[np.ndarr
       spans: (n, 2) int64, where fields begin and end.
       unit: "iso", a pattern of strptime, or a key of ``MICROSECONDS``, of which there may be fractions; what is below
         a microsecond is cut.
+      missing: Texts that stand for a missing time, as a blank does then; None where no time may be missing.
 
     Returns:
-      (n,) int64 codes, OK or NOT_TIME, and (n,) int64 microseconds.
+      (n,) int64 codes, OK or NOT_TIME, and (n,) int64 microseconds, ``NO_TIME`` of missing ones.
     """
+    if missing is not None:
+        codes, values = times_of(buffer, spans, unit)
+        absent = match_texts(buffer, spans, *joined(["", *missing]), False) >= 0
+        return np.where(absent, OK, codes), np.where(absent, NO_TIME, values)
     if "%" in unit:
         return _times_by_pattern(buffer, spans, unit)
     codes, values = _parse_times(buffer, spans, unit == "iso", MICROSECONDS.get(unit, 0))
