@@ -1,35 +1,45 @@
-"""What the papers claim beside jrec's figures, and verdicts on it. claims.toml says how a claim is written."""
+"""What the papers claim beside jrec's figures, and verdicts on it. claims.toml says how a claim is written.
+
+A claim's verdict is that of the worst value of its worst figure. A figure takes every case of its metric, or names
+those that it takes; what no figure of the claim takes has to be left out by name, with a reason that the page shows.
+"""
 
 from __future__ import annotations
 
 import collections
 import pathlib
 import re
-import statistics
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from benchmarks import ages
+
 PATH = pathlib.Path(__file__).with_suffix(".toml")
-VERDICTS = ("holds", "beyond", "missed", "open until a GPU", "open")
+OUTCOMES = ("missed", "holds", "beyond")
+"""What a value comes to, from the worst to the best."""
+VERDICTS = (*OUTCOMES[::-1], "open until a GPU", "open")
+RULES = ("paper", "at_most", "at_least")
 SAME = 0.05
 """A figure within 5 % of the paper's is the same: the rest is rounding, and which vocabulary was counted."""
 
 Claim = Mapping[str, Any]
+Figure = Mapping[str, Any]
+Lines = Sequence[Mapping[str, Any]]
 
 
 def table(paper: str | None, results: Mapping[str, Any]) -> Iterator[str]:
     """The lines of Markdown of a paper's claims; without a paper, of how many of each paper got which verdict.
 
     Raises:
-      LookupError: There is no such paper, or a claim's lines are absent.
+      LookupError: There is no such paper, a claim's lines are absent, or it leaves out a case without saying so.
     """
     papers = tomllib.loads(PATH.read_text(encoding="utf-8"))
     if paper is None:
         yield row(["paper", *VERDICTS])
         yield row(["---"] * (1 + len(VERDICTS)))
         for name, claims in papers.items():
-            counts = collections.Counter(verdict(claim, figures(claim, results)) for claim in claims.values())
+            counts = collections.Counter(verdict(claim, results) for claim in claims.values())
             yield row([f"[{name}](#{name.lower().replace(' ', '-')})", *(str(counts[v] or "") for v in VERDICTS)])
         return
     if paper not in papers:
@@ -38,67 +48,115 @@ def table(paper: str | None, results: Mapping[str, Any]) -> Iterator[str]:
     yield row(["---"] * 5)
     for where, claim in papers[paper].items():
         try:
-            found = figures(claim, results)
+            said = f"**{verdict(claim, results)}**"
+            shown = [_shown(figure, results) for figure in claim.get("jrec", ())]
+            shown += [f"beside: {_shown(figure, results)}" for figure in claim.get("beside", ())]
         except LookupError as error:
             raise LookupError(f"{paper}, {where}: {error.args[0]}; run the benchmark, or change the claim") from None
-        shown = "; ".join(_shown(f, values) for f, values in zip(claim.get("jrec", ()), found, strict=True))
-        yield row([where, claim["says"], shown, f"**{verdict(claim, found)}**", claim["difference"]])
-    files = {figure["file"] for claim in papers[paper].values() for figure in claim.get("jrec", ())}
+        left_out = [f"Left out: {cases['because']}." for cases in claim.get("left_out", ())]
+        yield row([where, claim["says"], "; ".join(shown), said, " ".join([claim["difference"], *left_out])])
+    files = {figure["file"] for claim in papers[paper].values() for figure in _all_figures(claim)}
     measured = (f"{file} at {', '.join(sorted({line['commit'] for line in results[file]}))}" for file in sorted(files))
-    yield f"\nLines and their commits: {'; '.join(measured)}."
+    yield f"\nLines and their commits: {'; '.join(measured)}.{ages.note(files)}"
 
 
-def figures(claim: Claim, results: Mapping[str, Any]) -> list[list[float]]:
-    """The values of each of a claim's figures: one of every case that fits.
+def verdict(claim: Claim, results: Mapping[str, Any]) -> str:
+    """One of ``VERDICTS``: why the claim is open, or what the worst value of all its figures comes to.
 
     Raises:
-      LookupError: No line fits.
+      LookupError: A figure's lines are absent, or cases of its metric are neither judged nor left out by name.
     """
-    return [_values(figure, results) for figure in claim.get("jrec", ())]
+    if "open" in claim:
+        return claim["open"]
+    unneeded = {cases["case"] for cases in claim.get("left_out", ())}
+    for figure in claim["jrec"]:
+        unneeded -= _check_every_case_is_named(figure, claim, results)
+    if unneeded:
+        raise LookupError(
+            f"left_out has {', '.join(sorted(unneeded))}, which no case of a judged metric needs: delete it"
+        )
+    outcomes = [outcome(figure, value) for figure in claim["jrec"] for value in values(figure, results).values()]
+    return min(outcomes, key=OUTCOMES.index)
 
 
-def _values(figure: Mapping[str, Any], results: Mapping[str, Any]) -> list[float]:
-    names = figure["metric"], figure.get("by", [])
-    metrics, divisors = ([name] if isinstance(name, str) else name for name in names)
+def outcome(figure: Figure, value: float) -> str:
+    """One of ``OUTCOMES``, by the figure's rule."""
+    if "at_most" in figure:
+        return "holds" if value <= figure["at_most"] else "missed"
+    if "at_least" in figure:
+        return "holds" if value >= figure["at_least"] else "missed"
+    advantage = figure["paper"] / value if figure.get("better") == "less" else value / figure["paper"]
+    return "missed" if advantage < 1 - SAME else "beyond" if advantage > 1 + SAME else "holds"
+
+
+def values(figure: Figure, results: Mapping[str, Any]) -> dict[str, float]:
+    """The figure's value of every case that fits, by the case.
+
+    Raises:
+      LookupError: No line fits, or one that the figure is divided by or taken from is absent.
+    """
+    metrics, divisors, subtracted = (_names(figure.get(key, [])) for key in ("metric", "by", "minus"))
     field, file = "ratio" if figure.get("ratio") else "value", f"{figure['file']}.jsonl"
     found: dict[tuple[str, str], float | None] = {}
-    for line in results.get(figure["file"], []):
-        if re.search(figure.get("peer", ""), line["peer"] or ""):
-            found.setdefault((line["case"], line["metric"]), line[field])
+    for line in _lines(figure, results):
+        found.setdefault((line["case"], line["metric"]), line[field])
 
     def total(case: str, metrics: Sequence[str]) -> float:
-        values = [value for metric in metrics if (value := found.get((case, metric))) is not None]
-        if len(values) < len(metrics):
+        numbers = [value for metric in metrics if (value := found.get((case, metric))) is not None]
+        if len(numbers) < len(metrics):
             raise LookupError(f"{file} lacks a {field} of {metrics} of {case!r}")
-        return sum(values)
+        return sum(numbers)
 
     cases = [case for case, metric in found if metric == metrics[0] and re.search(figure.get("case", ""), case)]
     if not cases:
         raise LookupError(f"{file} has no {figure['metric']!r} of a case like {figure.get('case', '')!r}")
-    values = [total(case, metrics) / (total(case, divisors) if divisors else 1) for case in cases]
-    return [1 / value for value in values] if figure.get("inverse") else values
+    made = {
+        case: figure.get("scale", 1)
+        * (total(case, metrics) - total(case, subtracted))
+        / (total(case, divisors) if divisors else 1)
+        for case in cases
+    }
+    return {case: 1 / value for case, value in made.items()} if figure.get("inverse") else made
 
 
-def verdict(claim: Claim, found: Sequence[Sequence[float]]) -> str:
-    """One of ``VERDICTS``, by the claim's first figure."""
-    if "open" in claim:
-        return claim["open"]
-    values = found[0]
-    if "lost" in claim:
-        return "holds" if max(values) <= claim["lost"] else "missed"
-    if "noise" in claim:
-        return "holds" if min(values) > 1 + claim["noise"] else "missed"
-    paper, less = claim["paper"], claim.get("better") == "less"
-    advantages = [paper / value if less else value / paper for value in values]
-    counts = {"worst": min, "best": max, "mean": statistics.mean}[claim.get("count", "worst")]
-    advantage = counts(advantages)
-    return "missed" if advantage < 1 - SAME else "beyond" if advantage > 1 + SAME else "holds"
+def _check_every_case_is_named(figure: Figure, claim: Claim, results: Mapping[str, Any]) -> set[str]:
+    """The patterns of ``left_out`` that this figure's metric needs."""
+    rule = [name for name in RULES if name in figure]
+    if len(rule) != 1:
+        raise LookupError(f"the figure {figure['of']!r} needs one rule of {', '.join(RULES)}; it has {rule or 'none'}")
+    alike = [f for f in claim["jrec"] if all(f.get(k) == figure.get(k) for k in ("file", "metric", "by", "peer"))]
+    field, metric = "ratio" if figure.get("ratio") else "value", _names(figure["metric"])[0]
+    lines = [line for line in _lines(figure, results) if line["metric"] == metric and line[field] is not None]
+    cases = dict.fromkeys(line["case"] for line in lines)
+    others = [case for case in cases if not any(re.search(f.get("case", ""), case) for f in alike)]
+    patterns = {case: [p["case"] for p in claim.get("left_out", ()) if re.search(p["case"], case)] for case in others}
+    if unnamed := [case for case, found in patterns.items() if not found]:
+        raise LookupError(
+            f"{figure['file']}.jsonl has {figure['metric']!r} of {unnamed[0]!r} and {len(unnamed) - 1} more cases,"
+            " which no figure takes: add them, or leave them out by left_out, with the reason"
+        )
+    return {pattern for found in patterns.values() for pattern in found}
 
 
-def _shown(figure: Mapping[str, Any], values: Sequence[float]) -> str:
-    least, greatest = number(min(values)), number(max(values))
-    span = least if least == greatest else f"{least} to {greatest}"
-    return f"**{span}{figure.get('unit', '×')}** {figure['of']}"  # noqa: RUF001
+def _lines(figure: Figure, results: Mapping[str, Any]) -> Lines:
+    return [line for line in results.get(figure["file"], []) if re.search(figure.get("peer", ""), line["peer"] or "")]
+
+
+def _names(name: str | Sequence[str]) -> Sequence[str]:
+    return [name] if isinstance(name, str) else name
+
+
+def _all_figures(claim: Claim) -> list[Figure]:
+    return [*claim.get("jrec", ()), *claim.get("beside", ())]
+
+
+def _shown(figure: Figure, results: Mapping[str, Any]) -> str:
+    """What a figure is of, its worst value with that one's case, and its best."""
+    found, unit = values(figure, results), figure.get("unit", "×")  # noqa: RUF001
+    less_is_better = "at_most" in figure or figure.get("better") == "less"
+    worst, *_, best = sorted([*found, *found], key=lambda case: found[case], reverse=less_is_better)
+    shown = f"{figure['of']}: **{number(found[worst])}{unit}**"
+    return shown if len(found) == 1 else f"{shown} ({worst}) to {number(found[best])}{unit}"
 
 
 def number(value: float) -> str:

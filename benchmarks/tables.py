@@ -20,7 +20,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from benchmarks import claims
+from benchmarks import ages, claims
 from benchmarks.harness import ROOT
 
 FOLDER = ROOT / "benchmarks" / "results" / "cpu-2-cores"
@@ -98,7 +98,8 @@ def table(specs: Mapping[str, Mapping[str, Any]], name: str, results: Results) -
     if len(rows) <= 2:  # a title and a ruler
         raise LookupError(f"table {name!r} finds no line of {', '.join(spec['files'])}.jsonl")
     yield from rows
-    yield f"\n{spec.get('note', '')} Measured at commit {commits(lines)}.".replace("\n ", "\n")
+    note = f"{spec.get('note', '')} Measured at commit {commits(lines)}.{ages.note(spec['files'])}"
+    yield f"\n{note.lstrip()}"
 
 
 def commits(lines: Iterable[Line]) -> str:

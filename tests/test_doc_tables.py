@@ -78,16 +78,17 @@ def test_what_is_absent_is_named(page):
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({}, [2.5, 1234.5]),
-        ({"ratio": True, "peer": "torch"}, [3.0, 4.0]),
-        ({"ratio": True, "peer": "FBGEMM"}, [5.0]),
-        ({"case": "b", "by": "base"}, [2.0]),
-        ({"case": "b", "metric": ["step", "more"], "by": ["base", "more"], "inverse": True}, [2 / 3]),
+        ({}, {"a": 2.5, "b": 1234.5}),
+        ({"ratio": True, "peer": "torch"}, {"a": 3.0, "b": 4.0}),
+        ({"ratio": True, "peer": "FBGEMM"}, {"a": 5.0}),
+        ({"case": "b", "by": "base"}, {"b": 2.0}),
+        ({"case": "b", "metric": ["step", "more"], "by": ["base", "more"], "inverse": True}, {"b": 2 / 3}),
+        ({"case": "b", "minus": "base", "scale": 2}, {"b": 1234.5}),
     ],
 )
 def test_figures_are_found_by_case_metric_and_peer(options, expected):
-    claim = {"jrec": [{"file": "speed", "metric": "step", **options}]}
-    assert claims.figures(claim, LINES) == [pytest.approx(expected)]
+    found = claims.values({"file": "speed", "metric": "step", **options}, LINES)
+    assert found == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -101,26 +102,82 @@ def test_figures_are_found_by_case_metric_and_peer(options, expected):
 )
 def test_an_absent_figure_is_an_error(options, message):
     with pytest.raises(LookupError, match=message):
-        claims.figures({"jrec": [{"file": "speed", "metric": "step", **options}]}, LINES)
+        claims.values({"file": "speed", "metric": "step", **options}, LINES)
 
 
 @pytest.mark.parametrize(
-    ("rule", "values", "verdict"),
+    ("rule", "value", "outcome"),
     [
-        ({"paper": 2.0}, [1.89], "missed"),
-        ({"paper": 2.0}, [1.91], "holds"),
-        ({"paper": 2.0}, [2.11], "beyond"),
-        ({"paper": 2.0}, [5.0, 1.0], "missed"),
-        ({"paper": 2.0, "count": "best"}, [5.0, 1.0], "beyond"),
-        ({"paper": 2.0, "count": "mean"}, [3.0, 1.0], "holds"),
-        ({"paper": 2.0, "better": "less"}, [1.0, 4.0], "missed"),
-        ({"paper": 2.0, "better": "less", "count": "best"}, [1.0, 4.0], "beyond"),
-        ({"lost": 0.1}, [0.1, -0.5], "holds"),
-        ({"lost": 0.1}, [0.11], "missed"),
-        ({"noise": 0.001}, [1.002, 1.01], "holds"),
-        ({"noise": 0.001}, [1.01, 1.001], "missed"),
-        ({"open": "open until a GPU"}, [], "open until a GPU"),
+        ({"paper": 2.0}, 1.89, "missed"),
+        ({"paper": 2.0}, 1.91, "holds"),
+        ({"paper": 2.0}, 2.11, "beyond"),
+        ({"paper": 2.0, "better": "less"}, 2.11, "missed"),
+        ({"paper": 2.0, "better": "less"}, 2.09, "holds"),
+        ({"paper": 2.0, "better": "less"}, 1.0, "beyond"),
+        ({"at_most": 0.1}, 0.1, "holds"),
+        ({"at_most": 0.1}, 0.11, "missed"),
+        ({"at_most": 0.1}, -5.0, "holds"),
+        ({"at_least": 1.001}, 1.001, "holds"),
+        ({"at_least": 1.001}, 1.0, "missed"),
     ],
 )
-def test_verdicts_are_by_numbers(rule, values, verdict):
-    assert claims.verdict(rule, [values] if values else []) == verdict
+def test_outcomes_are_by_numbers(rule, value, outcome):
+    assert claims.outcome(rule, value) == outcome
+
+
+SPEED = {"of": "speed", "file": "speed", "metric": "step", "ratio": True}  # 3 and 4 times torch's, 5 times FBGEMM's
+
+
+@pytest.mark.parametrize(
+    ("figures", "verdict"),
+    [
+        ([{**SPEED, "peer": "torch", "paper": 2.0}], "beyond"),
+        ([{**SPEED, "peer": "torch", "paper": 3.0}], "holds"),
+        ([{**SPEED, "peer": "torch", "paper": 3.5}], "missed"),
+        ([{**SPEED, "peer": "FBGEMM", "paper": 2.0}, {**SPEED, "peer": "torch", "paper": 3.5}], "missed"),
+        ([{**SPEED, "peer": "FBGEMM", "paper": 2.0}, {**SPEED, "peer": "torch", "at_least": 2.0}], "holds"),
+    ],
+)
+def test_the_worst_value_of_the_worst_figure_decides(figures, verdict):
+    assert claims.verdict({"jrec": figures}, LINES) == verdict
+    assert claims.verdict({"jrec": figures[::-1]}, LINES) == verdict
+    assert claims.verdict({"jrec": figures, "open": "open until a GPU"}, LINES) == "open until a GPU"
+
+
+def test_a_case_may_not_be_left_out_without_a_reason():
+    kind = {**SPEED, "peer": "torch", "paper": 4.0, "case": "b"}
+    with pytest.raises(LookupError, match=r"speed\.jsonl has 'step' of 'a' and 0 more cases, which no figure takes"):
+        claims.verdict({"jrec": [kind]}, LINES)
+    with pytest.raises(LookupError, match="of 'a'"):  # to show it is not to judge it
+        claims.verdict({"jrec": [kind], "beside": [{**kind, "case": "a"}]}, LINES)
+    assert claims.verdict({"jrec": [kind], "left_out": [{"case": "a", "because": "another machine"}]}, LINES) == "holds"
+    both = {"jrec": [kind, {**kind, "case": "a", "paper": 3.0}]}
+    assert claims.verdict(both, LINES) == "holds"
+    with pytest.raises(LookupError, match="left_out has a, which no case of a judged metric needs"):
+        claims.verdict({**both, "left_out": [{"case": "a", "because": "another machine"}]}, LINES)
+
+
+@pytest.mark.parametrize("rules", [{}, {"paper": 1.0, "at_most": 1.0}])
+def test_a_judged_figure_has_one_rule(rules):
+    with pytest.raises(LookupError, match="'speed' needs one rule"):
+        claims.verdict({"jrec": [{**SPEED, **rules}]}, LINES)
+
+
+def test_the_page_shows_the_worst_value_first_and_what_is_left_out(monkeypatch, tmp_path):
+    path = tmp_path / "claims.toml"
+    path.write_text(
+        """
+        [Paper."Figure 1"]
+        says = "fast"
+        difference = "None."
+        jrec = [{ of = "by torch", paper = 3.0, case = "a", file = "speed", metric = "step", ratio = true, peer = "to" }]
+        beside = [{ of = "time", unit = " ms", better = "less", file = "speed", metric = "step" }]
+        left_out = [{ case = "b", because = "the machine broke" }]
+        """
+    )
+    monkeypatch.setattr(claims, "PATH", path)
+    rows = list(claims.table("Paper", LINES))
+    shown = "by torch: **3×**; beside: time: **1,234 ms** (b) to 2.5 ms"  # noqa: RUF001
+    assert rows[2] == f"| Figure 1 | fast | {shown} | **holds** | None. Left out: the machine broke. |"
+    assert rows[3] == "\nLines and their commits: speed at abc."
+    assert list(claims.table(None, LINES))[2] == "| [Paper](#paper) |  | 1 |  |  |  |"
