@@ -170,7 +170,7 @@ def test_the_page_shows_the_worst_value_first_and_what_is_left_out(monkeypatch, 
         [Paper."Figure 1"]
         says = "fast"
         difference = "None."
-        jrec = [{ of = "by torch", paper = 3.0, case = "a", file = "speed", metric = "step", ratio = true, peer = "to" }]
+        jrec = [{ of = "by torch", paper = 3, case = "a", file = "speed", metric = "step", ratio = true, peer = "to" }]
         beside = [{ of = "time", unit = " ms", better = "less", file = "speed", metric = "step" }]
         left_out = [{ case = "b", because = "the machine broke" }]
         """
