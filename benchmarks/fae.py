@@ -1,6 +1,11 @@
 """FAE: what calibrating and packing cost (--part calibration), and training on hot and cold batches (--part training).
 
 A part is a module with ``add_arguments(parser)`` and ``measure(report, arguments)``.
+
+Examples:
+  python -m benchmarks.fae --part training
+  jrec synth --like criteo-kaggle --rows 56250000 --out kaggle                (45 million of these are for training)
+  python -m benchmarks.fae --part calibration --measure packing --kaggle kaggle --quick
 """
 
 from __future__ import annotations
