@@ -1,16 +1,17 @@
 """Test AUC against the bytes of the tables: which compression to take, and what it costs.
 
 One pass in order of time over the Criteo Kaggle sample, whose values all have rows, and over a synthetic twin of it;
-DLRM with Kaggle's MLPs. Tables of ``SMALL`` rows and more are compressed, each to a 10th, a 100th and a 1,000th of its
-bytes as nearly as the way allows; bytes are those of all tables, small ones and what finds the rows included.
+DLRM with Kaggle's MLPs. All tables together get a 10th, a 100th and a 1,000th of their bytes as nearly as the way
+allows, what finds the rows included: tables up to a size stay as they are, and each larger one gets that size, since
+small tables are read as often as large ones.
 
     uncompressed    a row for every id
     hashed          a row for all ids of one hash
     quotient        the product of a row of the id's quotient and one of its remainder (Shi et al., KDD 2020)
     tensor train    three cores (TT-Rec), of the greatest rank that fits
-    sketch          half of the bytes are rows of the most frequent ids' own, found by a sketch as they come, the other
-                    half a hashed table for the others (after CAFE, Zhang et al., SIGMOD 2024, which weighs ids by
-                    their gradients): a table that grows, with 48 bytes a row for keys, counts and sketch
+    sketch          most of the bytes are rows of the most frequent ids' own, found by a sketch as they come, the others
+                    a hashed table for all other ids (after CAFE, Zhang et al., SIGMOD 2024, which weighs ids by their
+                    gradients): a table that grows, with 48 bytes a row for keys, counts and sketch
 
 Examples:
   python -m benchmarks.compression
@@ -27,7 +28,7 @@ import math
 import pathlib
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -45,7 +46,7 @@ from jrec.ops import tt
 from jrec.train.report.metrics import Scores, evaluate
 
 DIM, ROW_BYTES, KEPT_BYTES = 16, 64, 48
-SMALL = 1000
+OWN = 0.7  # of a sketch's bytes, for rows of single ids
 RATIOS = (10, 100, 1000)
 RUNS = {"kaggle": (128, 3e-4), "twin": (1024, 0.0)}  # batch, and weight decay of rows, as configs/criteo_kaggle.toml
 TWIN = ("synth", "--like", "criteo-kaggle", "--scale", "1/64", "--rows", "400000")
@@ -57,7 +58,7 @@ Columns = dict[str, np.ndarray]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Way:
-    """How one table of n rows is kept.
+    """How one table of n rows is kept, in the bytes of ``kept`` rows as nearly as it goes.
 
     Attributes:
       tables: Its tables, by a suffix of its name.
@@ -74,23 +75,23 @@ class Way:
     vocabularies: Mapping[str, GrowingVocabulary] = dataclasses.field(default_factory=dict)
 
 
-def uncompressed(name: str, rows: int, ratio: float) -> Way:
+def uncompressed(name: str, rows: int, kept: float) -> Way:
     """A row for every id."""
-    del ratio
+    del kept
     table = jrec.TableConfig(name=name, rows=rows, dim=DIM)
     return Way(tables={"": table}, ids=lambda ids: {"": ids}, nbytes=ROW_BYTES * rows)
 
 
-def hashed(name: str, rows: int, ratio: float) -> Way:
+def hashed(name: str, rows: int, kept: float) -> Way:
     """A row for all ids of one hash."""
-    kept = max(1, round(rows / ratio))
-    table = jrec.TableConfig(name=name, rows=kept, dim=DIM)
-    return Way(tables={"": table}, ids=lambda ids: {"": hash_of(ids, kept)}, nbytes=ROW_BYTES * kept)
+    del rows
+    count = max(1, round(kept))
+    table = jrec.TableConfig(name=name, rows=count, dim=DIM)
+    return Way(tables={"": table}, ids=lambda ids: {"": hash_of(ids, count)}, nbytes=ROW_BYTES * count)
 
 
-def quotient(name: str, rows: int, ratio: float) -> Way:
+def quotient(name: str, rows: int, kept: float) -> Way:
     """The product of a row of the quotient and a row of the remainder."""
-    kept = rows / ratio
     divisor = math.isqrt(rows - 1) + 1  # the least of both tables together
     if kept > 2 * divisor:
         divisor = round((kept + math.sqrt(kept * kept - 4 * rows)) / 2)
@@ -106,23 +107,24 @@ def quotient(name: str, rows: int, ratio: float) -> Way:
     )
 
 
-def tensor_train(name: str, rows: int, ratio: float) -> Way:
+def tensor_train(name: str, rows: int, kept: float) -> Way:
     """Three cores of the greatest rank that fits."""
     shape = tt.TTShape.search(rows, DIM, ranks=1)
     with contextlib.suppress(ValueError):  # a rank that represents no further table
         for rank in itertools.count(2):
             larger = tt.TTShape.search(rows, DIM, ranks=rank)
-            if larger.num_parameters * ratio > rows * DIM:
+            if larger.num_parameters > kept * DIM:
                 break
             shape = larger
     table = jrec.TableConfig(name=name, rows=rows, dim=DIM, tier="tt", tt_shape=shape)
     return Way(tables={"": table}, ids=lambda ids: {"": ids}, nbytes=4 * shape.num_parameters)
 
 
-def sketch(name: str, rows: int, ratio: float) -> Way:
+def sketch(name: str, rows: int, kept: float) -> Way:
     """Rows of their own for the most frequent ids, and a hashed table for all others."""
-    kept = ROW_BYTES * rows / ratio / 2
-    own, shared = max(2, int(kept / (ROW_BYTES + KEPT_BYTES))), max(1, int(kept / ROW_BYTES))
+    del rows
+    own = max(2, int(OWN * kept * ROW_BYTES / (ROW_BYTES + KEPT_BYTES)))
+    shared = max(1, int((1 - OWN) * kept))
     return Way(
         tables={
             ".own": jrec.TableConfig(name=f"{name}.own", rows=own, dim=DIM),
@@ -228,10 +230,8 @@ def train(
     """Trains one pass in order of time; bytes of the tables, and the AUC of the split test."""
     schema = Schema.load(data)
     sizes = {table.name: table.rows for table in schema.tables}
-    ways = {
-        f.name: (way if sizes[f.table] >= SMALL else uncompressed)(f.name, sizes[f.table], ratio)
-        for f in schema.categorical
-    }
+    most = most_rows(sizes.values(), ratio)
+    ways = {f.name: _smaller(way, f.name, sizes[f.table], most) for f in schema.categorical}
     tables = {f"{name}{suffix}": table for name, w in ways.items() for suffix, table in w.tables.items()}
     features = [jrec.FeatureConfig(name=name, table=table.name, fixed_length=True) for name, table in tables.items()]
     layout = jrec.EmbeddingLayout.build(list(tables.values()), features)
@@ -255,6 +255,22 @@ def train(
     auc = evaluate(Scores(labels=labels, logits=logits)).auc
     assert auc is not None, "the split test has one label only"
     return sum(w.nbytes for w in ways.values()), auc
+
+
+def _smaller(way: Callable[[str, int, float], Way], name: str, rows: int, most: float) -> Way:
+    whole = uncompressed(name, rows, most)
+    return whole if rows <= most or (made := way(name, rows, most)).nbytes >= whole.nbytes else made
+
+
+def most_rows(sizes: Collection[int], ratio: float) -> float:
+    """The size that no table may pass so that all together keep their rows by ``ratio``."""
+    left = sum(sizes) / ratio
+    for number, rows in enumerate(sorted(sizes)):
+        larger = len(sizes) - number
+        if rows * larger >= left:
+            return left / larger
+        left -= rows
+    return max(sizes)
 
 
 def _schedule(rate: float, steps: int) -> optax.Schedule:
