@@ -18,8 +18,8 @@ from jrec.data.packing_columns import prepare_columns, read_columns
 from jrec.data.raw_columns import parsed_columns
 from jrec.data.readers import Delimited, load_schema
 from jrec.data.readers.keys import buckets, text_key
-from jrec.data.readers.parquet import sample
 from jrec.data.readers.streams import Input
+from jrec.data.readers.tables import sample
 from jrec.data.schema import DatasetError
 from jrec.data.value_rows import ValueRows, vocabulary_of
 from jrec.ops.layout import FeatureConfig

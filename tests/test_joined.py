@@ -238,13 +238,13 @@ def test_a_file_that_memory_does_not_hold(tmp_path, monkeypatch):
 
 def test_a_key_with_the_hash_of_another_is_an_error(tmp_path, monkeypatch):
     joined_logs.write(tmp_path)
-    real = joined._concatenated
+    real = joined.LongTexts.joined
 
     def forged(pieces):
         texts = real(pieces)
         return texts._replace(fingerprints=texts.fingerprints ^ np.uint64(1))
 
-    monkeypatch.setattr(joined, "_concatenated", forged)
+    monkeypatch.setattr(joined.LongTexts, "joined", forged)
     with pytest.raises(DatasetError, match=r"'user number \d+' of column 'user' has the hash of another key of"):
         made(tmp_path, "joined")
 

@@ -82,7 +82,8 @@ def test_mistakes_name_the_pipe(tmp_path):
     for number, (content, source, message) in enumerate([
         (b"", Criteo("criteo-kaggle"), "the pipe PIPE ended without a byte"),
         (b"1\tx\n", Criteo("criteo-kaggle"), "PIPE:1: .* Fix the line"),
-        (b"BZh91AY", Criteo("criteo-kaggle"), "PIPE is bzip2-compressed; unpack it first"),
+        (b"BZh91AY", Criteo("criteo-kaggle"), "PIPE is damaged: Truncated compressed stream"),
+        (b"7z\xbc\xaf", Criteo("criteo-kaggle"), "PIPE is a 7z archive; unpack it first"),
         (gzip.compress(log(300))[:-50], Criteo("criteo-kaggle"), "PIPE is truncated"),
         (b"no,header\n", Avazu(), "PIPE"),
     ]):  # fmt: skip

@@ -20,7 +20,7 @@ Score examples with a trained model.
 
 CHECKPOINT is a run folder (its best checkpoint where it keeps one, else the latest), a folder of checkpoints that
 Run.save wrote, or one checkpoint in either. INPUT is a raw log of the format that the training data was prepared
-from (plain or gzip text, - for standard input), a Parquet file of its columns, or a dataset whose rows mean the same
+from (files, folders, URIs, - for standard input), Parquet files of its columns, or a dataset whose rows mean the same
 (`jrec prepare --vocabulary-from`). Values that training did not see are scored as unknown. Scores come in the order of
 the input: row (its number from 0), score (the probability) and logit; label where the input has one; split where it is
 a dataset. Memory does not grow with the input."""

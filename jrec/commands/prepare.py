@@ -37,7 +37,8 @@ EPILOG = """examples:
   jrec prepare csv --schema clicks.toml --input monday.csv --growing user,item --out data/monday
   jrec prepare csv --schema clicks.toml --input tuesday.csv --join users=new_users.csv --out data/tuesday
   jrec prepare csv --input ml-100k.inter --out data/ml100k  # guesses a schema that joins ml-100k.user and ml-100k.item
-  jrec prepare avazu --input <(zstdcat train.zst) --out data/avazu
+  jrec prepare avazu --input train.zst --out data/avazu
+  jrec prepare csv --schema clicks.toml --input s3://logs/clicks/ --out data/clicks
   jrec prepare csv --schema clicks.toml --input friday.csv --vocabulary-from data/clicks --split 0,0,1 --out data/friday
 
 The output folder appears when it is complete. An interrupted run is started anew by the same command. A pipe is copied
@@ -51,7 +52,7 @@ FORMATS = {
     "avazu": "Avazu's Kaggle challenge: train.gz",
     "taobao": "Taobao UserBehavior.csv: the next item after a history, or purchase intent",
     "movielens": "MovieLens ratings.dat, ratings.csv, or a CSV of user and movie ids",
-    "csv": "any delimited text or Parquet, described by --schema",
+    "csv": "any delimited text, Parquet or Arrow files, described by --schema",
 }
 
 
@@ -114,7 +115,8 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
         "--input",
         nargs="+",
         metavar="FILE",
-        help="files or pipes, plain or gzip (csv: Parquet too), in order of time; - is standard input",
+        help="files, folders, URIs (s3://, gs://) or pipes, in order of time: text, plain or compressed, and for csv"
+        " tables (Parquet, Arrow); - is standard input",
     )
     for name in _SPLITS:
         what = "instead of --input: files of the training split" if name == "train" else f"files of the {name} split"
@@ -241,7 +243,7 @@ def _guess(args: argparse.Namespace) -> int:
     """Writes a guessed schema beside the dataset to be, and shows it; prepares nothing."""
     from jrec.data.readers.guess import guess_schema, questions
     from jrec.data.readers.lines import check_inputs
-    from jrec.data.readers.streams import named
+    from jrec.data.readers.streams import read_names
     from jrec.data.schema import DatasetError
     from jrec.data.splits import flat
     from jrec.outputs import write_file
@@ -249,7 +251,7 @@ def _guess(args: argparse.Namespace) -> int:
     if args.join:
         raise DatasetError("--join names files that a schema joins; give it with --schema")
     inputs = _inputs(args)
-    first = named((inputs if isinstance(inputs, list) else flat(inputs))[0])
+    first = read_names((inputs if isinstance(inputs, list) else flat(inputs))[0])[0]
     path = pathlib.Path(f"{args.out.rstrip('/')}.schema.toml")
     if path.exists():
         raise DatasetError(f"--schema is not given, but {path} exists; pass it as --schema, or remove it to guess anew")

@@ -31,7 +31,7 @@ from jrec.data.readers.keys import MISSING
 from jrec.data.readers.lines import check_inputs
 from jrec.data.readers.parse import Field, ParsedBlock
 from jrec.data.readers.source import CategoricalSpec, Chunk, Source, learned_of
-from jrec.data.readers.streams import Input, is_stream, named, spool
+from jrec.data.readers.streams import Input, InputLike, is_stream, read_names, spool
 from jrec.data.readers.taobao import Taobao
 from jrec.data.reorder.file import load_order
 from jrec.data.schema import CategoricalFeature, DatasetError, Schema
@@ -167,7 +167,7 @@ class Encoder:
 
     def stream(
         self,
-        inputs: str | Sequence[str],
+        inputs: InputLike | Sequence[InputLike],
         *,
         batch_size: int,
         threads: int = _THREADS,
@@ -177,7 +177,7 @@ class Encoder:
         """Encodes a raw log of the dataset's format, in the order of its lines and in bounded memory.
 
         Args:
-          inputs: Files or pipes, plain or gzip; "-" is standard input. A pipe is copied to a temporary file first.
+          inputs: As ``prepare`` takes them. A pipe or a table is copied to a temporary file first.
           batch_size: Examples in each piece but the last.
           threads: Threads that parse.
           joined: The paths of files that join the log, by their name in the schema; those that are not given are read
@@ -197,7 +197,7 @@ class Encoder:
                 f"{self.schema.name!r} was prepared from a format that makes examples of several lines or files;"
                 " prepare the log with --vocabulary-from, and predict that dataset"
             )
-        paths = [named(path) for path in ([inputs] if isinstance(inputs, str) else inputs)]
+        paths = read_names(inputs)
         check_inputs(paths, keep_order=True)
         source = self._log.with_joined(joined or {})
         source.joined_inputs()

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 
 from jrec.data.columns import Column, gather_all
+from jrec.data.readers.columnar import Rows, parse_rows
 from jrec.data.readers.lines import Block, read_blocks
-from jrec.data.readers.parquet import Rows, read_rows
 from jrec.data.readers.parse import BadLine, Dialect, ParsedBlock, Parser, sort_bad_lines
 from jrec.data.readers.source import Chunk, Source, has_label
 from jrec.data.readers.streams import Input
+from jrec.data.readers.tables import read_rows
 from jrec.data.schema import DatasetError
 from jrec.data.spill import Spill
 from jrec.data.texts import TextStore
@@ -136,7 +137,8 @@ class Log:
             done += one.bytes
 
     def _parse(self, parser: Parser, block: Block | Rows) -> tuple[Any, list[BadLine]]:
-        parsed: ParsedBlock = parser(block if isinstance(block, Block) else block.block())
+        parsed: ParsedBlock
+        parsed = parser(block) if isinstance(block, Block) else parse_rows(block, parser.dialect, self._key_seed)
         converted = self._source.convert(parsed)
         return converted, parsed.bad
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from jrec.data.columns import Column, ListColumn, concatenate, gather_all
 from jrec.data.ingest import BadLines, Log
+from jrec.data.readers import places
 from jrec.data.readers.delimited import Delimited
 from jrec.data.readers.delimited_schema import DelimitedSchema, Join
 from jrec.data.readers.keys import MISSING, decode_keys, is_text
@@ -67,7 +68,7 @@ class JoinedDelimited(Delimited):
             raise DatasetError(f"--join names {unknown[0]!r}, but the joined files are {', '.join(titles)}; name one")
         other = copy.copy(self)
         joins = (
-            dataclasses.replace(j, name=j.title, file=str(pathlib.Path(files.get(j.title, j.file)).absolute()))
+            dataclasses.replace(j, name=j.title, file=places.absolute(files.get(j.title, j.file)))
             for j in self._whole.join
         )
         other._whole, other._tables = dataclasses.replace(self._whole, join=tuple(joins)), ()
@@ -155,7 +156,7 @@ class JoinedDelimited(Delimited):
             return 0, ""
         row = int(lacking[0])
         line = parsed.block.line + int(parsed.places[row, 0])
-        return len(lacking), f"{parsed.field_text(row, key)} at {parsed.block.path}:{line}"
+        return len(lacking), f"{parsed.field_texts(lacking[:1], key)[0]} at {parsed.block.path}:{line}"
 
     @property
     def divisible(self) -> bool:
@@ -307,7 +308,10 @@ def load_side(
 
 def _joined(pieces: list[_Piece], join: Join) -> SideTable:
     """One table of all rows; takes the pieces apart, so that memory holds one column twice at most."""
-    texts = {name: _concatenated([p.texts[name] for p in pieces if name in p.texts]) for name in pieces[0].columns}
+    texts = {
+        name: LongTexts.joined([_NO_TEXTS, *(p.texts[name] for p in pieces if name in p.texts)])
+        for name in pieces[0].columns
+    }
     keys, lines = (np.concatenate(arrays) for arrays in zip(*((_key(p, join), p.lines) for p in pieces), strict=True))
     _check_once(keys, lines, texts[join.own_key], join)
     columns: dict[str, Column] = {}
@@ -372,17 +376,6 @@ def _texts_by_column(parsed: ParsedBlock) -> dict[str, LongTexts]:
             long.field[own], long.keys[own], long.fingerprints[own], starts, ends, np.concatenate(texts)
         )
     return found
-
-
-def _concatenated(pieces: Sequence[LongTexts]) -> LongTexts:
-    if not pieces:
-        return _NO_TEXTS
-    begins = np.cumsum([0, *(len(piece.buffer) for piece in pieces[:-1])])
-    moved = [
-        piece._replace(starts=piece.starts + begin, ends=piece.ends + begin)
-        for piece, begin in zip(pieces, begins, strict=True)
-    ]
-    return LongTexts(*(np.concatenate(arrays) for arrays in zip(*moved, strict=True)))
 
 
 def _check_memory(join: Join, needed: int) -> None:

@@ -17,10 +17,12 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from jrec.data.ingest import TIME, BadLines, Log, fill_spill, new_spill
-from jrec.data.readers.lines import GZIP, PARQUET
+from jrec.data.readers import places
+from jrec.data.readers.lines import is_compressed
 from jrec.data.readers.parse import BadLine
 from jrec.data.readers.source import Source
 from jrec.data.readers.streams import Input
+from jrec.data.readers.tables import is_table
 from jrec.data.schema import DatasetError
 from jrec.data.spill import Spill
 from jrec.data.tasks import Task, running
@@ -28,7 +30,7 @@ from jrec.data.texts import TextStore
 from jrec.progress import Advance
 
 PART_BYTES = 256 << 20
-"""Of a plain text file that one worker reads at a time; compressed and Parquet files are read whole by one."""
+"""Of a plain text file that one worker reads at a time; one worker reads the whole of any other file."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -120,9 +122,7 @@ def read_parts(
 
 def _parts(one: Input) -> Iterator[Input]:
     """Ranges of a plain text file, or the whole file."""
-    with pathlib.Path(one.file).open("rb") as file:
-        plain = not file.read(4).startswith((GZIP, PARQUET))
-    if not plain or one.bytes <= PART_BYTES:
+    if is_table(one.file) or is_compressed(one.file) or places.is_remote(one.file) or one.bytes <= PART_BYTES:
         yield one
         return
     for start in range(0, one.bytes, PART_BYTES):

@@ -24,7 +24,7 @@ from jrec.data.parts import read_parts
 from jrec.data.prepare_options import PrepareOptions
 from jrec.data.readers.lines import check_inputs
 from jrec.data.readers.source import CategoricalSpec, Source
-from jrec.data.readers.streams import Input, is_stream, named, spool
+from jrec.data.readers.streams import Input, InputLike, is_stream, read_names, spool
 from jrec.data.schema import CategoricalFeature, DatasetError, Schema, Split, Table
 from jrec.data.shards import ShardRows, write_shards
 from jrec.data.spill import PlainColumn, Spill, SpilledLists
@@ -42,7 +42,7 @@ WHOLE = "log"  # stands for all splits where one log is split
 
 def prepare(
     source: Source,
-    inputs: Sequence[str] | Mapping[str, Sequence[str]],
+    inputs: InputLike | Sequence[InputLike] | Mapping[str, Sequence[InputLike]],
     out: str | os.PathLike[str],
     options: PrepareOptions | None = None,
     *,
@@ -55,8 +55,9 @@ def prepare(
 
     Args:
       source: The log's format.
-      inputs: Its files or pipes, plain or gzip, in order of time; "-" is standard input. A pipe is read once, to a file
-        beside ``out``. Or the files of each split by its name, "train", "valid" and "test"; the format has to be one
+      inputs: Its files, folders of files, or pipes, in order of time; "-" is standard input. The format csv also takes
+        tables: anything with ``__arrow_c_stream__``, such as a DataFrame. A pipe or a table is read once, to a file
+        beside ``out``. Or the inputs of each split by its name, "train", "valid" and "test"; the format has to be one
         whose lines are examples.
       out: The folder to make. Work is done in ``OUT.partial`` beside it, which is renamed at the end.
       options: how.
@@ -75,7 +76,7 @@ def prepare(
     options = options or PrepareOptions()
     progress = progress or Progress(show=False)
     groups = {WHOLE: inputs} if not isinstance(inputs, Mapping) else {n: inputs[n] for n in SPLITS if inputs.get(n)}
-    groups = {name: [named(str(path)) for path in paths] for name, paths in groups.items()}
+    groups = {name: read_names(given) for name, given in groups.items()}
     for paths in groups.values():
         check_inputs(paths, keep_order=options.keep_order)
     _check_groups(groups, source, options)

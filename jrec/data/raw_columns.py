@@ -15,6 +15,7 @@ import numpy as np
 
 from jrec.data.column_forms import Form, by_name, form_of
 from jrec.data.columns import Column, ListColumn, count_examples
+from jrec.data.readers.columnar import split_texts
 from jrec.data.readers.keys import MISSING, text_bounds, value_keys
 from jrec.data.readers.lines import Block
 from jrec.data.readers.parse import Dialect, Field, ParsedBlock, without_missing
@@ -91,9 +92,6 @@ def _read(field: Field, form: Form, key_seed: int) -> Column:
 
 def _split(field: Field, form: Form) -> Form:
     """Lists that are texts with separators; a blank is the empty list."""
-    import pyarrow as pa
-    import pyarrow.compute
-
     if not form.is_text and (not form.values.size or (form.present is not None and not form.present.any())):
         return Form(np.empty(0, np.int64), np.zeros(len(form.values) + 1, np.int64))  # nothing has no type
     if not form.is_text:
@@ -101,15 +99,11 @@ def _split(field: Field, form: Form) -> Form:
             f"column {field.name!r} holds one {form.values.dtype} an example, but lists are wanted: give ragged lists,"
             f" or texts with the separator {field.separator!r}"
         )
-    compute: Any = pyarrow.compute  # whose functions exist at run time only
     texts = form.values.fill_null(b"")
     if not field.separator:
         return form_of(field.name, [_elements(field, k, text.as_py().decode()) for k, text in enumerate(texts)])
-    lists = compute.split_pattern(texts, pattern=field.separator.encode())
-    filled = compute.binary_length(texts).to_numpy(zero_copy_only=False) > 0
-    offsets = np.zeros(len(texts) + 1, np.int64)
-    np.cumsum(compute.list_value_length(lists).to_numpy(zero_copy_only=False) * filled, out=offsets[1:])
-    return Form(lists.filter(pa.array(filled)).flatten().cast(pa.large_binary()), offsets)
+    lengths, elements = split_texts(texts, field.separator)
+    return Form(elements, np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]))
 
 
 def _elements(field: Field, example: int, text: str) -> list[str]:

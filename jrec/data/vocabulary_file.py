@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from jrec.data.readers.keys import decode_keys, hash_texts, text_bounds
-from jrec.data.readers.parquet import read_batches
 from jrec.data.readers.parse import LongTexts
+from jrec.data.readers.tables import read_batches
 from jrec.data.schema import DatasetError, Schema, Table
 from jrec.data.texts import TextStore
 from jrec.data.vocabulary import HashedTable, KeyTable, Vocabulary

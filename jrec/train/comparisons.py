@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from jrec.data.blocks import LABEL
-from jrec.data.readers.parquet import read_batches
+from jrec.data.readers.tables import read_batches
 from jrec.data.schema import DatasetError, Schema
 from jrec.train.baselines.examples import Split
 from jrec.train.baselines.measure import measure, wanted

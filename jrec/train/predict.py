@@ -18,7 +18,8 @@ from jrec.data.dataset_packer import dataset_packer, pack_encoded
 from jrec.data.encoder import EncodedColumns, Encoder
 from jrec.data.growing import StoredKeys
 from jrec.data.packing import Packer
-from jrec.data.readers.parquet import column_types, is_parquet, read_batches
+from jrec.data.readers.streams import InputLike, read_names
+from jrec.data.readers.tables import column_types, is_table, read_batches
 from jrec.data.schema import SCHEMA_FILE, DatasetError
 from jrec.errors import ConfigError
 from jrec.outputs import new_file
@@ -141,7 +142,7 @@ class LoadedRun:
 
     def of_log(
         self,
-        inputs: str | Sequence[str],
+        inputs: InputLike | Sequence[InputLike],
         *,
         joined: Mapping[str, str] | None = None,
         report: Callable[[str], None] = lambda message: None,
@@ -149,16 +150,16 @@ class LoadedRun:
         """Scores of a raw log of the format of the training data, in the order of its lines and in bounded memory.
 
         Args:
-          inputs: Files or pipes, plain, gzip or Parquet.
+          inputs: As ``jrec.data.prepare`` takes them.
           joined: The paths of files that join the log, by name, where they are not those of the training data.
           report: Takes messages for the user.
 
         Raises:
           DatasetError: If the format makes examples of several lines, or a line is malformed.
         """
-        paths, first = [inputs] if isinstance(inputs, str) else list(inputs), 0
+        paths, first = read_names(inputs), 0
         reads_parquet = "schema" in self.restored.schema.provenance.get("format_options", {})  # the csv format
-        if not reads_parquet and any(is_parquet(path) for path in paths):
+        if not reads_parquet and any(is_table(path) for path in paths):
             if joined:
                 raise DatasetError(f"--join names {next(iter(joined))!r}, but {paths[0]} joins no files; leave it out")
             pieces = self._encoded_parquet(paths)

@@ -18,7 +18,6 @@ from jrec.kernel_cache import compiled
 if TYPE_CHECKING:
     import pyarrow as pa
 
-DELIMITER, SEPARATOR = "\x1f", "\x1e"  # between the values of a row of Parquet, and the elements of a list
 _DASHES = (8, 12, 16, 20)  # in front of these digits of a UUID
 _DIGITS = np.frombuffer(b"0123456789abcdef", np.uint8)
 

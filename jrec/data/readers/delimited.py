@@ -13,14 +13,15 @@ import numpy as np
 
 from jrec.data.columns import ListColumn, lists_at
 from jrec.data.readers import libsvm
+from jrec.data.readers.columnar import check_type
 from jrec.data.readers.delimited_schema import PARTS, CategoricalColumn, DelimitedSchema
 from jrec.data.readers.dense import bucket_keys, dense_column, reject_dense
 from jrec.data.readers.keys import MISSING
 from jrec.data.readers.lines import first_line
-from jrec.data.readers.parquet import column_types, dialect_of, is_parquet, may_be_lists
 from jrec.data.readers.parse import Dialect, Field, Kind, ParsedBlock, any_of_list
 from jrec.data.readers.source import CategoricalSpec, Chunk, Source, calendar_keys, labels_of, texts_by_feature
 from jrec.data.readers.spans import NO_TIME
+from jrec.data.readers.tables import column_types, is_table
 from jrec.data.schema import DatasetError, DenseFeature
 
 _MISSING_HINT = "; if it stands for a missing value, add it to missing_values in the schema"
@@ -85,19 +86,14 @@ class Delimited(Source):
         schema = self._schema
         if schema.label is None and self.labels == "required":
             raise DatasetError("the schema has no [label]; add one, or pass --no-labels for a log without labels")
-        if is_parquet(path):
-            bare = [c.column for c in schema.categorical if c.lists and not c.separator]
+        if is_table(path):
             types = column_types(path)
             names = [name for name in types if name in self._read_columns]
             self._check_columns(f"{path}: the file", names)
-            for name in bare:
-                if not may_be_lists(types[name]):
-                    raise DatasetError(
-                        f"{path}: column {name!r} holds {types[name]}, but the schema says lists = true of it; if its"
-                        " texts are lists, name their separator in the schema"
-                    )
-            dialect = dialect_of(path, [self._field(name) for name in names])
-            return dataclasses.replace(dialect, missing_hint=_MISSING_HINT, integer_hint=_INTEGER_HINT)
+            fields = tuple(self._field(name) for name in names)
+            for field in fields:
+                check_type(path, field, types[field.name])
+            return Dialect(fields=fields, table=True, missing_hint=_MISSING_HINT, integer_hint=_INTEGER_HINT)
         names = list(schema.columns)
         may_lack = self.labels != "required" and schema.label is not None and self._label in names
         if may_lack and len(self._split(path)) == len(names) - 1:

@@ -10,7 +10,7 @@ import pathlib
 from typing import Any
 
 from jrec.data.blocks import WEIGHT_SUFFIX
-from jrec.data.readers import libsvm
+from jrec.data.readers import libsvm, places
 from jrec.data.readers.dense import STANDARDIZE, TRANSFORMS
 from jrec.data.schema import NO_TABLES, DatasetError
 from jrec.files import decode, load_toml, parse_json
@@ -216,7 +216,7 @@ def load_schema(path: str) -> DelimitedSchema:
         schema = _of_libsvm(schema, path)
     check_schema(schema, path)
     folder = pathlib.Path(path).parent
-    joins = (dataclasses.replace(j, file=str((folder / j.file).absolute()), name=j.title) for j in schema.join)
+    joins = (dataclasses.replace(j, file=places.absolute(j.file, folder), name=j.title) for j in schema.join)
     return dataclasses.replace(schema, join=tuple(joins))
 
 

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from jrec.data.readers.guess_columns import Column, decimal_comma, is_number, toml, words
 from jrec.data.readers.guess_times import could_swap, date_patterns, time_format
 from jrec.data.readers.lines import first_line, read_blocks
-from jrec.data.readers.parquet import is_parquet, sample
 from jrec.data.readers.streams import is_stream
+from jrec.data.readers.tables import is_table, sample
 from jrec.data.schema import DatasetError
 
 _SAMPLE_BYTES, _SAMPLE_ROWS = 1 << 20, 10_000
@@ -52,7 +52,7 @@ def guess_schema(path: str) -> str:
         )
     title = f"# Guessed from the first lines of {path}: look at every line."
     head: list[str] = []
-    if is_parquet(path):
+    if is_table(path):
         columns = [
             Column(name, [v for v in values if v], blanks="" in values, lists=many)
             for name, values, many in sample(path, _SAMPLE_ROWS)

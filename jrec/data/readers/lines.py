@@ -1,7 +1,8 @@
-"""Text files, plain or gzip, in blocks of whole lines."""
+"""Text files, plain or compressed, in blocks of whole lines."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gzip
 import math
@@ -14,17 +15,21 @@ from typing import BinaryIO
 
 import numpy as np
 
-from jrec.data.readers.streams import is_stream
+from jrec.data.readers import places
+from jrec.data.readers.streams import InMemory, is_stream
 from jrec.data.schema import DatasetError
 
 BLOCK_BYTES = 4 << 20
 MAX_LINE_BYTES = 64 << 20
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-GZIP, PARQUET = b"\x1f\x8b", b"PAR1"  # what files of these kinds begin with
+# What files of these kinds begin with.
+GZIP, PARQUET = b"\x1f\x8b", b"PAR1"
+ARROW_FILE, ARROW_STREAM = b"ARROW1", b"\xff\xff\xff\xff"
+ARROW = ARROW_FILE, ARROW_STREAM
+TABLES = PARQUET, *ARROW
+_COMPRESSED = {b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bz2"}  # by Arrow's codecs
 _UNSUPPORTED = {
     b"PK\x03\x04": "a zip archive",
-    b"\x28\xb5\x2f\xfd": "zstd-compressed",
-    b"BZh": "bzip2-compressed",
     b"\xfd7zXZ": "xz-compressed",
     b"7z\xbc\xaf": "a 7z archive",
     b"\xff\xfe": "UTF-16 text",
@@ -57,7 +62,11 @@ def check_inputs(paths: list[str], *, keep_order: bool) -> None:
     Raises:
       DatasetError: otherwise.
     """
+    paths = [path for path in paths if not isinstance(path, InMemory)]
     for path in paths:
+        if places.is_remote(path):
+            places.check_exists(path)
+            continue
         if not pathlib.Path(path).exists():
             raise DatasetError(f"input {path} does not exist")
         if pathlib.Path(path).is_dir():
@@ -69,7 +78,7 @@ def check_inputs(paths: list[str], *, keep_order: bool) -> None:
     if repeated := sorted({p for p in paths if paths.count(p) > 1}):
         raise DatasetError(f"input(s) {', '.join(repeated)} given more than once")
     paths = [path for path in paths if not is_stream(path)]
-    numeric = sorted(paths, key=_numeric_order)
+    numeric = sorted(paths, key=places.natural_order)
     same_but_numbers = len({re.sub(r"\d+", "#", p) for p in paths}) == 1
     if same_but_numbers and numeric != paths and not keep_order:
         raise DatasetError(
@@ -79,8 +88,9 @@ def check_inputs(paths: list[str], *, keep_order: bool) -> None:
         )
 
 
-def _numeric_order(path: str) -> list[tuple[int, str]]:
-    return [(int(piece), "") if piece.isdecimal() else (-1, piece) for piece in re.split(r"(\d+)", path)]
+def is_compressed(path: str) -> bool:
+    """Whether a file of text is compressed, by its first bytes."""
+    return places.begins_with(path, 8).startswith((GZIP, *_COMPRESSED))
 
 
 def first_line(path: str) -> bytes:
@@ -96,25 +106,29 @@ def read_blocks(
     """Reads a file, or the lines of a plain one that begin in a range of bytes.
 
     Args:
-      path: Plain or gzip, told apart by content, not name.
+      path: Plain, gzip, zstd or bzip2, told apart by content, not name.
       skip_lines: Header lines to leave out; they count in the line numbers.
       block_bytes: About how much text a block holds, ``BLOCK_BYTES`` if None. A block grows where one line is longer.
       start, stop: The range. Line numbers count from its first line, and header lines are left out only at byte 0.
 
     Raises:
-      DatasetError: If the file cannot be read, a gzip file is truncated or damaged, or a line is absurdly long.
+      DatasetError: If the file cannot be read, a compressed one is truncated or damaged, or a line is absurdly long.
     """
     block_bytes = BLOCK_BYTES if block_bytes is None else block_bytes
     try:
-        with pathlib.Path(path).open("rb") as raw:
-            beginning = raw.peek(8)[:8]
+        with contextlib.closing(places.open_file(path)) as raw:
+            beginning = raw.read(8)
+            raw.seek(0)
             for magic, kind in _UNSUPPORTED.items():
                 if beginning.startswith(magic):
-                    raise DatasetError(f"{path} is {kind}; unpack it first (plain and gzip text files are read)")
-            if beginning.startswith(PARQUET):
-                raise DatasetError(
-                    f"{path} is a Parquet file, which only the format csv reads; describe it by a schema"
-                )
+                    raise DatasetError(f"{path} is {kind}; unpack it first (plain, gzip, zstd and bzip2 are read)")
+            if beginning.startswith(TABLES):
+                kind = "a Parquet" if beginning.startswith(PARQUET) else "an Arrow"
+                raise DatasetError(f"{path} is {kind} file, which only the format csv reads; describe it by a schema")
+            for magic, codec in _COMPRESSED.items():
+                if beginning.startswith(magic):
+                    yield from _cut(path, _Unpacked(raw, codec), raw.tell, skip_lines, block_bytes, True)
+                    return
             if not beginning.startswith(GZIP):
                 lines = raw if start == 0 and stop is None else _Range(raw, start, stop)
                 yield from _cut(path, lines, raw.tell, 0 if start else skip_lines, block_bytes, start == 0)
@@ -127,6 +141,21 @@ def read_blocks(
         raise DatasetError(f"{path} is damaged: {error}; download or copy it again") from error
     except OSError as error:
         raise DatasetError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+class _Unpacked:
+    """A file that one of Arrow's codecs unpacks."""
+
+    def __init__(self, file: BinaryIO, codec: str):
+        import pyarrow as pa
+
+        self._stream = pa.CompressedInputStream(pa.PythonFile(file, mode="r"), codec)
+
+    def read(self, size: int) -> bytes:
+        try:
+            return self._stream.read(size)
+        except OSError as error:  # what Arrow finds in the file has no number, unlike what the system says of it
+            raise error if error.errno else zlib.error(str(error)) from error
 
 
 class _Range:
@@ -149,7 +178,12 @@ class _Range:
 
 
 def _cut(
-    path: str, file: BinaryIO | _Range, tell: Callable[[], int], skip_lines: int, block_bytes: int, beginning: bool
+    path: str,
+    file: BinaryIO | _Range | _Unpacked,
+    tell: Callable[[], int],
+    skip_lines: int,
+    block_bytes: int,
+    beginning: bool,
 ) -> Iterator[Block]:
     line, rest = 1, b""
     while True:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -36,6 +36,11 @@ _REASONS = {
     scan.HAS_NUL: "holds a NUL byte",
     scan.BLANK: "is blank",
     scan.NOT_LIST: 'is no list such as ["a", "b"]',
+    spans.NOT_LABEL: (
+        "is neither 0 nor 1 (nor -1, true, false, yes, no, t, f, y, n); set positive_values or positive_at_least in"
+        " [label]"
+    ),
+    spans.MISSING_VALUE: "is a missing value; set missing for it",
 }
 
 
@@ -74,7 +79,7 @@ class Dialect:
     missing value, ``integer_hint`` that about what is no integer.
 
     Lines of ``libsvm`` are rewritten as tab-separated ones (``jrec.data.readers.libsvm``).
-    Lines of a ``table`` are the rows of a Parquet file (``jrec.data.readers.parquet``).
+    A ``table`` has rows in the place of lines (``jrec.data.readers.tables``); only fields and hints matter to it.
     """
 
     fields: tuple[Field, ...]
@@ -113,6 +118,18 @@ class LongTexts(NamedTuple):
         keys, fingerprints = hash_texts(buffer, ends, np.uint64(seed))
         long = np.flatnonzero(is_text(keys))
         return keys, cls(long, keys[long], fingerprints[long], ends[long], ends[long + 1], buffer)
+
+    @classmethod
+    def joined(cls, pieces: Sequence[LongTexts]) -> LongTexts:
+        """The texts of one or more, in one buffer."""
+        if len(pieces) == 1:
+            return pieces[0]
+        begins = np.cumsum([0, *(len(piece.buffer) for piece in pieces[:-1])])
+        moved = [
+            piece._replace(starts=piece.starts + begin, ends=piece.ends + begin)
+            for piece, begin in zip(pieces, begins, strict=True)
+        ]
+        return cls(*(np.concatenate(arrays) for arrays in zip(*moved, strict=True)))
 
     def take(self, which: np.ndarray) -> LongTexts:
         """Some of them, in the same buffer."""
@@ -157,24 +174,25 @@ class ParsedBlock:
         assert isinstance(column, ListColumn)
         return column
 
-    def line_text(self, row: int) -> bytes:
-        """The row's line as it stands in the file."""
-        return self.block.text[self.places[row, 1] : self.places[row, 2]].tobytes()
+    def line_texts(self, rows: np.ndarray) -> list[bytes]:
+        """The lines of (n,) rows as they stand in the file."""
+        return [self.block.text[start:end].tobytes() for _, start, end in self.places[rows].tolist()]
 
-    def field_text(self, row: int, name: str) -> str:
-        """A field's text, for a message (quoted fields may be cut short)."""
+    def field_texts(self, rows: np.ndarray, name: str) -> list[str]:
+        """A field of (n,) rows, for messages (quoted fields may be cut short)."""
         index = [f.name for f in self.dialect.fields].index(name)
-        fields = self.line_text(row).split(self.dialect.delimiter.encode())
-        return _shown(fields[index]) if len(fields) == len(self.dialect.fields) else "its value"
+        split = [line.split(self.dialect.delimiter.encode()) for line in self.line_texts(rows)]
+        return [shown(f[index]) if len(f) == len(self.dialect.fields) else "its value" for f in split]
 
     def reject(self, wrong: np.ndarray, name: str, reason: str) -> None:
         """Moves the rows where ``wrong`` is true to the bad lines: "field NAME holds VALUE, which REASON"."""
         if not wrong.any():
             return
-        for row in np.flatnonzero(wrong).tolist():
-            why = f"field {name!r} holds {self.field_text(row, name)}, which {reason}"
-            text = self.line_text(row)
-            self.bad.append(BadLine(self.block.path, self.block.line + int(self.places[row, 0]), why, text))
+        rows = np.flatnonzero(wrong)
+        places, texts = self.places[rows, 0].tolist(), self.line_texts(rows)
+        for place, value, text in zip(places, self.field_texts(rows, name), texts, strict=True):
+            why = f"field {name!r} holds {value}, which {reason}"
+            self.bad.append(BadLine(self.block.path, self.block.line + place, why, text))
         kept = np.flatnonzero(~wrong)
         self.columns = gather_all(self.columns, kept)
         self.places = self.places[kept]
@@ -272,13 +290,6 @@ class Parser:
                 )
         return parsed
 
-    def _hint(self, code: int, value: bytes) -> str:
-        if code == scan.NOT_INTEGER:
-            return self.dialect.integer_hint
-        if code in (scan.NOT_NUMBER, scan.NOT_FINITE) and value.decode(errors="replace").lower() in _OFTEN_MISSING:
-            return self.dialect.missing_hint
-        return ""
-
     def _bad_line(self, block: Block, buffer: np.ndarray, where: np.ndarray) -> BadLine:
         line, start, end, code, field, field_start, field_end = (int(w) for w in where)
         text = block.text[start:end].tobytes()
@@ -287,15 +298,35 @@ class Parser:
             reason = f"the line has {field} field(s) where {expected} are expected"
             reason = "the line is empty" if not text.strip(b"\r") else reason + self.dialect.hint
         else:
-            name = self.dialect.fields[field].name if field < len(self.dialect.fields) else f"number {field + 1}"
-            if code == scan.BAD_QUOTE:
-                reason = f"field {name!r} opens a quote that is not closed before the next delimiter or the line's end"
-            elif code == scan.BLANK:
-                reason = f"field {name!r} is blank"
-            else:
-                value = buffer[field_start:field_end].tobytes()
-                reason = f"field {name!r} holds {_shown(value)}, which {_REASONS[code]}{self._hint(code, value)}"
+            named = self.dialect.fields[field] if field < len(self.dialect.fields) else _nameless(field)
+            reason = reason_of(self.dialect, named, code, buffer[field_start:field_end].tobytes())
         return BadLine(block.path, block.line + line, reason, text)
+
+
+def _nameless(index: int) -> Field:
+    return Field(name=f"number {index + 1}", kind="skip")
+
+
+def reason_of(dialect: Dialect, field: Field, code: int, value: bytes) -> str:
+    """Why a line is bad.
+
+    Args:
+      dialect: The line's.
+      field: The field that is to blame.
+      code: What is wrong with it: a code of ``scan`` or ``spans``.
+      value: The field's text.
+    """
+    if code == scan.BAD_QUOTE:
+        return f"field {field.name!r} opens a quote that is not closed before the next delimiter or the line's end"
+    if code == scan.BLANK:
+        return f"field {field.name!r} is blank"
+    hint = ""
+    if code == scan.NOT_INTEGER:
+        hint = dialect.integer_hint
+    elif code in (scan.NOT_NUMBER, scan.NOT_FINITE) and value.decode(errors="replace").lower() in _OFTEN_MISSING:
+        hint = dialect.missing_hint
+    why = spans.time_reason(field.unit) if code == spans.NOT_TIME else _REASONS[code]
+    return f"field {field.name!r} holds {shown(value)}, which {why}{hint}"
 
 
 def _kind(field: Field) -> int:
@@ -312,7 +343,7 @@ def _group(field: Field) -> str:
 def _read_spans(parsed: ParsedBlock, field: Field, buffer: np.ndarray) -> None:
     """Turns the places of a field into its values, and rejects rows of which it makes no sense."""
     where = parsed.numbers(field.name)
-    reasons = spans.REASONS | {scan.NOT_UTF8: _REASONS[scan.NOT_UTF8], scan.HAS_NUL: _REASONS[scan.HAS_NUL]}
+    reasons = _REASONS
     if field.kind == "label":
         codes, values = spans.labels_of_texts(buffer, where, field.positive)
     elif field.kind == "time":
@@ -326,7 +357,7 @@ def _read_spans(parsed: ParsedBlock, field: Field, buffer: np.ndarray) -> None:
         parsed.reject(wrong, field.name, reasons[code])
         codes = codes[~wrong]
     if field.kind == "number" and not field.blank:
-        parsed.reject(np.isnan(parsed.numbers(field.name)), field.name, "is a missing value; set missing for it")
+        parsed.reject(np.isnan(parsed.numbers(field.name)), field.name, _REASONS[spans.MISSING_VALUE])
 
 
 def without_missing(column: Column, field: Field, seed: int) -> Column:
@@ -344,9 +375,10 @@ def without_missing(column: Column, field: Field, seed: int) -> Column:
     return ListColumn(offsets, values[~np.repeat(empty, lengths)])
 
 
-def _shown(text: bytes) -> str:
-    shown = repr(text.decode("utf-8", errors="backslashreplace"))
-    return shown if len(shown) <= 60 else f"{shown[:56]}…'"
+def shown(text: bytes) -> str:
+    """A text for a message, cut short."""
+    quoted = repr(text.decode("utf-8", errors="backslashreplace"))
+    return quoted if len(quoted) <= 60 else f"{quoted[:56]}…'"
 
 
 def _resolve_slow(slow: np.ndarray, buffer: np.ndarray, numbers: np.ndarray, weights: np.ndarray) -> None:

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from jrec.data.readers.scan import NOT_FINITE, NOT_NUMBER, OK, check_text, parse_number
+from jrec.data.readers.scan import NOT_FINITE, OK, check_text, parse_integer, parse_number
 from jrec.kernel_cache import compiled
 
 SLOW = -1
-NOT_LABEL, NOT_TIME = 20, 21
+NOT_LABEL, NOT_TIME, MISSING_VALUE = 20, 21, 22
 NO_TIME = np.iinfo(np.int64).min  # a missing time
 MICROSECONDS = {"seconds": 1_000_000, "milliseconds": 1000, "microseconds": 1, "nanoseconds": 0}
 _WORDS = ("true", "t", "yes", "y", "false", "f", "no", "n")
@@ -76,6 +76,16 @@ def parse_numbers(buffer, spans, point):
             codes[i] = code
             if code == OK:
                 values[i] = value
+    return codes, values
+
+
+@compiled
+def integers_of(buffer, spans):
+    """(n,) int64 codes of ``scan.parse_integer``, and (n,) int64 values."""
+    codes = np.zeros(spans.shape[0], np.int64)
+    values = np.zeros(spans.shape[0], np.int64)
+    for i in range(spans.shape[0]):
+        codes[i], values[i] = parse_integer(buffer, spans[i, 0], spans[i, 1])
     return codes, values
 
 
@@ -319,16 +329,6 @@ def _times_by_pattern(buffer: np.ndarray, spans: np.ndarray, pattern: str) -> tu
     times = compute.strptime(texts, format=pattern, unit="us", error_is_null=True)
     codes = np.where(times.is_null().to_numpy(zero_copy_only=False), NOT_TIME, OK)
     return codes, times.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
-
-
-REASONS = {
-    NOT_NUMBER: "is not a number",
-    NOT_FINITE: "is not a finite number",
-    NOT_LABEL: (
-        "is neither 0 nor 1 (nor -1, true, false, yes, no, t, f, y, n); set positive_values or positive_at_least in"
-        " [label]"
-    ),
-}
 
 
 def time_reason(unit: str) -> str:
