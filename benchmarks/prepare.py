@@ -1,10 +1,12 @@
-"""``jrec prepare criteo-kaggle``: rows a second end to end, and peak memory for a log and for one four times as long.
+"""``jrec prepare``: rows a second end to end, and peak memory for a log and for one four times as long.
 
 Writes synthetic logs in Criteo's format (the same at every run) to a temporary folder and prepares them in processes of
 their own: time counts the whole command, start of Python included, memory the process's peak resident set. In the
 case "fixed vocabulary" no field has more than 100,000 values, so that both logs hold nearly the same values and memory
 must be the same; "kaggle vocabulary" has the cardinalities of the Kaggle log, the hardest case for the hash tables.
-"capped rows" counts blocks of keys into one table of as many rows as ``--max-rows`` would leave it.
+"capped rows" counts blocks of keys into one table of as many rows as ``--max-rows`` would leave it. "csv format" has
+the 40 columns of the fixed vocabulary by a schema, as text and as Parquet, in turn. ``--only full`` prepares one log of
+the Kaggle challenge's 45,840,617 lines, with 12 GB for the log and about 20 GB beside it; no other run has it.
 """
 
 from __future__ import annotations
@@ -31,6 +33,8 @@ KAGGLE = (
 FIXED = tuple(min(rows, 100_000) for rows in KAGGLE)
 COUNTS = 13
 CHUNK = 50_000
+KAGGLE_LINES = 45_840_617
+NAMES = ("label", *(f"I{i + 1}" for i in range(COUNTS)), *(f"C{i + 1}" for i in range(len(KAGGLE))))
 MAX_LINE = 3 + 10 * COUNTS + 9 * len(KAGGLE)
 
 # Runs the command and prints its own peak (as its parent sees it, it includes the parent at the fork) and CPU time.
@@ -115,9 +119,10 @@ class Run:
     peak: float
 
 
-def run_prepare(log: pathlib.Path, out: pathlib.Path) -> Run:
-    """Measures preparing a log in a process of its own."""
-    command = ["prepare", "criteo-kaggle", "--input", str(log), "--out", str(out), "--overwrite", "--quiet"]
+def run_prepare(log: pathlib.Path, out: pathlib.Path, *arguments: str) -> Run:
+    """Measures preparing a log in a process of its own; ``arguments`` are the format and its options."""
+    command = ["prepare", *(arguments or ("criteo-kaggle",))]
+    command += ["--input", str(log), "--out", str(out), "--overwrite", "--quiet"]
     start = time.perf_counter()
     done = subprocess.run([sys.executable, "-c", _CHILD, *command], capture_output=True, text=True, check=False)
     seconds = time.perf_counter() - start
@@ -153,6 +158,50 @@ def measure(report: harness.Report, folder: pathlib.Path, case: str, rows: int, 
         log.unlink()
 
 
+def compare_forms(report: harness.Report, folder: pathlib.Path, rows: int) -> None:
+    """Prepares one log as text and as Parquet by the same schema, in turn, and records medians."""
+    import pyarrow as pa
+    import pyarrow.csv
+    import pyarrow.parquet
+
+    logs = {"text": folder / "log.tsv", "Parquet": folder / "log.parquet"}
+    write_log(logs["text"], rows, FIXED)
+    types = {name: pa.int8() if name == "label" else pa.int64() if name[0] == "I" else pa.string() for name in NAMES}
+    table = pyarrow.csv.read_csv(
+        logs["text"],
+        read_options=pyarrow.csv.ReadOptions(column_names=list(NAMES)),
+        parse_options=pyarrow.csv.ParseOptions(delimiter="\t"),
+        convert_options=pyarrow.csv.ConvertOptions(column_types=types, strings_can_be_null=True),
+    )
+    pyarrow.parquet.write_table(table, logs["Parquet"])
+    del table
+    schema = folder / "schema.toml"
+    parts = [f'columns = {list(NAMES)}\ndelimiter = "\\t"\n[label]\ncolumn = "label"\n']
+    parts += [f'[[dense]]\ncolumn = "{n}"\ntransform = "log1p"\nmissing = 0\n' for n in NAMES if n[0] == "I"]
+    parts += [f'[[categorical]]\ncolumn = "{n}"\n' for n in NAMES if n[0] == "C"]
+    schema.write_text("".join(parts))
+    runs_by_form: dict[str, list[Run]] = {form: [] for form in logs}
+    for _ in range(1 if report.quick else 3):
+        for form, log in logs.items():
+            runs_by_form[form].append(run_prepare(log, folder / "out", "csv", "--schema", str(schema)))
+    for form, runs in runs_by_form.items():
+        name = f"csv format, {rows:,} rows as {form}"
+        report.add(name, "CPU time", statistics.median(run.cpu_seconds for run in runs) / rows * 1e6, "s/million rows")
+        report.add(name, "peak memory", max(run.peak for run in runs), "MiB")
+    for log in logs.values():
+        log.unlink()
+
+
+def measure_full(report: harness.Report, folder: pathlib.Path) -> None:
+    """Prepares a log as long as the Kaggle challenge's, once."""
+    log = folder / "full.tsv"
+    write_log(log, KAGGLE_LINES, KAGGLE)
+    run = run_prepare(log, folder / "out")
+    name = f"kaggle vocabulary, {KAGGLE_LINES:,} rows"
+    report.add(name, "CPU time", run.cpu_seconds / KAGGLE_LINES * 1e6, "s/million rows")
+    report.add(name, "peak memory", run.peak, "MiB")
+
+
 def count_capped(report: harness.Report, rows: int, blocks: int) -> None:
     """Counts blocks of keys into a table capped at ``rows``, beside NumPy's bincount over the whole table a block."""
     generator = np.random.default_rng(0)
@@ -181,15 +230,19 @@ def count_capped(report: harness.Report, rows: int, blocks: int) -> None:
 def main() -> None:
     """Runs the benchmark."""
     parser = harness.parser(__doc__)
-    parser.add_argument("--only", choices=("logs", "capped"), help="take only these cases")
+    parser.add_argument("--only", choices=("logs", "capped", "forms", "full"), help="take only these cases")
     arguments = parser.parse_args()
     rows = 250_000 if arguments.quick else 1_000_000
     with harness.Report(arguments, "prepare") as report, tempfile.TemporaryDirectory() as temporary:
-        if arguments.only != "logs":
-            count_capped(report, 10_000_000 if arguments.quick else 100_000_000, 4)
-        if arguments.only == "capped":
-            return
         folder = pathlib.Path(temporary)
+        if arguments.only in (None, "capped"):
+            count_capped(report, 10_000_000 if arguments.quick else 100_000_000, 4)
+        if arguments.only in (None, "forms"):
+            compare_forms(report, folder, rows)
+        if arguments.only == "full":
+            measure_full(report, folder)
+        if arguments.only not in (None, "logs"):
+            return
         warmup = folder / "warmup.tsv"
         write_log(warmup, 1000, FIXED)
         run_prepare(warmup, folder / "out")

@@ -15,9 +15,10 @@ from jrec.kernel_cache import compiled
 MAX_ROWS = 2**32 - 1
 """Of a table: row numbers are uint32, of which the last one stands for none."""
 _HASHING_BYTES = 32  # of memory for each row of a hashed table, at the most: its counts, their order, and both sorted
-COUNT_SLOTS = 1 << 25  # 16 bytes each: how large one table's hash table of counts may grow
+COUNT_SLOTS = 1 << 22  # 16 bytes each: how large one table's hash table of counts may grow
 _PARTITION_BITS = 10
 _ONE = np.uint64(1)
+_LAST_KEY = np.uint64(2**64 - 1)
 _NO_ROW = np.uint32(0xFFFFFFFF)
 
 KeyChunks = Callable[[], Iterable[np.ndarray]]
@@ -160,7 +161,7 @@ class KeyTable:
 
 def count_keys(keys: KeyChunks, *, slots: int = COUNT_SLOTS) -> KeyTable:
     """Counts the values of a table that grows; arguments as of ``build_table``."""
-    return KeyTable(max(1, sum(len(part) for part, _ in _partitions(keys, slots))))
+    return KeyTable(max(1, sum(len(part) for part, _, _ in _partitions(keys, slots, 1))))
 
 
 def build_table(
@@ -183,10 +184,9 @@ def build_table(
     """
     frequent_keys, frequent_counts, rare = [], [], 0
     kept_values = 0
-    for part_keys, part_counts in _partitions(keys, slots):
-        kept = part_counts >= min_count
-        rare += int(part_counts[~kept].sum())
-        kept_values += int(kept.sum())
+    for part_keys, part_counts, part_rare in _partitions(keys, slots, min_count):
+        rare += part_rare
+        kept_values += len(part_keys)
         if max_rows is not None and kept_values + 1 > max_rows:
             _check_memory(table, max_rows)
             return _hash_table(keys, max_rows)
@@ -194,16 +194,16 @@ def build_table(
             raise DatasetError(
                 f"table {table!r} would have more than {MAX_ROWS:,} rows; cap it with --max-rows, or raise --min-count"
             )
-        frequent_keys.append(part_keys[kept])
-        frequent_counts.append(part_counts[kept])
-    return _order(np.concatenate(frequent_keys), np.concatenate(frequent_counts), rare)
-
-
-def _order(keys: np.ndarray, counts: np.ndarray, rare: int) -> Vocabulary:
-    order = np.lexsort((keys, -counts))
-    keys, counts = keys[order], counts[order]
-    oov_row = int(np.searchsorted(-counts, -rare, "right"))
-    return Vocabulary(np.insert(keys, oov_row, np.uint64(0)), oov_row, np.insert(counts, oov_row, rare))
+        frequent_keys.append(part_keys)
+        frequent_counts.append(part_counts)
+    own_keys = np.concatenate([*frequent_keys, np.array([_LAST_KEY])])  # the OOV row's key comes behind all others
+    own_counts = np.concatenate([*frequent_counts, np.array([rare])])
+    del frequent_keys, frequent_counts  # here is where memory peaks
+    order = np.lexsort((own_keys, -own_counts))
+    oov_row = int(np.flatnonzero(order == len(order) - 1)[0])
+    own_keys, own_counts = own_keys[order], own_counts[order]
+    own_keys[oov_row] = 0
+    return Vocabulary(own_keys, oov_row, own_counts)
 
 
 def _check_memory(table: str, rows: int) -> None:
@@ -232,12 +232,12 @@ class _TooManyError(Exception):
     """More distinct keys than slots."""
 
 
-def _partitions(keys: KeyChunks, slots: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Distinct keys and their counts, in as few passes as the slots allow."""
+def _partitions(keys: KeyChunks, slots: int, min_count: int) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
+    """Distinct keys and their counts, and how often rarer keys occur, in as few passes as the slots allow."""
     bits, partition = 0, 0
     while partition < 1 << bits:
         try:
-            yield _count_partition(keys, slots, bits, partition)
+            yield _count_partition(keys, slots, bits, partition, min_count)
             partition += 1
         except _TooManyError:
             if bits >= _PARTITION_BITS:
@@ -247,7 +247,9 @@ def _partitions(keys: KeyChunks, slots: int) -> Iterator[tuple[np.ndarray, np.nd
             partition *= 4
 
 
-def _count_partition(keys: KeyChunks, slots: int, bits: int, partition: int) -> tuple[np.ndarray, np.ndarray]:
+def _count_partition(
+    keys: KeyChunks, slots: int, bits: int, partition: int, min_count: int
+) -> tuple[np.ndarray, np.ndarray, int]:
     size = min(1 << 12, slots)
     table_keys, table_counts, used = np.zeros(size, np.uint64), np.zeros(size, np.int64), 0
     for chunk in keys():
@@ -262,5 +264,5 @@ def _count_partition(keys: KeyChunks, slots: int, bits: int, partition: int) -> 
             size = min(4 * len(table_keys), slots)
             table_keys, table_counts = np.zeros(size, np.uint64), np.zeros(size, np.int64)
             _recount(*old, table_keys, table_counts)
-    kept = table_counts > 0
-    return table_keys[kept], table_counts[kept]
+    kept = table_counts >= min_count
+    return table_keys[kept], table_counts[kept], int(table_counts[~kept].sum())
