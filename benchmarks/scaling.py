@@ -66,7 +66,9 @@ def links(report: harness.Report, devices: list[int], examples: int) -> None:
         for number in devices:
             workload = workloads.WORKLOADS[name].with_batch(examples * number)
             setup = scaling_step.planned(workload, load_hardware("h200x8", devices=number))
-            counted = scaling_bytes.link_bytes(setup, scaling_step.partitioned_of(setup, seed=0).parts)
+            counted = scaling_bytes.link_bytes(
+                setup, scaling_step.lookups_of(setup, scaling_step.partitioned_of(setup, seed=0))
+            )
             case = f"{name}, full tables, {number} devices, {examples:,} examples each"
             _links(report, case, counted, setup.cost.link_bytes)
     names = ["rm1"] if report.quick else ["rm1", "rm2", "rm3", "rm4"]

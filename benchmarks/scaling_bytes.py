@@ -1,6 +1,6 @@
 """Bytes that a device of a mesh sends in a step: as the cost model expects, as routes count, as the program moves them.
 
-The cost model knows means over batches. A batch's routes hold real rows. A compiled program moves arrays of static
+The cost model knows means over batches. A batch's lookups are of real rows. A compiled program moves arrays of static
 size, so that lines of requests are as long as the longest, in buckets of a power of two or one and a half.
 """
 
@@ -13,8 +13,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from benchmarks.scaling_step import Setup
-from jrec.run.partitioned_batch import DeviceBatch
+from benchmarks.scaling_step import Setup, sizes_of
+from jrec.run.part_lookups import PartLookups
 from jrec.run.step import StepBatch
 from jrec.sharding.modes import expected_traffic
 from jrec.sharding.pieces import REPLICATED
@@ -40,21 +40,21 @@ class Entry:
     why: str
 
 
-def ledger(setup: Setup, parts: Sequence[DeviceBatch], batch: StepBatch, state: Any) -> list[Entry]:
+def ledger(setup: Setup, parts: Sequence[PartLookups], batch: StepBatch, state: Any) -> list[Entry]:
     """All traffic of a step with the local-aggregated all-reduce.
 
     Args:
       setup: workload, plan and costs; how rows are looked up and lines travel.
-      parts: of one batch, of all devices.
-      batch: the parts in static sizes.
+      parts: the lookups of one batch, of all devices.
+      batch: the batch in static sizes, without further windows.
       state: of model and optimizer, whose dense gradients are summed; arrays or shapes.
     """
-    devices, route = setup.devices, batch.routes[setup.stack]
+    devices, places = setup.devices, batch.places[setup.stack]
     others, ring = devices - 1, 2 * (devices - 1) / devices
     (table, *_) = setup.problem.tables
-    touched = np.array([p.routes[setup.stack].replicated.rows.size for p in parts]).mean()
-    union = np.unique(np.concatenate([p.routes[setup.stack].replicated.rows for p in parts])).size
-    room = route.replicated.rows.shape[-1]
+    replicas = [part.addresses[part.source == devices] for part in parts]
+    touched, union = np.mean([of.size for of in replicas]), np.unique(np.concatenate(replicas)).size
+    room = places.room.replicated
     copies = max(1, setup.plan.replicated_rows(table.stack))
     buffer = min(devices * room, copies)
     wide = 4 * table.dim
@@ -71,18 +71,16 @@ def ledger(setup: Setup, parts: Sequence[DeviceBatch], batch: StepBatch, state: 
     ]  # fmt: skip
 
 
-def link_entries(setup: Setup, parts: Sequence[DeviceBatch], batch: StepBatch) -> list[Entry]:
+def link_entries(setup: Setup, parts: Sequence[PartLookups], batch: StepBatch) -> list[Entry]:
     """The traffic of looking up other devices' rows, in the setup's form."""
-    return (_sent if batch.routes[setup.stack].send is not None else _retrieved)(setup, parts, batch)
+    return (_sent if batch.places[setup.stack].sends else _retrieved)(setup, parts, batch)
 
 
-def _retrieved(setup: Setup, parts: Sequence[DeviceBatch], batch: StepBatch) -> list[Entry]:
+def _retrieved(setup: Setup, parts: Sequence[PartLookups], batch: StepBatch) -> list[Entry]:
     (table, *_) = setup.problem.tables
-    remote = batch.routes[setup.stack].remote
-    assert remote is not None
-    line, rows = remote.rows.shape[-1], expected_rows(setup).remote
-    fetched = np.array([_remote(p, setup.stack, d, setup.devices) for d, p in enumerate(parts)]).mean()
-    padding = f"every line has room for {line:,} rows, the longest has {_longest(parts, setup.stack, setup.devices):,}"
+    line, rows = batch.places[setup.stack].room.remote, expected_rows(setup).remote
+    fetched, longest = _fetched(parts).sum(axis=1).mean(), _fetched(parts).max()
+    padding = f"every line has room for {line:,} rows, the longest has {longest:,}"
     of = (line, rows, fetched, padding)
     return [
         _in_lines(setup, "requests", 4, *of),
@@ -91,18 +89,18 @@ def _retrieved(setup: Setup, parts: Sequence[DeviceBatch], batch: StepBatch) -> 
     ]
 
 
-def _sent(setup: Setup, parts: Sequence[DeviceBatch], batch: StepBatch) -> list[Entry]:
+def _sent(setup: Setup, parts: Sequence[PartLookups], batch: StepBatch) -> list[Entry]:
     (table, *_) = setup.problem.tables
-    expected, sends = expected_traffic(setup.problem, setup.plan), batch.routes[setup.stack].send
-    assert sends is not None
-    found = [p.sends[setup.stack] for p in parts]
+    expected, room = expected_traffic(setup.problem, setup.plan), batch.places[setup.stack].room
+    sending = sizes_of(setup).sending(setup.stack)
+    lookups, bags = (np.array(of) for of in zip(*(part.sends(sending) for part in parts), strict=True))
     kinds = []
-    for what, room, of, starts in (
-        ("lookups", sends.rows.shape[-1], expected.lookups, np.array([f.starts for f in found])),
-        ("bags", sends.at.shape[-1], expected.bags, np.array([f.bag_starts for f in found])),
+    for what, line, of, found in (
+        ("lookups", room.lookups, expected.lookups, lookups),
+        ("bags", room.bags, expected.bags, bags),
     ):
-        padding = f"every line has room for {room:,} {what}, the longest has {np.diff(starts).max():,}"
-        kinds.append((room, float(of.sum()) / setup.devices, starts[:, -1].mean(), padding))
+        padding = f"every line has room for {line:,} {what}, the longest has {found.max():,}"
+        kinds.append((line, float(of.sum()) / setup.devices, found.sum(axis=1).mean(), padding))
     lookups, bags = kinds
     return [
         _in_lines(setup, "ids of lookups", 4, *lookups),
@@ -158,23 +156,15 @@ def expected_rows(setup: Setup) -> ExpectedRows:
     return ExpectedRows(remote=float(setup.cost.link_bytes.sum(axis=1).mean()) / row_bytes, union=union)
 
 
-def link_bytes(setup: Setup, parts: Sequence[DeviceBatch]) -> np.ndarray:
+def link_bytes(setup: Setup, parts: Sequence[PartLookups]) -> np.ndarray:
     """(devices, devices) float64, as ``Cost.link_bytes``, of one batch: what device i fetches from j; diagonal 0."""
     (row_bytes,) = {int(b) for b in setup.problem.row_bytes}
-    found = np.array([p.routes[setup.stack].counts[: setup.devices] for p in parts], np.float64) * row_bytes
-    np.fill_diagonal(found, 0.0)
-    return found
+    return _fetched(parts) * float(row_bytes)
 
 
-def _remote(part: DeviceBatch, stack: str, device: int, devices: int) -> int:
-    counts = part.routes[stack].counts[:devices]
-    return int(counts.sum() - counts[device])
-
-
-def _longest(parts: Sequence[DeviceBatch], stack: str, devices: int) -> int:
-    lines = np.array([p.routes[stack].counts[:devices] for p in parts])
-    np.fill_diagonal(lines, 0)
-    return int(lines.max())
+def _fetched(parts: Sequence[PartLookups]) -> np.ndarray:
+    """(devices, devices) int64, the rows that device i fetches from j where all are retrieved."""
+    return np.array([np.bincount(part.owner[part.owner >= 0], minlength=part.devices) for part in parts])
 
 
 def _dense_bytes(state: Any) -> int:

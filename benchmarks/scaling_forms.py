@@ -64,19 +64,20 @@ def compiled_bytes(name: str, *, examples: int) -> list[dict[str, Any]]:
     for form in get_args(Mode):
         setup = dataclasses.replace(planned, form=form)
         partitioned = scaling_step.partitioned_of(setup, seed=0)
+        lookups = scaling_step.lookups_of(setup, partitioned)
         if form == "retrieve":
             auto = LookupModes(setup.layout)
-            auto.decide([partitioned.parts], range(DEVICES))
+            auto.decide([{setup.stack: lookups}], workload.batch // DEVICES)
             sent = sum(bool(table.send) for table in auto.tables)
         (batch,) = scaling_step.mesh_batches(setup, [partitioned])
         state, _, lowered = scaling_step.lowered(setup, mesh, batch, "cpu")
-        ledger = scaling_bytes.ledger(setup, partitioned.parts, batch, state)
+        ledger = scaling_bytes.ledger(setup, lookups, batch, state)
         collectives = scaling_step.collectives(lowered.compile().as_text() or "", DEVICES)
         moved, listed = sum(c.sent for c in collectives), sum(entry.moved for entry in ledger)
         assert abs(moved / listed - 1) < 1e-3, (
             f"{name}, {form}: {moved:,.0f} bytes in the program, {listed:,.0f} listed"
         )
-        entries = [dataclasses.asdict(entry) for entry in scaling_bytes.link_entries(setup, partitioned.parts, batch)]
+        entries = [dataclasses.asdict(entry) for entry in scaling_bytes.link_entries(setup, lookups, batch)]
         found.append(
             {"workload": name, "form": form, "batch": workload.batch, "entries": entries, "collectives": moved}
         )

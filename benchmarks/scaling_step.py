@@ -20,13 +20,16 @@ from jrec.access.power_law import power_law_profile
 from jrec.mesh.communication import Communication
 from jrec.mesh.exchange import Kind
 from jrec.mesh.route import AXIS, MeshRows
+from jrec.mesh.routing import Room
 from jrec.nn import DLRM, DLRMConfig, SparseOptimizer
 from jrec.ops.layout import EmbeddingLayout
 from jrec.ops.row_optimizers import RowOptimizer
 from jrec.run.lookup_modes import LookupMode, LookupModes
-from jrec.run.mesh_arrays import Shapes, stacked
-from jrec.run.mesh_rows import replicated_capacity
-from jrec.run.partitioned_batch import BatchPartitioner, PartitionedBatch, plan_routers
+from jrec.run.mesh_batches import stacked
+from jrec.run.mesh_rows import based, replicated_capacity
+from jrec.run.mesh_sizes import MeshSizes
+from jrec.run.part_lookups import PartLookups
+from jrec.run.partitioned_batch import BatchPartitioner, PartitionedBatch
 from jrec.run.step import CompiledRun, State, StepBatch, compile_run
 from jrec.sharding.contents import shard_capacity
 from jrec.sharding.cost import Cost
@@ -35,6 +38,7 @@ from jrec.sharding.of_layout import plan_tables_of
 from jrec.sharding.planner import plan_placement
 from jrec.sharding.plans import Plan, build_plan
 from jrec.sharding.problem import Problem
+from jrec.sharding.stack_ranges import StackRanges
 
 OPTIMIZER = ops.RowWiseAdagrad(learning_rate=0.1)
 EXAMPLES_OF_LOG = 4_373_472_329  # Criteo Terabyte's: in short logs, rows seen once lift the tail of the law
@@ -102,42 +106,48 @@ def planned(workload: workloads.Workload, hardware: Hardware, *, extra_memory: f
 
 
 def partitioned_of(setup: Setup, *, seed: int) -> PartitionedBatch:
-    """A batch of the workload and its parts, routed."""
-    devices = range(setup.devices)
-    cut = BatchPartitioner(
-        setup.layout,
-        setup.plan,
-        devices=devices,
-        first=0,
-        count=setup.devices,
-        cast=False,
-        sending=lambda: setup.modes.send,
-    )
+    """A batch of the workload, and its parts on all devices."""
+    devices = setup.devices
+    cut = BatchPartitioner(setup.layout, setup.plan, devices=range(devices), first=0, count=devices, cast=False)
     return cut(models.batch(setup.workload, seed=seed, planned=True))
 
 
-def mesh_batches(setup: Setup, batches: Sequence[PartitionedBatch]) -> list[StepBatch]:
-    """The parts of some batches as NumPy arrays, in static sizes that fit all of them: one program."""
-    devices = range(setup.devices)
+def lookups_of(setup: Setup, partitioned: PartitionedBatch) -> list[PartLookups]:
+    """What each device's part reads."""
+    (stack,), devices = setup.layout.planned_stacks, setup.devices
+    ranges = StackRanges(setup.plan, based(stack))
+    return [
+        PartLookups.of(part.bags[stack.name], ranges, device=device, devices=devices)
+        for device, part in enumerate(partitioned.parts)
+    ]
+
+
+def sizes_of(setup: Setup) -> MeshSizes:
+    """Of the workload's parts."""
     examples = setup.workload.batch // len(setup.plan.compute_devices)
-    shapes = Shapes(setup.layout, setup.plan, examples=examples, headroom=1.0, send=setup.modes.send)
+    return MeshSizes(setup.layout, setup.plan, examples=examples, headroom=1.0, send=setup.modes.send)
+
+
+def mesh_batches(setup: Setup, batches: Sequence[PartitionedBatch], *, windows: bool = False) -> list[StepBatch]:
+    """The parts of some batches as NumPy arrays, with room for all of them: one program.
+
+    Args:
+      setup: of the workload.
+      batches: that the program is for.
+      windows: whether it takes what has no room in further windows, as that of a run does. These batches need none.
+    """
+    (stack,), sizes, most = setup.layout.planned_stacks, sizes_of(setup), Room()
     for partitioned in batches:
-        shapes.fit(partitioned, devices)
-    return [stacked(partitioned.parts, devices, shapes) for partitioned in batches]
-
-
-def routed_by_devices(setup: Setup, partitioned: PartitionedBatch) -> StepBatch:
-    """A batch whose rows the devices find by themselves, in NumPy arrays, with the sizes that its parts need."""
-    (stack,), devices = setup.layout.planned_stacks, range(setup.devices)
-    examples = setup.workload.batch // len(setup.plan.compute_devices)
-    shapes = Shapes(setup.layout, setup.plan, examples=examples, headroom=1.0, send=setup.modes.send)
-    shapes.fit(partitioned, devices)
-    cut = BatchPartitioner(
-        setup.layout, setup.plan, devices=devices, first=0, count=setup.devices, cast=False, device_routed={stack.name}
-    )
-    ranges = plan_routers(setup.layout, setup.plan)[stack.name].ranges(devices)
-    made = stacked(cut(partitioned.batch).parts, devices, shapes)
-    return dataclasses.replace(made, places={stack.name: shapes.places(stack.name, ranges)})
+        for part in lookups_of(setup, partitioned):
+            most = most.most(part.needs(sizes.sending(stack.name)))
+    sizes.make_room({stack.name: most})
+    ranges: Any = StackRanges(setup.plan, based(stack)).of_devices(range(setup.devices))
+    places = sizes.places(stack.name, ranges)
+    if not windows:
+        places = dataclasses.replace(places, fits=True)
+        if most.remote == 0:
+            places = dataclasses.replace(places, room=places.room._replace(remote=0))
+    return [StepBatch(batch=stacked(of.parts), places={stack.name: places}) for of in batches]
 
 
 def modules(setup: Setup) -> tuple[DLRM, SparseOptimizer]:

@@ -19,8 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from benchmarks import scaling_bytes, scaling_step, workloads
 from jrec.mesh.route import AXIS, MeshRows
-from jrec.run.mesh_arrays import on_mesh
-from jrec.run.mesh_rows import initial_stack
+from jrec.run.mesh_rows import initial_stack, on_mesh
 from jrec.sharding.hardware import load_hardware
 
 BATCHES, WARM_UPS = 3, 2
@@ -60,8 +59,9 @@ def measured(arguments: argparse.Namespace) -> dict:
         losses.append(float(seen.loss))
         if step >= WARM_UPS:
             seconds.append(time.perf_counter() - began)
-    counted = np.mean([scaling_bytes.link_bytes(setup, of.parts) for of in partitioned], axis=0)
-    ledger = scaling_bytes.ledger(setup, partitioned[0].parts, batches[0], state)
+    lookups = [scaling_step.lookups_of(setup, of) for of in partitioned]
+    counted = np.mean([scaling_bytes.link_bytes(setup, of) for of in lookups], axis=0)
+    ledger = scaling_bytes.ledger(setup, lookups[0], batches[0], state)
     return {
         "seconds": statistics.median(seconds),
         "losses": losses,

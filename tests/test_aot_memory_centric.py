@@ -25,7 +25,7 @@ KEEPERS = scaling_modes.APART.tables_on
 @dataclasses.dataclass(frozen=True)
 class Case:
     setup: scaling_step.Setup
-    parts: tuple
+    parts: list
     batch: object
     state: object
     rows: object
@@ -42,7 +42,9 @@ def case(request):
     (batch,) = scaling_step.mesh_batches(setup, [partitioned])
     state, rows, lowered = scaling_step.lowered(setup, aot.mesh(DEVICES, axis=AXIS), batch, "cuda")
     compiled = lowered.compile()
-    return Case(setup, partitioned.parts, batch, state, rows, compiled, str(compiled.as_text()))
+    return Case(
+        setup, scaling_step.lookups_of(setup, partitioned), batch, state, rows, compiled, str(compiled.as_text())
+    )
 
 
 def test_sums_and_their_gradients_alone_travel(case):
@@ -63,8 +65,9 @@ def test_sums_and_their_gradients_alone_travel(case):
     assert sum(e.real for e in entries) * DEVICES == pytest.approx(expected.bytes_of("send"), rel=0.05)
     assert counted.bytes_of("send") == pytest.approx(expected.bytes_of("send"), rel=0.05)
     # Nothing asks for rows, and of float32 only lines of bags cross: sums, and their gradients back.
-    assert case.batch.routes[setup.stack].remote is None
-    bags = case.batch.routes[setup.stack].send.at.shape[-1]
+    room = case.batch.places[setup.stack].room
+    assert room.remote == 0
+    bags = room.bags
     shape = f"f32[{DEVICES},{bags},{workload.dim}]"
     kind = "all-to-all"
     if setup.exchange == "ragged":

@@ -63,8 +63,9 @@ def make_case(workload, *, hosts=1, compiler_options=None, **how):
     (batch,) = scaling_step.mesh_batches(setup, [partitioned])
     mesh = aot.mesh(DEVICES // hosts, hosts=hosts, axis=AXIS)
     state, rows, lowered = scaling_step.lowered(setup, mesh, batch, "cuda")
-    ledger = scaling_bytes.ledger(setup, partitioned.parts, batch, state)
-    padded = scaling_bytes.ledger(dataclasses.replace(setup, exchange="padded"), partitioned.parts, batch, state)
+    lookups = scaling_step.lookups_of(setup, partitioned)
+    ledger = scaling_bytes.ledger(setup, lookups, batch, state)
+    padded = scaling_bytes.ledger(dataclasses.replace(setup, exchange="padded"), lookups, batch, state)
     buffers = sum(entry.moved for entry in padded)
     return Case(setup, batch, ledger, buffers, state, rows, lowered.compile(compiler_options))
 
@@ -99,7 +100,11 @@ def test_no_table_travels_and_bytes_are_accounted_for(case):
 
 
 def test_local_rows_do_not_wait_for_remote_ones(case):
-    _check_overlap(case, case.batch.routes[case.setup.stack].remote.rows.shape[-1])
+    _check_overlap(case, room_of(case).remote)
+
+
+def room_of(case):
+    return case.batch.places[case.setup.stack].room
 
 
 def _check_overlap(case, line):
@@ -116,7 +121,7 @@ def _check_overlap(case, line):
 def test_replicas_gradients_take_the_network_after_the_answers():
     """XLA would join the all-gather of the replicas' rows with those of logits, which wait for the forward pass."""
     case = make_case(KAGGLE, compiler_options={"xla_gpu_all_gather_combine_threshold_bytes": 0})
-    count = DEVICES * case.batch.routes[case.setup.stack].replicated.rows.shape[-1]
+    count = DEVICES * room_of(case).replicated
     (begin,) = [i for i, s in enumerate(case.lines) if re.search(rf"= .*s32\[{count}\].* all-gather-start\(", s)]
     answered = next(i for i, s in enumerate(case.lines) if "all-to-all-done(" in s)
     assert answered < begin
@@ -128,7 +133,7 @@ def test_a_step_with_the_ragged_exchange():
     test_no_table_travels_and_bytes_are_accounted_for(case)
     test_memory_is_that_of_the_plan(case)
     text = case.compiled.as_text()
-    line, dim = case.batch.routes[case.setup.stack].remote.rows.shape[-1], case.setup.workload.dim
+    line, dim = room_of(case).remote, case.setup.workload.dim
     ragged = [c for c in scaling_step.collectives(text, DEVICES) if c.kind == "ragged-all-to-all"]
     assert [c.bytes for c in ragged] == [4 * DEVICES * line * dim] * 2  # rows, and their gradients
     assert not re.search(r"f32\[[\d,]*\]\S* all-to-all", text)  # requests alone are padded
@@ -147,8 +152,8 @@ def test_sent_lookups(exchange):
     for entry in case.ledger:
         if entry.expected is not None:
             assert entry.real == pytest.approx(entry.expected, rel=0.05), entry.name
-    assert case.batch.routes[case.setup.stack].remote is None
-    bags, dim = case.batch.routes[case.setup.stack].send.at.shape[-1], workload.dim
+    assert room_of(case).remote == 0
+    bags, dim = room_of(case).bags, workload.dim
     lines = f"f32[{DEVICES},{bags},{dim}]" if exchange == "padded" else f"f32[{DEVICES * bags},{dim}]"
     kind = "all-to-all" if exchange == "padded" else "ragged-all-to-all"
     wide = [c for c in found if "all-to-all" in c.kind and any(shape.startswith("f32") for shape in c.shapes)]
@@ -160,11 +165,11 @@ def test_sent_lookups(exchange):
 
 @pytest.fixture(scope="module")
 def routed():
-    """Devices find rows by themselves, for 8 GPUs of one host."""
+    """With the loops over further windows, as a run has them; for 8 GPUs of one host."""
     setup = scaling_step.planned(KAGGLE, HARDWARE[1])
     partitioned = scaling_step.partitioned_of(setup, seed=0)
-    batch = scaling_step.routed_by_devices(setup, partitioned)
-    assert not batch.places[setup.stack].fits  # the loops over further windows are compiled
+    (batch,) = scaling_step.mesh_batches(setup, [partitioned], windows=True)
+    assert not batch.places[setup.stack].fits
     state, rows, lowered = scaling_step.lowered(setup, aot.mesh(DEVICES, axis=AXIS), batch, "cuda")
     return Case(setup, batch, [], 0.0, state, rows, lowered.compile())
 
@@ -178,4 +183,4 @@ def test_devices_that_route_copy_no_shard_and_send_no_table(routed):
 
 
 def test_local_rows_of_devices_that_route_do_not_wait_for_remote_ones(routed):
-    _check_overlap(routed, routed.batch.places[routed.setup.stack].room.remote)
+    _check_overlap(routed, room_of(routed).remote)

@@ -35,8 +35,8 @@ def test_lookups_cached_rows_and_core_gradients_are_all_that_travels():
         module = nnx.merge(graph, state)
         context = Context(options=StepOptions(step=step), optimizer=optimizer, communication=Communication())
         store = module.store(slots)
-        out, residuals = store.lookup(Bags(ids=ids), None, context).finish(None)
-        new = store.update(residuals, gradients, None, context).step(context.options).finish(None)
+        out, residuals = store.lookup(Bags(ids=ids), context).finish(None)
+        new = store.update(residuals, gradients, context).step(context.options).finish(None)
         module.put(new)
         return nnx.state(module), new.slots, out
 

@@ -133,6 +133,20 @@ def test_a_feed_stands_behind_the_steps_of_its_last_dispatch(tmp_path):
         np.testing.assert_array_equal(resumed.table("user"), placed_table(range(8)))
 
 
+def test_hot_batches_share_a_dispatch_where_other_rows_are_in_host_memory():
+    def hot(number):
+        found = columns(number)
+        return found | {"user": found["user"] % 5, "tags": np.full((16, 4), -1)}
+
+    def run(steps):
+        with placed("plan-four") as run:
+            return trained(run, map(hot, range(4)), hot=True, steps=steps)
+
+    one_by_one, together = run(1), run(2)
+    assert together[3] == [2, 2]
+    jax.tree.map(np.testing.assert_array_equal, together[:3], one_by_one[:3])
+
+
 def placed_table(steps):
     run = jrec.distribute(*modules(layout_of()))
     trained(run, map(columns, steps))

@@ -21,7 +21,7 @@ from jrec.data.packing_columns import join
 from jrec.data.regroup import blank, gathered
 from jrec.data.schema import DatasetError
 from jrec.host.pipeline_batch import WholeBatches
-from jrec.run.mesh_arrays import Shapes, stacked
+from jrec.run.mesh_batches import stacked
 from jrec.run.partitioned_batch import BatchPartitioner
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -94,11 +94,9 @@ def test_devices_and_host_tables_get_their_examples_extras():
     batch, weight = mesh_runs.batches(layout, 1)[0], np.arange(mesh_runs.EXAMPLES, dtype=np.float32)
     batch = dataclasses.replace(batch, extras={"weight": weight})
     partitioned = BatchPartitioner(layout, plan, devices=range(4), first=0, count=4, cast=True)(batch)
-    halves = [part.batch.extras["weight"] for part in partitioned.parts]
+    halves = [part.extras["weight"] for part in partitioned.parts]
     np.testing.assert_array_equal(halves, [weight[:12] * 0, weight[:12], weight[12:], weight[:12] * 0])
-    shapes = Shapes(layout, plan, examples=12, headroom=1.0)
-    shapes.fit(partitioned, range(4))
-    np.testing.assert_array_equal(stacked(partitioned.parts, range(4), shapes).batch.extras["weight"], halves)
+    np.testing.assert_array_equal(stacked(partitioned.parts).extras["weight"], halves)
     host = host_runs.layout("host")
     batch = dataclasses.replace(next(host_runs.batches(host))[0], extras={"weight": weight})
     stacks = {stack.name: stack for stack in host.stacks.values()}

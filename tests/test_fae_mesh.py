@@ -95,7 +95,7 @@ def train(config, *, resume=False):
         ends(self)
 
     def step(self, ready, step_on, metrics):
-        if all(route.own is None for route in ready.prepared.routes.values()):  # a hot batch
+        if not any(places.room.own for places in ready.prepared.places.values()):  # a hot batch
             arguments = (self.state, self.rows, ready.host, ready.prepared)
             shape = functools.partial(
                 jax.tree.map, lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding)
@@ -204,10 +204,9 @@ def test_the_all_reduces_of_a_hot_step(four):
     model, _ = four.run.compiled.merge(four.run.state)
     dense = [leaf.size for leaf in jax.tree.leaves(nnx.state(model, nnx.Param))]
     hot, dim = rows[name].replicated.shape
-    route = batch.routes[name]
-    assert route.own is None
-    assert route.remote is None
-    touched = min(hot, route.replicated.rows.size)  # all devices' places for rows
+    room = batch.places[name].room
+    assert (room.own, room.remote, room.replicated) == (0, 0, room.unique)
+    touched = min(hot, 4 * room.replicated)  # all devices' places for rows
     assert touched < hot
     reduced = [
         math.prod(map(int, filter(None, shape.split(","))))

@@ -9,9 +9,8 @@ import pytest
 
 from jrec.errors import ProcessError
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
-from jrec.run.host_owners import ALONE, BLOCK_ROWS, HostOwners, read_from_host, with_owners
+from jrec.run.host_owners import ALONE, BLOCK_ROWS, HostOwners
 from jrec.run.peers import _HELLO, Closed, Peers, _accept, _listen
-from jrec.sharding.router import Routed
 
 
 def stack_of(rows):
@@ -170,22 +169,6 @@ def test_processes_that_ask_each_other_find_what_one_that_knows_all_finds(proces
                 np.testing.assert_array_equal(read.addresses[line[here] * 3 + device[here] % 3], read.addresses)
                 assert (line < read.lines).all()
     closed(peers)
-
-
-def test_a_route_finds_host_rows_behind_those_that_live_on_a_device():
-    # Of two devices: rows 3 and 7 of device 0, row 0 of device 1, one replicated row, and three of host memory.
-    routed = Routed(
-        addresses=np.array([10, 11, 12, 20, 21, 30, 31], np.int32),
-        rows=np.array([3, 7, 0, 5, 0, 1, 2], np.int32),
-        at=np.array([0, 2, 3, 5, 1, 4, 6], np.int32),
-        starts=np.array([0, 2, 3, 4, 7]),
-    )
-    np.testing.assert_array_equal(read_from_host([routed, routed]), [11, 21, 31])
-    read = np.array([11, 15, 21, 31])
-    changed = with_owners(routed, read, np.array([1, 0, 0, 1]), np.array([0, 0, 1, 1], np.int32), 100)
-    arrays = [changed.shard(0), changed.shard(1), changed.replicated, changed.host]
-    pieces = [tuple(column.tolist() for column in taken) for taken in arrays]
-    assert pieces == [([3, 7, 101], [0, 2, 4]), ([0, 100, 101], [3, 1, 6]), ([5], [5]), ([], [])]
 
 
 # Connections of processes.

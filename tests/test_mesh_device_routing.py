@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from grids import some_of
 from jax.sharding import PartitionSpec as P
-from mesh_cases import OPTIMIZERS, REPLICATED, SHARDED
+from mesh_cases import HOST, OPTIMIZERS, REPLICATED, SHARDED
 
 from jrec.mesh.communication import Communication
 from jrec.mesh.route import AXIS, MeshRows, local_view
-from jrec.mesh.routing import Places, Room
+from jrec.mesh.routing import ON_HOST, HostPlaces, Places, Room
 from jrec.mesh.step import StepOptions
 from jrec.ops.gather_reduce import gather_reduce, gather_reduce_together
 from jrec.ops.row_update import casted_update, casted_update_together
@@ -27,10 +27,11 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 DEVICES, ROWS, BAGS, LENGTH, DIM = 4, 40, 6, 5, 4
 ROOMS = {
-    "all": Room(unique=30, own=30, remote=30, replicated=30),
-    "some": Room(unique=9, own=3, remote=2, replicated=4),
-    "one": Room(unique=1, own=1, remote=1, replicated=1),
-    "remote is short": Room(unique=30, own=30, remote=1, replicated=30),
+    "all": Room(unique=30, own=30, remote=30, replicated=30, lookups=30, bags=6),
+    "some": Room(unique=9, own=3, remote=2, replicated=4, lookups=5, bags=3),
+    "one": Room(unique=1, own=1, remote=1, replicated=1, lookups=1, bags=1),
+    "remote is short": Room(unique=30, own=30, remote=1, replicated=30, lookups=2, bags=4),
+    "few bags are sent": Room(unique=30, own=30, remote=30, replicated=30, lookups=30, bags=1),
 }
 
 
@@ -42,7 +43,7 @@ class Case:
     slots: dict
 
 
-def make_case(seed, optimizer, *, dtype="float32", ragged=False, weighted=True, tiers=(SHARDED, REPLICATED)):
+def make_case(seed, optimizer, *, dtype="float32", ragged=False, weighted=True, tiers=(SHARDED, REPLICATED, HOST)):
     rng = np.random.default_rng(seed)
     placed = mesh_cases.random_placement(rng, ROWS, DEVICES, tiers=tiers)
     ids = np.minimum(rng.zipf(1.3, (DEVICES, BAGS, LENGTH)) - 1, ROWS - 1).astype(np.int32)
@@ -60,19 +61,40 @@ def make_case(seed, optimizer, *, dtype="float32", ragged=False, weighted=True, 
     return Case(placed, Bags(ids=ids, offsets=offsets, weights=weights), table, slots)
 
 
-def places_of(placed, room, sends):
+FIRST = {False: 0, True: 2**31 - ROWS // 2}
+"""The first row's address: those of wide stacks pass 2^31."""
+
+
+def places_of(placed, room, sends, *, wide=False):
     """Every row is a range of its own: offsets are in random order."""
-    source = np.where(placed.tier == REPLICATED, DEVICES, placed.owner).astype(np.int32)
-    arrays = (np.arange(ROWS, dtype=np.int32), source, (placed.offset - np.arange(ROWS)).astype(np.int32))
-    begin, source, shift = (np.tile(array, (DEVICES, 1)) for array in arrays)
+    source = np.choose(placed.tier, [placed.owner, DEVICES, DEVICES + ON_HOST])
+    address = np.arange(ROWS) + FIRST[wide]
+    on_host, host = placed.tier == HOST, None
+    if on_host.any():
+        highest = 2**32 - 1 if wide else 2**31 - 1
+        pads = [(0, 2)]  # padding behind the rows that there are
+        arrays = (
+            np.pad(address[on_host], pads, constant_values=highest),
+            np.pad(placed.owner[on_host], pads),
+            np.pad(placed.offset[on_host] + placed.shard_rows, pads),
+        )
+        there, device, offset = everywhere(arrays)
+        host = HostPlaces(addresses=there, device=device, offset=offset)
+    begin, source, shift = everywhere((address, source, placed.offset - address))
     return Places(
-        begin=begin, source=source, shift=shift, rows=ROWS, most=30, room=room, fits=room == ROOMS["all"], sends=sends
-    )
+        begin=begin, source=source, shift=shift, host=host, rows=ROWS, wide=wide, most=30, room=room,
+        fits=room == ROOMS["all"], sends=sends,
+    )  # fmt: skip
 
 
-def on_mesh(case, optimizer, room, *, sends=(), key=None, exchange="padded", scale=None):
+def everywhere(arrays):
+    return [np.tile(np.asarray(array, np.int64).astype(np.int32), (DEVICES, 1)) for array in arrays]
+
+
+def on_mesh(case, optimizer, room, *, sends=(), key=None, exchange="padded", wide=False):
     """Pooled bags (DEVICES, BAGS, DIM), the arrays after a step, and the sum of squares of all gradients."""
-    specs = MeshRows.specs(optimizer)
+    hosts = bool((case.placed.tier == HOST).any())
+    specs = MeshRows.specs(optimizer, host=hosts)
 
     def body(rows, places, bags, key):
         places, bags = local_view((places, bags))
@@ -80,9 +102,9 @@ def on_mesh(case, optimizer, room, *, sends=(), key=None, exchange="padded", sca
         together = Communication(exchange=exchange)
         context = Context(options=options, optimizer=optimizer, communication=together)
         store = RoutedRows(rows=rows, places=places)
-        deferred = store.lookup(bags, None, context)
+        deferred = store.lookup(bags, context)
         pooled, left = deferred.finish(gather_reduce_together([deferred.call], None)[0])
-        update = store.update(left, gradient_of(pooled), None, context)
+        update = store.update(left, gradient_of(pooled), context)
         squares = jax.lax.psum(update.squares(), AXIS)
         deferred = update.step(options)
         result = None if deferred.call is None else casted_update_together([deferred.call], None)[0]
@@ -92,8 +114,11 @@ def on_mesh(case, optimizer, room, *, sends=(), key=None, exchange="padded", sca
     spec = (specs, over, over, P())
     mapped = jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=(over, specs, P()), check_vma=False)
     rows = mesh_cases.mesh_rows(case.placed, case.table, case.slots)
-    rows = dataclasses.replace(rows, host=None, host_slots={})
-    arguments = (rows, places_of(case.placed, room, sends), case.bags, key)
+    if not hosts:
+        rows = dataclasses.replace(rows, host=None, host_slots={})
+    ids = np.where(case.bags.ids < 0, -1, case.bags.ids.astype(np.int64) + FIRST[wide]).astype(np.int32)
+    bags = dataclasses.replace(case.bags, ids=ids)
+    arguments = (rows, places_of(case.placed, room, sends, wide=wide), bags, key)
     return jax.jit(mapped, donate_argnums=0)(*mesh_cases.put(arguments, spec, mesh))
 
 
@@ -122,17 +147,16 @@ def on_one_device(case, optimizer, *, key=None):
     return pooled.reshape(DEVICES, BAGS, DIM), *new
 
 
-def compare(case, optimizer, room, *, sends=(), key=None, exchange="padded", rtol=1e-5):
-    pooled, rows, squares = on_mesh(case, optimizer, room, sends=sends, key=key, exchange=exchange)
+def compare(case, optimizer, room, *, sends=(), key=None, exchange="padded", wide=False, rtol=1e-5):
+    pooled, rows, squares = on_mesh(case, optimizer, room, sends=sends, key=key, exchange=exchange, wide=wide)
     expected, table, slots = on_one_device(case, optimizer, key=key)
     np.testing.assert_allclose(pooled, expected, rtol=rtol, atol=1e-5)
-    host = np.zeros((DEVICES * case.placed.host_rows, DIM), case.table.dtype)
-    found = case.placed.gather(np.asarray(rows.sharded), np.asarray(rows.replicated), host)
+    arrays = (rows.sharded, rows.replicated, case.placed.spread(case.table)[2] if rows.host is None else rows.host)
+    found = case.placed.gather(*map(np.asarray, arrays))
     np.testing.assert_allclose(found.astype(np.float32), np.asarray(table, np.float32), rtol=rtol, atol=1e-5)
     for name, slot in slots.items():
-        got = case.placed.gather(
-            np.asarray(rows.sharded_slots[name]), np.asarray(rows.replicated_slots[name]), host[:, : slot[0].size]
-        )
+        of_host = case.placed.spread(case.slots[name])[2] if rows.host is None else rows.host_slots[name]
+        got = case.placed.gather(*map(np.asarray, (rows.sharded_slots[name], rows.replicated_slots[name], of_host)))
         np.testing.assert_allclose(got.reshape(slot.shape), slot, rtol=rtol, atol=1e-5)
     before = case.placed.gather(*case.placed.spread(case.table))
     untouched = ~np.isin(np.arange(ROWS), np.unique(case.bags.ids[case.bags.ids >= 0]))
@@ -155,8 +179,11 @@ def test_windows_are_one_device(name, room, ragged):
 @pytest.mark.parametrize(
     ("room", "sends", "exchange", "ragged"),
     some_of(
-        itertools.product(("all", "some"), (((0, 6),), ((1, 2), (4, 6))), ("padded", "ragged"), (False, True)),
+        itertools.product(
+            ("all", "some", "few bags are sent"), (((0, 6),), ((1, 2), (4, 6))), ("padded", "ragged"), (False, True)
+        ),
         ("all", ((0, 6),), "padded", False), ("some", ((1, 2), (4, 6)), "ragged", True),
+        ("few bags are sent", ((0, 6),), "padded", True),
     ),
 )  # fmt: skip
 def test_sent_lookups_meet_the_others_in_every_window(room, sends, exchange, ragged):
@@ -164,6 +191,13 @@ def test_sent_lookups_meet_the_others_in_every_window(room, sends, exchange, rag
     with mesh_cases.ragged_on_cpu():
         case = make_case(1, optimizer, ragged=ragged)
         compare(case, optimizer, ROOMS[room], sends=sends, exchange=exchange)
+
+
+@pytest.mark.parametrize("room", ["all", "some"])
+@pytest.mark.parametrize("sends", [(), ((1, 2), (4, 6))])
+def test_addresses_beyond_31_bits(room, sends):
+    optimizer = OPTIMIZERS["adagrad"]
+    compare(make_case(1, optimizer, ragged=bool(sends)), optimizer, ROOMS[room], sends=sends, wide=True)
 
 
 @pytest.mark.parametrize("room", ["all", "one"])

@@ -23,7 +23,7 @@ from jrec.run.step import compile_run
 from jrec.train.build import build_layout, build_model, build_optimizer
 from jrec.train.config import load_config
 from jrec.train.evaluate import evaluate_checkpoint, restore_run
-from jrec.train.report.logs import SIZES, read_records
+from jrec.train.report.logs import read_records
 from jrec.train.report.metrics import evaluate
 
 pytestmark = pytest.mark.slow
@@ -148,8 +148,6 @@ def test_processes_take_windows_together_like_a_run_that_had_room(run, tmp_path)
     for name, headroom in (("small", 1), ("large", 50)):
         finish(run(2, *rules, f"mesh.headroom={headroom}", out=name))
     small, large = (tmp_path / name for name in ("small", "large"))
-    for folder in (small, large):  # no size grew
-        assert not [r for r in read_records(folder / "timing.jsonl") if r["split"] == SIZES]
     losses = [[r["loss"] for r in read_records(f / "metrics.jsonl") if "loss" in r] for f in (small, large)]
     np.testing.assert_allclose(*losses, rtol=1e-6)
     one, other = (flatten(restore_run(folder, slots=True).state) for folder in (small, large))

@@ -1,4 +1,4 @@
-"""Batches cut for devices: every example once, every unique row from where the plan keeps it, nothing dropped."""
+"""Batches cut for devices: where a device reads a row, what parts need, and which rows the host brings."""
 
 import dataclasses
 
@@ -7,54 +7,56 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mesh_plans import scattered, some_plan
+from mesh_plans import some_plan
 
 from jrec.data.regroup import gathered
+from jrec.data.schema import DatasetError
+from jrec.mesh.routing import Room
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
-from jrec.run.mesh_arrays import Shapes, counts, stacked
+from jrec.run.lookup_modes import LookupModes
 from jrec.run.mesh_plan import default_plan, planned_part
 from jrec.run.mesh_rows import based
+from jrec.run.mesh_sizes import HostSizes, MeshSizes
+from jrec.run.part_lookups import PartLookups
 from jrec.run.partitioned_batch import BatchPartitioner
-from jrec.sharding import PRESETS, PlanError, Problem, build_plan, plan_placement
-from jrec.sharding.contents import replicated_addresses, shard_addresses
+from jrec.sharding import PRESETS, Problem, build_plan, plan_placement
+from jrec.sharding.contents import host_ranges, replicated_addresses, shard_addresses
 from jrec.sharding.of_layout import plan_tables_of
-from jrec.sharding.pieces import REPLICATED, SHARDED
-from jrec.sharding.router import Router
+from jrec.sharding.pieces import HOST, REPLICATED, SHARDED
+from jrec.sharding.stack_ranges import StackRanges, within
 
 LAYOUT = mesh_runs.layout(tt=False)
 STACK = LAYOUT.members[0]
 
 
-def found_by(routed):
-    """(array, row) of every address."""
-    array, row = np.empty((2, routed.addresses.size), np.int64)
-    array[routed.at] = np.repeat(np.arange(routed.starts.size - 1), routed.counts)
-    row[routed.at] = routed.rows
-    return array, row
-
-
 @settings(max_examples=25)
-@given(st.integers(1, 5), st.integers(0, 100), st.floats(0, 1), st.data())
-def test_rows_are_routed_to_where_the_plan_keeps_them(devices, seed, replicate, data):
-    plan = some_plan(devices, seed=seed, replicate=replicate, tt=False)
-    addresses = np.array(sorted(data.draw(st.sets(st.integers(0, STACK.rows - 1)))), np.int32)
-    device = data.draw(st.integers(0, devices - 1))
-    routed = Router(plan, based(STACK)).route(addresses, device)
-    array, row = found_by(routed)
+@given(st.integers(1, 5), st.integers(0, 100), st.floats(0, 1), st.floats(0, 0.5))
+def test_rows_are_read_where_the_plan_keeps_them(devices, seed, replicate, host):
+    plan = some_plan(devices, seed=seed, replicate=replicate, host=host, tt=False)
+    every, ranges = np.arange(STACK.rows, dtype=np.int32), StackRanges(plan, based(STACK))
+    source, offset = ranges.located(every, seed % devices)
     for name, base in based(STACK):
-        rows = plan.tables[plan.number(name)].rows
-        of = (addresses >= base) & (addresses < base + rows)
-        tier, owner, offset = plan.locate(name, addresses[of] - base)
-        np.testing.assert_array_equal(array[of], np.where(tier == REPLICATED, devices, owner))
-        np.testing.assert_array_equal(row[of], offset)
-    for number in range(devices):
-        held = shard_addresses(plan, based(STACK), number)
-        np.testing.assert_array_equal(held[routed.shard(number).rows], addresses[routed.shard(number).at])
-    held = replicated_addresses(plan, based(STACK))
-    np.testing.assert_array_equal(held[routed.replicated.rows], addresses[routed.replicated.at])
+        rows = np.arange(plan.tables[plan.number(name)].rows)
+        tier, owner, expected = plan.locate(name, rows)
+        of = slice(base, base + rows.size)
+        where = np.where(tier == REPLICATED, devices, np.where(tier == HOST, devices + 1, owner))
+        np.testing.assert_array_equal(source[of], where)
+        np.testing.assert_array_equal(offset[of][tier != HOST], expected[tier != HOST])
+    arrays = [shard_addresses(plan, based(STACK), d) for d in range(devices)] + [
+        replicated_addresses(plan, based(STACK))
+    ]
+    for number, held in enumerate(arrays):
+        np.testing.assert_array_equal(held[offset[source == number]], every[source == number])
+    np.testing.assert_array_equal(within(every, host_ranges(plan, based(STACK))), source == devices + 1)
+    begin, sources, shift = ranges.of_devices(range(devices))
+    of = np.searchsorted(begin[0], every, side="right") - 1
+    for device in range(devices):
+        found = ranges.located(every, device)
+        np.testing.assert_array_equal(sources[device][of], found[0])
+        np.testing.assert_array_equal(every + shift[device][of], found[1])
 
 
-def test_plans_for_inference_are_routed_to_the_nearest_copy():
+def test_plans_for_inference_read_the_nearest_copy():
     from jrec.access.profile import AccessProfile, TableProfile
 
     tables = plan_tables_of(LAYOUT)
@@ -77,9 +79,9 @@ def test_plans_for_inference_are_routed_to_the_nearest_copy():
     )
     plan = planned_part(build_plan(problem, plan_placement(problem).placement), LAYOUT)
     assert len(plan.copy_segment)
-    router, every = Router(plan, based(STACK)), np.arange(STACK.rows, dtype=np.int32)
+    ranges, every = StackRanges(plan, based(STACK)), np.arange(STACK.rows, dtype=np.int32)
     for device in range(8):
-        array, row = found_by(router.route(every, device))
+        array, row = ranges.located(every, device)
         for name, base in based(STACK):
             rows = np.arange(plan.tables[plan.number(name)].rows)
             _, source, offset = plan.route(name, rows, device)
@@ -88,21 +90,6 @@ def test_plans_for_inference_are_routed_to_the_nearest_copy():
         held = shard_addresses(plan, based(STACK), device)
         own = array == device
         np.testing.assert_array_equal(held[row[own]], every[own])
-
-
-def test_a_router_keeps_what_its_own_devices_need_and_shares_what_they_have_in_common():
-    devices, plan = 64, scattered(default_plan(LAYOUT, 64), seed=1, replicate=0.1)
-    segments = len(plan.start)
-    every = np.arange(STACK.rows, dtype=np.int32)
-    whole = Router(plan, based(STACK))
-    arrays = {id(a): a for of in (whole._source, whole._shift) for a in of.values()}
-    assert sum(a.nbytes for a in arrays.values()) <= 10 * segments  # and not of each device
-    few = Router(plan, based(STACK), [3, 63])
-    assert sorted(few._source) == [3, 63]
-    for device in (3, 63):
-        for one, other in zip(*(dataclasses.astuple(r.route(every, device)) for r in (whole, few)), strict=True):
-            np.testing.assert_array_equal(one, other)
-    assert whole.devices == few.devices == devices
 
 
 def test_a_part_of_a_plan_keeps_its_rows_without_gaps():
@@ -117,12 +104,6 @@ def test_a_part_of_a_plan_keeps_its_rows_without_gaps():
     for table in tables[1:3]:
         rows = np.arange(table.rows)
         np.testing.assert_array_equal(part.locate(table.name, rows).owner, plan.locate(table.name, rows).owner)
-
-
-@pytest.mark.parametrize("addresses", [[-1], [STACK.rows], [3, 3], [5, 4]])
-def test_addresses_that_are_no_ascending_rows_are_refused(addresses):
-    with pytest.raises(PlanError, match="does not ascend or is not in a stack of 435 rows"):
-        Router(some_plan(2, tt=False), based(STACK)).route(np.array(addresses, np.int32), 0)
 
 
 def test_parts_put_together_are_the_batch():
@@ -152,49 +133,89 @@ def test_padded_bags_are_cut_and_joined():
     np.testing.assert_array_equal(part.bags["d4_float32"].ids[:, 0], expected)
 
 
-def dealt_batch(devices, seed=0, number=0):
-    plan = some_plan(devices, seed=seed, replicate=0.2, tt=False)
-    parts = BatchPartitioner(LAYOUT, plan, devices=range(devices), first=0, count=devices, cast=True)
-    return plan, parts(mesh_runs.batches(LAYOUT, 3)[number])
+@pytest.mark.parametrize("form", ["retrieve", "send"])
+@pytest.mark.parametrize("seed", range(3))
+def test_what_a_part_needs_is_counted(form, seed):
+    devices, plan = 3, some_plan(3, seed=seed, replicate=0.2, host=0.2, tt=False)
+    cut = BatchPartitioner(LAYOUT, plan, devices=range(devices), first=0, count=devices, cast=True)
+    partitioned = cut(mesh_runs.batches(LAYOUT, 3)[seed])
+    sizes = MeshSizes(LAYOUT, plan, examples=8, headroom=1.0, send=LookupModes(LAYOUT, form).send)
+    sending, ranges = sizes.sending(STACK.name), StackRanges(plan, based(STACK))
+    assert (sending is None) == (form == "retrieve")
+    read = partitioned.read[STACK.name]
+    brought = np.arange(read.size) % devices
+    every = set()
+    for device, part in enumerate(partitioned.parts):
+        bags = part.bags[STACK.name]
+        retrieved, sent, pairs = [set() for _ in range(devices + 1)], np.zeros(devices, int), set()
+        for bag in range(bags.num_bags):
+            for row in bags.ids[bags.offsets[bag] : bags.offsets[bag + 1]].tolist():
+                source = int(ranges.located(np.array([row]), device)[0][0])
+                if sending is not None and sending[bag] and source < devices and source != device:
+                    sent[source] += 1
+                    pairs.add((source, bag))
+                    continue
+                if source == devices + 1:
+                    every.add(row)
+                    source = int(brought[read.tolist().index(row)])
+                retrieved[source].add(row)
+        counts = [len(of) for of in retrieved]
+        lookups = PartLookups.of(bags, ranges, device=device, devices=devices)
+        assert lookups.needs(sending, read, brought) == Room(
+            unique=sum(counts),
+            own=counts[device],
+            remote=max(n for other, n in enumerate(counts[:devices]) if other != device),
+            replicated=counts[devices],
+            lookups=sent.max(),
+            bags=max(sum(source == other for source, _ in pairs) for other in range(devices)),
+        )
+    assert read.tolist() == sorted(every)
 
 
-def test_a_route_reads_every_unique_row_once():
-    plan, partitioned = dealt_batch(3)
-    shapes = Shapes(LAYOUT, plan, examples=8, headroom=1.0)
-    shapes.fit(partitioned, range(3))
-    for device, (part, lines) in enumerate(zip(partitioned.parts, range(3), strict=True)):
-        route = stacked(partitioned.parts, range(3), shapes).routes[STACK.name]
-        size = shapes.sizes[STACK.name].unique
-        at = np.concatenate([np.ravel(getattr(route, n).at[lines]) for n in ("own", "remote", "replicated")])
-        unique = part.routes[STACK.name].addresses.size
-        np.testing.assert_array_equal(np.sort(at[at < size]), np.arange(unique))
-        assert (route.remote.at[lines, device] == size).all()
+def test_room_is_made_for_what_was_needed_and_tells_whether_more_can_come():
+    plan = some_plan(2, seed=0, replicate=0.2, tt=False)
+    sizes = MeshSizes(LAYOUT, plan, examples=12, headroom=1.5)
+    needed = Room(unique=80, own=40, remote=9, replicated=0)
+    sizes.make_room({STACK.name: needed})
+    arrays = np.zeros((3, 2, 4), np.int32)
+    places = sizes.places(STACK.name, tuple(arrays))
+    assert places.room == Room(unique=128, own=64, remote=32, replicated=32)
+    assert not places.fits
+    sizes.make_room({STACK.name: sizes.limits[STACK.name]})
+    assert sizes.places(STACK.name, tuple(arrays)).fits
 
 
-def test_sizes_grow_with_the_batches_and_never_shrink():
-    plan, partitioned = dealt_batch(2)
-    shapes = Shapes(LAYOUT, plan, examples=12, headroom=1.0)
-    before = shapes.sizes[STACK.name]
-    shapes.fit(partitioned, range(2))
-    grown = shapes.sizes[STACK.name]
-    assert grown.most(before) == grown
-    assert grown.most(counts(partitioned.parts[0].routes[STACK.name], 0)) == grown
-    shapes.fit(dealt_batch(2, number=2)[1], range(2))  # a short batch
-    assert shapes.sizes[STACK.name] == grown
+def test_hot_batches_have_no_room_for_rows_of_single_devices():
+    plan = some_plan(2, seed=0, replicate=0.5, host=0.2, tt=False)
+    sizes = MeshSizes(LAYOUT, plan, examples=12, headroom=1.5, send=LookupModes(LAYOUT, "send").send, hot=True)
+    sizes.make_room({STACK.name: Room(unique=40, replicated=40)})
+    places = sizes.places(STACK.name, tuple(np.zeros((3, 2, 4), np.int32)))
+    assert places.room == Room(unique=64, replicated=64)
+    assert not places.sends
+    assert not sizes.host
 
 
-def test_what_does_not_fit_is_never_dropped():
-    plan, partitioned = dealt_batch(2)
-    shapes = Shapes(LAYOUT, plan, examples=12, headroom=1.25)
-    needed = shapes.needed(partitioned, range(2))
-    shapes.fix(needed)
-    shapes.check(needed)
-    assert not shapes.grow(needed)
-    before = shapes.sizes[STACK.name] = needed[STACK.name]._replace(remote=1)
-    with pytest.raises(RuntimeError, match=r"a batch needs .* of stack .*, but there is room for .*remote=1"):
-        shapes.check(needed)
-    assert shapes.grow(needed) == {STACK.name: (before, shapes.sizes[STACK.name])}
-    shapes.check(needed)
+def test_a_hot_batch_that_reads_another_row_names_it():
+    plan = some_plan(2, seed=0, replicate=0.5, tt=False)
+    cut = BatchPartitioner(LAYOUT, plan, devices=range(2), first=0, count=2, cast=True, hot=True)
+    with pytest.raises(DatasetError, match=r"a hot batch reads row \d+ of table '\w+', which the plan does not put on"):
+        cut(mesh_runs.batches(LAYOUT, 2)[0])
+    everywhere = some_plan(2, seed=0, replicate=1.0, tt=False)
+    cut = BatchPartitioner(LAYOUT, everywhere, devices=range(2), first=0, count=2, cast=True, hot=True)
+    assert len(cut(mesh_runs.batches(LAYOUT, 2)[0]).parts) == 2
+
+
+def test_sizes_of_host_rows_grow_with_the_batches_and_never_shrink():
+    plan = some_plan(2, seed=0, host=0.6, tt=False)
+    sizes = MeshSizes(LAYOUT, plan, examples=12, headroom=1.0)
+    sizes.fit_host({STACK.name: HostSizes(read=70, lines=35)})
+    grown = sizes.host[STACK.name]
+    assert grown.most(HostSizes(70, 35)) == grown
+    assert grown != sizes.host_limits[STACK.name]
+    sizes.fit_host({STACK.name: HostSizes(read=3, lines=2)})
+    assert sizes.host[STACK.name] == grown
+    sizes.fit_host({STACK.name: sizes.host_limits[STACK.name]})
+    assert sizes.host == sizes.host_limits
 
 
 def test_devices_that_cannot_share_a_batch_are_refused():

@@ -12,7 +12,7 @@ from mesh_cases import OPTIMIZERS, REPLICATED, SHARDED
 
 from jrec.mesh.communication import only_on
 from jrec.mesh.retrieve import retrieve
-from jrec.mesh.route import AXIS, MeshRows, local_view
+from jrec.mesh.route import AXIS, MeshRows, SendRoute, local_view
 from jrec.mesh.send import Sent
 from jrec.mesh.step import StepOptions
 from jrec.mesh.update import RowGradients
@@ -20,7 +20,6 @@ from jrec.ops import SGD
 from jrec.ops.gather_reduce import gather_reduce
 from jrec.ops.row_update import casted_gather_reduce, casted_update
 from jrec.ops.tensor_cast import tensor_cast
-from jrec.sharding.sent import SentLookups, send_route
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -55,18 +54,28 @@ def make_case(seed, optimizer, *, dtype="float32", owners=DEVICES, readers=range
         uniques.append(np.unique(ids[device][real & ~sent]))
         local[device][real & ~sent] = np.searchsorted(uniques[-1], ids[device][real & ~sent])
         bag, rows = np.nonzero(sent)[0], ids[device][sent]
-        sends.append(
-            SentLookups.of(
-                bag, placed.owner[rows], placed.offset[rows], devices=DEVICES, weights=weights[device][sent],
-                addresses=rows,
-            )
-        )  # fmt: skip
+        sends.append(send_route(bag, rows, weights[device][sent], placed))
     table = np.asarray(jnp.asarray(rng.normal(size=(ROWS, DIM)), jnp.float32).astype(dtype))
     slots = {name: np.abs(rng.normal(size=np.shape(s))).astype(np.float32) for name, s in optimizer.init(table).items()}
     route = mesh_cases.routes(placed, uniques, LOOKUPS)
-    made = [send_route(of, num_bags=BAGS, room=LOOKUPS, pooled=BAGS) for of in sends]
-    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *made)
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *sends)
     return Case(placed, ids, weights, table, slots, dataclasses.replace(route, remote=None), local, stacked)
+
+
+def send_route(bag, rows, weights, placed):
+    """The route of lookups, bag by bag, that are sent to the rows' owners."""
+    lines = {name: np.zeros((DEVICES, LOOKUPS), np.int32) for name in ("rows", "addresses")}
+    lines["rows"][:] = -1
+    lines["weights"] = np.zeros((DEVICES, LOOKUPS), np.float32)
+    starts, at = np.empty((DEVICES, BAGS), np.int32), np.full((DEVICES, BAGS), BAGS, np.int32)
+    for owner in range(DEVICES):
+        here = placed.owner[rows] == owner
+        for name, values in (("rows", placed.offset[rows]), ("addresses", rows), ("weights", weights)):
+            lines[name][owner, : here.sum()] = values[here]
+        bags, first = np.unique(bag[here], return_index=True)
+        starts[owner] = here.sum()
+        starts[owner, : bags.size], at[owner, : bags.size] = first, bags
+    return SendRoute(starts=starts, at=at, num_bags=BAGS, **lines)
 
 
 def on_mesh(case, optimizer, gradient_of, *, key=None, kind="padded"):
@@ -169,17 +178,3 @@ def test_work_on_some_devices_gives_zeros_on_others():
 
     run = jax.shard_map(body, mesh=mesh_cases.mesh(4), in_specs=P(AXIS), out_specs=P(AXIS), check_vma=False)
     np.testing.assert_array_equal(jax.jit(run)(jnp.arange(4, dtype=jnp.float32)), [1, 0, 0, 4])
-
-
-def test_routes_refuse_what_does_not_fit():
-    lookups = SentLookups.of(np.array([0, 1, 1]), np.array([1, 1, 1]), np.array([4, 5, 6]), devices=2)
-    route = send_route(lookups, num_bags=3, room=4, pooled=2)
-    np.testing.assert_array_equal(route.rows, [[-1] * 4, [4, 5, 6, -1]])
-    np.testing.assert_array_equal(route.starts, [[0, 0], [0, 1]])
-    np.testing.assert_array_equal(route.at, [[3, 3], [0, 1]])
-    with pytest.raises(ValueError, match="3 lookups at device 1, but room for 2"):
-        send_route(lookups, num_bags=3, room=2, pooled=2)
-    with pytest.raises(ValueError, match="2 bags with lookups at device 1, but room for 1"):
-        send_route(lookups, num_bags=3, room=3, pooled=1)
-    with pytest.raises(ValueError, match="lookup 1 is of bag 0 at device 1; bags must ascend, and there are 2 dev"):
-        SentLookups.of(np.array([1, 0]), np.array([1, 1]), np.array([4, 5]), devices=2)

@@ -85,8 +85,8 @@ def test_cores_cached_rows_and_choices_are_those_of_one_device():
         stack, named = nnx.merge(graph, state), StepOptions(step=step, implementation="xla")
         context = Context(options=named, optimizer=optimizer, cores=cores, communication=communication)
         store = stack.store(slots)
-        out, residuals = store.lookup(Bags(ids=ids), None, context).finish(None)
-        new = store.update(residuals, gradients, None, context).step(context.options).finish(None)
+        out, residuals = store.lookup(Bags(ids=ids), context).finish(None)
+        new = store.update(residuals, gradients, context).step(context.options).finish(None)
         stack.put(new)
         return nnx.state(stack), new.slots, out
 

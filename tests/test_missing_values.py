@@ -1,5 +1,7 @@
 """Values that are missing in requests and logs to predict, though no line of training may lack them."""
 
+import dataclasses
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -172,3 +174,5 @@ def test_a_later_dataset_keeps_what_the_earlier_one_learnt(dataset):
     earlier, later = Schema.load(dataset), Schema.load(folder / "later")
     assert [f.missing for f in later.dense] == [f.missing for f in earlier.dense]
     assert later.identity.rows == earlier.identity.rows
+    forgotten = tuple(dataclasses.replace(f, missing=None) for f in earlier.dense)  # as of datasets from before
+    assert dataclasses.replace(earlier, dense=forgotten).identity.rows == earlier.identity.rows

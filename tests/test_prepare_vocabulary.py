@@ -1,7 +1,9 @@
 """Tables by frequency, in one pass or several, capped by hashing or not; and the store of long texts."""
 
 import collections
+import pickle
 import time
+import tracemalloc
 
 import hypothesis
 import hypothesis.strategies as st
@@ -13,7 +15,7 @@ from jrec.data.readers.keys import buckets, text_key
 from jrec.data.readers.movielens_side import encode_texts
 from jrec.data.readers.parse import LongTexts
 from jrec.data.schema import DatasetError
-from jrec.data.texts import TextStore
+from jrec.data.texts import BUDGET, TextStore
 from jrec.data.vocabulary import HashedTable, Vocabulary, _hash_table, build_table
 
 KEYS = st.lists(st.lists(st.integers(0, 40), max_size=60), max_size=4)
@@ -88,17 +90,69 @@ def test_many_distinct_values_in_several_passes():
     assert one.oov_row == many.oov_row
 
 
-def test_texts_come_back(tmp_path):
-    texts = [f"a value of some length {i}" for i in range(5000)]
-    store = TextStore(tmp_path / "texts", "t")
+@pytest.mark.parametrize("budget", [1 << 16, 1 << 19, BUDGET])
+def test_texts_come_back(tmp_path, budget):
+    texts = [f"a value of some length {i}" + "!" * (i % 300) for i in range(5000)]
+    store = TextStore(tmp_path / "texts", "t", budget=budget)
     for start in range(0, 5000, 1250):
         store.add(encode_texts(texts[start : start + 1250] + texts[:50], 0)[1])
     store.close()
+    other = TextStore(tmp_path / "other", "t", budget=budget)
+    for piece in store.stored():
+        other.add(piece)
+    other.close()
+    for one in (store, other):
+        one.merge()
+        check_texts(pickle.loads(pickle.dumps(one)), texts)
+        assert sum(len(piece.keys) for piece in one.stored()) == 5000
+
+
+def check_texts(store, texts):
     asked = [4999, 0, 17, 17, 2500]
     keys = np.array([text_key(texts[i]) for i in asked] + [text_key("short")], np.uint64)
     ends, content = store.texts_of(keys)
     starts = [0, *ends[:-1]]
     assert [bytes(content[a:b]).decode() for a, b in zip(starts, ends, strict=True)] == [texts[i] for i in asked]
+    assert [len(array) for array in store.texts_of(np.array([text_key("short")], np.uint64))] == [0, 0]
+
+
+def test_a_store_without_texts(tmp_path):
+    store = TextStore(tmp_path / "texts", "t")
+    store.add(encode_texts(["short"], 0)[1])
+    store.close()
+    store.merge()
+    assert [len(array) for array in store.texts_of(np.array([text_key("short")], np.uint64))] == [0, 0]
+
+
+def test_many_texts_take_no_more_memory_than_few(tmp_path):
+    """What Python and NumPy allocate; mapped files are not theirs."""
+    peaks = []
+    for count in (20_000, 60_000):
+        tracemalloc.start()
+        store, keys = TextStore(tmp_path / str(count), "t", budget=1 << 20), []
+        for start in range(0, count, 2000):
+            found, texts = encode_texts([f"a value of some length {i}" for i in range(start, start + 2000)], 0)
+            store.add(texts)
+            keys.append(found)
+        store.close()
+        store.merge()
+        for some in keys:
+            store.texts_of(some)
+        peaks.append(tracemalloc.get_traced_memory()[1] - 8 * count)
+        tracemalloc.stop()
+    assert peaks[1] < 1.1 * peaks[0]
+    assert peaks[1] < 2 << 20
+
+
+def test_a_collision_in_another_run_is_an_error(tmp_path):
+    texts = [f"a value of some length {i}" for i in range(3000)]
+    _, stored = encode_texts(texts, 0)
+    store = TextStore(tmp_path / "texts", "site", budget=1 << 16)
+    store.add(stored)
+    store.add(stored.take(slice(1))._replace(fingerprints=stored.fingerprints[:1] + np.uint64(1)))
+    store.close()
+    with pytest.raises(DatasetError, match=r"two values of table 'site', one of them 'a value of some length 0'"):
+        store.merge()
 
 
 def test_a_collision_is_an_error(tmp_path):

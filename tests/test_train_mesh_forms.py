@@ -12,8 +12,10 @@ from jrec.data.synth.shapes import shape_like
 from jrec.errors import ConfigError
 from jrec.run.lookup_modes import LookupModes
 from jrec.run.mesh_rows import based
-from jrec.run.partitioned_batch import BatchPartitioner, poolable
+from jrec.run.part_lookups import PartLookups, poolable
+from jrec.run.partitioned_batch import BatchPartitioner
 from jrec.sharding.contents import shard_addresses
+from jrec.sharding.stack_ranges import StackRanges
 from jrec.train.build import build_layout
 from jrec.train.evaluate import evaluate_checkpoint
 from jrec.train.loop import train
@@ -29,13 +31,22 @@ def test_forms_are_chosen_by_bytes():
     """Bags of many ids that hardly repeat are sent; one-hot features and ids that repeat are not."""
     layout = mesh_runs.layout(tt=False)
     plan = some_plan(2, tt=False)
-    parts = BatchPartitioner(layout, plan, devices=range(2), first=0, count=2, cast=True)
-    cut = [parts(batch).parts for batch in mesh_runs.batches(layout, 4)]
+    cut = BatchPartitioner(layout, plan, devices=range(2), first=0, count=2, cast=True)
+    stack = layout.planned_stacks[0]
+    ranges = StackRanges(plan, based(stack))
+    lookups = [
+        {
+            stack.name: [
+                PartLookups.of(part.bags[stack.name], ranges, device=device, devices=2)
+                for device, part in enumerate(cut(batch).parts)
+            ]
+        }
+        for batch in mesh_runs.batches(layout, 4)
+    ]
     forms = LookupModes(layout)
     assert not forms.decided
-    forms.decide(cut, range(2))
+    forms.decide(lookups, mesh_runs.EXAMPLES // 2)
     assert forms.decided
-    stack = layout.planned_stacks[0]
     features = {f.config.name for f in poolable(stack)}
     assert features == {"site", "user", "item", "word"}
     for table in forms.tables:

@@ -22,7 +22,7 @@ from jrec.run.mesh_rows import based, initial_stack
 from jrec.sharding import save_plan
 from jrec.sharding.contents import host_ranges, replicated_addresses, shard_addresses
 from jrec.sharding.pieces import HOST, REPLICATED, SHARDED
-from jrec.sharding.router import Router
+from jrec.sharding.stack_ranges import StackRanges, within
 from jrec.train import loop
 from jrec.train.build import build_layout
 from jrec.train.config import load_config
@@ -79,27 +79,30 @@ def wide_plan():
     return ranged(default_plan(wide_layout(), DEVICES, baseline="table-wise"), "t", RANGES)
 
 
-def test_rows_are_routed_as_the_plan_says():
+def test_rows_are_read_where_the_plan_keeps_them():
     [stack] = wide_layout().members
     assert stack.address_dtype == np.int64
     plan = wide_plan()
-    router = Router(plan, based(stack))
+    ranges = StackRanges(plan, based(stack))
     held = [shard_addresses(plan, based(stack), d) for d in range(DEVICES)] + [replicated_addresses(plan, based(stack))]
     assert held[1][-1] == ROWS - 1
+    tier, owner, expected = plan.locate("t", NUMBERS)
+    begin, sources, shift = ranges.of_devices(range(DEVICES))
+    of = np.searchsorted(begin[0].view(np.uint32), NUMBERS.astype(np.uint32), side="right") - 1
     for device in range(DEVICES):
-        routed = router.route(NUMBERS, device)
-        assert routed.addresses.dtype == np.int64
-        assert routed.rows.dtype == np.int32
-        tier, owner, offset = plan.locate("t", NUMBERS)
+        source, offset = ranges.located(NUMBERS, device)
+        where = np.where(tier == SHARDED, owner, np.where(tier == REPLICATED, DEVICES, DEVICES + 1))
+        np.testing.assert_array_equal(source, where)
+        np.testing.assert_array_equal(offset[tier != HOST], expected[tier != HOST])
         for array, held_there in enumerate(held):
-            rows, at = [routed.shard(0), routed.shard(1), routed.replicated][array]
-            here = (tier == SHARDED) & (owner == array) if array < DEVICES else tier == REPLICATED
-            np.testing.assert_array_equal(at, np.flatnonzero(here))
-            np.testing.assert_array_equal(rows, offset[here])
-            np.testing.assert_array_equal(held_there[rows], NUMBERS[at])
-        rows, at = routed.host
-        np.testing.assert_array_equal(at, np.flatnonzero(tier == HOST))
-        assert at.size > 50
+            np.testing.assert_array_equal(held_there[offset[source == array]], NUMBERS[source == array])
+        # As devices count, modulo 2^32.
+        np.testing.assert_array_equal(sources[device][of], source)
+        words = NUMBERS.astype(np.int32) + shift[device][of]
+        np.testing.assert_array_equal(words[tier != HOST], offset[tier != HOST])
+    on_host = NUMBERS[tier == HOST]
+    assert on_host.size > 50
+    np.testing.assert_array_equal(NUMBERS[within(NUMBERS, host_ranges(plan, based(stack)))], on_host)
     assert host_ranges(plan, based(stack)).tolist() == [[3000, 2**31 - 700], [2**31 + 900, ROWS - 800]]
 
 

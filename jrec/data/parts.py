@@ -26,7 +26,7 @@ from jrec.data.readers.tables import is_table
 from jrec.data.schema import DatasetError
 from jrec.data.spill import Spill
 from jrec.data.tasks import Task, running
-from jrec.data.texts import TextStore
+from jrec.data.texts import TextStore, budget_of
 from jrec.progress import Advance
 
 PART_BYTES = 256 << 20
@@ -110,7 +110,8 @@ def read_parts(
             bad.take([line._replace(line=line.line + before) for line in one.bad])
             before += one.lines
             for name, store in one.texts.items():
-                texts[name].add(store.stored())
+                for stored in store.stored():
+                    texts[name].add(stored)
             read.append(one)
             done += (part.bytes if part.stop is None else part.stop) - part.start
             advance(done)
@@ -141,7 +142,7 @@ def _read_part(
     source = copy.copy(source)
     texts = {}
     for i, (name, remedy) in enumerate(remedies.items()):
-        texts[name] = TextStore(folder / f"{i:04d}.texts", name)
+        texts[name] = TextStore(folder / f"{i:04d}.texts", name, budget=budget_of(len(remedies)))
         texts[name].remedy = remedy
     spill, bad, ordered = new_spill(source, folder / "columns"), _Aside(skip=skip), True
     log = Log(source, [part], key_seed=key_seed, threads=1)

@@ -31,7 +31,7 @@ from jrec.data.spill import PlainColumn, Spill, SpilledLists
 from jrec.data.splits import SPLITS, drawn_splits, flat, joined_splits, split_bounds
 from jrec.data.table_parts import TablePart, encode_table
 from jrec.data.tasks import Task, running
-from jrec.data.texts import TextStore
+from jrec.data.texts import TextStore, budget_of
 from jrec.data.vocabulary_file import file_digests
 from jrec.data.vocabulary_from import EarlierDataset, Usage
 from jrec.outputs import new_folder
@@ -169,7 +169,9 @@ class _Preparation:
             for one in group
         ]
         names = dict.fromkeys(s.table for s in self.source.categorical)
-        texts = {name: TextStore(work / f"{i:04d}.texts", name) for i, name in enumerate(names)}
+        texts = {
+            name: TextStore(work / f"{i:04d}.texts", name, budget=budget_of(len(names))) for i, name in enumerate(names)
+        }
         bad = BadLines(self.folder / BAD_LINES_FILE, skip=self.options.on_bad_line == "skip")
         spill, bounds = self._ingest(inputs, work, texts, bad)
         shutil.rmtree(work / "streams", ignore_errors=True)
@@ -230,6 +232,8 @@ class _Preparation:
         finally:
             for store in texts.values():
                 store.close()
+        for store in texts.values():
+            store.merge()
         if bad.count:
             assert bad.first is not None
             self.report(

@@ -1,12 +1,13 @@
 """How the unique rows of a batch reach the device that reads them, and the arrays of a stack on a mesh.
 
-The loader routes what one device's part of a batch reads of one stack: U *unique rows*, numbered by the ascending order
-of their addresses, each of which lies in the replicated array, in the device's own shard, or in another device's shard.
-A row in host memory has an owner among the devices, too: for a batch, the owner's shard of S rows is followed by its K
-rows from host memory that any device reads. On a mesh every leaf here has a leading axis of devices, sharded over the
-mesh; ``local_view`` takes it off inside ``shard_map``. Symbols: N devices, S rows of a shard, H replicated rows, C
-requests from one device to another, K rows of a device from host memory. All of them but K are at least 1, by padding
-where need be: XLA crashes on CPUs when a program of several devices reads an array without elements.
+A device routes what its part of a batch reads of one stack (``jrec.mesh.routing``), or a window of it: U *unique rows*,
+numbered by the ascending order of their addresses, each of which lies in the replicated array, in the device's own
+shard, or in another device's shard. A row in host memory has an owner among the devices, too: for a batch, the owner's
+shard of S rows is followed by its K rows from host memory that any device reads. On a mesh every leaf here has a
+leading axis of devices, sharded over the mesh; ``local_view`` takes it off inside ``shard_map``. Symbols: N devices, S
+rows of a shard, H replicated rows, C requests from one device to another, K rows of a device from host memory. All of
+them but K are at least 1, by padding where need be: XLA crashes on CPUs when a program of several devices reads an
+array without elements.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Routing on the devices: a device finds by itself where the rows of its part of a batch lie, whatever the batch.
 
 The host only hands over ids. A plan is a few thousand ranges of a stack's addresses, so an owner is found by a binary
-search. Arrays have static sizes, measured once, and no row is ever lost: a step takes its unique rows in *windows* of
-addresses, which the devices agree on so that each one's rows fit. Nearly always one window holds all of them. The
-gradients of a row from all devices meet in its window, so that it takes one optimizer step; they are summed in one
-order, so that runs repeat to the bit.
+search. Only rows of host memory have other places in every batch: the host brings them, and tells where
+(``HostPlaces``). Arrays have static sizes, measured once, and no row is ever lost: a step takes its unique rows in
+*windows* of addresses, which the devices agree on so that each one's rows fit. Nearly always one window holds all of
+them. The gradients of a row from all devices meet in its window, so that it takes one optimizer step; they are summed
+in one order, so that runs repeat to the bit.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ import numpy as np
 from jrec.mesh.route import AXIS, Picks, Route, SendRoute
 from jrec.ops.dispatch import Implementation
 from jrec.ops.gather_reduce import segment_of_entries
-from jrec.ops.tensor_cast import tensor_cast
+from jrec.ops.tensor_cast import tensor_cast, tensor_cast_of_words
 from jrec.ops.types import Bags, Cast
 
 NO_ROW = 2**31 - 1
 """A row of no array: padding."""
+ON_HOST = 1
+"""What is added to the number of devices in ``Places.source`` of rows in host memory."""
 
 
 class Room(NamedTuple):
@@ -34,12 +37,36 @@ class Room(NamedTuple):
       unique: Unique rows.
       own, remote, replicated: Of these from the device's own shard, from each other device's, and from the replicated
         array. No room, 0, where there are never such rows.
+      lookups: Lookups that are sent to each other device; what has no room is retrieved.
+      bags: Bags of these at each other device.
     """
 
-    unique: int
-    own: int
-    remote: int
-    replicated: int
+    unique: int = 0
+    own: int = 0
+    remote: int = 0
+    replicated: int = 0
+    lookups: int = 0
+    bags: int = 0
+
+    def most(self, other: Room) -> Room:
+        """The greater of each."""
+        return Room(*map(max, self, other))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HostPlaces:
+    """Where a batch's rows of host memory are on the devices: behind the rows of one's shard.
+
+    Attributes:
+      addresses: (n,) int32, ascending, as ``Places.begin``; the greatest number that there is in padding.
+      device: (n,) int32, the device that has the row while the batch lasts.
+      offset: (n,) int32, the row's offset in that device's shard.
+    """
+
+    addresses: jax.Array
+    device: jax.Array
+    offset: jax.Array
 
 
 @jax.tree_util.register_dataclass
@@ -48,10 +75,13 @@ class Places:
     """Where the rows of a stack lie, as one device reads them: ranges of addresses.
 
     Attributes:
-      begin: (ranges,) int32, ascending, the first address of each.
-      source: (ranges,) int32, the device whose shard has the rows; the number of devices for the replicated array.
-      shift: (ranges,) int32, what turns an address into an offset in that array.
+      begin: (ranges,) int32, ascending, the first address of each; of a wide stack modulo 2^32.
+      source: (ranges,) int32, the device whose shard has the rows; the number of devices for the replicated array, and
+        ``ON_HOST`` more for rows in host memory.
+      shift: (ranges,) int32, what turns an address into an offset in that array, modulo 2^32.
+      host: The batch's rows of host memory; None where the batch reads none.
       rows: The stack's rows.
+      wide: Whether addresses reach 2^31: those of bags are then modulo 2^32, and only -1 is padding.
       most: The most unique rows that a device's part of a batch can have.
       room: Of a window.
       fits: Whether one window has room for whatever a batch reads.
@@ -61,56 +91,79 @@ class Places:
     begin: jax.Array
     source: jax.Array
     shift: jax.Array
+    host: HostPlaces | None = None
     rows: int = dataclasses.field(metadata={"static": True})
+    wide: bool = dataclasses.field(default=False, metadata={"static": True})
     most: int = dataclasses.field(metadata={"static": True})
     room: Room = dataclasses.field(metadata={"static": True})
     fits: bool = dataclasses.field(metadata={"static": True})
     sends: tuple[tuple[int, int], ...] = dataclasses.field(default=(), metadata={"static": True})
 
+    def compared(self, addresses: jax.Array) -> jax.Array:
+        """Addresses in a type whose order is theirs: of a wide stack uint32."""
+        return jax.lax.bitcast_convert_type(addresses, jnp.uint32) if self.wide else addresses
+
     def located(self, addresses: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The source and the offset of addresses of the stack."""
-        piece = jnp.searchsorted(self.begin, addresses, side="right", method="scan_unrolled") - 1
-        return self.source[piece], addresses + self.shift[piece]
+        """The source and the offset of (n,) ``compared`` addresses of the stack."""
+        begin = self.compared(self.begin)
+        piece = jnp.searchsorted(begin, addresses, side="right", method="scan_unrolled") - 1
+        source, offset = self.source[piece], addresses.astype(jnp.int32) + self.shift[piece]
+        if self.host is None:
+            return source, offset
+        # The host brings every row of the batch that the plan has there, so that each of these is found.
+        there = self.compared(self.host.addresses)
+        line = jnp.searchsorted(there, addresses, method="scan_unrolled")
+        brought = source == jax.lax.axis_size(AXIS) + ON_HOST
+        found = (self.host.device.at[line].get(mode="clip"), self.host.offset.at[line].get(mode="clip"))
+        return jnp.where(brought, found[0], source), jnp.where(brought, found[1], offset)
 
     def routed(self, bags: Bags, implementation: Implementation | None) -> Routing:
         """Casts and routes a device's bags of addresses; inside ``shard_map``."""
         sent, ids = None, bags.ids
         if self.sends:
-            sent, away = self._sent(bags)
-            ids = jnp.where(away.reshape(ids.shape), -1, ids)
-        options: dict[str, Any] = {"unique_capacity": self.most, "implementation": implementation}
-        cast = tensor_cast(ids, bags.offsets, num_rows=self.rows, **options)
+            sent, leaves = self._sent(bags)
+            ids = jnp.where(leaves.reshape(ids.shape), -1, ids)
+        if self.wide:
+            cast = tensor_cast_of_words(ids, bags.offsets, unique_capacity=self.most)
+        else:
+            options: dict[str, Any] = {"unique_capacity": self.most, "implementation": implementation}
+            cast = tensor_cast(ids, bags.offsets, num_rows=self.rows, **options)
         return Routing.of(self, dataclasses.replace(bags, ids=ids, cast=cast), sent)
 
     def _sent(self, bags: Bags) -> tuple[SendRoute, jax.Array]:
         """The lookups that are sent, and which these are, (lookups,) bool."""
-        devices, ids = jax.lax.axis_size(AXIS), bags.ids.reshape(-1)
+        devices, ids, room = jax.lax.axis_size(AXIS), bags.ids.reshape(-1), self.room
         bag_of = _bags_of_lookups(bags)
-        at = np.concatenate([np.arange(*span, dtype=np.int32) for span in self.sends])
         sending = np.zeros(bags.num_bags + 1, bool)
-        sending[at] = True
-        owner, offset = self.located(jnp.maximum(ids, 0))
-        away = (ids >= 0) & (owner < devices) & (owner != jax.lax.axis_index(AXIS)) & jnp.asarray(sending)[bag_of]
-        lookups = _lookups_of(bags, self.sends)
-        owner = jnp.where(away, owner, devices)
-        order, first = _by_number(owner, devices)
-        taken, real = _lines(order, first[:-1], first[1:], lookups)
+        for first, stop in self.sends:
+            sending[first:stop] = True
+        real = ids != -1 if self.wide else ids >= 0
+        # Rows of host memory are not sent: owners pool what their shards keep.
+        owner, offset = dataclasses.replace(self, host=None).located(self.compared(jnp.where(real, ids, 0)))
+        away = real & (owner < devices) & (owner != jax.lax.axis_index(AXIS)) & jnp.asarray(sending)[bag_of]
+        order, begin = _by_number(jnp.where(away, owner, devices), devices)
+        taken, sent = _lines(order, begin[:-1], begin[1:], room.lookups)  # bag by bag, since the order is stable
+        fresh = bag_of[taken[:, 1:]] != bag_of[taken[:, :-1]]
+        rank = jnp.cumsum(jnp.pad(fresh, ((0, 0), (1, 0))), axis=1, dtype=jnp.int32)
+        sent &= rank < room.bags
 
         def lines(values: jax.Array, fill: int) -> jax.Array:
-            return jnp.where(real, values[taken], jnp.asarray(fill, values.dtype))
+            return jnp.where(sent, values[taken], jnp.asarray(fill, values.dtype))
 
-        of_bag = lines(bag_of, bags.num_bags)
-        starts = jax.vmap(lambda own: jnp.searchsorted(own, at))(of_bag).astype(jnp.int32)
-        count = (first[1:] - first[:-1])[:, None]
+        of_bag, ranks = lines(bag_of, bags.num_bags), jnp.where(sent, rank, room.bags)
+        of_rank = jnp.arange(room.bags, dtype=jnp.int32)
+        starts = jax.vmap(lambda line: jnp.searchsorted(line, of_rank))(ranks).astype(jnp.int32)
+        at = jnp.take_along_axis(of_bag, jnp.minimum(starts, room.lookups - 1), axis=1)
         route = SendRoute(
             rows=lines(offset, -1),
             starts=starts,
-            at=jnp.where(starts < count, jnp.asarray(at)[None], bags.num_bags),
+            at=jnp.where(starts < jnp.sum(sent, axis=1, keepdims=True), at, bags.num_bags),
             weights=None if bags.weights is None else lines(bags.weights.reshape(-1), 0),
             addresses=lines(ids, 0),
             num_bags=bags.num_bags,
         )
-        return route, away
+        everywhere = jnp.zeros(ids.size, bool)
+        return route, everywhere.at[jnp.where(sent, taken, ids.size)].set(True, mode="drop")
 
 
 class Window(NamedTuple):
@@ -120,7 +173,7 @@ class Window(NamedTuple):
       first, stop: () int32, numbers of the first one, and one past the last.
       before: (devices + 2,) int32, how many rows of each source are before the first.
       behind: Likewise before ``stop``.
-      low, high: () int32, the addresses that all devices' windows hold: ``low`` to ``high``, without it.
+      low, high: (), the ``compared`` addresses that all devices' windows hold: ``low`` to ``high``, without it.
     """
 
     first: jax.Array
@@ -183,8 +236,8 @@ class Routing:
     def first(self) -> Window:
         """The first window, of nearly always all rows."""
         nothing = jnp.zeros(jax.lax.axis_size(AXIS) + 2, jnp.int32)
-        none = jnp.int32(0)
-        return self.after(Window(none, none, nothing, nothing, none, none))
+        none, lowest = jnp.int32(0), jnp.zeros((), _cast(self.bags).rows.dtype)
+        return self.after(Window(none, none, nothing, nothing, lowest, lowest))
 
     def after(self, window: Window) -> Window:
         """The next window: as many addresses as every device has room for."""
@@ -195,8 +248,9 @@ class Routing:
         within = self.rank - window.behind[self.source] < most[self.source]
         left_out = (number >= window.stop) & (number < cast.num_unique)
         left_out &= (number - window.stop >= room.unique) | ~within
-        bound = jnp.min(jnp.where(left_out, cast.rows, NO_ROW), initial=NO_ROW)
-        high = jax.lax.pmin(bound, AXIS)
+        highest = _highest(cast.rows)
+        bound = jnp.min(jnp.where(left_out, cast.rows, highest), initial=highest)
+        high = highest if self.places.fits else jax.lax.pmin(bound, AXIS)
         stop = jnp.sum((cast.rows < high) & (number < cast.num_unique), dtype=jnp.int32)
         upto = jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(self.order < stop, dtype=jnp.int32)])
         behind = upto[self.starts[1:]] - upto[self.starts[:-1]]
@@ -204,7 +258,7 @@ class Routing:
 
     def more(self, window: Window) -> jax.Array:
         """() bool, whether a device has rows behind the window; the same on all."""
-        return window.high < NO_ROW
+        return window.high < _highest(window.high)
 
     def bags_of(self, window: Window, *, first: bool = False) -> Bags:
         """The bags' lookups of a window's rows, which they number from 0; with their cast.
@@ -263,7 +317,8 @@ class Routing:
             send=self.sent,
             addresses=_cast(self.bags)
             .rows.at[window.first + jnp.arange(room.unique, dtype=jnp.int32)]
-            .get(mode="clip"),
+            .get(mode="clip")
+            .astype(jnp.int32),
         )
 
     def following[T](self, value: T, window: Window, body: Callable[[T, Window], T]) -> T:
@@ -284,6 +339,11 @@ def _cast(bags: Bags) -> Cast:
     return bags.cast
 
 
+def _highest(addresses: jax.Array) -> jax.Array:
+    """The greatest number of their type, past every address."""
+    return jnp.array(jnp.iinfo(addresses.dtype).max, addresses.dtype)
+
+
 def _by_number(values: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
     """The places of (n,) values in stable ascending order, and where each of 0 to ``count`` begins in it."""
     starts = jnp.sum(values[None, :] < jnp.arange(count + 1)[:, None], axis=1, dtype=jnp.int32)
@@ -301,10 +361,3 @@ def _bags_of_lookups(bags: Bags) -> jax.Array:
     if bags.offsets is None:
         return jnp.repeat(jnp.arange(bags.num_bags, dtype=jnp.int32), bags.ids.shape[1])
     return segment_of_entries(bags.offsets, bags.capacity)
-
-
-def _lookups_of(bags: Bags, spans: tuple[tuple[int, int], ...]) -> int:
-    """The most lookups that some bags have together."""
-    if bags.offsets is None:
-        return bags.ids.shape[1] * sum(stop - first for first, stop in spans)
-    return bags.capacity

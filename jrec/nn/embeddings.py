@@ -204,7 +204,7 @@ class EmbeddingCollection(nnx.Module):
         Raises:
           ValueError: If a stack has no bags, or its rows are not in here.
         """
-        return look_up(self.with_own({}, bags=bags), bags, {}, self.contexts(), self.implementation)
+        return look_up(self.with_own({}, bags=bags), bags, self.contexts(), self.implementation)
 
     def cache_hits(self, slots: Mapping[str, Mapping[str, Any]]) -> dict[str, CacheHits]:
         """Hits and lookups in training of each tensor-train table with a cache, by table; waits for the device.
@@ -297,7 +297,7 @@ class EmbeddingCollection(nnx.Module):
         """
         contexts = self.contexts(optimizer=optimizer, cores=cores, step=step, rounding_key=rounding_key)
         stores = self.stores(slots)
-        pending = updates(stores, residuals, gradients, {}, contexts)
+        pending = updates(stores, residuals, gradients, contexts)
         return self.put(apply_updates(stores, pending, contexts, self.implementation))
 
     def features(self, activations: Mapping[str, jax.Array], bags: Mapping[str, Bags]) -> dict[str, jax.Array]:
@@ -322,7 +322,8 @@ class EmbeddingCollection(nnx.Module):
         parts = []
         for stack, number in self.layout.places[name]:
             feature, batch = stack.features[number], bags[stack.name].num_bags // stack.bags_per_example
-            parts.append(_present(bags[stack.name], feature.first_bag * batch, batch, feature.config.max_length))
+            begin, length = feature.first_bag * batch, feature.config.max_length
+            parts.append(_present(bags[stack.name], begin, batch, length, stack.wide))
         return functools.reduce(jnp.logical_or, parts)
 
     def masks(self, bags: Mapping[str, Bags]) -> dict[str, jax.Array]:
@@ -395,11 +396,15 @@ def init_stack(stack: Stack, key: jax.Array, *, pad_rows: bool = False) -> jax.A
     return init(key)
 
 
-def _present(bags: Bags, begin: int, batch: int, length: int) -> jax.Array:
-    """Which of ``batch * length`` one-id bags from ``begin`` on hold an id, (batch, length) bool."""
+def _present(bags: Bags, begin: int, batch: int, length: int, wide: bool) -> jax.Array:
+    """Which of ``batch * length`` one-id bags from ``begin`` on hold an id, (batch, length) bool.
+
+    On a mesh, ids of ``wide`` stacks are modulo 2^32; of these only -1 is padding.
+    """
     stop = begin + batch * length
     if bags.offsets is None:
-        present = bags.ids[begin:stop, 0] >= 0
+        ids = bags.ids[begin:stop, 0]
+        present = ids != -1 if wide else ids >= 0
     else:
         present = bags.offsets[begin + 1 : stop + 1] > bags.offsets[begin:stop]
     return present.reshape(batch, length)

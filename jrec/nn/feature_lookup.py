@@ -71,7 +71,7 @@ def _rows_in(collection: EmbeddingCollection, stack: Stack, feature: StackedFeat
         pooled = lookup_of_table(table, bags.ids, weights=bags.weights, implementation=collection.implementation)
         return strip(pooled, stack.dim)
     store = collection.tt[stack.name].store({})
-    pooled, _ = store.lookup(bags, None, collection.contexts()[stack.name]).finish(None)
+    pooled, _ = store.lookup(bags, collection.contexts()[stack.name]).finish(None)
     return pooled
 
 

@@ -220,7 +220,7 @@ class SparseOptimizer(nnx.Module):
         # Without bags, stores have room for all rows: ``unique_capacities`` hold for a batch, not for several together.
         contexts, stores = step_contexts(embeddings, self), step_stores(embeddings, self, {}, None)
         if bags is not None:
-            _, residuals = look_up(stores, bags, {}, contexts, embeddings.implementation)
+            _, residuals = look_up(stores, bags, contexts, embeddings.implementation)
         _, norm = apply_gradients(
             model,
             self,

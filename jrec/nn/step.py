@@ -21,7 +21,7 @@ from flax import nnx
 
 from jrec.batch import Batch
 from jrec.mesh.communication import Communication
-from jrec.mesh.route import AXIS, Route
+from jrec.mesh.route import AXIS
 from jrec.nn.micro_batches import MicroBatches
 from jrec.nn.module_state import Changed, arrays_of, check_independent, logits_of, pure_logits, put, replaced, shared
 from jrec.nn.optimizer import Loss, SparseOptimizer, binary_cross_entropy
@@ -79,7 +79,6 @@ def train_step_on(
     stores: Stores,
     batch: Batch,
     *,
-    routes: Mapping[str, Route] = _NONE,
     loss: Loss = binary_cross_entropy,
     communication: Communication | None = None,
     micro_batches: int = 1,
@@ -91,7 +90,6 @@ def train_step_on(
       optimizer: The model's optimizer.
       stores: The rows that are not in the model, by stack.
       batch: A mini-batch, or a device's part of one, whose ids number the rows of ``stores``.
-      routes: The routes, by stack of ``stores`` that needs one.
       loss: A function of logits and batch to a mean over the examples.
       communication: The other devices; the step is then inside ``shard_map``. None on a single device.
       micro_batches: In how many slices of the examples, one after another, the dense model runs forward and backward.
@@ -103,7 +101,7 @@ def train_step_on(
     embeddings = model.embeddings
     contexts = step_contexts(embeddings, optimizer, communication)
     every = step_stores(embeddings, optimizer, stores, batch.bags)
-    activations, residuals = look_up(every, batch.bags, routes, contexts, embeddings.implementation)
+    activations, residuals = look_up(every, batch.bags, contexts, embeddings.implementation)
     (value, logits), (dense_gradients, gradients) = _gradients(
         model, activations, batch, loss, communication, micro_batches
     )
@@ -115,7 +113,6 @@ def train_step_on(
         dense_gradients,
         gradients,
         contexts=contexts,
-        routes=routes,
         communication=communication,
     )
     if communication is not None:
@@ -165,7 +162,6 @@ def predict_on(
     stores: Stores,
     batch: Batch,
     *,
-    routes: Mapping[str, Route] = _NONE,
     communication: Communication | None = None,
 ) -> jax.Array:
     """Logits, (examples,) float32, of the model in eval mode; it stays as it is, and so does all of its state.
@@ -175,7 +171,7 @@ def predict_on(
     embeddings = model.embeddings
     every = embeddings.with_own(stores, bags=batch.bags)
     contexts = embeddings.contexts(communication=communication)
-    activations, _ = look_up(every, batch.bags, routes, contexts, embeddings.implementation)
+    activations, _ = look_up(every, batch.bags, contexts, embeddings.implementation)
     graph, state = nnx.split(model)
 
     def logits(state: Any, activations: Activations) -> jax.Array:

@@ -10,12 +10,10 @@ import jax
 import jax.numpy as jnp
 
 from jrec.mesh.communication import Communication
-from jrec.mesh.route import AXIS, Route
+from jrec.mesh.route import AXIS
 from jrec.ops.layout import EmbeddingLayout
 from jrec.ops.types import Bags
 from jrec.tiers.store import Context, Stores, Update, apply_updates, updates
-
-NO_ROUTES: Mapping[str, Route] = {}
 
 
 def step_contexts(embeddings: Any, optimizer: Any, communication: Communication | None = None) -> dict[str, Context]:
@@ -44,7 +42,6 @@ def apply_gradients(
     activation_gradients: Mapping[str, jax.Array],
     *,
     contexts: Mapping[str, Context],
-    routes: Mapping[str, Route] = NO_ROUTES,
     communication: Communication | None = None,
     gradient_scale: jax.Array | float | None = None,
 ) -> tuple[dict[str, Any], jax.Array | None]:
@@ -58,7 +55,6 @@ def apply_gradients(
       dense_gradients: Of ``nnx.Param``; on a mesh of the device's part.
       activation_gradients: (num_bags, dim) float32 by stack.
       contexts: By stack (``step_contexts``).
-      routes: By stack that needs one.
       communication: The other devices, or None.
       gradient_scale: A factor of all gradients; None for one.
 
@@ -66,7 +62,7 @@ def apply_gradients(
       The stores after the step, and the norm of all gradients before they were clipped, () float32; None where nothing
       clips them.
     """
-    pending, norm = updates(stores, residuals, activation_gradients, routes, contexts), None
+    pending, norm = updates(stores, residuals, activation_gradients, contexts), None
     scale = None if gradient_scale is None else jnp.asarray(gradient_scale, jnp.float32)
     limit = optimizer.max_global_norm
     if limit is not None:

@@ -223,17 +223,18 @@ class Stack:
         return self.tt_shape is not None
 
     @property
-    def address_dtype(self) -> np.dtype:
-        """Type of addresses on the host: int32, or int64 where the stack is one table of 2^31 - 1 rows or more.
+    def wide(self) -> bool:
+        """Whether the stack is one table of 2^31 - 1 rows or more; devices have its addresses modulo 2^32, in int32."""
+        return self.rows >= MAX_ROWS
 
-        Devices see no address of such a stack: there ids number the rows of a batch, or of a shard, in int32.
-        """
-        return np.dtype(np.int64 if self.rows >= MAX_ROWS else np.int32)
+    @property
+    def address_dtype(self) -> np.dtype:
+        """Type of addresses on the host: int32, or int64 of a ``wide`` stack."""
+        return np.dtype(np.int64 if self.wide else np.int32)
 
     def addresses_from_device(self, words: np.ndarray) -> np.ndarray:
         """Addresses, modulo 2^32 in int32 as devices have them, in ``address_dtype``."""
-        wide = self.address_dtype == np.int64
-        return words.view(np.uint32).astype(np.int64) if wide else words
+        return words.view(np.uint32).astype(np.int64) if self.wide else words
 
     @functools.cached_property
     def bags_per_example(self) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import PartitionSpec
 
 from jrec.ops.arrays import Ids, Offsets
@@ -91,26 +92,46 @@ def cast_of(
     )
 
 
+def tensor_cast_of_words(ids: jax.Array, offsets: jax.Array | None, *, unique_capacity: int) -> Cast:
+    """The cast of rows of a table of 2^31 rows or more, whose ids are modulo 2^32; of these only -1 is padding.
+
+    ``Cast.rows`` is uint32, the rows themselves, and 2^32 - 1 in padding. Arguments as of ``tensor_cast``, by XLA.
+    """
+    bags, inside, num_bags = _bags_of(ids, offsets)
+    highest = np.uint32(2**32 - 1)  # -1 as a word
+    words = jnp.where(inside, jax.lax.bitcast_convert_type(ids.reshape(-1), jnp.uint32), highest)
+    cast = _cast_of(words, bags, num_bags, highest, unique_capacity)
+    return dataclasses.replace(cast, num_bags=static(num_bags))
+
+
 def _xla(ids: jax.Array, offsets: jax.Array | None, num_rows: int, unique_capacity: int) -> Cast:
+    bags, inside, num_bags = _bags_of(ids, offsets)
+    return _cast_of(_keys(ids, num_rows, inside), bags, num_bags, jnp.int32(num_rows), unique_capacity)
+
+
+def _bags_of(ids: jax.Array, offsets: jax.Array | None) -> tuple[jax.Array, jax.Array | bool, int]:
+    """(capacity,) int32 bag of each lookup, whether it is one of the bag's, and the number of bags."""
     capacity = ids.size
-    inside: jax.Array | bool = True
     if offsets is None:
-        num_bags = ids.shape[0]
         bags = jnp.arange(capacity, dtype=jnp.int32) // jnp.int32(larger(1, ids.shape[1]))
-    else:
-        num_bags = offsets.shape[0] - 1
-        bags = segment_of_entries(offsets, capacity)
-        inside = cpu_or_other((offsets, bags), cpu=_inside_on_cpu, other=within_bags)
-    keys, positions = _sorted(_keys(ids, num_rows, inside))
-    keys = keys.astype(jnp.int32)
-    real = keys < num_rows
+        return bags, True, ids.shape[0]
+    bags = segment_of_entries(offsets, capacity)
+    return bags, cpu_or_other((offsets, bags), cpu=_inside_on_cpu, other=within_bags), offsets.shape[0] - 1
+
+
+def _cast_of(keys: jax.Array, bags: jax.Array, num_bags: int, padding: Any, unique_capacity: int) -> Cast:
+    """The cast of rows as sort keys, those of padding the greatest; ``rows`` of ``padding``'s type."""
+    capacity = keys.shape[0]
+    keys, positions = _sorted(keys)
+    keys = keys.astype(padding.dtype)
+    real = keys < padding
     total = jnp.sum(real, dtype=jnp.int32)
     first = jnp.concatenate([jnp.ones(smaller(1, capacity), bool), keys[1:] != keys[:-1]])
     segment = jnp.cumsum(first, dtype=jnp.int32) - 1
     starts = jnp.where(first & real, segment, unique_capacity)
     iota = jnp.arange(capacity, dtype=jnp.int32)
     return Cast(
-        rows=jnp.full(unique_capacity, num_rows, jnp.int32).at[starts].set(keys, mode="drop"),
+        rows=jnp.full(unique_capacity, padding, padding.dtype).at[starts].set(keys, mode="drop"),
         offsets=jnp.full(unique_capacity + 1, total, jnp.int32)
         .at[jnp.where(first & real, segment, unique_capacity + 1)]
         .set(iota, mode="drop"),

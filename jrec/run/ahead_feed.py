@@ -18,7 +18,6 @@ from jrec.host.stages import Channel, Finished, Monitor, Stage
 from jrec.host.timeline import Timeline
 from jrec.run.batches import Batches, Position
 from jrec.run.feed import LoaderFeed, Ready, remaining
-from jrec.run.mesh_arrays import Growth
 from jrec.run.step import HostResults, StepBatch, StepResults
 
 _ALIGNMENT = 64  # of arrays that XLA reads on CPUs where they are; others it copies
@@ -32,20 +31,17 @@ class Placed(NamedTuple):
     Attributes:
       batch: NumPy arrays, as the loader made them.
       prepared: The batch on the device or the mesh.
-      growth: The sizes that it made grow.
     """
 
     batch: Batch
     prepared: StepBatch
-    growth: Growth = {}  # noqa: RUF012, never changed
 
 
 class _Made(NamedTuple):
-    """Batches of a dispatch, the loader's position after them, and the sizes that they made grow."""
+    """Batches of a dispatch, and the loader's position after them."""
 
     ready: Ready
     position: Position
-    growth: Growth
 
 
 class AheadFeed(LoaderFeed):
@@ -98,12 +94,8 @@ class AheadFeed(LoaderFeed):
             self._stage.start()
         if (made := self._waiting.next()) is None:
             raise StopIteration
-        number, self._out = made
-        self.taken(number, self._out.growth)
+        _, self._out = made
         return self._out.ready
-
-    def taken(self, number: int, growth: Growth) -> None:
-        """Called in the program's thread with each dispatch's number, from 1, and what its batches made grow."""
 
     def stepped(self, ready: Ready, host: HostResults, results: StepResults) -> None:
         """Moves the position, and waits where the program is far ahead of the device; see ``Feed``."""
@@ -145,7 +137,7 @@ class AheadFeed(LoaderFeed):
                 placed, (position, grown) = [placed for placed, *_ in some], some[-1][1:]
                 prepared = placed[0].prepared if len(some) == 1 else self._stacked([one.prepared for one in placed])
                 ready = Ready(batches=tuple(one.batch for one in placed), prepared=prepared, grown=grown)
-                self._alone.append(_Made(ready, position, placed[-1].growth))
+                self._alone.append(_Made(ready, position))
         if not self._alone:
             raise Finished
         self._recent.append(made := self._alone.popleft())

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import pathlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -23,12 +22,11 @@ from jrec.run.in_place_feed import HostCasts, InPlaceFeed
 from jrec.run.mesh_feed import MeshFeed
 from jrec.run.mesh_setup import MeshSetup
 from jrec.run.options import HostOptions
-from jrec.run.run_feed import ItemPacker, RunFeed, hot_partition
+from jrec.run.run_feed import ItemPacker, RunFeed
 from jrec.run.state import RunState
 
 Steps = int | Callable[[int], int]
 """How many steps a dispatch takes, or a function of the batches before it to that."""
-OnGrowth = Callable[[int, Mapping[str, Any]], None]
 Fed = tuple[tuple[str, ...], Identity | None]
 """Names of the float features of what a run was fed with, and its dataset, where that is known."""
 
@@ -68,7 +66,6 @@ class Feeds:
         total: int | None = None,
         steps: Steps = 1,
         trace: pathlib.Path | None = None,
-        on_growth: OnGrowth | None = None,
         **packing: Any,
     ) -> RunFeed:
         """See ``Run.feed``."""
@@ -96,7 +93,7 @@ class Feeds:
             packed = PackedBatches(
                 batches, pack, transform=transform, workers=workers, prefetch=prefetch, order=pack.order
             )
-        feed = self._feed(packed, setup, total=total, steps=steps if placed else None, trace=trace, on_growth=on_growth)
+        feed = self._feed(packed, setup, total=total, steps=steps if placed else None, trace=trace)
         opened = RunFeed(feed, reads_ahead=reads_ahead, replays=replays)
         if position is not None:
             opened.restore(position)
@@ -105,11 +102,8 @@ class Feeds:
 
     def one_by_one(self, *, hot: bool = False) -> str:
         """Why every step takes a dispatch of its own; "" where several can share one."""
-        if self._state.tables:
+        if self._state.tables and not hot:
             return f"rows of {', '.join(self._state.tables)} are in host memory"
-        setup = self._state.setup
-        if setup is not None and (hot or len(setup.device_routed) < len(self._state.layout.planned_stacks)):
-            return "the host routes every batch: it is hot, or addresses need 64 bits"
         return "tables of the run grow" if self._state.growing else ""
 
     def _check(self, *, hot: bool, reads_ahead: bool) -> None:
@@ -129,7 +123,7 @@ class Feeds:
     def _transform(self, setup: MeshSetup | None) -> Callable[[Batch], Any] | None:
         """What becomes of packed batches before their steps."""
         if setup is not None:
-            return functools.partial(hot_partition, setup) if setup.hot else setup.training_partitioner
+            return setup.partitioner
         return HostCasts(self._state.layout.host_stacks) if self._in_place else None
 
     def _packer(
@@ -164,12 +158,11 @@ class Feeds:
         total: int | None,
         steps: Steps | None,
         trace: pathlib.Path | None,
-        on_growth: OnGrowth | None,
     ) -> Feed:
         """The feed for the places of the run's rows; ``steps`` where it places batches on one device."""
         state, at = self._state, steps if callable(steps) else lambda _: steps or 1
         if setup is not None and (setup.hot or not state.tables):
-            return MeshFeed(batches, setup=setup, total=total, steps=at, on_growth=on_growth)
+            return MeshFeed(batches, setup=setup, total=total, steps=at)
         if not state.tables and steps is not None:
             return PlacedFeed(batches, total=total, steps=at)
         if not state.tables:

@@ -22,7 +22,7 @@ from jrec.mesh.route import AXIS
 from jrec.ops.layout import EmbeddingLayout
 from jrec.run.batches import Batches
 from jrec.run.feed import Ready, remaining
-from jrec.run.mesh_feed import PartitionedBatches
+from jrec.run.mesh_batches import MeshBatches
 from jrec.run.mesh_setup import MeshSetup
 from jrec.run.new_lines import FirstRows
 from jrec.run.options import HostOptions
@@ -56,8 +56,8 @@ class HostFeed:
         first_rows: FirstRows | None = None,
     ):
         self.timeline = Timeline(trace=trace is not None)
-        self._loader, self._trace, self._setup = loader, trace, setup
-        self._partitioned = None if setup is None else PartitionedBatches(setup)
+        self._loader, self._total, self._trace, self._setup = loader, total, trace, setup
+        self._partitioned = None if setup is None else MeshBatches(setup)
         self._pipeline = HostPipeline(
             remaining(loader, total),
             layout,
@@ -76,7 +76,7 @@ class HostFeed:
         """The next batch, ready for its step; see ``Feed``."""
         if self._position is None:
             if self._partitioned is not None:
-                self._partitioned.begin(self._loader)
+                self._partitioned.begin(self._loader, self._total)
             self._position = self._loader.state()
         ready = self._out = self._pipeline.get()
         if ready is None:

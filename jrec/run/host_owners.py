@@ -15,13 +15,12 @@ device in the step.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
 from jrec.ops.layout import Stack
 from jrec.run.peers import Peers
-from jrec.sharding.router import Routed, Taken
 
 BLOCK_ROWS = 4096
 """Consecutive addresses of one process, at most: whole pages of memory of any row, and short enough to share the
@@ -132,28 +131,3 @@ class HostOwners:
 
 ALONE = HostOwners(processes=1, process=0, devices=1)
 """The owners in a run of one process, which has all rows."""
-
-
-def read_from_host(routes: Sequence[Routed]) -> np.ndarray:
-    """(n,) ascending addresses of the rows of host memory that any of one stack's routes reads."""
-    return np.unique(np.concatenate([routed.addresses[routed.host.at] for routed in routes]))
-
-
-def with_owners(routed: Routed, read: np.ndarray, device: np.ndarray, line: np.ndarray, first: int) -> Routed:
-    """A route whose rows of host memory are rows of their owners' shards.
-
-    Args:
-      routed: The route.
-      read: (n,) ascending addresses, which include the route's host rows.
-      device: (n,), each row's device.
-      line: (n,) int32, its line there after the rows that live there.
-      first: The offset of line 0 in every shard.
-    """
-    at = routed.host.at
-    which = np.searchsorted(read, routed.addresses[at])
-    owner, rows = device[which], np.int32(first) + line[which]
-    shards = []
-    for number in range(routed.devices):
-        kept, here = routed.shard(number), owner == number
-        shards.append(Taken(np.concatenate([kept.rows, rows[here]]), np.concatenate([kept.at, at[here]])))
-    return Routed.joined(routed.addresses, shards, routed.replicated, host=Taken(rows[:0], at[:0]))

@@ -8,15 +8,14 @@ sent. "auto" counts both in the run's first batches, always the same ones, so th
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, Literal
 
 import jax
 import numpy as np
 
 from jrec.ops.layout import EmbeddingLayout, Stack, StackedFeature
-from jrec.ops.types import Bags
-from jrec.run.partitioned_batch import DeviceBatch, bags_of, poolable
+from jrec.run.part_lookups import PartLookups, bags_of, poolable
 from jrec.sharding.modes import traffic
 
 LookupMode = Literal["auto", "retrieve", "send"]
@@ -63,28 +62,29 @@ class LookupModes:
         self.tables: tuple[TableModes, ...] = ()
 
     def decide(
-        self, batches: Iterable[Sequence[DeviceBatch]], devices: Sequence[int], *, training: bool = True
+        self, batches: Iterable[Mapping[str, Sequence[PartLookups]]], examples: int, *, training: bool = True
     ) -> None:
-        """Chooses from batches whose parts retrieve all rows; where processes have different parts, all call this.
+        """Chooses by the lookups of batches; where processes have different parts, all call this.
 
         Args:
-          batches: The parts of these devices, of every batch.
-          devices: Numbers of the process's own devices, or of all.
+          batches: By stack the lookups of the parts of the process's own devices, or of all, of every batch.
+          examples: The examples of a part.
           training: Whether gradients travel, too.
         """
         counts_by_table: dict[tuple[str, str], _Counts] = {}
-        steps = 0
-        for parts in batches:
+        steps = parts = 0
+        for lookups in batches:
             steps += 1
-            for part, device in zip(parts, devices, strict=True):
-                for stack in self._stacks:
-                    for table, counts in _counted(stack, part, device):
+            for stack in self._stacks:
+                parts = len(lookups[stack.name])
+                for part in lookups[stack.name]:
+                    for table, counts in _counted(stack, part, examples):
                         key = (stack.name, table)
                         counts_by_table[key] = counts_by_table[key] + counts if key in counts_by_table else counts
         stacks = {stack.name: stack for stack in self._stacks}
         self.tables = tuple(
             _chosen(stacks[stack], table, counts, steps, training)
-            for (stack, table), counts in _summed(counts_by_table, len(devices)).items()
+            for (stack, table), counts in _summed(counts_by_table, parts).items()
         )
         self.send = frozenset(name for table in self.tables for name in table.send)
         self.decided = True
@@ -138,17 +138,17 @@ def _candidates(stack: Stack) -> dict[str, list[StackedFeature]]:
     return candidates
 
 
-def _counted(stack: Stack, part: DeviceBatch, device: int) -> Iterator[tuple[str, _Counts]]:
+def _counted(stack: Stack, part: PartLookups, examples: int) -> Iterator[tuple[str, _Counts]]:
     """One device's requests to the others, by table with candidates."""
-    routed, bags, examples = part.routes[stack.name], part.batch.bags[stack.name], len(part.batch.labels)
-    owner, _ = routed.owners(but=device)
-    devices = routed.devices
+    owner, devices, device = part.owner, part.devices, part.device
     for table, candidates in _candidates(stack).items():
         rest = [f for f in stack.features if f.config.table == table and f not in candidates]
         last = np.full(owner.size, -1, np.int64)  # reader of each unique row, the latest in the order of preference
         counts = {n: np.zeros((len(candidates), devices, devices)) for n in ("lookups", "bags")}
         for i, feature in enumerate([*candidates, *rest]):
-            numbers, bag = _lookups(bags, bags_of(feature, examples))
+            span = bags_of(feature, examples)
+            of = slice(*np.searchsorted(part.bag, [span.start, span.stop]))
+            numbers, example = part.number[of], part.bag[of] - span.start
             last[numbers] = min(i, len(candidates))
             if i >= len(candidates):
                 continue
@@ -156,27 +156,12 @@ def _counted(stack: Stack, part: DeviceBatch, device: int) -> Iterator[tuple[str
             asked = owner[numbers[away]].astype(np.int64)
             counts["lookups"][i, device] = np.bincount(asked, minlength=devices)
             pairs = np.zeros((examples, devices), bool)
-            pairs[bag[away], asked] = True
+            pairs[example[away], asked] = True
             counts["bags"][i, device] = pairs.sum(axis=0)
         rows = np.zeros((len(candidates) + 1, devices, devices))
         for i in range(len(candidates) + 1):
             rows[i, device] = np.bincount(owner[(owner >= 0) & (last >= i)], minlength=devices)
         yield table, _Counts(rows=rows, **counts)
-
-
-def _lookups(bags: Bags, span: slice) -> tuple[np.ndarray, np.ndarray]:
-    """The lookups of some bags, without padding: numbers of unique rows, and of bags counted from the first."""
-    ids = np.asarray(bags.ids)
-    if bags.offsets is None:
-        ids_read = ids[span]
-        bag = np.repeat(np.arange(ids_read.shape[0]), ids_read.shape[1])
-        ids_read = ids_read.reshape(-1)
-    else:
-        offsets = np.asarray(bags.offsets)[span.start : span.stop + 1]
-        ids_read = ids[offsets[0] : offsets[-1]]
-        bag = np.repeat(np.arange(offsets.size - 1), np.diff(offsets))
-    real = ids_read >= 0
-    return ids_read[real], bag[real]
 
 
 def _summed(counts: dict[tuple[str, str], _Counts], devices: int) -> dict[tuple[str, str], _Counts]:

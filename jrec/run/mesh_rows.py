@@ -56,6 +56,20 @@ def local_numbers(mesh: Mesh) -> list[int]:
     return [i for i, d in enumerate(mesh.devices.flat) if d.process_index == jax.process_index()]
 
 
+def on_mesh(tree: Any, mesh: Mesh) -> Any:
+    """Arrays whose first axis are this process's devices, as arrays over the mesh's."""
+    sharding = NamedSharding(mesh, PartitionSpec(AXIS))
+    count, local = mesh.devices.size, sum(d.process_index == jax.process_index() for d in mesh.devices.flat)
+    if local == count:  # all arrays at once, in half the time
+        return jax.device_put(tree, sharding)
+
+    def place(leaf: np.ndarray) -> jax.Array:
+        shape = (leaf.shape[0] // local * count, *leaf.shape[1:])
+        return jax.make_array_from_process_local_data(sharding, leaf, shape)
+
+    return jax.tree.map(place, tree)
+
+
 def based(stack: Stack) -> list[tuple[str, int]]:
     """The tables of a stack with their first addresses."""
     return [(t.name, base) for t, base in zip(stack.tables, stack.bases, strict=True)]

@@ -5,32 +5,33 @@ from __future__ import annotations
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jrec.batch import Batch
 from jrec.errors import value_errors_are_config_errors
 from jrec.mesh.communication import Communication
 from jrec.mesh.exchange import Kind, check_kind
 from jrec.mesh.route import AXIS
-from jrec.mesh.routing import Places
-from jrec.ops.layout import EmbeddingLayout
+from jrec.mesh.routing import Places, Room
+from jrec.ops.layout import EmbeddingLayout, Stack
 from jrec.random_keys import over_words
 from jrec.run.batches import Batches
 from jrec.run.host_owners import HostOwners
 from jrec.run.lookup_modes import LookupModes
-from jrec.run.mesh_arrays import Ranges, Shapes, on_mesh
 from jrec.run.mesh_monitor import PlanMonitor
-from jrec.run.mesh_rows import local_numbers
+from jrec.run.mesh_rows import based, local_numbers, on_mesh
+from jrec.run.mesh_sizes import MeshSizes, Ranges
 from jrec.run.options import MeshOptions
-from jrec.run.partitioned_batch import BatchPartitioner, PartitionedBatch, host_stacks, plan_routers
+from jrec.run.part_lookups import PartLookups
+from jrec.run.partitioned_batch import BatchPartitioner, PartitionedBatch, host_stacks
 from jrec.run.peers import Peers, connect
 from jrec.run.processes import several
 from jrec.sharding import Plan
+from jrec.sharding.stack_ranges import StackRanges
 
 FIRST_BATCHES = 4
 """The number of batches that decide the modes of lookups and the first sizes of routes, before the first step."""
@@ -79,9 +80,9 @@ class MeshSetup:
         return Communication(reduce=self.options.reduce, exchange=self.exchange, computes=self.plan.computes)
 
     @property
-    def host_stacks(self) -> list[str]:
-        """Names of the stacks with rows in host memory."""
-        return [stack.name for stack in host_stacks(self.layout, self.plan)]
+    def host_stacks(self) -> tuple[Stack, ...]:
+        """The planned stacks with rows in host memory that batches read."""
+        return () if self.hot else host_stacks(self.layout, self.plan)
 
     @functools.cached_property
     def owners(self) -> HostOwners:
@@ -103,73 +104,59 @@ class MeshSetup:
 
     @functools.cached_property
     def partitioner(self) -> BatchPartitioner:
-        """Cuts this process's training batches."""
-        return self._partitioner(self.local, self.local[0], len(self.local), together=several())
-
-    @functools.cached_property
-    def training_partitioner(self) -> BatchPartitioner:
-        """Cuts this process's training batches, whose devices find the rows of ``device_routed`` stacks themselves."""
-        return self._partitioner(
-            self.local, self.local[0], len(self.local), together=several(), device_routed=self.device_routed
-        )
-
-    @functools.cached_property
-    def device_routed(self) -> frozenset[str]:
-        """The stacks whose rows the devices find by themselves: of 32-bit addresses, where no row is in host memory."""
-        if self.hot or self.host_stacks:
-            return frozenset()
-        return frozenset(stack.name for stack in self.layout.planned_stacks if stack.address_dtype == np.int32)
-
-    @functools.cached_property
-    def _ranges(self) -> dict[str, Ranges]:
-        """By stack that is routed on the devices, ``Places``'s ranges as each device reads them, on the mesh."""
-        routers = plan_routers(self.layout, self.plan, self.local)
-        return {name: on_mesh(routers[name].ranges(self.local), self.mesh) for name in self.device_routed}
-
-    def places(self, shapes: Shapes) -> dict[str, Places]:
-        """By stack that is routed on the devices, where its rows lie, for batches of these sizes."""
-        return {name: shapes.places(name, ranges) for name, ranges in self._ranges.items()}
+        """Cuts this process's batches."""
+        return self._partitioner(self.local[0], len(self.local))
 
     @functools.cached_property
     def whole_partitioner(self) -> BatchPartitioner:
         """Cuts batches that every process reads whole."""
-        return self._partitioner(range(self.plan.devices), 0, self.plan.devices)
+        return self._partitioner(0, self.plan.devices)
 
-    def _partitioner(
-        self,
-        devices: Sequence[int],
-        first: int,
-        count: int,
-        *,
-        together: bool = False,
-        device_routed: Set[str] = frozenset(),
-    ) -> BatchPartitioner:
+    def _partitioner(self, first: int, count: int) -> BatchPartitioner:
         return BatchPartitioner(
             self.layout,
             self.plan,
-            devices=devices,
+            devices=self.local,
             first=first,
             count=count,
             cast=self.cast,
-            sending=lambda: self.modes.send,
             hot=self.hot,
-            owners=self.owners,
-            together=together,
-            device_routed=device_routed,
         )
 
-    def shapes(self, examples: int) -> Shapes:
-        """Static sizes for batches of ``examples`` examples."""
-        each = examples // len(self.plan.compute_devices)
-        return Shapes(
+    @functools.cached_property
+    def _ranges(self) -> dict[str, StackRanges]:
+        return {stack.name: StackRanges(self.plan, based(stack)) for stack in self.layout.planned_stacks}
+
+    @functools.cached_property
+    def _ranges_on_mesh(self) -> dict[str, Ranges]:
+        return {name: on_mesh(ranges.of_devices(self.local), self.mesh) for name, ranges in self._ranges.items()}
+
+    def places(self, sizes: MeshSizes) -> dict[str, Places]:
+        """By planned stack, where devices find rows, for batches of these sizes."""
+        return {name: sizes.places(name, ranges) for name, ranges in self._ranges_on_mesh.items()}
+
+    def sizes(self, examples: int) -> MeshSizes:
+        """Static sizes for parts of ``examples`` examples."""
+        return MeshSizes(
             self.layout,
             self.plan,
-            examples=each,
+            examples=examples,
             headroom=self.options.headroom,
             send=self.modes.send,
             hot=self.hot,
             processes=jax.process_count(),
         )
+
+    def needs(self, batches: Sequence[PartitionedBatch], sizes: MeshSizes) -> dict[str, Room]:
+        """By planned stack, the most that this process's parts of some batches need."""
+        most = dict.fromkeys(sizes.stacks, Room())
+        for batch in batches:
+            for name, parts in self._lookups(batch).items():
+                sending, read = sizes.sending(name), batch.read.get(name)
+                brought = None if read is None else self.owners.whole(sizes.stacks[name], read)[0]
+                for part in parts:
+                    most[name] = most[name].most(part.needs(sending, read, brought))
+        return most
 
     def decide_modes(self, loader: Batches) -> None:
         """Chooses the modes of lookups, once, from the run's first batches, whatever the loader's position.
@@ -180,14 +167,25 @@ class MeshSetup:
         if self.modes.decided:
             return
         batches: list[Any] = loader.first(FIRST_BATCHES)
-        whole = (batch.batch if isinstance(batch, PartitionedBatch) else batch for batch in batches)
-        partitioned = [self.partitioner(batch) for batch in whole]
-        self.modes.decide([batch.parts for batch in partitioned], self.local)
+        cut = [of if isinstance(of, PartitionedBatch) else self.partitioner(of) for of in batches]
+        self.decide_modes_by(cut, training=self.training)
 
-    def decide_forms_without(self, batch: Batch) -> None:
-        """Chooses the modes without training, from a whole batch to predict, the same in every process."""
+    def decide_modes_by(self, batches: Sequence[PartitionedBatch], *, training: bool) -> None:
+        """Chooses the modes by some batches, which all processes give, unless they are decided."""
         if not self.modes.decided:
-            self.modes.decide([self.whole_partitioner(batch).parts], range(self.plan.devices), training=False)
+            examples = len(batches[0].parts[0].labels) if batches else 0
+            self.modes.decide(map(self._lookups, batches), examples, training=training)
+
+    def _lookups(self, batch: PartitionedBatch) -> dict[str, list[PartLookups]]:
+        """By planned stack, the lookups of each of this process's parts."""
+        parts = list(zip(batch.parts, self.local, strict=True))
+        return {
+            name: [
+                PartLookups.of(part.bags[name], ranges, device=device, devices=self.plan.devices)
+                for part, device in parts
+            ]
+            for name, ranges in self._ranges.items()
+        }
 
     def decided_modes(self, loader: Batches) -> dict[str, Any]:
         """The modes of lookups for the run's report, decided first if need be (``decide_modes``)."""

@@ -19,8 +19,7 @@ class MeshOptions:
 
     Attributes:
       headroom: The size of a step's buffers of rows, as a multiple of the rows in the run's first batches. A batch that
-        needs more takes its rows in several windows or, where the host routes batches, makes buffers grow, which
-        compiles the step once more.
+        needs more takes its rows in several windows.
       reduce: How the gradients of replicated rows are summed over the devices: only of the rows that some device
         touched ("local"), as an array of all replicated rows ("dense"), or row by row on every device ("all_gather").
       exchange: How lines of rows and sums travel between devices: with padding ("padded"), or without, which CPUs lack

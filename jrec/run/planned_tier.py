@@ -24,9 +24,8 @@ from jrec.ops.layout import Stack
 from jrec.ops.row_fill import PIECE_BYTES
 from jrec.row_optimizers import RowOptimizer
 from jrec.run.host_owners import HostOwners
-from jrec.run.mesh_arrays import on_mesh
 from jrec.run.mesh_checkpoint import MeshSource, saved_stack
-from jrec.run.mesh_rows import based, initial_stack
+from jrec.run.mesh_rows import based, initial_stack, on_mesh
 from jrec.run.mesh_setup import MeshSetup
 from jrec.run.model_rows import ModelRows
 from jrec.run.new_lines import MeshLines, NewAddresses, NewLines

@@ -1,15 +1,12 @@
 """Predictions on batches of a split, wherever the rows live: on one device, over a mesh, in host memory.
 
-On a mesh every process reads, cuts and routes only its own examples. All processes need the same static
-sizes. They agree on some batches at a time, ahead of their turn: one small exchange between hosts, then all of
-these are predicted. Sizes grow with the batches, and nothing is dropped. Where processes have unlike numbers of devices
-that compute, every process reads whole batches instead.
+On a mesh every process reads and cuts only its own examples. Where processes have unlike numbers of devices that
+compute, every process reads whole batches instead.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -19,15 +16,13 @@ from jrec.data.loader import Loader
 from jrec.data.regroup import blank, gathered
 from jrec.host.pipeline_batch import WholeBatches
 from jrec.run.host_feed import rows_on_mesh, unique_rows
-from jrec.run.mesh_arrays import Shapes, on_mesh, stacked
+from jrec.run.mesh_batches import MeshBatches
 from jrec.run.mesh_plan import computing_of
 from jrec.run.mesh_setup import MeshSetup
 from jrec.run.partitioned_batch import PartitionedBatch
 from jrec.run.state import RunState
 from jrec.run.step import HostRows, StepBatch
 
-_AGREED_AT_ONCE = 8
-"""Batches whose sizes the processes of a run agree on together."""
 Predicted = tuple[jax.Array, Batch]
 """Logits of all processes' examples, those of the first process first, and the process's own batch."""
 
@@ -41,7 +36,7 @@ class Predictions:
 
     def __init__(self, run: RunState):
         self._run = run
-        self._shapes: dict[int, Shapes] = {}
+        self._on_mesh: dict[bool, MeshBatches] = {}  # by whether every process reads whole batches
         host = {name: run.layout.stacks[name] for name in run.tables}
         self._whole = WholeBatches(host, lambda tree: tree)
 
@@ -63,13 +58,10 @@ class Predictions:
             return
         if not setup.modes.decided:  # nothing was trained
             first: Any = loader.batch(0)
-            setup.modes.decide([first.parts], setup.local, training=False)
+            setup.decide_modes_by([first], training=False)
         batches: Any = loader
-        for waiting in itertools.batched(batches, _AGREED_AT_ONCE if jax.process_count() > 1 else 1):
-            some = [setup.partitioner.placed_by_all(partitioned, setup.peers) for partitioned in waiting]
-            shapes = self._fitting(setup, some)
-            for partitioned in some:
-                yield self._of_parts(setup, partitioned, shapes), partitioned.batch
+        for partitioned in batches:
+            yield self._of_parts(setup, partitioned), partitioned.batch
 
     def of_batch(self, batch: Batch) -> jax.Array:
         """Logits, (batch,) float32, of a whole batch of NumPy arrays, which every process gives."""
@@ -82,36 +74,22 @@ class Predictions:
         if examples > wanted:
             more = blank(setup.layout, batch, examples - wanted)
             batch = gathered(setup.layout, [(batch, 0, wanted), (more, 0, examples - wanted)])
-        # Every process routes all parts, so that all agree on modes and sizes.
-        setup.decide_forms_without(batch)
         partitioned = setup.whole_partitioner(batch)
-        shapes = self._of(setup, examples)
-        shapes.fit(partitioned, range(setup.plan.devices))
-        local = PartitionedBatch(
-            batch=batch, parts=tuple(partitioned.parts[number] for number in setup.local), host=partitioned.host
-        )
-        return jax.tree.map(lambda array: array[:wanted], self._of_parts(setup, local, shapes))
+        setup.decide_modes_by([partitioned], training=False)
+        return jax.tree.map(lambda array: array[:wanted], self._of_parts(setup, partitioned, whole=True))
 
     def _shares(self, setup: MeshSetup) -> bool:
         """Whether all processes have as many devices that compute, so that they can share every batch equally."""
         processes = [d.process_index for d in setup.mesh.devices.flat]
         return len(set(computing_of(setup.plan, processes))) == 1
 
-    def _of(self, setup: MeshSetup, examples: int) -> Shapes:
-        if examples not in self._shapes:
-            self._shapes[examples] = setup.shapes(examples)
-        return self._shapes[examples]
-
-    def _fitting(self, setup: MeshSetup, some: Sequence[PartitionedBatch]) -> Shapes:
-        """Sizes for these batches of all processes."""
-        shapes = self._of(setup, len(some[0].batch.labels) * jax.process_count())
-        shapes.make_room(shapes.most(some, setup.local), setup.peers)
-        return shapes
-
-    def _of_parts(self, setup: MeshSetup, partitioned: PartitionedBatch, shapes: Shapes) -> jax.Array:
-        prepared = on_mesh(stacked(partitioned.parts, setup.local, shapes), setup.mesh)
-        rows = unique_rows(shapes.host_rows_read(partitioned), self._run.tables)
-        return self._predict(rows_on_mesh(rows, setup.mesh), prepared)
+    def _of_parts(self, setup: MeshSetup, partitioned: PartitionedBatch, *, whole: bool = False) -> jax.Array:
+        if whole not in self._on_mesh:
+            self._on_mesh[whole] = MeshBatches(setup, whole=whole, peers=setup.peers)
+        batches, tables = self._on_mesh[whole], self._run.tables
+        prepared = batches.prepare(partitioned)
+        rows = rows_on_mesh(unique_rows(prepared.rows, tables), setup.mesh)
+        return self._predict(rows, batches.send(prepared.sent))
 
     def _predict(self, host: HostRows, batch: StepBatch) -> jax.Array:
         return self._run.compiled.predict_on(self._run.state, self._run.rows, host, batch)

@@ -23,7 +23,7 @@ from jrec.nn import SparseOptimizer, binary_cross_entropy
 from jrec.nn.optimizer import Loss, SparseModel
 from jrec.outputs import kind_of
 from jrec.run.batches import Position
-from jrec.run.feeds import Feeds, OnGrowth, Steps
+from jrec.run.feeds import Feeds, Steps
 from jrec.run.identity import Description, identity_of
 from jrec.run.in_place_feed import reads_in_place
 from jrec.run.options import HostOptions
@@ -140,7 +140,6 @@ class Run:
         total: int | None = None,
         steps: Steps = 1,
         trace: pathlib.Path | None = None,
-        on_growth: OnGrowth | None = None,
         **packing: Any,
     ) -> RunFeed:
         """Batches for steps, from any iterable of examples; packed, routed and prefetched in threads.
@@ -165,14 +164,12 @@ class Run:
           steps: How many batches, one step each, go to the device in one dispatch, or a function of how many were
             read before it to that number: each item of the feed then holds so many, the last ones one each. The bits
             are those of one by one. For a GPU, whose step may take less time than Python's part of it; 16 to begin
-            with. Only on one device that has all rows, without tables that grow.
+            with. Not of batches that read rows in host memory, nor with tables that grow.
           trace: A file for the trace of the stages of rows in host memory, for Chrome or Perfetto; None for none.
-          on_growth: Called in process 0 with the number of the batch and what grew, by stack and kind, where a batch
-            needs larger buffers between devices; its step is compiled once more.
           **packing: Further arguments of ``pack_batch``.
 
         Raises:
-          ConfigError: If ``hot``, but there is no plan; if ``steps``, but there is one, or rows in host memory.
+          ConfigError: If ``hot``, but there is no plan; if ``steps``, but batches read host memory, or tables grow.
           RuntimeError: If another feed is open that reads rows in host memory ahead of its steps, as this one would.
         """
         return self._feeds.open(
@@ -188,7 +185,6 @@ class Run:
             total=total,
             steps=steps,
             trace=trace,
-            on_growth=on_growth,
             **packing,
         )
 

@@ -14,11 +14,8 @@ from jrec.data.gathering import Gathered
 from jrec.data.growing_tables import GrowingTables, Grown
 from jrec.data.packing import Packer
 from jrec.data.packing_columns import PreparedColumns
-from jrec.data.schema import DatasetError
 from jrec.run.batches import Position
 from jrec.run.feed import Feed, Ready
-from jrec.run.mesh_setup import MeshSetup
-from jrec.run.partitioned_batch import PartitionedBatch
 from jrec.run.step import HostResults, StepResults
 
 
@@ -210,25 +207,3 @@ class ItemPacker:
 
 def _copied(batch: Batch) -> Batch:
     return jax.tree.map(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, batch)
-
-
-def hot_partition(setup: MeshSetup, batch: Batch) -> PartitionedBatch:
-    """The parts of a batch that may read only rows of every device.
-
-    Raises:
-      DatasetError: If it reads another row.
-    """
-    partitioned = setup.partitioner(batch)
-    for part in partitioned.parts:
-        for name, routed in part.routes.items():
-            everywhere = np.zeros(routed.addresses.size, bool)
-            everywhere[routed.replicated.at] = True
-            if everywhere.all():
-                continue
-            stack, address = setup.layout.stacks[name], int(routed.addresses[~everywhere][0])
-            number = int(np.searchsorted(stack.bases, address, side="right")) - 1
-            raise DatasetError(
-                f"a hot batch reads row {address - stack.bases[number]} of table {stack.tables[number].name!r}, which"
-                " the plan does not put on every device; give such examples to a feed without hot=True"
-            )
-    return partitioned

@@ -16,15 +16,14 @@ from jax.sharding import Mesh, PartitionSpec
 from jrec.batch import Batch
 from jrec.host.ring import Rows
 from jrec.mesh.communication import Communication
-from jrec.mesh.route import AXIS, MeshRows, Route, local_view
-from jrec.mesh.routing import Places
+from jrec.mesh.route import AXIS, MeshRows, local_view
+from jrec.mesh.routing import HostPlaces, Places
 from jrec.nn import SparseOptimizer, binary_cross_entropy
 from jrec.nn.optimizer import Loss, SparseModel
 from jrec.nn.step import StepOutputs, predict_on, train_step_on
 from jrec.ops.types import Bags
 from jrec.run.new_lines import MeshLines, NewInStacks, on_device, renewed_in
 from jrec.tiers.local_rows import of_batch
-from jrec.tiers.planned_rows import PlannedRows
 from jrec.tiers.pooled import PooledRows, PooledUpdate
 from jrec.tiers.routed_rows import RoutedRows
 from jrec.tiers.store import Store
@@ -104,15 +103,15 @@ class StepBatch:
       batch: The examples of each device; ids of planned and host stacks number their unique rows.
       steps: How many batches it holds, for one step each in one dispatch: of more than one every leaf has an axis of
         them in front.
-      routes: By planned stack whose batches the host routes.
-      places: By planned stack whose rows the devices find by themselves: the same for every batch.
+      places: By planned stack, where the devices find its rows: the same for every batch.
+      hosts: By planned stack with rows in host memory that batches read, where the devices find those of this batch.
       pooled: By stack, the rows in host memory that the host has pooled. They are not donated: their memory is NumPy's,
         and XLA would copy it before it writes to it.
     """
 
     batch: Batch
-    routes: dict[str, Route] = dataclasses.field(default_factory=dict)
     places: dict[str, Places] = dataclasses.field(default_factory=dict)
+    hosts: dict[str, HostPlaces] = dataclasses.field(default_factory=dict)
     pooled: dict[str, PooledRows] = dataclasses.field(default_factory=dict)
     steps: int = dataclasses.field(default=1, metadata={"static": True})
 
@@ -204,7 +203,7 @@ def compile_run(
         state, rows, metrics = carry
         model, optimizer = nnx.merge(graph, state)
         stores, batch = _stores(rows, host, prepared)
-        options = {"routes": prepared.routes, "communication": together, "micro_batches": micro_batches}
+        options = {"communication": together, "micro_batches": micro_batches}
         outputs = train_step_on(model, optimizer, stores, batch, loss=loss, **options)
         results = _results(outputs, batch, together, with_logits=metrics is None)
         if metrics is not None:
@@ -243,7 +242,7 @@ def compile_run(
         model, _ = nnx.merge(graph, state)
         prepared = prepared if mesh is None else local_view(prepared)
         stores, batch = _stores(rows, host, prepared)
-        logits = predict_on(model, stores, batch, routes=prepared.routes, communication=together)
+        logits = predict_on(model, stores, batch, communication=together)
         return logits if together is None else jax.tree.map(together.of_examples, logits)
 
     def renew(state: State, rows: StackRows, words: jax.Array, new: NewInStacks) -> tuple[State, dict[str, MeshRows]]:
@@ -299,10 +298,8 @@ def _stores(rows: StackRows, host: HostRows, prepared: StepBatch) -> tuple[dict[
     for name, planned in rows.items():
         if (fetched := host.get(name)) is not None:
             planned = dataclasses.replace(planned, host=fetched.values, host_slots=fetched.slots)
-        if (places := prepared.places.get(name)) is not None:
-            stores[name] = RoutedRows(rows=planned, places=places)
-        else:
-            stores[name] = PlannedRows(rows=planned)
+        places = dataclasses.replace(prepared.places[name], host=prepared.hosts.get(name))
+        stores[name] = RoutedRows(rows=planned, places=places)
     for name in host.keys() - rows.keys():
         stores[name], bags[name] = of_batch(host[name].values, host[name].slots, bags[name])
     return stores, dataclasses.replace(batch, bags=bags)
@@ -318,7 +315,7 @@ def _to_host(stores: Mapping[str, Any], host: HostRows) -> HostResults:
     results: dict[str, Any] = {name: store for name, store in stores.items() if isinstance(store, PooledUpdate)}
     for name in host:
         store = stores[name]
-        if isinstance(store, PlannedRows):
+        if isinstance(store, RoutedRows):
             results[name] = Rows(values=store.rows.host, slots=dict(store.rows.host_slots))
         else:
             results[name] = Rows(values=store.values, slots=dict(store.slots))

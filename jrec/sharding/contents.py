@@ -46,9 +46,18 @@ def replicated_addresses(plan: Plan, tables: Sequence[tuple[str, int]]) -> np.nd
 
 def host_ranges(plan: Plan, tables: Sequence[tuple[str, int]]) -> np.ndarray:
     """(n, 2) int64, ascending: begin and end of the ranges of a stack's addresses that are in host memory."""
+    return _ranges_in(plan, tables, HOST)
+
+
+def replicated_ranges(plan: Plan, tables: Sequence[tuple[str, int]]) -> np.ndarray:
+    """(n, 2) int64, ascending: begin and end of the ranges of a stack's addresses that every device has."""
+    return _ranges_in(plan, tables, REPLICATED)
+
+
+def _ranges_in(plan: Plan, tables: Sequence[tuple[str, int]], tier: int) -> np.ndarray:
     segments, first = table_segments(plan, tables)
-    on_host = plan.tier[segments] == HOST
-    return joined_ranges(first[on_host], (first + (plan.stop - plan.start)[segments])[on_host])
+    here = plan.tier[segments] == tier
+    return joined_ranges(first[here], (first + (plan.stop - plan.start)[segments])[here])
 
 
 def joined_ranges(begin: np.ndarray, stop: np.ndarray) -> np.ndarray:

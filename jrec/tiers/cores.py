@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from jrec.mesh.route import AXIS, Route
+from jrec.mesh.route import AXIS
 from jrec.mesh.step import StepOptions
 from jrec.ops.row_optimizers import RowOptimizer, Slots
 from jrec.ops.tt import (
@@ -65,9 +65,8 @@ class Cores:
     shape: TTShape = dataclasses.field(metadata={"static": True})
     cache: TTCacheConfig | None = dataclasses.field(default=None, metadata={"static": True})
 
-    def lookup(self, bags: Bags, route: Route | None, context: Context) -> Deferred[tuple[jax.Array, CoreResiduals]]:
+    def lookup(self, bags: Bags, context: Context) -> Deferred[tuple[jax.Array, CoreResiduals]]:
         """Contracts cores for the rows of every bag, and reads cached rows from the cache; see ``Store``."""
-        del route
         implementation = context.options.implementation
         if self.cache is None:
             result = tt_lookup(self.cores, self.shape, bags, implementation=implementation)
@@ -75,11 +74,9 @@ class Cores:
             result = tt_cached_lookup(self.cores, self.state(), self.shape, bags, implementation=implementation)
         return Deferred.done(result)
 
-    def update(
-        self, residuals: CoreResiduals, gradients: jax.Array, route: Route | None, context: Context
-    ) -> Update[Cores, CoreResiduals]:
+    def update(self, residuals: CoreResiduals, gradients: jax.Array, context: Context) -> Update[Cores, CoreResiduals]:
         """Defers the gradients and the step of cores and cached rows; see ``Store``."""
-        return _Update(store=self, residuals=residuals, gradients=gradients, route=route, context=context)
+        return _Update(store=self, residuals=residuals, gradients=gradients, context=context)
 
     def fused_step(self, core_gradients: CoreGradients, options: StepOptions) -> Cores:
         """The step on one device, which updates each core as soon as its gradient is computed."""

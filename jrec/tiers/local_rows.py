@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jrec.mesh.route import Route
 from jrec.mesh.step import StepOptions
 from jrec.ops.gather_reduce import gather_reduce_call
 from jrec.ops.lookup import Residuals, squared_gradient_norm
@@ -40,9 +39,8 @@ class LocalRows:
     dim: int = dataclasses.field(metadata={"static": True})
     unique_capacity: int | None = dataclasses.field(default=None, metadata={"static": True})
 
-    def lookup(self, bags: Bags, route: Route | None, context: Context) -> Deferred[tuple[jax.Array, Residuals]]:
+    def lookup(self, bags: Bags, context: Context) -> Deferred[tuple[jax.Array, Residuals]]:
         """Defers one gather-reduce of the array, and casts the ids if the bags have no cast; see ``Store``."""
-        del route
         call = gather_reduce_call(self.padded(self.values, context), bags.ids, bags.offsets, weights=bags.weights)
 
         def finish(pooled: jax.Array) -> tuple[jax.Array, Residuals]:
@@ -59,9 +57,9 @@ class LocalRows:
 
         return Deferred(call=call, finish=finish)
 
-    def update(self, residuals: Residuals, gradients: jax.Array, route: Route | None, context: Context) -> LocalUpdate:
+    def update(self, residuals: Residuals, gradients: jax.Array, context: Context) -> LocalUpdate:
         """Defers one casted update of the array; see ``Store``."""
-        return LocalUpdate(store=self, residuals=residuals, gradients=gradients, route=route, context=context)
+        return LocalUpdate(store=self, residuals=residuals, gradients=gradients, context=context)
 
     def padded(self, array: jax.Array, context: Context) -> jax.Array:
         """An array of rows with the padding that kernels want; unchanged where rows are stored with it."""

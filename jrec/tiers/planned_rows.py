@@ -44,23 +44,25 @@ class PlannedResiduals:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PlannedRows:
-    """A stack on a mesh, inside ``shard_map``: bags read the batch's unique rows, which a route locates.
+    """A stack on a mesh, inside ``shard_map``: bags read a window's unique rows, which a route locates.
 
     A bag is the sum of its unique rows and of the partial sums that owners of other rows have pooled.
 
     Attributes:
       rows: The device's view of the arrays, with the batch's rows from host memory.
+      route: Where the batch's unique rows are.
     """
 
     rows: MeshRows
+    route: Route
 
-    def lookup(self, bags: Bags, route: Route | None, context: Context) -> Deferred[tuple[jax.Array, PlannedResiduals]]:
+    def lookup(self, bags: Bags, context: Context) -> Deferred[tuple[jax.Array, PlannedResiduals]]:
         """Retrieves the batch's unique rows, has others pool sent lookups, and defers the pooling; see ``Store``."""
-        route, kind = _given(route), context.together.exchange
+        route, kind = self.route, context.together.exchange
         if bags.cast is None:
             raise ValueError(_NO_CAST)
         if _all_replicated(route):
-            copies = self.copies(route).lookup(_on_copies(bags, route), None, context)
+            copies = self.copies.lookup(_on_copies(bags, route), context)
             return copies.then(lambda found: (found[0], PlannedResiduals(bags=found[1])))
         exchange = sent = None
         if route.remote is not None:
@@ -78,27 +80,25 @@ class PlannedRows:
         return Deferred(call=gather_reduce_call(table, bags.ids, bags.offsets, weights=bags.weights), finish=finish)
 
     def update(
-        self, residuals: PlannedResiduals, gradients: jax.Array, route: Route | None, context: Context
+        self, residuals: PlannedResiduals, gradients: jax.Array, context: Context
     ) -> Update[PlannedRows, PlannedResiduals]:
         """Defers sending gradients to the rows' owners and the step there; see ``Store``."""
-        route = _given(route)
-        if not _all_replicated(route):
+        if not _all_replicated(self.route):
             kind = _OwnedUpdate
         else:
             kind = _SharedUpdate if jax.lax.axis_size(AXIS) > 1 else _LocalUpdate
-        return kind(store=self, residuals=residuals, gradients=gradients, route=route, context=context)
+        return kind(store=self, residuals=residuals, gradients=gradients, context=context)
 
-    def copies(self, route: Route) -> LocalRows:
+    @property
+    def copies(self) -> LocalRows:
         """The replicated rows, as the device has them."""
         values, slots = self.rows.replicated, self.rows.replicated_slots
-        return LocalRows(values=values, slots=slots, addresses=route.addresses, dim=values.shape[1])
+        return LocalRows(values=values, slots=slots, addresses=self.route.addresses, dim=values.shape[1])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _MeshUpdate(Update[PlannedRows, PlannedResiduals]):
     """An update on a mesh: gradients travel once, for ``squares`` or else for ``step``."""
-
-    route: Route
 
     @functools.cached_property
     def of_unique(self) -> jax.Array:
@@ -108,7 +108,7 @@ class _MeshUpdate(Update[PlannedRows, PlannedResiduals]):
 
     def _with_copies(self, values: jax.Array, slots: Slots) -> PlannedRows:
         rows = dataclasses.replace(self.store.rows, replicated=values, replicated_slots=slots)
-        return PlannedRows(rows=rows)
+        return dataclasses.replace(self.store, rows=rows)
 
 
 class _OwnedUpdate(_MeshUpdate):
@@ -118,7 +118,7 @@ class _OwnedUpdate(_MeshUpdate):
     def _row_gradients(self) -> RowGradients:
         return RowGradients(
             rows=self.store.rows,
-            route=self.route,
+            route=self.store.route,
             exchange=self.residuals.exchange,
             gradients=self.of_unique,
             sent=self.residuals.sent,
@@ -132,7 +132,8 @@ class _OwnedUpdate(_MeshUpdate):
         return own + self.context.together.once(shared)
 
     def step(self, options: StepOptions) -> Deferred[PlannedRows]:
-        return Deferred.done(PlannedRows(rows=self._row_gradients.step(self.context.row_optimizer, options)))
+        rows = self._row_gradients.step(self.context.row_optimizer, options)
+        return Deferred.done(dataclasses.replace(self.store, rows=rows))
 
 
 class _SharedUpdate(_MeshUpdate):
@@ -142,10 +143,10 @@ class _SharedUpdate(_MeshUpdate):
     def _row_gradients(self) -> SharedGradients:
         return shared_gradients(
             self.store.rows.replicated,
-            self.route.replicated,
+            self.store.route.replicated,
             self.of_unique,
             reduce=self.context.together.reduce,
-            addresses=self.route.addresses,
+            addresses=self.store.route.addresses,
             options=self.context.options,
         )
 
@@ -163,8 +164,7 @@ class _LocalUpdate(_MeshUpdate):
 
     @functools.cached_property
     def _copies(self) -> LocalUpdate:
-        copies = self.store.copies(self.route)
-        return copies.update(self.residuals.bags, self.gradients, None, self.context)
+        return self.store.copies.update(self.residuals.bags, self.gradients, self.context)
 
     def squares(self) -> jax.Array:
         return self._copies.squares()
@@ -185,11 +185,3 @@ def _on_copies(bags: Bags, route: Route) -> Bags:
         raise ValueError(_NO_CAST)
     ids = jnp.where(bags.ids < 0, bags.ids, copies.at[bags.ids].get(mode="clip", wrap_negative_indices=False))
     return dataclasses.replace(bags, ids=ids, cast=dataclasses.replace(cast, rows=copies))
-
-
-def _given(route: Route | None) -> Route:
-    if route is None:
-        raise ValueError(
-            "a stack of planned rows has no route; give the step the routes of the device's part of the batch"
-        )
-    return route

@@ -12,7 +12,6 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from jrec.mesh.route import Route
 from jrec.mesh.step import StepOptions
 from jrec.ops.lookup import Residuals, squared_gradient_norm
 from jrec.ops.types import Bags
@@ -46,17 +45,17 @@ class PooledRows:
 
     values: jax.Array
 
-    def lookup(self, bags: Bags, route: Route | None, context: Context) -> Deferred[tuple[jax.Array, Residuals | None]]:
+    def lookup(self, bags: Bags, context: Context) -> Deferred[tuple[jax.Array, Residuals | None]]:
         """The pooled rows as they are; the bags need a cast only where gradients are clipped. See ``Store``."""
-        del route, context
+        del context
         residuals = None if bags.cast is None else Residuals(cast=bags.cast, weights=bags.weights)
         return Deferred.done((self.values, residuals))
 
     def update(
-        self, residuals: Residuals | None, gradients: jax.Array, route: Route | None, context: Context
+        self, residuals: Residuals | None, gradients: jax.Array, context: Context
     ) -> Update[PooledRows, Residuals | None]:
         """What the host updates the rows with; see ``Store``."""
-        return _Update(store=self, residuals=residuals, gradients=gradients, route=route, context=context)
+        return _Update(store=self, residuals=residuals, gradients=gradients, context=context)
 
 
 class _Update(Update[PooledRows, Residuals | None]):

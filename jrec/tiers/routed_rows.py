@@ -43,14 +43,14 @@ class RoutedRows:
     rows: MeshRows
     places: Places
 
-    def lookup(self, bags: Bags, route: Route | None, context: Context) -> Deferred[tuple[jax.Array, RoutedResiduals]]:
+    def lookup(self, bags: Bags, context: Context) -> Deferred[tuple[jax.Array, RoutedResiduals]]:
         """Routes the bags and pools the rows of every window; see ``Store``."""
-        del route
-        routing, planned = self.places.routed(bags, context.options.implementation), PlannedRows(rows=self.rows)
+        routing = self.places.routed(bags, context.options.implementation)
         window = routing.first()
 
         def further(pooled: jax.Array, window: Window) -> jax.Array:
-            deferred = planned.lookup(routing.bags_of(window), _without_sent(routing.route_of(window)), context)
+            planned = PlannedRows(rows=self.rows, route=_without_sent(routing.route_of(window)))
+            deferred = planned.lookup(routing.bags_of(window), context)
             assert deferred.call is not None  # every lookup of planned rows pools
             (sums,) = gather_reduce_together([deferred.call], context.options.implementation, tables=True)
             return pooled + deferred.finish(sums)[0]
@@ -62,13 +62,13 @@ class RoutedRows:
             )
 
         first = routing.bags_of(window, first=True)
-        return planned.lookup(first, routing.route_of(window), context).then(finish)
+        return PlannedRows(rows=self.rows, route=routing.route_of(window)).lookup(first, context).then(finish)
 
     def update(
-        self, residuals: RoutedResiduals, gradients: jax.Array, route: Route | None, context: Context
+        self, residuals: RoutedResiduals, gradients: jax.Array, context: Context
     ) -> Update[RoutedRows, RoutedResiduals]:
         """Defers the steps of every window; see ``Store``."""
-        return _RoutedUpdate(store=self, residuals=residuals, gradients=gradients, route=route, context=context)
+        return _RoutedUpdate(store=self, residuals=residuals, gradients=gradients, context=context)
 
 
 class _RoutedUpdate(Update[RoutedRows, RoutedResiduals]):
@@ -87,7 +87,7 @@ class _RoutedUpdate(Update[RoutedRows, RoutedResiduals]):
 
         return left.routing.following(jnp.asarray(self._first.squares(), jnp.float32), left.window, further)
 
-    def step(self, options: StepOptions) -> Deferred[PlannedRows]:
+    def step(self, options: StepOptions) -> Deferred[RoutedRows]:
         left = self.residuals
 
         def further(rows: MeshRows, window: Window) -> MeshRows:
@@ -96,8 +96,9 @@ class _RoutedUpdate(Update[RoutedRows, RoutedResiduals]):
                 (result,) = casted_update_together([deferred.call], options.implementation)
             return deferred.finish(result).rows
 
-        def finish(first: PlannedRows) -> PlannedRows:
-            return PlannedRows(rows=left.routing.following(first.rows, left.window, further))
+        def finish(first: PlannedRows) -> RoutedRows:
+            rows = left.routing.following(first.rows, left.window, further)
+            return dataclasses.replace(self.store, rows=rows)
 
         return self._first.step(options).then(finish)
 
@@ -113,18 +114,19 @@ class _RoutedUpdate(Update[RoutedRows, RoutedResiduals]):
                 exchange = Exchange.open(route.remote, shard_rows=rows.shard_rows, kind=kind)
             bags = BagResiduals(cast=routing.bags_of(window).cast, weights=routing.bags.weights)  # pyright: ignore[reportArgumentType]
             left = PlannedResiduals(bags=bags, exchange=exchange)
-        if sent is not None:
-            sent = _within(sent, window)
+        if sent is not None and not routing.places.fits:  # else all are, and their addresses need not travel
+            sent = _within(sent, window, self.store.places)
         left = dataclasses.replace(left, sent=sent)
-        return PlannedRows(rows=rows).update(left, self.gradients, _without_sent(route), self.context)
+        return PlannedRows(rows=rows, route=_without_sent(route)).update(left, self.gradients, self.context)
 
 
 def _without_sent(route: Route) -> Route:
     return dataclasses.replace(route, send=None)
 
 
-def _within(sent: Sent, window: Window) -> Sent:
+def _within(sent: Sent, window: Window, places: Places) -> Sent:
     """Sent lookups whose rows are in a window; the others are padding, which no row's gradient has."""
     assert sent.addresses is not None  # ``Places`` sends them
-    inside = (sent.addresses >= window.low) & (sent.addresses < window.high)
+    addresses = places.compared(sent.addresses)
+    inside = (addresses >= window.low) & (addresses < window.high)
     return dataclasses.replace(sent, rows=jnp.where(inside, sent.rows, -1))

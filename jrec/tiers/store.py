@@ -14,7 +14,6 @@ from typing import Any, Protocol, Self
 import jax
 
 from jrec.mesh.communication import Communication
-from jrec.mesh.route import Route
 from jrec.mesh.step import StepOptions
 from jrec.ops.dispatch import Call, Implementation
 from jrec.ops.gather_reduce import gather_reduce_together
@@ -90,13 +89,12 @@ class Update[S, R]:
 
     Attributes:
       store: The rows before the step.
-      residuals, gradients, route, context: As ``Store.update`` takes them.
+      residuals, gradients, context: As ``Store.update`` takes them.
     """
 
     store: S
     residuals: R
     gradients: jax.Array
-    route: Route | None
     context: Context
 
     def squares(self) -> jax.Array:
@@ -114,25 +112,21 @@ class Update[S, R]:
 class Store(Protocol):
     """The rows of a stack, or a batch's rows of it, with their slots: a pytree."""
 
-    def lookup(self, bags: Bags, route: Route | None, context: Context) -> Deferred[tuple[jax.Array, Residuals]]:
+    def lookup(self, bags: Bags, context: Context) -> Deferred[tuple[jax.Array, Residuals]]:
         """Pools the rows of every bag: (num_bags, dim) float32, and what ``update`` needs.
 
         Args:
           bags: The bags to look up.
-          route: Where the batch's rows are, for a stack whose rows are in several places; else None.
           context: The step.
         """
         ...
 
-    def update(
-        self, residuals: Residuals, gradients: jax.Array, route: Route | None, context: Context
-    ) -> Update[Self, Residuals]:
+    def update(self, residuals: Residuals, gradients: jax.Array, context: Context) -> Update[Self, Residuals]:
         """The rows after the optimizer's step, and the norm of their gradients.
 
         Args:
           residuals: The residuals from ``lookup``.
           gradients: (num_bags, dim) float32, the loss's gradient of the pooled rows.
-          route: The route of ``lookup``.
           context: The step.
         """
         ...
@@ -144,7 +138,6 @@ Stores = Mapping[str, Any]  # by stack, a Store
 def look_up(
     stores: Stores,
     bags: Mapping[str, Bags],
-    routes: Mapping[str, Route],
     contexts: Mapping[str, Context],
     implementation: Implementation | None,
 ) -> tuple[dict[str, jax.Array], dict[str, Residuals]]:
@@ -153,11 +146,10 @@ def look_up(
     Args:
       stores: The stores, by stack.
       bags: The bags to look up, by stack.
-      routes: The routes, by stack that needs one.
       contexts: The contexts, by stack.
       implementation: See ``gather_reduce``.
     """
-    pending = {name: store.lookup(bags[name], routes.get(name), contexts[name]) for name, store in stores.items()}
+    pending = {name: store.lookup(bags[name], contexts[name]) for name, store in stores.items()}
     run = functools.partial(gather_reduce_together, implementation=implementation, tables=True)
     completed: dict[str, tuple[jax.Array, Residuals]] = _complete(pending, run)
     return {n: activations for n, (activations, _) in completed.items()}, {
@@ -169,7 +161,6 @@ def updates(
     stores: Stores,
     residuals: Mapping[str, Residuals],
     gradients: Mapping[str, jax.Array],
-    routes: Mapping[str, Route],
     contexts: Mapping[str, Context],
 ) -> dict[str, Update[Any, Any]]:
     """Phase two, for ``apply_updates``: the update of each store whose context has an optimizer.
@@ -178,11 +169,10 @@ def updates(
       stores: The stores, by stack.
       residuals: The residuals from ``look_up``.
       gradients: (num_bags, dim) float32 by stack, the loss's gradient of the activations.
-      routes: The routes, by stack that needs one.
       contexts: The contexts, by stack.
     """
     return {
-        name: store.update(residuals[name], gradients[name], routes.get(name), contexts[name])
+        name: store.update(residuals[name], gradients[name], contexts[name])
         for name, store in stores.items()
         if contexts[name].optimizer is not None
     }

@@ -39,7 +39,7 @@ from jrec.train.make_run import make_run
 from jrec.train.mesh_processes import AgreedStop, SilentLog, one_of_many, shared_run_folder
 from jrec.train.progress import TrainingProgress
 from jrec.train.report.hit_rates import HitRates
-from jrec.train.report.logs import CHECKPOINTS, FORMS, SCHEDULE, MetricLog, log_growth
+from jrec.train.report.logs import CHECKPOINTS, FORMS, SCHEDULE, MetricLog
 from jrec.train.report.metrics import Scores, evaluate, log_loss
 from jrec.train.report.running_auc import RunningAuc
 from jrec.train.report.writing import merged
@@ -216,7 +216,6 @@ class _Training:
             workers=config.data.threads,
             prefetch=config.data.prefetch,
             trace=folder / TRACE_FILE if config.log.trace else None,
-            on_growth=functools.partial(log_growth, folder),
         )
         if isinstance(batches, FaeLoaders):
             return HotColdFeed(batches, self.run, open_feed, position=position)

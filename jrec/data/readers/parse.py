@@ -131,7 +131,7 @@ class LongTexts(NamedTuple):
         ]
         return cls(*(np.concatenate(arrays) for arrays in zip(*moved, strict=True)))
 
-    def take(self, which: np.ndarray) -> LongTexts:
+    def take(self, which: np.ndarray | slice) -> LongTexts:
         """Some of them, in the same buffer."""
         parts = (array[which] for array in (self.field, self.keys, self.fingerprints, self.starts, self.ends))
         return LongTexts(*parts, buffer=self.buffer)

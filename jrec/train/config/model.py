@@ -18,7 +18,11 @@ OWN_MODEL_KEYS = ("factory", "options", "embedding_dim", "pooling", "table_dtype
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FeatureOverride(Section):
-    """``[model.features.NAME]``: one categorical feature's own settings."""
+    """``[model.features.NAME]``: one categorical feature's own settings.
+
+    Attributes:
+      pooling: How the rows of the feature's ids become one vector, in place of ``model.pooling``.
+    """
 
     pooling: Pooling
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, override
 
 from jrec.errors import ConfigError
 from jrec.row_optimizers import ROW_OPTIMIZERS, Adagrad, RowOptimizer, RowWiseAdagrad, SlotShape
-from jrec.train.config.typed_toml import Amount, Choices, Count, Range, Section
+from jrec.train.config.typed_toml import Amount, Choices, Count, Range, Section, toml_value
 
 if TYPE_CHECKING:
     import optax
@@ -21,14 +21,40 @@ DENSE = Choices(name for name, kind in ROW_OPTIMIZERS.items() if kind.optax_name
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Rates(Section):
+    """The keys that every optimizer has.
+
+    Attributes:
+      learning_rate: The learning rate, times the factor of ``[lr_schedule]``.
+      weight_decay: What is added to a gradient for each unit of its parameter; of rows only of those that a step reads.
+    """
+
     learning_rate: Amount = 0.01
     weight_decay: Amount = 0.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _OwnRates(Section):
+    """The keys that every optimizer has, where they may be left out.
+
+    Attributes:
+      learning_rate: The table's own learning rate.
+      weight_decay: The table's own weight decay.
+    """
+
     learning_rate: Amount | None = None
     weight_decay: Amount | None = None
+
+
+_MEANINGS = {
+    "momentum": "The share of the last update that goes on in the next one.",
+    "nesterov": "Whether the momentum looks one step ahead.",
+    "eps": "What keeps the division by a small accumulator finite.",
+    "initial_accumulator": "What the accumulated squares of gradients begin with.",
+    "decay": "The share of the mean square of gradients that is kept.",
+    "b1": "The share of the mean gradient that is kept.",
+    "b2": "The share of the mean square of gradients that is kept.",
+}
+"""What hyperparameters mean that only some optimizers have."""
 
 
 def _own_hyperparameters() -> list[tuple[str, Any, None]]:
@@ -42,8 +68,18 @@ def _own_hyperparameters() -> list[tuple[str, Any, None]]:
 
 
 def _with_hyperparameters[T: Section](base: type[T]) -> type[T]:
-    name = f"{base.__name__}AndHyperparameters"
-    return dataclasses.make_dataclass(name, _own_hyperparameters(), bases=(base,), frozen=True, kw_only=True)
+    name, lines = f"{base.__name__}AndHyperparameters", []
+    for key, meaning in _MEANINGS.items():
+        defaults = (
+            f"{toml_value(field.default)} for {optimizer}"
+            for optimizer, kind in ROW_OPTIMIZERS.items()
+            for field in kind.hyperparameters()
+            if field.name == key
+        )
+        lines.append(f"  {key}: {meaning} Defaults: {', '.join(defaults)}.")
+    doc = {"__doc__": "\n".join(["Hyperparameters that only some optimizers have.\n", "Attributes:", *lines])}
+    fields = _own_hyperparameters()
+    return dataclasses.make_dataclass(name, fields, bases=(base,), namespace=doc, frozen=True, kw_only=True)
 
 
 def _defaults(section: Section, key: str, name: str) -> dict[str, Any]:
@@ -102,8 +138,11 @@ class LRScheduleConfig(Section):
 
     Attributes:
       kind: The shape of the decay; "constant" has none.
+      warmup_steps: The length of the climb in steps.
       decay_start: The step at which the decay starts, not before ``warmup_steps``; 0 starts right after the warm-up.
       decay_steps: The length of the decay in steps; 0 lasts until the end of training.
+      end_factor: The factor behind the decay.
+      power: The exponent of the polynomial.
     """
 
     kind: Literal["constant", "warmup_linear", "warmup_cosine", "warmup_poly_decay"] = "constant"

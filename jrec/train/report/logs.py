@@ -16,7 +16,6 @@ import json
 import math
 import os
 import pathlib
-import sys
 from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
@@ -28,7 +27,6 @@ SCHEDULE = "schedule"
 """In place of a split: the records of FAE's schedules (``jrec.train.shuffle_scheduler.Schedule``)."""
 FORMS = "forms"
 """In place of a split: the record, at step 0, of how a mesh looks rows up (``LookupModes.record``)."""
-SIZES = "sizes"
 """In place of a split: the records, in ``timing.jsonl``, of steps for which buffers between devices grew."""
 LENGTHS = "length"
 """In place of a split: the records, in ``timing.jsonl``, of resumptions with another length of the run."""
@@ -204,25 +202,6 @@ class MetricLog:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def log_growth(folder: str | os.PathLike[str], step: int, stacks: Mapping[str, Mapping[str, Any]]) -> None:
-    """Reports, on standard error and in ``timing.jsonl``, that buffers between devices grow at a step.
-
-    Args:
-      folder: The run folder.
-      step: The step that needs larger buffers; it is compiled once more for them.
-      stacks: By stack and kind of buffer, its size before and after.
-    """
-    lines = JsonLines(pathlib.Path(folder) / TIMING_FILE)
-    lines.write({"step": step, "split": SIZES, "stacks": stacks})
-    lines.close()
-    grown = ", ".join(
-        f"{stack} {kind} {before:,} -> {after:,}"
-        for stack, kinds in stacks.items()
-        for kind, (before, after) in kinds.items()
-    )
-    sys.stderr.write(f"jrec: step {step:,} needs larger buffers between devices and is compiled once more: {grown}\n")
 
 
 def _records(path: pathlib.Path) -> Iterator[tuple[dict[str, Any], int]]:
