@@ -36,6 +36,9 @@ WEIGHT_SUFFIX = ":weight"
 
 # One record a chunk, so that a block is read without its neighbours. zstd:1 shrinks Criteo-like blocks to 40 % at a
 # third of a core per million examples/s of writing, a sixth of reading; higher levels and brotli gain under 2 %.
+# Arrow IPC files (zstd:1, CRC-32 of a batch) would be as large and take 1.4 times the CPU of ArrayRecord to read
+# Kaggle's 40 columns, 0.9 times that of DCNv2's 228: a frame a column costs what a parser less saves. With lz4 it would
+# be 0.6 and 0.5 times, of 1.6 and 1.5 times the bytes.
 _WRITE_OPTIONS = "group_size:1,zstd:1"
 # ArrayRecord holds the GIL while it compresses (0.43 s a million examples), unlike Arrow; neither does to unpack. So
 # where threads that also work in Python write side by side, Arrow compresses column by column: lz4 to 74 % takes 0.27 s
