@@ -81,7 +81,8 @@ class Run:
     def arrays(self):
         """Dense parameters with their slots; rows with theirs, hot and cold, of the last checkpoint."""
         leaves = jax.tree_util.tree_leaves_with_path(self.run.state)
-        dense = {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
+        found = {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
+        dense = {name: leaf for name, leaf in found.items() if "'key'" not in name}  # only rows to be made need it
         assert len(dense) > 6
         return {**dense, **{name: np.frombuffer(raw, np.float32) for name, raw in rows_of(self.outcome.folder).items()}}
 

@@ -244,10 +244,10 @@ def resumed_through(fae, monkeypatch, deaths, overrides, out):
     absorb = loop._Training._absorb
     for queue, death in enumerate([*deaths, None], 1):
 
-        def dies(self, step, *args, death=death):
-            if step == death:
+        def dies(self, *results, death=death):
+            if death is not None and self.absorbed < death <= self.absorbed + len(results):
                 raise Killed
-            absorb(self, step, *args)
+            absorb(self, *results)
 
         monkeypatch.setattr(loop._Training, "_absorb", dies)
         config = fae(*overrides, f"tables.host.queue={1 + queue % 3}", out=out)
@@ -339,7 +339,9 @@ def test_first_order_terms_and_other_interactions(configure, tmp_path, interacti
     config = configure(f"data.path={str(folder)!r}", "schedule=fae", *overrides, model)
     outcome = train(config)
     assert len(set(kinds_of(outcome.folder))) == 2
-    check_against_plain(outcome, config)
+    losses, *_ = plain_run(config, kinds_of(outcome.folder))
+    logged = [r["loss"] for r in records_of(outcome.folder) if r["split"] == "train"]
+    np.testing.assert_allclose(logged, losses, rtol=1e-5)  # XLA fuses these interactions in another way
 
 
 @pytest.mark.slow

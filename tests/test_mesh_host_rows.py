@@ -249,7 +249,7 @@ def test_a_run_killed_anywhere_resumes_to_the_same_bits(configure, plan_file, mo
     write, seal = Writer._write, Writer._seal
     deaths, outcome = 0, None
     while outcome is None:
-        budget = [int(rng.integers(40, 300))]
+        budget = [int(rng.integers(2, 30))]
 
         def dying(of, budget=budget):
             def dies(self, *args):

@@ -140,7 +140,10 @@ def follows_until_rows_are_cached(place, name, optimizer):
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
 def test_a_step_rounds_rows_to_a_neighbour(place, name, dtype):
     """Stochastically: up or down. Rows that no example reads keep their first values to the bit, wherever they lie."""
-    placement, found = PLACEMENTS[name], place.trace(name, "rowwise_adagrad", dtype, steps=1)
+    placement = PLACEMENTS[name]
+    if dtype == "float16" and placement.plan is not None and placement.plan.cores:
+        pytest.skip("jrec plan makes no cores of float16 tables")
+    found = place.trace(name, "rowwise_adagrad", dtype, steps=1)
     reference = place.reference(placement, "rowwise_adagrad", dtype)
     first = {name: array.copy() for name, array in reference.arrays.items()}
     (batch, *_) = place.batches(placement, found.folder)

@@ -136,9 +136,10 @@ def test_runs_of_any_form_score_alike_and_their_checkpoints_move(configure, data
 
 @pytest.mark.slow
 def test_a_resumed_run_chooses_alike_and_gives_the_same_bits(configure):
-    whole = train(configure("mesh.devices=2", out="whole"))
-    train(configure("mesh.devices=2", "max_steps=4", out="parts"))
-    parts = train(configure("mesh.devices=2", out="parts"), resume=True)
+    run = ("mesh.devices=2", "evaluate.every_steps=2")
+    whole = train(configure(*run, out="whole"))
+    train(configure(*run, "max_steps=4", out="parts"))
+    parts = train(configure(*run, out="parts"), resume=True)
     assert parts.sections["forms"] == whole.sections["forms"]
     np.testing.assert_array_equal(parts.scores["test"].logits, whole.scores["test"].logits)
     read = [list(read_records(run.folder / METRICS_FILE)) for run in (whole, parts)]

@@ -218,10 +218,10 @@ def test_a_plan_of_a_wide_table_trains_as_host_memory_and_resumes_to_its_bits(co
 
     absorb = loop._Training._absorb
 
-    def dies(self, step, *args):
-        if step == 7:
+    def dies(self, *results):
+        if self.absorbed < 7 <= self.absorbed + len(results):
             raise Killed
-        absorb(self, step, *args)
+        absorb(self, *results)
 
     monkeypatch.setattr(loop._Training, "_absorb", dies)
     with pytest.raises(Killed):

@@ -139,10 +139,10 @@ def test_a_run_on_wide_tables_is_the_run_on_small_ones_and_resumes_to_its_bits(c
 
     absorb = loop._Training._absorb
 
-    def dies(self, step, *args):
-        if step == 13:
+    def dies(self, *results):
+        if self.absorbed < 13 <= self.absorbed + len(results):
             raise Killed
-        absorb(self, step, *args)
+        absorb(self, *results)
 
     config = configure("wide", "tables.host.queue=1", out="killed")
     monkeypatch.setattr(loop._Training, "_absorb", dies)

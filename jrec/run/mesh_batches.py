@@ -44,7 +44,10 @@ class MeshBatches:
         self._hosts, self._firsts = stacks, {name: shard_capacity(setup.plan, name) for name in stacks}
 
     def begin(self, loader: Batches, total: int | None) -> None:
-        """Decides the modes of lookups, connects the processes, and makes room for a feed's next batches.
+        """Decides the modes of lookups, connects the processes, and makes room for what a feed's first batches need.
+
+        Of a loader these are always the same ones: what has no room is summed in another order, and a resumed run
+        must have the bits of one that was not stopped.
 
         Args:
           loader: The feed's batches, which no thread reads yet.
@@ -52,7 +55,7 @@ class MeshBatches:
         """
         self._setup.decide_modes(loader)
         self._peers = self._setup.peers_of_feed()
-        if batches := loader.upcoming(FIRST_BATCHES if total is None else min(FIRST_BATCHES, total - loader.position)):
+        if batches := loader.first(FIRST_BATCHES if total is None else min(FIRST_BATCHES, total)):
             self._measure(batches)
 
     def _measure(self, batches: Sequence[PartitionedBatch]) -> None:
