@@ -363,7 +363,11 @@ def test_damaged_arrow_files(tmp_path):
     offsets = content.index(np.arange(101, dtype=np.int32).tobytes())
     content[offsets + 43] = 127  # the end of a text far outside
     (tmp_path / "flipped").write_bytes(content)
-    for name in ("cut", "flipped"):
+    named = pa.table({"y": [0, 1], "column": ["a", "b"]})
+    with pa.ipc.new_file(tmp_path / "named", named.schema) as file:
+        file.write_table(named)
+    (tmp_path / "named").write_bytes((tmp_path / "named").read_bytes().replace(b"column", b"colum\xe6"))
+    for name in ("cut", "flipped", "named"):
         with pytest.raises(DatasetError, match=rf"{name} is a damaged Arrow file: .*; download or copy it again"):
             made(tmp_path, "out", SMALL, tmp_path / name)
 

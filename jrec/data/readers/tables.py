@@ -40,10 +40,10 @@ def column_types(path: str) -> dict[str, pa.DataType]:
     import pyarrow as pa
 
     with opened(path) as table:
-        schema = table.schema
-    if repeated := sorted({name for name in schema.names if schema.names.count(name) > 1}):
+        names, types = table.schema.names, table.schema.types
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
         raise DatasetError(f"{path}: the file has column(s) {', '.join(repeated)} more than once")
-    return dict.fromkeys(_partition(path), pa.string()) | dict(zip(schema.names, schema.types, strict=True))
+    return dict.fromkeys(_partition(path), pa.string()) | dict(zip(names, types, strict=True))
 
 
 def read_rows(path: str, dialect: Dialect) -> Iterator[Rows]:
