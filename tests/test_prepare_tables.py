@@ -333,6 +333,9 @@ def test_folders_and_what_their_names_say(tmp_path):
         made(tmp_path, "out", schema, f"file://{tmp_path}/gone")
     with pytest.raises(DatasetError, match=r"input nowhere://x cannot be reached: .* give files, s3://"):
         made(tmp_path, "out", schema, "nowhere://x")
+    with pytest.raises(DatasetError, match="an input at logs holds a password") as refused:
+        made(tmp_path, "out", schema, "s3://key:hushed@logs/clicks")
+    assert "hushed" not in str(refused.value)
 
 
 def test_compressed_text(tmp_path):

@@ -121,6 +121,12 @@ def _system(path: str) -> tuple[Any, str]:
     import pyarrow as pa
     import pyarrow.fs
 
+    user, _, place = urllib.parse.urlsplit(path).netloc.rpartition("@")
+    if ":" in user:  # never shown
+        raise DatasetError(
+            f"the URI of an input at {place} holds a password, which messages and the dataset's record of its inputs"
+            " would show; leave it to the environment, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        )
     try:
         return pyarrow.fs.FileSystem.from_uri(path)
     except (pa.ArrowException, OSError) as error:
