@@ -68,10 +68,10 @@ def test_predictions_have_the_scores_of_the_evaluation(tmp_path, capsys):
     assert "give its place with --join users=FILE" in capsys.readouterr().err
 
     columns = {
-        name: [line[name] or None for line in lines]
-        for name in ("user", "age", "born", "home", "person", "price", "related")
+        name: [line[name] or None for line in lines] for name in ("user", "age", "born", "home", "person", "price")
     }
     columns["age"] = [None if value == "NA" else value for value in columns["age"]]
+    columns["related"] = [line["related"].split("|") if line["related"] else [] for line in lines]
     columns["tags"] = [line["tags"].split("|") if line["tags"] else [] for line in lines]
     columns["tags:weight"] = [[float(w) for w in line["strengths"].split("|") if w] for line in lines]
     np.testing.assert_array_equal(load_run(run).logits(columns)[in_time], want)
