@@ -34,7 +34,7 @@ from jrec.sharding import Plan
 from jrec.sharding.stack_ranges import StackRanges
 
 FIRST_BATCHES = 4
-"""The number of batches that decide the modes of lookups and the first sizes of routes, before the first step."""
+"""The number of batches that decide the modes of lookups and what devices have room for, before the first step."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
