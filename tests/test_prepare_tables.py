@@ -244,6 +244,17 @@ def test_the_same_table_in_every_form_makes_the_same_dataset(tmp_path, monkeypat
     assert provenance[0]["file"] == "table 1 (test_prepare_tables.Stream)"
 
 
+def test_a_list_of_one_blank_is_empty_as_in_text(tmp_path):
+    lists = [["a", "b"], [""], [None], [], None, ["b", ""]] * 4
+    pq.write_table(pa.table({"y": [0, 1] * 12, "l": pa.array(lists, pa.list_(pa.string()))}), tmp_path / "log.parquet")
+    texts = ["|".join(one or "" for one in of) if of else "" for of in lists]
+    (tmp_path / "log.csv").write_text("y,l\n" + "".join(f"{i % 2},{text}\n" for i, text in enumerate(texts)))
+    schema = '[label]\ncolumn = "y"\n[[categorical]]\ncolumn = "l"\nmax_length = 3\n'
+    of_text = made(tmp_path, "of_text", schema + 'separator = "|"\n', tmp_path / "log.csv", min_count=1)
+    of_lists = made(tmp_path, "of_lists", schema + "lists = true\n", tmp_path / "log.parquet", min_count=1)
+    assert shards(of_lists) == shards(of_text)
+
+
 def test_floats_of_32_bits_are_read_as_their_shortest_decimals():
     rng = np.random.default_rng(0)
     values = rng.integers(0, 2**32, 200_000, np.uint32).view(np.float32)
