@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import collections.abc
 import dataclasses
-import inspect
 import pathlib
 import re
 import typing
@@ -15,9 +14,9 @@ from typing import Any
 
 from jrec.train.config import TrainConfig
 from jrec.train.config.typed_toml import Section, describe, hints
+from scripts.api_reference import ENTRY, documented
 
 FILE = pathlib.Path(__file__).parents[1] / "docs" / "configuration.md"
-ENTRY = re.compile(r"  (\w+(?:, \w+)*): (.*)")
 HEAD = """# Configuration
 
 Every key that `jrec train` takes, from a TOML file or as `KEY=VALUE` behind it on the command line, where the last one
@@ -53,10 +52,10 @@ def meanings(cls: type) -> dict[str, str]:
     """What the docstrings of a section and its bases say of each key, as Markdown."""
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__):
-        _, _, attributes = ((base.__doc__ and inspect.getdoc(base)) or "").partition("Attributes:\n")
+        _, _, attributes = documented(base).partition("Attributes:\n")
         names: list[str] = []
         for line in attributes.splitlines():
-            if entry := ENTRY.fullmatch(line):
+            if re.match(r"  \S", line) and (entry := ENTRY.fullmatch(line.strip())):
                 names = entry[1].split(", ")
                 found |= dict.fromkeys(names, entry[2])
             elif line.startswith("    "):
@@ -68,7 +67,7 @@ def meanings(cls: type) -> dict[str, str]:
 
 def introduction(cls: type) -> str:
     """What a section's docstring says before its keys, without the section's name."""
-    text = (inspect.getdoc(cls) or "").partition("Attributes:\n")[0].replace("``", "`").strip()
+    text = documented(cls).partition("Attributes:\n")[0].replace("``", "`").strip()
     text = re.sub(r"^`\[[^`]*\]`: ", "", text)
     return text[:1].upper() + text[1:]
 

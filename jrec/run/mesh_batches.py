@@ -101,7 +101,6 @@ class MeshBatches:
         self, name: str, read: np.ndarray, device: np.ndarray, line: np.ndarray, room: int, count: int
     ) -> HostPlaces:
         """The places of (n,) rows of host memory, the same for each of ``count`` devices."""
-        wide = read.dtype == np.int64
 
         def padded(values: np.ndarray, fill: int) -> Any:
             out = np.full(room, fill, np.int64)
@@ -109,7 +108,7 @@ class MeshBatches:
             return np.broadcast_to(out.astype(np.int32), (count, room))
 
         return HostPlaces(
-            addresses=padded(read, 2**32 - 1 if wide else 2**31 - 1),
+            addresses=padded(read, 2**32 - 1 if self._hosts[name].wide else 2**31 - 1),
             device=padded(device, 0),
             offset=padded(self._firsts[name] + line, 0),
         )
@@ -126,6 +125,8 @@ def stacked(parts: Sequence[Batch]) -> Batch:
 
 
 def _in_words(part: Batch) -> Batch:
-    bags: Mapping[str, Bags] = part.bags
-    ids = {name: np.asarray(of.ids).astype(np.int32, copy=False) for name, of in bags.items()}
-    return dataclasses.replace(part, bags={n: dataclasses.replace(of, ids=ids[n]) for n, of in bags.items()})
+    def words(bags: Bags) -> Bags:
+        ids: Any = np.asarray(bags.ids).astype(np.int32, copy=False)
+        return dataclasses.replace(bags, ids=ids)
+
+    return dataclasses.replace(part, bags={name: words(bags) for name, bags in part.bags.items()})

@@ -81,14 +81,16 @@ class MeshSizes:
 
     def sending(self, name: str) -> np.ndarray | None:
         """Which bags of a part belong to features that send, (num_bags,) bool; None if no feature of the stack does."""
-        stack = self.stacks[name]
-        features = sending_features(stack, self._send)
-        if not features or self._hot:
+        if not (spans := self._sending_spans(name)):
             return None
-        flags = np.zeros(stack.num_bags(self._examples), bool)
-        for feature in features:
-            flags[bags_of(feature, self._examples)] = True
+        flags = np.zeros(self.stacks[name].num_bags(self._examples), bool)
+        for span in spans:
+            flags[span] = True
         return flags
+
+    def _sending_spans(self, name: str) -> list[slice]:
+        features = [] if self._hot else sending_features(self.stacks[name], self._send)
+        return [bags_of(feature, self._examples) for feature in features]
 
     def make_room(self, needed: Mapping[str, Room], peers: Peers | None = None) -> None:
         """Makes room for ``headroom`` times what some batches need, in all processes, which call this together.
@@ -118,7 +120,7 @@ class MeshSizes:
             room, limits = room._replace(remote=0), limits._replace(remote=0)
         alone = not (room.own or room.remote or room.lookups)
         room = room._replace(replicated=room.unique if alone else max(1, room.replicated))
-        flags, (begin, source, shift) = self.sending(name), ranges
+        begin, source, shift = ranges
         return Places(
             begin=begin,
             source=source,
@@ -128,7 +130,7 @@ class MeshSizes:
             most=max(1, limits.unique),
             room=room,
             fits=all(getattr(room, kind) >= getattr(limits, kind) for kind in Room._fields),
-            sends=() if flags is None else _spans(flags),
+            sends=tuple((span.start, span.stop) for span in self._sending_spans(name)),
         )
 
     def fit_host(self, needed: Mapping[str, HostSizes], peers: Peers | None = None) -> None:
@@ -183,9 +185,3 @@ def agreed[S: (Room, HostSizes)](needed: Mapping[str, S], peers: Peers | None) -
 def sending_features(stack: Stack, send: Set[str]) -> list[StackedFeature]:
     """The stack's features that send their lookups of other devices' rows."""
     return [f for f in poolable(stack) if f.config.name in send]
-
-
-def _spans(flags: np.ndarray) -> tuple[tuple[int, int], ...]:
-    """The ranges in which flags are set."""
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], flags, [False]]).astype(np.int8)))
-    return tuple((int(first), int(stop)) for first, stop in edges.reshape(-1, 2))

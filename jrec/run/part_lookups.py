@@ -10,7 +10,7 @@ import dataclasses
 
 import numpy as np
 
-from jrec.mesh.routing import Room
+from jrec.mesh.routing import ON_HOST, Room
 from jrec.ops.layout import Stack, StackedFeature
 from jrec.ops.types import Bags
 from jrec.sharding.stack_ranges import StackRanges
@@ -101,7 +101,7 @@ class PartLookups:
         """
         source = self.source
         if read is not None and brought is not None:
-            source, on_host = source.copy(), source == self.devices + 1
+            source, on_host = source.copy(), source == self.devices + ON_HOST
             source[on_host] = brought[np.searchsorted(read, self.addresses[on_host])]
         counts = np.bincount(source[self.retrieved(sending)], minlength=self.devices + 2)
         lookups, bags = self.sends(sending)
