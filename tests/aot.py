@@ -74,6 +74,10 @@ def _launch_on_machine(modules, jobs, *, interpret):
         }
         operands = tree.unflatten([refs[id(leaf)] for leaf in leaves])
         again = [dataclasses.replace(job, operands=of_job) for job, of_job in zip(jobs, operands, strict=True)]
+        copy_of = {id(job): copy for job, copy in zip(jobs, again, strict=True)}
+        again = [
+            job if job.writes is None else dataclasses.replace(job, writes=copy_of[id(job.writes)]) for job in again
+        ]
         return launch(again, interpret=None), [jax.freeze(refs[id(distinct[i])]) for i in written]
 
     with jax.disable_jit(False), dumped_ptx() as dumped:

@@ -60,7 +60,7 @@ def test_casted_update(optimizer, dim):
     slots = _slots(optimizer, case.table)
     with aot.ptx_machine_launches() as modules:
         got = _fused(optimizer, case, slots, config=CONFIG)
-    assert len(modules) == 3  # short segments beside pieces, pieces of these, long segments
+    assert len(modules) == 3  # two levels of pieces, then short segments beside long ones
     _assert_close(got, _expected(optimizer, case, slots))
 
 
@@ -167,7 +167,7 @@ def test_many_tables_in_one_launch():
     ]  # fmt: skip
     with aot.ptx_machine_launches() as modules:
         sums = gather_reduce_many(requests)
-    assert len(modules) == 4  # short segments beside pieces, two more levels of them, long segments
+    assert len(modules) == 4  # three levels of pieces, then short segments beside long ones
     for got, case in zip(sums, cases, strict=True):
         np.testing.assert_allclose(got, reference.gather_reduce(case), rtol=1e-4, atol=2e-5)
     slots = [_slots(o, c.table) for o, c in zip(optimizers, cases, strict=True)]

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import Ref
 
 from jrec.pallas import rules, segments
-from jrec.pallas.gather_reduce import with_pieces
+from jrec.pallas.gather_reduce import make_pieces
 from jrec.pallas.interpret import interpret_params
 from jrec.pallas.launch import Interpret, Job, Steps, check_dim, launch_together, ops_for
 from jrec.pallas.rules import Rule
@@ -159,15 +159,19 @@ def _casted_update(work: list[_Work], *, variants: tuple[_Variant, ...], interpr
 
 
 def _steps(work: _Work, variant: _Variant, interpret: Interpret) -> Steps:
-    """Rows with short segments in the first launch, those with long ones in the last, from pieces."""
+    """Pieces first, then all rows in one launch: those with long segments wait for pieces while the others stream."""
     table, config = work.target.table, variant.config
     dim, itemsize = table.shape[1], table.dtype.itemsize
     work = work._replace(target=in_place(work.target))
-    updater = _updater(variant, Tile.of(dim, itemsize, chunks=config.chunks), interpret)
-    short = _ShortRows(updater=updater, config=config).job(work)
-    _, levels, runs = yield from with_pieces(short, dim, work.gather, work.offsets, config, interpret)
+    levels, runs = yield from make_pieces(dim, work.gather, work.offsets, config, interpret)
+    jobs = [
+        _ShortRows(
+            updater=_updater(variant, Tile.of(dim, itemsize, chunks=config.chunks), interpret), config=config
+        ).job(work)
+    ]
     if runs is not None:
-        yield [_long(_updater(variant, Tile.of(dim, itemsize), interpret), work, levels, runs, config)]
+        jobs.insert(0, _long(_updater(variant, Tile.of(dim, itemsize), interpret), work, levels, runs, config))
+    yield jobs
     return finished(work.target)
 
 

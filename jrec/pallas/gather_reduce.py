@@ -157,7 +157,7 @@ def _padded(gather: Gather, length: int | None, config: TuningConfig, interpret:
 
 
 def _ragged(gather: Gather, offsets: jax.Array, config: TuningConfig, interpret: Interpret) -> Steps:
-    """Segments of any length: short ones in the first launch, long ones in the last, from pieces."""
+    """Segments of any length: pieces first, then all segments in one launch, long ones from their pieces."""
     ops, dim = ops_for(interpret), gather.rows.shape[1]
     tile = Tile.of(dim, gather.rows.dtype.itemsize, chunks=config.chunks)
     num_segments, capacity = offsets.shape[0] - 1, gather.indices.shape[0]
@@ -179,11 +179,11 @@ def _ragged(gather: Gather, offsets: jax.Array, config: TuningConfig, interpret:
         out_types=(jax.ShapeDtypeStruct((num_segments, dim), jnp.float32),),
         blocks=config.blocks,
     )
-    (out,), levels, runs = yield from with_pieces(short, dim, gather, offsets, config, interpret)
+    levels, runs = yield from make_pieces(dim, gather, offsets, config, interpret)
     if runs is None:
+        ((out,),) = yield [short]
         return out
     long_tile = Tile.of(dim, gather.rows.dtype.itemsize)
-
     width = runs_a_block(runs.shape[0], long_tile)
 
     def gather_reduce_long(item: jax.Array, levels: list[Gather], runs: Ref, offsets: Ref, out: Ref) -> None:
@@ -195,42 +195,33 @@ def _ragged(gather: Gather, offsets: jax.Array, config: TuningConfig, interpret:
 
         segments.visit_long(long_tile, ops, runs, offsets, item, visit, split=config.split, width=width)
 
-    target = jax.new_ref(out)
-    yield [
-        Job(
-            body=gather_reduce_long,
-            tile=long_tile,
-            count=-(-runs.shape[0] // width) * long_tile.rows,
-            operands=(levels, runs, offsets, target),
-            out_types=(),
-            blocks=config.blocks,
-        )
-    ]
-    return jax.freeze(target)
+    long = Job(
+        body=gather_reduce_long,
+        tile=long_tile,
+        count=-(-runs.shape[0] // width) * long_tile.rows,
+        operands=(levels, runs, offsets),
+        out_types=(),
+        blocks=config.blocks,
+        writes=short,
+    )
+    _, (out,) = yield [long, short]  # long ones first: they take longer
+    return out
 
 
-def with_pieces(
-    short: Job, dim: int, gather: Gather, offsets: jax.Array, config: TuningConfig, interpret: Interpret
-) -> Steps:
-    """Runs ``short`` beside the lowest level of pieces, and then the levels above.
+def make_pieces(dim: int, gather: Gather, offsets: jax.Array, config: TuningConfig, interpret: Interpret) -> Steps:
+    """Sums the pieces of all levels, one launch a level.
 
     Returns:
-      The short job's outputs; the lookups and the pieces of each level; and (nodes,) int32, the segment that each node
-      of the lowest level lies within, or -1. The last is None where no segment can be long.
+      The lookups and the pieces of each level; and (nodes,) int32, the segment that each node of the lowest level lies
+      within, or -1. The last is None where no segment can be long.
     """
-    nodes = segments.level_sizes(gather.indices.shape[0], config.split, top=config.top)
-    if not nodes:
-        (outputs,) = yield [short]
-        return outputs, [gather], None
-    levels, runs, outputs = [gather], None, ()
-    for level, count in enumerate(nodes):
-        job = _pieces(dim, levels[-1], offsets, runs, level, count, config, interpret)
-        if runs is None:
-            (sums, runs), outputs = yield [job, short]  # pieces first: they take longer
-        else:
-            ((sums,),) = yield [job]
+    levels, runs = [gather], None
+    for level, nodes in enumerate(segments.level_sizes(gather.indices.shape[0], config.split, top=config.top)):
+        ((sums, *new_runs),) = yield [_pieces(dim, levels[-1], offsets, runs, level, nodes, config, interpret)]
         levels.append(Gather(sums))
-    return outputs, levels, runs
+        if runs is None:
+            (runs,) = new_runs
+    return levels, runs
 
 
 def _pieces(

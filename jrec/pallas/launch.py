@@ -64,6 +64,7 @@ class Job:
       stages: Loads ahead of the body, each stage from what the one before returned: ``stage(item, *refs)`` the first,
         ``stage(item, before, *refs)`` the others. Where a block visits several tiles, stage ``s`` of ``n`` runs for
         the tile ``n - s`` visits ahead, so that no tile waits for its own.
+      writes: Another job of the launch whose outputs this one writes too, at other rows; None for none.
     """
 
     body: Callable[..., None]
@@ -74,6 +75,7 @@ class Job:
     blocks: int
     active: int | None = None
     stages: tuple[Callable[..., Any], ...] = ()
+    writes: Job | None = None
 
     @property
     def tiles(self) -> int:
@@ -106,10 +108,11 @@ def launch(jobs: Sequence[Job], *, interpret: Interpret) -> list[tuple[jax.Array
     def kernel(*refs: Any) -> None:
         block = jax.lax.axis_index("block")
         outs = iter(refs[len(inputs) :])
+        outputs = {id(job): tuple(itertools.islice(outs, len(job.out_types))) for job in jobs}
         first = 0
         for job, (tree, numbers) in zip(jobs, places, strict=True):
             operands = jax.tree.unflatten(tree, [refs[n] for n in numbers])
-            walk = _walk(job, ops_for(interpret), (*operands, *itertools.islice(outs, len(job.out_types))))
+            walk = _walk(job, ops_for(interpret), (*operands, *outputs[id(job.writes or job)]))
             if len(jobs) == 1:
                 walk(block)
             else:

@@ -19,12 +19,10 @@ H200 = "NVIDIA H200"
 MULTIPROCESSORS: Mapping[str, int] = {H200: 132, "NVIDIA H100 80GB HBM3": 132}
 
 _SHORT_REGISTERS = 64  # for rows: with addresses and scalars about 80 of 255, which lets 24 warps on a multiprocessor
-_LONG_REGISTERS = 144  # long segments are few: what counts is how often one waits, not how many warps there are
 _IN_FLIGHT = 4  # 16-byte loads per thread before the first use, which cover the memory's latency at 16 warps and more
 _SKEWED_UNROLL = 8  # most segments of hashed ids end in one step of it; a step that is not filled loads nothing
-_LONG_UNROLL = 32  # with ``split`` as large, each range of a long segment's walk is one step
-_TOP = 512  # 16 or 32 steps for the one segment that owns every lookup, none for others
-_LOOKS = 16  # runs that one thread looks at for long segments
+_TOP = 512  # some 64 steps, beside the short segments, for the one that owns every lookup; none for others
+_LOOKS = 4  # runs that one thread looks at for long segments; 16 cost 47 registers where 4 threads share a row
 _DIRECT = 1024  # lookups of a padded segment that one thread adds up, where there are segments enough for all threads
 
 
@@ -103,13 +101,13 @@ def tune(
         blocks = Tile.of(dim, itemsize).blocks
         while blocks * unroll * chunks < _IN_FLIGHT and 2 * chunks * (1 + old + unroll) * registers <= _SHORT_REGISTERS:
             chunks *= 2
-    # A thread holds the index, and the weight, of every lookup that falls to its lane, of this step and the next.
-    long_unroll = _unroll(min(_LONG_UNROLL, 4 * lanes), 1 + old, registers, budget=_LONG_REGISTERS)
     return TuningConfig(
         chunks=chunks,
         unroll=unroll,
-        long_unroll=long_unroll,
-        top=_TOP if registers <= 8 else 16 * long_unroll,
+        # Long segments share the launch of short ones, so more registers than those need would cost warps; and a thread
+        # holds the index, and the weight, of every lookup that falls to its lane, of this step and the next.
+        long_unroll=min(unroll, 4 * lanes),
+        top=_TOP,
         blocks=8 * MULTIPROCESSORS.get(gpu, 132) if kind == "update" else 2**20,
         prefetch=(1 + old + unroll) * chunks * registers <= 2 * _SHORT_REGISTERS,
     )
@@ -124,19 +122,16 @@ def sums_directly(*, segments: int, length: int, dim: int, itemsize: int, config
 
 
 def runs_a_block(runs: int, tile: Tile) -> int:
-    """How many runs a block looks through for long segments: enough that all blocks are on the GPU at once.
-
-    A block that sums long segments needs many registers: only two blocks fit on a multiprocessor.
-    """
+    """How many runs a block looks through for long segments: more where that leaves two blocks a multiprocessor."""
     width = tile.lanes
     while width < _LOOKS * tile.lanes and runs > width * 2 * MULTIPROCESSORS[H200]:
         width *= 2
     return width
 
 
-def _unroll(most: int, live: int, registers: int, *, budget: int = _SHORT_REGISTERS) -> int:
-    """The largest power of two up to ``most`` whose rows fit the budget beside ``live`` other tiles; at least 1."""
+def _unroll(most: int, live: int, registers: int) -> int:
+    """The largest power of two up to ``most`` whose rows fit the registers beside ``live`` other tiles; at least 1."""
     unroll = 1
-    while 2 * unroll <= most and (live + 2 * unroll) * registers <= budget:
+    while 2 * unroll <= most and (live + 2 * unroll) * registers <= _SHORT_REGISTERS:
         unroll *= 2
     return unroll
