@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 Slots = dict[str, "jax.Array"]
 Schedule = Callable[[Any], Any]  # step number -> learning rate, as optax.Schedule
 SlotShape = Literal["element", "row"]  # (rows, dim) or (rows,)
+BagGradients = Literal["float32", "bfloat16"]
 
 
 def slot_bytes(slots: Mapping[str, SlotShape], dim: int) -> int:

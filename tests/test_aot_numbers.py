@@ -64,6 +64,22 @@ def test_casted_update(optimizer, dim):
     _assert_close(got, _expected(optimizer, case, slots))
 
 
+@pytest.mark.parametrize("dim", [20, 128])
+def test_casted_update_from_bfloat16_gradients(dim):
+    case = reference.make_case(
+        reference.Shape(rows=17, dim=dim, bags=14, length=4), np.random.default_rng(dim), kind="power law", past=True
+    )
+    optimizer = OPTIMIZERS[3]
+    request = update_request(optimizer, case, _slots(optimizer, case.table), config=CONFIG)
+    narrow = request.bag_gradients.astype(jnp.bfloat16)
+    sums = []
+    for gradients in (narrow, narrow.astype(jnp.float32)):
+        with aot.ptx_machine_launches() as modules:
+            sums += casted_update_many([dataclasses.replace(request, bag_gradients=gradients)])
+        assert modules
+    jax.tree.map(np.testing.assert_array_equal, *sums)
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("dim", [4, 24])
 def test_row_update_rounds_stochastically_as_xla_does(dim, dtype):

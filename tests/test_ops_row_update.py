@@ -161,6 +161,27 @@ def test_16_bit_tables_round_to_nearest_even(implementation, dtype):
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_bfloat16_gradients_of_bags_give_the_bits_of_the_same_float32_ones(implementation):
+    rng = np.random.default_rng(3)
+    table, optimizer = jnp.asarray(rng.normal(size=(30, 12)), jnp.float32), ops.RowWiseAdagrad(learning_rate=0.1)
+    cast = ops.tensor_cast(jnp.asarray(rng.integers(0, 30, (20, 5)), jnp.int32), num_rows=30, implementation="xla")
+    narrow = jnp.asarray(rng.normal(size=(20, 12)), jnp.bfloat16)
+    update = functools.partial(
+        ops.casted_update, optimizer, table, optimizer.init(table), cast, implementation=implementation
+    )
+    (rows, slots), (wide_rows, wide_slots) = update(narrow), update(narrow.astype(jnp.float32))
+    np.testing.assert_array_equal(rows, wide_rows)
+    np.testing.assert_array_equal(slots["sum"], wide_slots["sum"])
+    squares = ops.squared_gradient_norm({"": ops.Residuals(cast=cast)}, {"": narrow}, implementation=implementation)
+    rounded = np.asarray(narrow, np.float64)
+    sums = np.zeros((30, 12))
+    real = np.asarray(cast.num_unique)
+    for row, low, high in zip(cast.rows[:real], cast.offsets[:real], cast.offsets[1 : real + 1], strict=True):
+        sums[row] = rounded[np.asarray(cast.sources[low:high])].sum(0)
+    np.testing.assert_allclose(squares, np.square(sums).sum(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_padding_rows_change_nothing(implementation):
     table = jnp.arange(6.0).reshape(3, 2)
     rows = jnp.array([1, 3, 3, 3], jnp.int32)

@@ -55,6 +55,17 @@ def test_casted_update(optimizer):
         np.testing.assert_array_equal(got[1][name][untouched], slot[untouched])
 
 
+@pytest.mark.parametrize("dim", [4, 20])
+def test_bfloat16_gradients_of_bags_are_summed_as_float32_ones(dim):
+    case = _case(dataclasses.replace(SHAPE, dim=dim))
+    request = update_request(OPTIMIZERS[3], case, _slots(OPTIMIZERS[3], case.table))
+    narrow = request.bag_gradients.astype(jnp.bfloat16)
+    with race_free():
+        got = casted_update(dataclasses.replace(request, bag_gradients=narrow))
+        want = casted_update(dataclasses.replace(request, bag_gradients=narrow.astype(jnp.float32)))
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-7), got, want)
+
+
 @pytest.mark.parametrize("optimizer", [OPTIMIZERS[3], OPTIMIZERS[5]], ids=lambda o: type(o).__name__)
 def test_row_update(optimizer):
     case = _case(dataclasses.replace(SHAPE, dim=33))

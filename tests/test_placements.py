@@ -86,6 +86,20 @@ def test_lines_that_travel_without_padding_give_the_same_bits(place, monkeypatch
         follows_a_run(ragged, place.trace(name, "adagrad"), exact=True)
 
 
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=() if name in ("device", "mesh-send") else pytest.mark.slow) for name in PLAIN
+])  # fmt: skip
+def test_gradients_of_bags_are_rounded_wherever_rows_lie(place, name):
+    key = "optimizer.embedding.bag_gradients=bfloat16"
+    found = place.run(PLACEMENTS[name], "adagrad", "float32", key, out=f"rounded {name}")
+    exact = place.trace(name, "adagrad")
+    np.testing.assert_allclose(found.losses, exact.losses, rtol=2e-3)
+    for array, values in exact.arrays.items():
+        # Adagrad's step is 0.1 times a gradient's share of its root mean square, which rounding moves by 2^-8 or less.
+        np.testing.assert_allclose(found.arrays[array], values, rtol=2e-2, atol=STEPS * 0.1 * 2.0**-8, err_msg=array)
+    assert np.any(found.arrays["site"] != exact.arrays["site"])
+
+
 def follows_the_reference(place, found, placement, optimizer, *, steps=0):
     reference, batches = place.reference(placement, optimizer, "float32"), place.batches(placement, found.folder)
     losses = [reference.step(batches[step % len(batches)]) for step in range(steps or len(batches))]

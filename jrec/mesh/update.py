@@ -31,7 +31,7 @@ class RowGradients:
       exchange: The exchange opened for ``retrieve``: requests do not travel again.
       gradients: (U, dim) float32, gradients of the device's unique rows, from its part of the global batch's loss.
       sent: The ``Sent`` opened in the forward pass, or None.
-      bag_gradients: (num_bags, dim) float32, gradients of the device's bags; needed with ``sent``.
+      bag_gradients: (num_bags, dim) float32 or bfloat16, gradients of the device's bags; needed with ``sent``.
       reduce: How gradients of replicated rows are summed; see ``shared_gradients``.
       options: The step's options.
 
@@ -84,7 +84,7 @@ class RowGradients:
         return _Arrived(
             rows=jnp.concatenate([arrived.rows, sent.rows]),
             offsets=jnp.concatenate([jnp.arange(count, dtype=jnp.int32), sent.offsets + jnp.int32(count)]),
-            gradients=jnp.concatenate([arrived.gradients, sent.deliver(self.bag_gradients)]),
+            gradients=jnp.concatenate([arrived.gradients, sent.deliver(self.bag_gradients).astype(jnp.float32)]),
             weights=weights,
             addresses=addresses,
         )

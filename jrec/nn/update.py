@@ -62,7 +62,7 @@ def apply_gradients(
       The stores after the step, and the norm of all gradients before they were clipped, () float32; None where nothing
       clips them.
     """
-    pending, norm = updates(stores, residuals, activation_gradients, contexts), None
+    pending, norm = updates(stores, residuals, optimizer.narrowed(activation_gradients), contexts), None
     scale = None if gradient_scale is None else jnp.asarray(gradient_scale, jnp.float32)
     limit = optimizer.max_global_norm
     if limit is not None:

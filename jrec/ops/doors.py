@@ -22,6 +22,7 @@ from jrec.row_optimizers import RowOptimizer, Slots
 
 FLOAT32 = ("float32",)
 CORES = ("float32", "bfloat16")
+BAG_GRADIENTS = ("float32", "bfloat16")
 TABLES = ("float32", "bfloat16", "float16")
 INT32 = ("int32",)
 _HIGHEST = 2**31 - 1
@@ -104,11 +105,11 @@ def checked_slots(optimizer: RowOptimizer, table: jax.Array, slots: object) -> S
     }
 
 
-def checked_gradients(gradients: object, cast: Cast, dim: object) -> jax.Array:
-    """The gradients of the bags of a cast, (num_bags, dim) float32."""
+def checked_gradients(gradients: object, cast: Cast, dim: object, dtypes: tuple[str, ...] = BAG_GRADIENTS) -> jax.Array:
+    """The gradients of the bags of a cast, (num_bags, dim) float32 or bfloat16."""
     bags = "num_bags" if cast.num_bags is None else cast.num_bags
     why = "" if cast.num_bags is None else f"; {cast.num_bags} bags were looked up"
-    return checked("gradients", gradients, (bags, dim), why=why)
+    return checked("gradients", gradients, (bags, dim), dtypes, why=why)
 
 
 def checked_cast(cast: object, num_rows: object, bags: Bags | None = None) -> Cast:

@@ -138,7 +138,7 @@ def apply_gradients(
       tables: Of the sizes and dtypes that were given to ``lookup``.
       slots: By table, as ``init_slots`` makes them.
       residuals: From ``lookup``.
-      gradients: (num_bags, dim) float32 by table: the loss's gradient of the activations.
+      gradients: (num_bags, dim) float32 or bfloat16 by table: the loss's gradient of the activations.
       step: () int32, how many steps were taken before; outside jit a negative one is refused.
       gradient_scale: Multiplies the gradients: one over the loss scale.
       rounding_key: (2,) uint32, a new one for every step: tables of 16 bits are rounded stochastically, each with
@@ -204,8 +204,8 @@ def squared_gradient_norm(
 
     Args:
       residuals: From ``lookup``.
-      gradients: (num_bags, dim) float32 by table, as given to ``apply_gradients``; tables that are not named, as frozen
-        ones, do not count.
+      gradients: (num_bags, dim) float32 or bfloat16 by table, as given to ``apply_gradients``; tables that are not
+        named, as frozen ones, do not count.
       implementation: See ``gather_reduce``.
 
     Returns:

@@ -41,7 +41,7 @@ class UpdateRequest:
       offsets: (unique_capacity + 1,) int32 of the cast.
       sources: (capacity,) int32 of the cast.
       num_unique: () int32 of the cast; more than the capacity means that rows were left out.
-      bag_gradients: (num_bags, dim) float32.
+      bag_gradients: (num_bags, dim) float32 or bfloat16.
       weights: (capacity,) float32 in the order of the cast, or None.
       step: () int32.
       gradient_scale: () float32.

@@ -147,7 +147,7 @@ class HostPooling:
             bags = batch.bags[name]
             if bags.cast is None:
                 raise ValueError(f"the bags of stack {name} have no cast; the loader makes it, or HostCasts")
-            gradients, words = np.asarray(update.gradients), np.asarray(update.hyperparameters)
+            gradients, words = np.asarray(update.gradients, np.float32), np.asarray(update.hyperparameters)
             weights: Any = bags.weights
             self._tables[name].casted_update(bags.cast, gradients, weights=weights, hyperparameters=words, made=True)
 

@@ -24,7 +24,7 @@ class PooledUpdate:
     """What the host needs to update the rows of a stack after a step.
 
     Attributes:
-      gradients: (num_bags, dim) float32, the loss's gradient of the pooled rows.
+      gradients: (num_bags, dim) float32 or bfloat16, the loss's gradient of the pooled rows.
       hyperparameters: (len(Hyper),) int32, the step's learning rate, gradient scale, rounding key and all else that
         the native kernels read (``jrec.native.hyper``). The step computes them, so that schedules have the same bits
         as for rows on the device.

@@ -140,6 +140,7 @@ def build_optimizer(
         tables={table: groups[rows.group(table)] for table in rows.tables},
         max_global_norm=config.optimizer.max_global_norm,
         rounding_seed=config.seed if rows.stochastic_rounding else None,
+        bag_gradients=rows.bag_gradients,
     )
 
 

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec
 
 from jrec.ops.arrays import Bagged, RoundingKey, Scale, Slots, Step
 from jrec.ops.dispatch import IMPLEMENTATIONS, Implementation, native_unavailable
-from jrec.ops.doors import CORES, checked, checked_cast, checked_gradients, checked_scale, checked_step
+from jrec.ops.doors import CORES, FLOAT32, checked, checked_cast, checked_gradients, checked_scale, checked_step
 from jrec.ops.explicit_axes import auto_inside, like, like_bags
 from jrec.ops.forms import formed_bags
 from jrec.ops.gather_reduce import check_segments, gather_reduce
@@ -312,4 +312,4 @@ def _checked_gradients(shape: TTShape, residuals: TTResiduals, gradients: jax.Ar
     """
     if not isinstance(residuals, TTResiduals):
         raise ValueError(f"the residuals must come from tt_lookup, but are of type {type(residuals).__name__}")
-    return checked_gradients(gradients, checked_cast(residuals.index.cast, shape.rows), shape.dim)
+    return checked_gradients(gradients, checked_cast(residuals.index.cast, shape.rows), shape.dim, FLOAT32)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, override
 
 from jrec.errors import ConfigError
-from jrec.row_optimizers import ROW_OPTIMIZERS, Adagrad, RowOptimizer, RowWiseAdagrad, SlotShape
+from jrec.row_optimizers import ROW_OPTIMIZERS, Adagrad, BagGradients, RowOptimizer, RowWiseAdagrad, SlotShape
 from jrec.train.config.typed_toml import Amount, Choices, Count, Range, Section, toml_value
 
 if TYPE_CHECKING:
@@ -248,6 +248,9 @@ class EmbeddingOptimizerConfig(_Optimizer):
       stochastic_rounding: Whether updated rows of 16-bit tables (``model.table_dtype``) are rounded up or down with the
         probability that makes the mean right, from ``seed`` and the number of the step; false rounds to nearest, where
         small updates vanish. Tables of float32 are not rounded.
+      bag_gradients: The dtype to which the loss's gradients of pooled rows are rounded before they are summed by row,
+        in float32. "bfloat16" halves the bytes that a GPU's update gathers, and errs by at most 2^-9 of each gradient;
+        tables of tensor trains take float32.
       tables: Settings of single tables, by name.
     """
 
@@ -256,6 +259,7 @@ class EmbeddingOptimizerConfig(_Optimizer):
     name: Annotated[str, Choices(ROW_OPTIMIZERS)] = RowWiseAdagrad.name
     max_row_norm: Above0 | None = None
     stochastic_rounding: bool = True
+    bag_gradients: BagGradients = "float32"
     tables: Mapping[str, TableOptimizerConfig] = dataclasses.field(default_factory=dict)
 
     @override
@@ -285,7 +289,8 @@ class EmbeddingOptimizerConfig(_Optimizer):
         if own.name not in (None, self.name):
             inherited = {key: inherited[key] for key in ("learning_rate", "weight_decay", "max_row_norm")}
         values = {"name": self.name, **inherited, **own.given()}
-        return EmbeddingOptimizerConfig(stochastic_rounding=self.stochastic_rounding, **values)
+        own_to_all = {"stochastic_rounding": self.stochastic_rounding, "bag_gradients": self.bag_gradients}
+        return EmbeddingOptimizerConfig(**own_to_all, **values)
 
     def group(self, table: str) -> str:
         """The ``TableConfig.group`` of a table: "" without settings of its own, else a table's name.
