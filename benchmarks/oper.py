@@ -38,7 +38,7 @@ from jrec.data.synth import shape_like
 from jrec.sharding import milp
 from jrec.sharding.balance import assign, loads_of, polish
 from jrec.sharding.baselines import BASELINES
-from jrec.sharding.cost import Cost, degree_of_balance, evaluate
+from jrec.sharding.cost import Cost, degree_of_balance, evaluate, replicated_seconds
 from jrec.sharding.figure import draw_balance
 from jrec.sharding.hardware import PRESETS, load_hardware
 from jrec.sharding.locator import Locator
@@ -53,7 +53,7 @@ EXTRA = (0.0, 0.01, 0.02, 0.05, 0.10, 0.15, 0.20)
 THRESHOLDS = (0.05, 0.01, 0.005, 0.001, 0.0005)
 PER_DEVICE = 16_384
 MIB = 2**20
-PARTS = ("table2", "table3", "milp", "figure10", "rules", "all_reduce", "rows")
+PARTS = ("table2", "table3", "milp", "figure10", "rules", "node_copies", "all_reduce", "rows")
 CLUSTERS = {"kaggle": ("dgx-a100", "a100-4x4"), "terabyte": ("h200x8", "h200-2x8", "a100-4x4")}
 PAPER_TABLE2 = {  # mean MiB a link
     "avazu": (2.50, 0.16, 0.15, 0.13, 0.12, 0.10, 0.10),
@@ -243,6 +243,41 @@ def rules(report: harness.Report, log: Log, profile: AccessProfile, case: str) -
         report.add(f"{case}, {preset}", "rules: costliest link by the cheapest", remote.max() / remote.min(), "x")
 
 
+def node_copies(report: harness.Report, log: Log, profile: AccessProfile, case: str) -> None:
+    """What a copy of a row in every node could gain, were its memory free: the least possible cost of each row.
+
+    A row has one owner; or one in every node, which fetch within it, and whose sums of gradients (of devices that read
+    the row) cross between nodes; or a copy on each device, whose gradients a dense all-reduce sums. Seconds are of a
+    device's links where fetches are spread evenly.
+    """
+    for preset in CLUSTERS.get(log.name, ()):
+        problem = problem_of(log, profile, preset, purpose="training", dedup=True)
+        costs = problem.hardware.L
+        within = costs[0] == costs[0, 1]
+        within[0] = True
+        nodes = len(within) // within.sum()
+        if nodes == 1:
+            continue
+        remote = costs[0] * (np.arange(len(within)) > 0)
+        near, between = remote[within].sum() / within.sum(), costs[0].max()
+        totals, copied = np.zeros(2), 0.0
+        for table, ranked in zip(problem.tables, problem.ranked, strict=True):
+            rows, probability, size = np.diff(ranked.starts), ranked.access, table.row_bytes
+            one_owner = 2 * probability * size * remote.mean()
+            in_node = -np.expm1(within.sum() * np.log1p(-np.minimum(probability, 1 - 1e-12)))
+            sums = 2 * (nodes - 1) / nodes * in_node * size / within.sum() * between
+            by_node = 2 * probability * size * near + sums
+            everywhere = np.full(len(rows), float(replicated_seconds(problem, size)))
+            today = np.minimum(one_owner, everywhere)
+            totals += [rows @ today, rows @ np.minimum(today, by_node)]
+            copied += float(rows @ (by_node < today)) * table.memory_bytes * (nodes - 1)
+        label = f"{case}, {preset}"
+        report.add(label, "node copies: links of a step without them, at least", 1e6 * totals[0], "us")
+        report.add(label, "node copies: links of a step with them, at least", 1e6 * totals[1], "us")
+        report.add(label, "node copies: without by with, at most", totals[0] / totals[1], "x")
+        report.add(label, "node copies: memory of them", 100 * copied / problem.total_bytes, "% of tables")
+
+
 def all_reduce(report: harness.Report, log: Log, profile: AccessProfile, case: str) -> None:
     """Bytes that a device sends to sum the gradients of replicated rows: of all, gathered by device, or of the union.
 
@@ -363,6 +398,8 @@ def main() -> None:
                 figure10(report, log, profile, case, arguments.figures)
             if "rules" in chosen:
                 rules(report, log, profile, case)
+            if "node_copies" in chosen:
+                node_copies(report, log, profile, case)
             if "all_reduce" in chosen:
                 all_reduce(report, log, profile, case)
             if "rows" in chosen and "sample" not in log.name:
