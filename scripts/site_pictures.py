@@ -10,11 +10,16 @@ import argparse
 import json
 import pathlib
 import re
+import shutil
+import tempfile
 from typing import Any
+
+from scripts import chromium
 
 DOCS = pathlib.Path(__file__).parents[1] / "docs"
 REPORT_PAGE = DOCS / "sample_report.md"
-PICTURES = ("loss", "roc", "calibration")
+PICTURES = {1280: 1700, 390: 1700}
+"""Heights, by width, of the report's pictures: on a desk and on a phone, in pixels."""
 BLOCK = re.compile(r"(?<=<!-- report -->\n).*?(?=<!-- end -->)", re.DOTALL)
 COLUMNS = {
     "auc": "AUC",
@@ -48,17 +53,25 @@ def report_table(metrics: dict[str, Any]) -> str:
 
 
 def write_report(run: pathlib.Path) -> None:
-    """Copies a run's pictures, at a size for a page, and fills the table of docs/sample_report.md."""
-    from PIL import Image
-
+    """Copies a run's report, takes pictures of it, and fills the table of docs/sample_report.md."""
     metrics = json.loads((run / "report" / "metrics.json").read_text())
     page = REPORT_PAGE.read_text()
     REPORT_PAGE.write_text(BLOCK.sub(lambda _: report_table(metrics), page))
-    for name in PICTURES:
-        with Image.open(run / "report" / f"{name}.png") as picture:
-            small = picture.convert("RGB").resize((900, round(900 * picture.height / picture.width)))
-        # 64 colours: a plot has few, and the file is a third as large.
-        small.quantize(64).save(DOCS / "images" / "report" / f"{name}.png", optimize=True)
+    folder = DOCS / "images" / "report"
+    shutil.copyfile(run / "report" / "report.html", folder / "quickstart.html")
+    for width, height in PICTURES.items():
+        with tempfile.TemporaryDirectory() as place:
+            file = pathlib.Path(place)
+            chromium.look_at((folder / "quickstart.html").read_text(), file, width=width, height=height)
+            _save_small(file / f"{width}.png", folder / f"{width}.png", (width, height))
+
+
+def _save_small(picture: pathlib.Path, out: pathlib.Path, size: tuple[int, int]) -> None:
+    """Cuts a window's picture to the page, in 64 colours: a report has few, and the file is a third as large."""
+    from PIL import Image
+
+    with Image.open(picture) as image:
+        image.convert("RGB").crop((0, 0, *size)).quantize(64).save(out, optimize=True)
 
 
 def spans_between(events: list[dict[str, Any]], first: int, last: int) -> list[tuple[str, int, float, float]]:

@@ -1,4 +1,4 @@
-"""Baselines: logistic regression against scikit-learn's, popularity by hand, their cache, and the report's words."""
+"""Baselines: logistic regression against scikit-learn's, popularity by hand, their cache, and what reports have."""
 
 import dataclasses
 import json
@@ -21,7 +21,6 @@ from jrec.train.baselines.examples import Split as Blocks
 from jrec.train.baselines.measure import measure, wanted
 from jrec.train.preflight import _check_compared
 from jrec.train.report.metrics import auc, log_loss
-from jrec.train.report.writing import verdict
 
 SPLITS = {"train": 6000, "valid": 1500, "test": 1500}
 
@@ -167,21 +166,6 @@ def test_only_small_datasets_have_baselines_unless_they_are_asked_for(dataset, m
     monkeypatch.setattr(measured, "SMALL", 5999)
     assert [wanted(mode, dataset) for mode in ("auto", "on", "off")] == [False, True, False]
     assert not wanted("on", dataclasses.replace(dataset, splits={"test": dataset.splits["test"]}))
-
-
-def content(model, logistic, losses):
-    records = [{"step": n + 1, "split": "valid", "log_loss": loss} for n, loss in enumerate(losses)]
-    baseline = {"splits": {"test": {"auc": logistic, "log_loss": 0.5}}}
-    return {"splits": {"test": {"auc": model}}, "baselines": {"logistic_regression": baseline}}, records
-
-
-def test_the_verdict_says_what_is_better_and_what_to_try():
-    assert verdict(*content(0.72, 0.718, [0.5])) == []
-    below, remedy = verdict(*content(0.511, 0.718, [0.60, 0.55, 0.70]))
-    assert below.startswith("the model's test AUC 0.5110 is below logistic regression's 0.7180")
-    assert "best, 0.5500, at step 2" in remedy
-    assert "early_stopping" in remedy
-    assert "more epochs" in verdict(*content(0.511, 0.718, [0.60, 0.55, 0.54]))[1]
 
 
 def test_the_report_of_a_run_has_baselines_which_change_no_bit_of_it(tmp_path, monkeypatch, capsys):

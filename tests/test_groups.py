@@ -101,10 +101,30 @@ def test_a_run_reports_the_groups_of_a_feature_by_name(tmp_path, log, capsys):
     assert (test["groups"], test["coverage"]) == (3, 1.0)
     assert {row["group"] for row in test["best"]} == {"x", "y", "z"}
     assert sum(row["examples"] for row in test["best"]) == report["splits"]["test"]["examples"] == 60
-    assert (run / "report" / "groups.png").stat().st_size > 1000
+    assert "AUC within groups by a" in (run / "report" / "report.html").read_text()
     assert f"test, by a: GAUC {test['gauc']:.4f} of 3 groups" in printed
+    slices = {one["slice"]: one["examples"] for one in report["slices"]["slices"] if one["feature"] == "a"}
+    assert slices == {row["group"]: row["examples"] for row in test["best"]}  # a value has its name
     assert main(["eval", str(run), str(data), "--group", "b", "--batches", "1"]) == 0
     assert json.loads(capsys.readouterr().out)["groups"]["feature"] == "b"
+
+
+def test_an_evaluation_writes_the_same_page_with_the_runs_learning_curves(tmp_path, log, capsys):
+    data, _ = log
+    run = train_command(tmp_path, data, "evaluate.every_steps=1", text=TEXT)
+    capsys.readouterr()
+    assert main(["eval", str(run), str(data), "--out", str(tmp_path / "out")]) == 0
+    said = capsys.readouterr()
+    report = json.loads((tmp_path / "out" / "metrics.json").read_text())
+    assert "slices" not in json.loads(said.out)  # too long for a line
+    assert report["slices"]["split"] == "test"
+    assert said.err.splitlines()[-1] == f"report: {tmp_path / 'out' / 'report.html'}"
+    assert [line for line in said.err.splitlines() if line.startswith("warning: ")] == [
+        f"warning: {text}" for text in report["judgement"]["warnings"]
+    ]
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "Log loss by step" in page
+    assert "AUC within groups by a" in page
 
 
 def test_a_group_that_the_dataset_lacks_is_refused_with_the_nearest(tmp_path, log, capsys):

@@ -1,18 +1,17 @@
-"""The report folder: its figures' numbers, the plots, undefined metrics, and what an interrupted write leaves."""
+"""The report folder: its numbers, undefined metrics, and what an interrupted write leaves."""
 
 import hashlib
 import json
 
-import matplotlib.image
 import numpy as np
 import pytest
 
 from jrec.data.schema import CategoricalFeature, DatasetError, DenseFeature, Schema, Shard, Split, Table
 from jrec.errors import DivergedError, OutputError
 from jrec.train.config import DataConfig, TrainConfig
-from jrec.train.report import plots, summary, writing
+from jrec.train.report import summary, writing
 from jrec.train.report.logs import METRICS_FILE, MetricLog
-from jrec.train.report.metrics import Scores, auc, evaluate
+from jrec.train.report.metrics import Scores, auc, evaluate, reliability_bins, sigmoid
 
 CONFIG = TrainConfig(name="trial", data=DataConfig(path="data/x", batch_size=64))
 PARAMETERS = {"dense": {"parameters": 10, "bytes": 40}, "d16_float32": {"parameters": 160, "bytes": 640, "rows": 10}}
@@ -60,8 +59,7 @@ def test_a_full_report(tmp_path):
     scores = {"valid": make_scores(1), "test": make_scores(2)}
     history = make_history(tmp_path)
     content = write(tmp_path / "report", scores, schema, seconds=2.0, examples=1000, history=history)
-    names = {"metrics.json", "roc.png", "calibration.png", "loss.png"}
-    assert {p.name for p in (tmp_path / "report").iterdir()} == names
+    assert {p.name for p in (tmp_path / "report").iterdir()} == {"metrics.json", "report.html"}
     assert json.loads((tmp_path / "report" / "metrics.json").read_text()) == content
     assert content["splits"]["test"] == evaluate(scores["test"]).to_dict()
     assert content["splits"]["test"]["auc"] == auc(scores["test"].logits, scores["test"].labels)
@@ -76,10 +74,9 @@ def test_a_full_report(tmp_path):
     assert content["versions"]["jax"].startswith("0.")
     measured = {*content["splits"]["test"], *content["training"], *content["parameters"]["d16_float32"]}
     assert measured <= set(content["units"])
-    for name in names - {"metrics.json"}:
-        image = matplotlib.image.imread(tmp_path / "report" / name)
-        assert min(image.shape[:2]) > 500
-        assert image.std() > 0.05  # something is drawn
+    bins = reliability_bins(sigmoid(scores["test"].logits), scores["test"].labels)
+    assert content["reliability"]["test"]["observed"] == bins.observed.tolist()
+    assert content["judgement"] == {"warnings": [], "advice": []}
 
 
 def test_summary_puts_the_auc_beside_the_ceiling(tmp_path):
@@ -112,14 +109,17 @@ def test_one_class(tmp_path, label):
     text = (tmp_path / "metrics.json").read_text()
     assert "NaN" not in text
     assert json.loads(text)["splits"]["test"]["auc"] is None
-    assert f"auc is undefined: all labels are {int(label)}" in summary(content)
-    assert (tmp_path / "roc.png").stat().st_size > 1000
+    undefined = "auc, normalized entropy" if label else "auc, normalized entropy, calibration"
+    assert f"warning: {undefined} of test: undefined, since all labels are {int(label)}" in summary(content)
 
 
-def test_without_training_there_is_no_loss_plot_nor_throughput(tmp_path):
+def test_without_training_there_are_no_learning_curves_nor_throughput(tmp_path):
     content = write(tmp_path, {"test": make_scores()})
     assert content["training"] == {"steps": 60}
-    assert not (tmp_path / "loss.png").exists()
+    page = (tmp_path / "report.html").read_text()
+    assert "Calibration on test" in page
+    assert "Log loss by step" not in page
+    assert "examples/s" not in page
 
 
 def test_bad_scores_leave_an_earlier_report_as_it_was(tmp_path):
@@ -142,51 +142,7 @@ def test_a_failing_write_leaves_the_earlier_file(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(OutputError, match=r"no room left to write .*roc\.png"):
+    with pytest.raises(OutputError, match=r"no room left to write .*report\.html"):
         write(tmp_path, {"test": make_scores(1)})
     assert (tmp_path / "metrics.json").read_bytes() == before
-    assert matplotlib.image.imread(tmp_path / "roc.png").size
-
-
-def labels_of(axes):
-    return [text.get_text() for text in axes.get_legend().get_texts()]
-
-
-def test_loss_plot_shows_every_series():
-    records = [{"step": s, "split": "train", "loss": 1 / s} for s in range(1, 101)]
-    records += [{"step": s, "split": "valid", "log_loss": 2 / s} for s in (50, 100)]
-    figure = plots.plot_loss(records, title="t", ceiling={"valid": {"log_loss": 0.01}}, batch_size=2048)
-    (axes,) = figure.axes
-    raw, _smooth, valid, _ceiling = axes.get_lines()
-    np.testing.assert_allclose(raw.get_xydata(), [(s, 1 / s) for s in range(1, 101)])
-    np.testing.assert_allclose(valid.get_xydata(), [(50, 0.04), (100, 0.02)])
-    assert labels_of(axes)[1:] == ["valid (best 0.0200 at step 100)", "valid, teacher's own (0.0100)"]
-    assert axes.get_xlabel() == "step of 2,048 examples"
-    low, high = axes.get_ylim()
-    assert low < 0.01
-    assert 0.1 < high < 1  # the first steps do not squeeze the rest
-
-
-def test_roc_plot_follows_the_exact_curve():
-    scores = make_scores(size=30_000)
-    figure = plots.plot_roc({"test": scores}, title="t", ceiling={"test": {"auc": 0.9}})
-    line = figure.axes[0].get_lines()[-1]
-    x, y = line.get_xdata(), line.get_ydata()
-    exact = auc(scores.logits, scores.labels)
-    assert len(x) <= plots.CURVE_POINTS
-    assert (x[0], y[0], x[-1], y[-1]) == (0, 0, 1, 1)
-    assert np.trapezoid(y, x) == pytest.approx(exact, abs=1e-3)
-    assert labels_of(figure.axes[0])[-1] == f"test: AUC {exact:.4f} (teacher's ceiling 0.9000)"
-
-
-@pytest.mark.parametrize(("base", "scale"), [(-1.0, "linear"), (-4.5, "log")])
-def test_calibration_plot_suits_the_click_rate(base, scale):
-    figure = plots.plot_calibration({"test": make_scores(base=base, size=20_000)}, title="t")
-    top, bottom = figure.axes
-    assert top.get_xscale() == top.get_yscale() == bottom.get_xscale() == scale
-    low, high = top.get_xlim()
-    assert 0 <= low < high <= 1
-    heights = bottom.patches[0].get_xy()[:, 1]
-    edges = np.unique(bottom.patches[0].get_xy()[:, 0])
-    assert heights.max() <= 1
-    assert len(edges) == 51
+    assert (tmp_path / "report.html").read_text().endswith("</html>\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import pathlib
 import sys
 
 from jrec.commands.arguments import COUNT_OR_ZERO, DEVICES
@@ -14,8 +15,8 @@ Evaluate a checkpoint on a dataset whose rows mean the same as in training.
 
 CHECKPOINT is a run folder (its best checkpoint where it keeps one, else the latest), a folder of checkpoints that
 Run.save wrote, or one checkpoint in either. The metrics go to standard output as JSON, and with --out into a
-folder with plots, beside those of baselines that are fitted to the training data (evaluate.baselines of the run's
-configuration)."""
+folder with report.html, beside those of baselines that are fitted to the training data (evaluate.baselines of the
+run's configuration)."""
 EPILOG = """examples:
   jrec eval runs/quickstart data/quickstart
   jrec eval runs/kaggle data/kaggle --devices 4 --plan serving_plan
@@ -44,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="evaluate on N devices, however many trained (default 1)",
     )
     parser.add_argument("--plan", default="", metavar="FILE", help="where rows live on N devices, by `jrec plan`")
-    parser.add_argument("--out", metavar="DIR", help="write metrics.json and plots there")
+    parser.add_argument("--out", metavar="DIR", help="write report.html and metrics.json there")
     add_process_arguments(parser)
 
 
@@ -69,7 +70,11 @@ def _run(args: argparse.Namespace, company: Company) -> int:
     from jrec.train.mesh_processes import one_of_many
     from jrec.train.preflight import check_group
     from jrec.train.report import write_report
+    from jrec.train.report.logs import METRICS_FILE
     from jrec.train.report.metrics import evaluate
+    from jrec.train.report.terminal import judgement_lines
+    from jrec.train.report.writing import PAGE_FILE
+    from jrec.train.run_folder import find_checkpoint
 
     if args.group:
         check_group(args.group, Schema.load(args.data), key="--group")
@@ -84,18 +89,23 @@ def _run(args: argparse.Namespace, company: Company) -> int:
     if args.group:
         config = dataclasses.replace(config, evaluate=dataclasses.replace(config.evaluate, group=args.group))
     same = result.trained_on == result.schema.identity and not args.batches
-    sections = comparison_sections(config, result.schema, scores, whole=same)
+    sections = comparison_sections(config, result.schema, scores, whole=same, slices=bool(args.out))
     where = {"checkpoint": args.checkpoint, "data": args.data, "step": result.step, "split": args.split}
-    print(json.dumps({**where, **metrics, **sections}, allow_nan=False))
+    printed = {name: section for name, section in sections.items() if name != "slices"}
+    print(json.dumps({**where, **metrics, **printed}, allow_nan=False))
     if args.out:
-        write_report(
+        history = find_checkpoint(pathlib.Path(args.checkpoint))[0] / METRICS_FILE
+        content = write_report(
             args.out,
             config=config,
             schema=result.schema,
             scores=scores,
             parameters=result.parameters,
             steps=result.step,
+            history=history if history.exists() else None,  # folders of Run.save have none
             sections=sections,
         )
-        print(f"report: {args.out}", file=sys.stderr)
+        for line in judgement_lines(content):
+            print(line, file=sys.stderr)
+        print(f"report: {pathlib.Path(args.out) / PAGE_FILE}", file=sys.stderr)
     return 0

@@ -12,10 +12,11 @@ DESCRIPTION = """\
 Train a model as CONFIG says, evaluate it, and write a report.
 
 Keys given as section.key=value win over the file. The run folder (out=, runs/NAME by default) receives checkpoints,
-metrics.jsonl, TensorBoard files and report/ with metrics.json and plots. SIGINT (Ctrl-C) and SIGTERM stop the run after
-the current step with a checkpoint (one more, two seconds later, gives that up); --resume goes on from the latest one
-and computes the same bits as an uninterrupted run. With more epochs= or max_steps= a run goes on for longer, also a
-finished one. If a run has taken all its steps already, --resume says so and exits with code 0.
+metrics.jsonl, TensorBoard files and report/ with report.html, which opens in any browser, and metrics.json. SIGINT
+(Ctrl-C) and SIGTERM stop the run after the current step with a checkpoint (one more, two seconds later, gives that up);
+--resume goes on from the latest one and computes the same bits as an uninterrupted run. With more epochs= or max_steps=
+a run goes on for longer, also a finished one. If a run has taken all its steps already, --resume says so and exits with
+code 0.
 
 Whatever can be checked beforehand is checked within seconds: the run folder and its space, the dataset, the splits to
 evaluate, and the steps of the learning rates.
@@ -92,7 +93,7 @@ def _run(args: argparse.Namespace, company: Company) -> int:
     from jrec.train.make_run import check_pipeline
     from jrec.train.report import summary, write_report
     from jrec.train.report.logs import METRICS_FILE
-    from jrec.train.report.writing import merged
+    from jrec.train.report.writing import PAGE_FILE, merged
     from jrec.train.run_folder import REPORT_FOLDER
 
     data = start.data
@@ -129,7 +130,7 @@ def _run(args: argparse.Namespace, company: Company) -> int:
         ),
     )
     print(summary(content))
-    print(f"{outcome.step:,} steps; report: {report}")
+    print(f"{outcome.step:,} steps; report: {report / PAGE_FILE}")
     return 0
 
 

@@ -1,14 +1,14 @@
-"""What a report compares a model's scores with: baselines of its dataset, and the scores within groups of examples."""
+"""What a report compares a model's scores with: baselines of its dataset, and the scores of some of the examples."""
 
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from jrec.data.blocks import LABEL
+from jrec.data.blocks import LABEL, Column
 from jrec.data.readers.tables import read_batches
 from jrec.data.schema import DatasetError, Schema
 from jrec.train.baselines.examples import Split
@@ -16,18 +16,20 @@ from jrec.train.baselines.measure import measure, wanted
 from jrec.train.config import TrainConfig
 from jrec.train.report.groups import describe_groups
 from jrec.train.report.metrics import Scores
+from jrec.train.report.slices import EACH, add_block, slicers
 
 
 def comparison_sections(
-    config: TrainConfig, schema: Schema, scores: Mapping[str, Scores], *, whole: bool = True
+    config: TrainConfig, schema: Schema, scores: Mapping[str, Scores], *, whole: bool = True, slices: bool = True
 ) -> dict[str, Any]:
-    """The sections ``baselines`` and ``groups`` of a report, those that the configuration asks for.
+    """The sections ``baselines``, ``groups`` and ``slices`` of a report, those that the configuration asks for.
 
     Args:
       config: The run's configuration.
       schema: The dataset that was scored, as ``Schema.load`` read it.
       scores: By split, the scores of its examples in their order.
       whole: Whether they are all of a split's; baselines are compared only then.
+      slices: Whether the last split is sliced, too.
 
     Raises:
       DatasetError: If the dataset cannot be read.
@@ -40,26 +42,54 @@ def comparison_sections(
     if group := config.evaluate.group:
         described = {split: _groups(folder, schema, split, group, one) for split, one in scores.items()}
         sections["groups"] = {"feature": group, "splits": described}
+    if slices and config.schedule == "plain":
+        split, last = list(scores.items())[-1]
+        sections["slices"] = {"split": split, "slices": _slices(folder, schema, split, last)}
     return sections
 
 
-def _groups(folder: pathlib.Path, schema: Schema, split: str, name: str, scores: Scores) -> dict[str, Any]:
-    feature = next(feature for feature in schema.categorical if feature.name == name)
-    table = schema.table(feature.table)
-    blocks = Split(folder, schema, split)
-    ids, labels, count = [np.empty(0, np.uint32)], [np.empty(0, bool)], 0
+def _scored(
+    folder: pathlib.Path, schema: Schema, split: str, scores: Scores
+) -> Iterator[tuple[Mapping[str, Column], Scores]]:
+    """The blocks that were scored, each with the scores of its examples, of which the last block may have more."""
+    blocks, begin = Split(folder, schema, split), 0
     for columns in blocks.read(blocks.blocks):
-        if count >= scores.labels.size:
-            break
-        ids.append(np.asarray(columns[name]))
-        labels.append(np.asarray(columns[LABEL]) > 0)
-        count += len(labels[-1])
-    groups, truth = np.concatenate(ids)[: scores.labels.size], np.concatenate(labels)[: scores.labels.size]
-    if not np.array_equal(truth, scores.labels):
+        if begin >= scores.labels.size:
+            return
+        span = slice(begin, begin + len(columns[LABEL]))
+        own = Scores(logits=scores.logits[span], labels=scores.labels[span])
+        if not np.array_equal(np.asarray(columns[LABEL])[: own.labels.size] > 0, own.labels):
+            raise DatasetError(
+                f"the labels of split {split!r} in {folder} are not those that were scored; was the dataset replaced"
+                " meanwhile?"
+            )
+        yield columns, own
+        begin = span.stop
+    if begin < scores.labels.size:
         raise DatasetError(
-            f"the labels of split {split!r} in {folder} are not those that were scored; was the dataset replaced"
-            " meanwhile?"
+            f"split {split!r} in {folder} has {begin:,} examples, but {scores.labels.size:,} were scored; was the"
+            " dataset replaced meanwhile?"
         )
+
+
+def _slices(folder: pathlib.Path, schema: Schema, split: str, scores: Scores) -> list[dict[str, Any]]:
+    some = slicers(schema)
+    for columns, own in _scored(folder, schema, split, scores):
+        add_block(some, columns, own.logits, own.labels)
+    described = []
+    for one in some:
+        table = one.table
+        names: dict[int, str] = {}
+        if table.vocabulary is not None and table.rows <= EACH:
+            names = _values(schema.check_file(folder, table.vocabulary), range(table.rows))
+        described += one.describe(names)
+    return described
+
+
+def _groups(folder: pathlib.Path, schema: Schema, split: str, name: str, scores: Scores) -> dict[str, Any]:
+    table = schema.table(next(f.table for f in schema.categorical if f.name == name))
+    blocks = _scored(folder, schema, split, scores)
+    groups = np.concatenate([np.asarray(columns[name])[: own.labels.size] for columns, own in blocks])
 
     def names(rows: Sequence[int]) -> list[str]:
         values = {} if table.vocabulary is None else _values(schema.check_file(folder, table.vocabulary), rows)

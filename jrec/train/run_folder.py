@@ -6,7 +6,7 @@ RUN/initial.json    the checkpoint that it began from, see jrec.train.initial
 RUN/kernels.json    which GPU kernels it uses, see jrec.commands.kernel_check
 RUN/checkpoints/    see jrec.checkpoint
 RUN/metrics.jsonl, timing.jsonl, tensorboard/
-RUN/report/         metrics.json and plots, written at the end
+RUN/report/         report.html and metrics.json, written at the end
 
 Commands also take a folder of checkpoints that ``Run.save`` wrote: what they need to know of it is in its checkpoints.
 """

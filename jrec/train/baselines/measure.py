@@ -20,12 +20,12 @@ from jrec.train.baselines.examples import Slots, Split
 from jrec.train.report.metrics import Scores, evaluate
 from jrec.train.report.terminal import BASELINES
 
-FORMAT, VERSION = "jrec-baselines", 1
+FORMAT, VERSION = "jrec-baselines", 2
 SMALL = 10_000_000
 """Up to as many training examples, `evaluate.baselines = "auto"` computes them."""
 _CHOOSING = 1_000_000  # examples at most
 _MOMENTS = 64  # blocks at most
-METRICS = ("auc", "log_loss", "normalized_entropy", "calibration")
+METRICS = ("auc", "log_loss", "normalized_entropy", "calibration", "calibration_error")
 
 
 def measure(

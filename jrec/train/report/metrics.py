@@ -79,6 +79,10 @@ class ReliabilityBins:
     mean_predicted: np.ndarray
     observed: np.ndarray
 
+    def to_dict(self) -> dict[str, list[float]]:
+        """The bins in JSON types."""
+        return {name: values.tolist() for name, values in dataclasses.asdict(self).items()}
+
     @property
     def error(self) -> float:
         """Expected calibration error: the mean gap between predicted and observed, weighted by count."""
@@ -145,9 +149,9 @@ def evaluate(scores: Scores) -> Evaluation:
     positives = int(np.count_nonzero(labels))
     base_rate, mean_prediction = positives / labels.size, float(np.mean(probabilities))
     loss = log_loss(logits, labels)
-    entropy = _entropy(base_rate)
+    worst = entropy(base_rate)
     undefined = {}
-    if entropy == 0:
+    if worst == 0:
         reason = f"all labels are {int(positives > 0)}"
         undefined = {"auc": reason, "normalized_entropy": reason}
         if positives == 0:
@@ -159,7 +163,7 @@ def evaluate(scores: Scores) -> Evaluation:
         mean_prediction=mean_prediction,
         auc=auc(logits, labels),
         log_loss=loss,
-        normalized_entropy=loss / entropy if entropy else None,
+        normalized_entropy=loss / worst if worst else None,
         accuracy=float(np.mean((logits >= 0) == labels)),
         calibration=mean_prediction / base_rate if positives else None,
         calibration_error=reliability_bins(probabilities, labels).error,
@@ -198,23 +202,6 @@ def auc(scores: ArrayLike, labels: ArrayLike) -> float | None:
     return twice_wins / (2 * total_positives * total_negatives)
 
 
-def roc_curve(scores: ArrayLike, labels: ArrayLike) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-    """The receiver operating characteristic at every distinct score.
-
-    Args:
-      scores, labels: As for ``auc``.
-
-    Returns:
-      False positive rates, true positive rates and thresholds, (distinct + 1,) float64 each, from (0, 0) at a threshold
-      of infinity to (1, 1); or None where one of the classes is absent.
-    """
-    values, positives, negatives = _count_by_score(scores, labels)
-    if positives.sum() == 0 or negatives.sum() == 0:
-        return None
-    rates = [np.concatenate([[0], np.cumsum(c[::-1])]) / c.sum() for c in (negatives, positives)]
-    return rates[0], rates[1], np.concatenate([[np.inf], values[::-1].astype(np.float64)])
-
-
 def log_loss(logits: ArrayLike, labels: ArrayLike) -> float:
     """Mean binary cross-entropy in nats, from logits of any size without overflow.
 
@@ -233,8 +220,8 @@ def normalized_entropy(logits: ArrayLike, labels: ArrayLike) -> float | None:
     He et al., "Practical Lessons from Predicting Clicks on Ads at Facebook", 2014, equation 1. None for one class.
     """
     truth = _binary(labels, np.asarray(logits))
-    entropy = _entropy(np.count_nonzero(truth) / truth.size)
-    return log_loss(logits, truth) / entropy if entropy else None
+    worst = entropy(np.count_nonzero(truth) / truth.size)
+    return log_loss(logits, truth) / worst if worst else None
 
 
 def reliability_bins(probabilities: np.ndarray, labels: ArrayLike, bins: int = 20) -> ReliabilityBins:
@@ -293,6 +280,6 @@ def check_finite(logits: np.ndarray) -> None:
         )
 
 
-def _entropy(rate: float) -> float:
+def entropy(rate: float) -> float:
     """The entropy of a coin of this rate, in nats."""
     return 0.0 if rate in (0.0, 1.0) else -(rate * math.log(rate) + (1 - rate) * math.log1p(-rate))

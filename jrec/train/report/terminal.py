@@ -9,11 +9,10 @@ from jrec.train.report.groups import LEAST
 
 BASELINES = {"logistic_regression": "logistic regression", "popularity": "popularity"}
 """The baselines, and what texts call them."""
-_MUCH = 0.01  # of a table's lookups: evictions beyond it say that there are too few rows
 
 
 def summary(content: Mapping[str, Any]) -> str:
-    """A few lines for the terminal: the metrics of every split beside the teacher's ceiling, and compressed tables.
+    """A few lines for the terminal: the metrics of every split beside the teacher's ceiling, tables, and the judgement.
 
     Args:
       content: The content of ``metrics.json``.
@@ -27,7 +26,6 @@ def summary(content: Mapping[str, Any]) -> str:
             f"{_cell(metrics['calibration'], 13)}",
         ]
         lines.append("".join(cells))
-        lines += [f"  {name} is undefined: {reason}" for name, reason in metrics.get("undefined", {}).items()]
     lines += [*_step_lines(content), *_baseline_lines(content), *_group_lines(content)]
     for name, group in content["parameters"].items():
         if "host_rows" in group:
@@ -40,7 +38,18 @@ def summary(content: Mapping[str, Any]) -> str:
     lines += _form_lines(content.get("forms", {}))
     lines += [_cache_line(table, cache, content["tables"][table]) for table, cache in content.get("caches", {}).items()]
     lines += _kernel_lines(content.get("kernels", {}))
-    return "\n".join([*lines, *(_fae_lines(content["fae"]) if "fae" in content else [])])
+    lines += _fae_lines(content["fae"]) if "fae" in content else []
+    return "\n".join([*lines, *judgement_lines(content)])
+
+
+def judgement_lines(content: Mapping[str, Any]) -> list[str]:
+    """What the report warns of and advises.
+
+    Args:
+      content: The content of ``metrics.json``.
+    """
+    judgement = content["judgement"]
+    return [*(f"warning: {text}" for text in judgement["warnings"]), *(f"try: {text}" for text in judgement["advice"])]
 
 
 def _kernel_lines(kernels: Mapping[str, Mapping[str, object]]) -> list[str]:
@@ -118,7 +127,7 @@ def _cell(value: float | None, width: int) -> str:
 
 
 def _baseline_lines(content: Mapping[str, Any]) -> Iterator[str]:
-    """The baselines' metrics and the verdict, for the terminal."""
+    """The baselines' metrics, for the terminal."""
     if "baselines" not in content:
         return
     baselines = content["baselines"]
@@ -134,7 +143,6 @@ def _baseline_lines(content: Mapping[str, Any]) -> Iterator[str]:
             yield f"{split}, baselines: {'; '.join(texts)}"
     kept = ", kept from an earlier run" if baselines["cached"] else ""
     yield f"baselines: {baselines['seconds']:.1f} s{kept}"
-    yield from baselines.get("verdict", [])
 
 
 def _step_lines(content: Mapping[str, Any]) -> Iterator[str]:
@@ -173,7 +181,7 @@ def _group_lines(content: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _growing_lines(growing: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Lines for the terminal: all growing tables together, and the one that gives most rows away.
+    """A line for the terminal: all growing tables together.
 
     Args:
       growing: By table (``GrowingTables.sections``).
@@ -183,14 +191,7 @@ def _growing_lines(growing: Mapping[str, Mapping[str, Any]]) -> list[str]:
     total = {name: sum(table[name] for table in growing.values()) for name in ("keys", "admitted", "evicted")}
     lookups = max(1, sum(table["lookups"] for table in growing.values()))
     share = sum(table["oov_lookups"] for table in growing.values()) / lookups
-    lines = [
+    return [
         f"{len(growing)} table(s) that grow: {total['keys']:,} values have rows, {total['admitted']:,} were admitted,"
         f" {total['evicted']:,} evicted; {share:.1%} of lookups read row 0"
     ]
-    name, most = max(growing.items(), key=lambda entry: entry[1]["evicted"] / max(1, entry[1]["lookups"]))
-    if most["evicted"] > _MUCH * most["lookups"]:
-        lines.append(
-            f"table {name!r} gave {most['evicted']:,} rows of {most['capacity']:,} to others in {most['lookups']:,}"
-            f" lookups; give it more by tables.overrides.{name}.capacity"
-        )
-    return lines

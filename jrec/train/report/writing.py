@@ -1,13 +1,11 @@
-"""The report of a finished run: ``metrics.json`` and plots.
+"""The report of a finished run: ``metrics.json``, and ``report.html`` for people.
 
 REPORT/metrics.json      metrics, units, the teacher's ceiling, data, parameters, tables, throughput, configuration,
                          and under "bits" whether another run computes the same ones
-REPORT/loss.png          where the run logged its loss
-REPORT/schedule.png      of a run on hot and cold batches: rate and loss by schedule
-REPORT/roc.png, calibration.png
-REPORT/groups.png        with evaluate.group: how AUC within a group is spread
+REPORT/report.html       the same in one file that loads nothing (``jrec.train.report.run_page``)
 
-Each part of a run may give sections of its own to metrics.json:
+"judgement" in metrics.json has what the report warns of and advises (``jrec.train.report.judgement``), "reliability" by
+split the bins of its calibration. Each part of a run may give sections of its own to metrics.json:
 
 ``pipeline``: work and traffic of the host pipeline's stages during training (``Timeline.summary``)
 ``in_place``: seconds of a run whose rows in host memory were pooled and updated in place (``InPlaceFeed``)
@@ -17,19 +15,19 @@ Each part of a run may give sections of its own to metrics.json:
 ``caches``: hits of tensor-train tables' caches in training (``HitRates``)
 ``growing``: rows that tables which grow gave to values and took away (``GrowingTables.sections``)
 ``evaluations``: how many took place during training, when, and their share of the time
-``baselines``: metrics of logistic regression and of popularity (``jrec.train.baselines``), and the verdict in words
+``baselines``: metrics of logistic regression and of popularity (``jrec.train.baselines``)
 ``groups``: AUC and log loss within the values of ``evaluate.group`` (``jrec.train.report.groups``)
+``slices``: log loss and calibration within slices of the last split (``jrec.train.report.slices``)
 ``kernels``: by kernel class, the choice on the GPU and the verdict behind it
 """
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import pathlib
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from jrec import environment
@@ -37,23 +35,19 @@ from jrec.data.schema import Schema
 from jrec.outputs import write_file
 from jrec.train import determinism
 from jrec.train.config import TrainConfig
-from jrec.train.report.logs import SCHEDULE, read_records
-from jrec.train.report.metrics import UNITS, Scores, evaluate
-from jrec.train.report.plots import plot_calibration, plot_groups, plot_loss, plot_roc, plot_schedule
-from jrec.train.report.terminal import BASELINES
+from jrec.train.report.judgement import judge
+from jrec.train.report.logs import read_records
+from jrec.train.report.metrics import UNITS, Scores, evaluate, reliability_bins, sigmoid
+from jrec.train.report.run_page import run_page
 from jrec.train.tables import describe_tables, tables_total
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from jrec.sharding import Plan
 
 FORMAT = "jrec-report"
 VERSION = 1
 METRICS_FILE = "metrics.json"
-DPI = 150
-_MARGIN = 5e-4  # of AUC, below which nothing is said
-_WORSE = 1.002  # times the best log loss, at which training is said to have gone on for too long
+PAGE_FILE = "report.html"
 
 _UNITS = {
     **UNITS,
@@ -66,6 +60,7 @@ _UNITS = {
     "steps": "count",
     "scored_step": "the step of the checkpoint that was scored, where it is not the last",
     "gauc": "AUC within the values of evaluate.group, weighted by examples; of values with both labels",
+    "deviations": "standard deviations of the number of clicks, by which that of the predictions is off",
     "coverage": "share of a split's examples in groups with both labels",
     "share": "evaluations' seconds during training by these and training's",
     "seconds": "seconds of training, without evaluations and checkpoints",
@@ -115,7 +110,7 @@ def write_report(
       parameters: By group ("dense" and each stack), counts under "parameters" and "bytes".
       steps: The number of steps that the model was trained for.
       seconds, examples: Training time of this process and the examples it covers; None where nothing was trained.
-      history: The ``metrics.jsonl`` of the run, for the loss plot.
+      history: The ``metrics.jsonl`` of the run, for learning curves and advice.
       scored_step: The step whose checkpoint was scored, where it is not the last.
       stopped_early: Whether early stopping ended training.
       sections: Further sections by name, in JSON types; see the module.
@@ -135,6 +130,9 @@ def write_report(
         "version": VERSION,
         "name": config.name,
         "splits": {split: evaluate(one).to_dict() for split, one in scores.items()},
+        "reliability": {
+            split: reliability_bins(sigmoid(one.logits), one.labels).to_dict() for split, one in scores.items()
+        },
         "ceiling": {split: dict(metrics) for split, metrics in schema.ceiling.items()},
         "units": _UNITS,
         "data": _data(schema, config),
@@ -152,23 +150,8 @@ def write_report(
     if (fae := content.get("fae")) is not None:
         content["data"]["examples"]["train"] = fae["hot_examples"] + fae["cold_examples"]
     records = [] if history is None else list(read_records(history))
-    if (baselines := content.get("baselines")) is not None:
-        content["baselines"] = {**baselines, "verdict": verdict(content, records)}
-    title = f"{config.name} on {schema.name}"
-    if (groups := content.get("groups")) is not None and any(one["groups"] for one in groups["splits"].values()):
-        _save(plot_groups(groups, title=title), folder / "groups.png")
-    if scores:
-        roc = plot_roc(scores, title=title, ceiling=schema.ceiling, baselines=metric_by_split(content, "auc"))
-        _save(roc, folder / "roc.png")
-        _save(plot_calibration(scores, title=title), folder / "calibration.png")
-    if records:
-        ceiling = {s: m for s, m in schema.ceiling.items() if any(r["split"] == s for r in records)}
-        own = {s: m for s, m in metric_by_split(content, "log_loss").items() if any(r["split"] == s for r in records)}
-        batch_size = config.data.batch_size
-        figure = plot_loss(records, title=title, ceiling=ceiling, batch_size=batch_size, baselines=own)
-        _save(figure, folder / "loss.png")
-        if fae is not None and (schedules := [r for r in records if r["split"] == SCHEDULE]):
-            _save(plot_schedule(schedules, title=title, split=fae["test_split"]), folder / "schedule.png")
+    content["judgement"] = judge(content, records)
+    write_file(folder / PAGE_FILE, run_page(content, records))
     text = json.dumps(content, indent=1, allow_nan=False) + "\n"
     write_file(folder / METRICS_FILE, text)
     return content
@@ -186,51 +169,6 @@ def merged(*sections: Mapping[str, object]) -> dict[str, Any]:
             raise ValueError(f"the report's section {twice[0]!r} is given twice; each has one source")
         combined |= some
     return combined
-
-
-def metric_by_split(content: Mapping[str, Any], metric: str) -> dict[str, dict[str, float]]:
-    """A metric of every baseline, by split and by what texts call it; empty where none was computed."""
-    by_split: dict[str, dict[str, float]] = {}
-    for key, name in BASELINES.items():
-        for split, metrics in content.get("baselines", {}).get(key, {"splits": {}})["splits"].items():
-            if metrics[metric] is not None:
-                by_split.setdefault(split, {})[name] = metrics[metric]
-    return by_split
-
-
-def verdict(content: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A sentence for every baseline that ranks the last of the splits better than the model does, and what to try.
-
-    Args:
-      content: The content of ``metrics.json``.
-      records: The records of ``metrics.jsonl``, which tell whether training went on for too long.
-    """
-    if not content["splits"]:
-        return []
-    split, metrics = list(content["splits"].items())[-1]
-    lines = []
-    for name, value in metric_by_split(content, "auc").get(split, {}).items():
-        if metrics["auc"] is not None and metrics["auc"] < value - _MARGIN:
-            why = "a linear model of the same features" if name == BASELINES["logistic_regression"] else "one feature"
-            lines.append(
-                f"the model's {split} AUC {metrics['auc']:.4f} is below {name}'s {value:.4f}: {why} ranks better"
-            )
-    return [*lines, f"try {_remedy(content, records)}"] if lines else []
-
-
-def _remedy(content: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> str:
-    losses = [(r["log_loss"], r["step"]) for r in records if r["split"] == "valid" and "log_loss" in r]
-    if losses and losses[-1][0] > _WORSE * min(losses)[0]:
-        best, step = min(losses)
-        return (
-            f"shorter training, since valid's log loss was best, {best:.4f}, at step {step:,} and {losses[-1][0]:.4f}"
-            " at the last evaluation: evaluate.early_stopping.patience=3 with checkpoint.keep_best=true, fewer epochs,"
-            " or more optimizer.embedding.weight_decay"
-        )
-    return (
-        "more epochs or larger learning rates if the training loss still falls, and optimizer.name=adam with"
-        " optimizer.embedding.name=adam or rowwise_adagrad"
-    )
 
 
 def _data(schema: Schema, config: TrainConfig) -> dict[str, Any]:
@@ -256,9 +194,3 @@ def _training(steps: int, seconds: float | None, examples: int | None) -> dict[s
     if not seconds or not examples:
         return {"steps": steps}
     return {"steps": steps, "seconds": seconds, "examples": examples, "examples_per_second": examples / seconds}
-
-
-def _save(figure: Figure, path: pathlib.Path) -> None:
-    image = io.BytesIO()
-    figure.savefig(image, format="png", dpi=DPI)
-    write_file(path, image.getvalue())
