@@ -1,4 +1,4 @@
-"""How do I train a two-tower retrieval model with an in-batch softmax? Outputs are two arrays, the loss is one's own.
+"""How do I train a two-tower retrieval model with an in-batch softmax, and how well does it find items among all?
 
 python examples/two_tower.py
 """
@@ -35,12 +35,11 @@ class TwoTower(nnx.Module):
         return user / jnp.linalg.norm(user, axis=1, keepdims=True), item / jnp.linalg.norm(item, axis=1, keepdims=True)
 
 
-def in_batch_softmax(vectors: tuple[jax.Array, jax.Array], batch: jrec.Batch) -> jax.Array:
-    """Each user's own item against all items of the batch, whose frequency is taken off (the logQ correction)."""
-    user, item = vectors
-    scores = 10 * user @ item.T - batch.extras["log_frequency"]
-    losses = optax.softmax_cross_entropy_with_integer_labels(scores, jnp.arange(len(user)))
-    return jnp.sum(losses * batch.mask) / jnp.maximum(jnp.sum(batch.mask), 1)
+def loss_of(vectors: tuple[jax.Array, jax.Array], batch: jrec.Batch) -> jax.Array:
+    """Each user's own item against all items of the whole batch; frequent ones count less (logQ correction)."""
+    ids, log_q = batch.extras["item"], batch.extras["log_frequency"]
+    losses = jrec.nn.in_batch_softmax(*vectors, ids=ids, mask=batch.mask, log_q=log_q, temperature=0.1)
+    return jrec.nn.masked_mean(losses, batch.mask)
 
 
 def pairs(count: int, seed: int) -> dict[str, np.ndarray]:
@@ -72,8 +71,8 @@ def main(steps: int = 300) -> dict[str, float]:
             yield batch | {"log_frequency": np.log(frequency[batch["item"]]).astype(np.float32)}
 
     with jrec.distribute(model, optimizer) as run:
-        step = run.compile(loss=in_batch_softmax)
-        for batch in run.feed(batches(), label=None, extras=["log_frequency"]):
+        step = run.compile(loss=loss_of)
+        for batch in run.feed(batches(), label=None, extras=["item", "log_frequency"]):
             loss, _ = step(batch)
             if run.steps % 100 == 0:
                 print(f"step {run.steps}: loss {float(loss):.3f}")
@@ -81,10 +80,10 @@ def main(steps: int = 300) -> dict[str, float]:
         user, _ = run.predict(later)
         _, items = run.predict({"user": np.zeros(ITEMS, np.int32), "item": np.arange(ITEMS)})
 
-    nearest = np.argsort(-(user @ items.T), axis=1)[:, :20]
+    found = jrec.nn.ranking_metrics(jrec.nn.ranks(user, items, later["item"]), at=[20])
     frequent = np.argsort(-frequency)[:20]
     return {
-        "recall in 20": float(np.mean(np.any(nearest == later["item"][:, None], axis=1))),
+        "recall in 20": found["hr@20"],
         "of the most frequent": float(np.mean(np.isin(later["item"], frequent))),
     }
 

@@ -1,0 +1,175 @@
+"""Losses of retrieval and ranking: softmax over sampled or in-batch rows, pairs, focal and weighted cross entropy.
+
+Negatives are rows that a batch looks up like any others, so that their gradients reach the tables by the ordinary
+sparse update. Functions named after a loss give the losses of examples or positions, for ``masked_mean``; those that
+return a ``Loss`` are for ``Run.compile`` or ``train_step``.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jrec.batch import Batch
+from jrec.mesh.route import AXIS
+from jrec.nn.optimizer import Loss
+
+
+def all_examples(values: jax.Array) -> jax.Array:
+    """(batch, ...): the values of all devices' examples, in a step on a mesh; on one device as they are.
+
+    Inside a loss or a model's ``logits`` each device has its part of the batch, (examples, ...). Gradients go back to
+    the devices that the values come from. Under a plan that keeps tables on devices of their own (``computes``) a step
+    with this is refused.
+    """
+    try:
+        jax.lax.axis_size(AXIS)
+    except NameError:
+        return values
+    return jax.lax.all_gather(values, AXIS, tiled=True)
+
+
+def masked_mean(losses: jax.Array, mask: jax.Array) -> jax.Array:
+    """The mean of the losses where the mask is not 0, () float32.
+
+    Where it is taken over positions of histories, not over examples, a mesh's devices count by their examples, so that
+    the mean differs from that of one device: take a mean within each example first where this matters.
+
+    Args:
+      losses: (batch, ...) float32.
+      mask: (batch, ...), or of fewer axes, which are then the first ones; 0 for what does not count.
+    """
+    weights = jnp.broadcast_to(mask.reshape(mask.shape + (1,) * (losses.ndim - mask.ndim)), losses.shape)
+    weights = weights.astype(losses.dtype)
+    return jnp.sum(losses * weights) / jnp.maximum(jnp.sum(weights), 1)
+
+
+def sampled_softmax(
+    queries: jax.Array,
+    positives: jax.Array,
+    negatives: jax.Array,
+    *,
+    positive_ids: jax.Array,
+    negative_ids: jax.Array,
+    positive_log_q: jax.Array | None = None,
+    negative_log_q: jax.Array | None = None,
+    temperature: float = 1.0,
+) -> jax.Array:
+    """Cross entropy of each query's own row against the same sampled rows for all queries (Jean et al. 2015).
+
+    A negative that is a query's own row, an accidental hit, does not count for it.
+
+    Args:
+      queries: (n, dim), such as users, or positions of histories.
+      positives: (n, dim), the row that each query should find.
+      negatives: (m, dim), rows to tell it from, looked up as a feature of the batch.
+      positive_ids: (n,) integers that tell rows apart, such as their numbers.
+      negative_ids: (m,) integers; negative ones are absent.
+      positive_log_q: (n,) float32, the logarithm of how often a row is expected among the negatives, which is taken off
+        its score: without it, frequent rows are pushed away for being drawn often. None where all rows are drawn
+        alike.
+      negative_log_q: (m,) float32, the same of the negatives.
+      temperature: What scores are divided by.
+
+    Returns:
+      (n,) float32.
+
+    Raises:
+      ValueError: If only one of the two corrections is given.
+
+    Example:
+      >>> rows, ids = jnp.eye(3), jnp.arange(3)
+      >>> sampled_softmax(rows, rows, rows, positive_ids=ids, negative_ids=ids).round(3)  # 1 against 0 and 0
+      Array([0.551, 0.551, 0.551], dtype=float32)
+    """
+    if (positive_log_q is None) != (negative_log_q is None):
+        raise ValueError("give positive_log_q and negative_log_q, or neither: scores are compared with each other")
+    own = jnp.sum(queries * positives, axis=-1, dtype=jnp.float32) / temperature
+    others = jnp.matmul(queries, negatives.T, preferred_element_type=jnp.float32) / temperature
+    if positive_log_q is not None and negative_log_q is not None:
+        own, others = own - positive_log_q, others - negative_log_q[None, :]
+    absent = (negative_ids[None, :] == positive_ids[:, None]) | (negative_ids < 0)[None, :]
+    others = jnp.where(absent, -jnp.inf, others)
+    return jax.nn.logsumexp(jnp.concatenate([own[:, None], others], axis=1), axis=1) - own
+
+
+def in_batch_softmax(
+    queries: jax.Array,
+    rows: jax.Array,
+    *,
+    ids: jax.Array,
+    mask: jax.Array,
+    log_q: jax.Array | None = None,
+    temperature: float = 1.0,
+) -> jax.Array:
+    """Cross entropy of each example's own row against those of all other examples of the whole batch, on all devices.
+
+    So the loss is that of one device, on any number of them. Examples with the same row are no negatives of each other.
+
+    Args:
+      queries: (examples, dim).
+      rows: (examples, dim).
+      ids: (examples,) integers that tell rows apart; not below 0 where ``mask`` is not 0.
+      mask: (examples,), 0 for examples that pad the batch.
+      log_q: (examples,) float32, the logarithm of the share that each row has in the log, which is taken off its scores
+        (Yi et al. 2019); None for no correction.
+      temperature: What scores are divided by.
+
+    Returns:
+      (examples,) float32.
+    """
+    return sampled_softmax(
+        queries,
+        rows,
+        all_examples(rows),
+        positive_ids=ids,
+        negative_ids=all_examples(jnp.where(mask > 0, ids, -1)),
+        positive_log_q=log_q,
+        negative_log_q=None if log_q is None else all_examples(log_q),
+        temperature=temperature,
+    )
+
+
+def bpr(positive_scores: jax.Array, negative_scores: jax.Array) -> jax.Array:
+    """Bayesian personalized ranking (Rendle et al. 2009): the log loss of a positive's score above a negative's.
+
+    Args:
+      positive_scores: (...) float32.
+      negative_scores: (...) float32, one for each.
+    """
+    return jax.nn.softplus(negative_scores - positive_scores)
+
+
+def focal(*, gamma: float = 2.0, positive_share: float | None = None) -> Loss:
+    """Focal loss (Lin et al. 2017): binary cross entropy that counts examples less, the surer the model is of them.
+
+    Args:
+      gamma: The power of one less the probability of the label; 0 for plain cross entropy.
+      positive_share: The weight of positives, from 0 to 1, where negatives have the rest; None for equal weights.
+
+    Raises:
+      ValueError: If ``gamma`` is negative or the share is not within 0 and 1.
+    """
+    if gamma < 0 or not (positive_share is None or 0 <= positive_share <= 1):
+        raise ValueError(f"{gamma=} must not be negative, and {positive_share=} must lie within 0 and 1, or be None")
+
+    def loss(logits: jax.Array, batch: Batch) -> jax.Array:
+        losses = optax.sigmoid_focal_loss(logits, batch.labels, alpha=positive_share, gamma=gamma)
+        return masked_mean(losses, batch.mask)
+
+    return loss
+
+
+def weighted_binary_cross_entropy(column: str) -> Loss:
+    """Binary cross entropy with a weight for each example; the mean is over examples, not over weights.
+
+    Args:
+      column: The weights' column, which batches carry as one of ``extras``.
+    """
+
+    def loss(logits: jax.Array, batch: Batch) -> jax.Array:
+        losses = optax.sigmoid_binary_cross_entropy(logits, batch.labels)
+        return masked_mean(losses * batch.extras[column], batch.mask)
+
+    return loss
