@@ -81,8 +81,7 @@ def test_pairs_focal_and_weights():
     assert float(got) == pytest.approx((weight * cross_entropy)[:3].mean(), rel=1e-5)
     with pytest.raises(ValueError, match="must not be negative"):
         focal(gamma=-1.0)
-    got = masked_mean(jnp.arange(6.0).reshape(3, 2), jnp.array([1, 0, 1]))
-    assert float(got) == 2.5
+    assert float(masked_mean(jnp.arange(3.0), jnp.array([1, 0, 1]))) == 1
 
 
 class TwoTower(nnx.Module):

@@ -13,6 +13,7 @@ from jrec.nn.losses import bpr as bpr
 from jrec.nn.losses import focal as focal
 from jrec.nn.losses import in_batch_softmax as in_batch_softmax
 from jrec.nn.losses import masked_mean as masked_mean
+from jrec.nn.losses import mean_of_positions as mean_of_positions
 from jrec.nn.losses import sampled_softmax as sampled_softmax
 from jrec.nn.losses import weighted_binary_cross_entropy as weighted_binary_cross_entropy
 from jrec.nn.mlp import MLP as MLP
@@ -21,6 +22,11 @@ from jrec.nn.optimizer import binary_cross_entropy as binary_cross_entropy
 from jrec.nn.ranking import ranking_metrics as ranking_metrics
 from jrec.nn.ranking import ranks as ranks
 from jrec.nn.ranking import top_k as top_k
+from jrec.nn.sequences import NextItem as NextItem
+from jrec.nn.sequences import SequenceConfig as SequenceConfig
+from jrec.nn.sequences import SequenceEncoder as SequenceEncoder
+from jrec.nn.sequences import next_item_layout as next_item_layout
+from jrec.nn.sequences import next_item_loss as next_item_loss
 from jrec.nn.step import accumulated_step as accumulated_step
 from jrec.nn.step import train_step as train_step
 from jrec.nn.tbsm import TBSM as TBSM

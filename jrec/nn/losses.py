@@ -31,18 +31,33 @@ def all_examples(values: jax.Array) -> jax.Array:
 
 
 def masked_mean(losses: jax.Array, mask: jax.Array) -> jax.Array:
-    """The mean of the losses where the mask is not 0, () float32.
-
-    Where it is taken over positions of histories, not over examples, a mesh's devices count by their examples, so that
-    the mean differs from that of one device: take a mean within each example first where this matters.
+    """The mean of the losses of a batch's real examples, () float32.
 
     Args:
-      losses: (batch, ...) float32.
-      mask: (batch, ...), or of fewer axes, which are then the first ones; 0 for what does not count.
+      losses: (batch,) float32.
+      mask: (batch,), 0 for examples that pad the batch.
     """
-    weights = jnp.broadcast_to(mask.reshape(mask.shape + (1,) * (losses.ndim - mask.ndim)), losses.shape)
-    weights = weights.astype(losses.dtype)
-    return jnp.sum(losses * weights) / jnp.maximum(jnp.sum(weights), 1)
+    mask = mask.astype(losses.dtype)
+    return jnp.sum(losses * mask) / jnp.maximum(jnp.sum(mask), 1)
+
+
+def mean_of_positions(losses: jax.Array, counts: jax.Array, mask: jax.Array) -> jax.Array:
+    """The mean over positions of histories, () float32, for a loss: on a mesh that of the whole batch, too.
+
+    A step adds the devices' losses by their shares of the examples; histories on one device may be longer than on
+    another, so here each device's sum is divided by the positions that it would have were they alike.
+
+    Args:
+      losses: (batch, length) float32.
+      counts: (batch, length), 0 or False for positions that do not count.
+      mask: (batch,), 0 for examples that pad the batch.
+    """
+    weights = counts.astype(losses.dtype) * mask.astype(losses.dtype)[:, None]
+    own = jnp.sum(jnp.where(weights > 0, losses * weights, 0))
+    examples = jnp.sum(mask.astype(losses.dtype))
+    every_example = jnp.maximum(jnp.sum(all_examples(examples[None])), 1)
+    positions = jnp.maximum(jnp.sum(all_examples(jnp.sum(weights)[None])), 1)
+    return own * (every_example / jnp.maximum(examples, 1)) / positions
 
 
 def sampled_softmax(

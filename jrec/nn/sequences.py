@@ -1,0 +1,306 @@
+"""Sequential recommenders over a table's rows: HSTU (Zhai et al. 2024, arXiv 2402.17152) and SASRec (Kang and McAuley
+2018, arXiv 1808.09781), trained to tell each next item of a history from sampled ones.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+
+from jrec.batch import Batch
+from jrec.nn.embeddings import EmbeddingCollection
+from jrec.nn.losses import all_examples, mean_of_positions, sampled_softmax
+from jrec.nn.optimizer import Loss
+from jrec.ops.dispatch import Implementation
+from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
+from jrec.ops.types import Bags
+
+TIME_BUCKETS = 128
+_BUCKET = 0.301  # of the natural logarithm of seconds: 2.3 buckets each time that the gap doubles
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SequenceConfig:
+    """A causal encoder of histories.
+
+    Attributes:
+      kind: "hstu", whose attention weighs items by SiLU, without a softmax, and gates what it gathers; or "sasrec", a
+        pre-norm transformer.
+      blocks: Layers.
+      heads: Attention heads of a layer.
+      attention_dim: Elements of a head's queries and keys; None for the rows' dim by ``heads``.
+      hidden_dim: HSTU: elements of a head's values and gates, None for the rows' dim by ``heads``. SASRec: the hidden
+        width of the position-wise layers, None for the rows' dim.
+      dropout: The rate of dropout of inputs and layers.
+      compute_dtype: The dtype of the layers' computation; parameters stay float32.
+
+    Raises:
+      ValueError: If a number is out of range.
+    """
+
+    kind: Literal["hstu", "sasrec"] = "hstu"
+    blocks: int = 2
+    heads: int = 1
+    attention_dim: int | None = None
+    hidden_dim: int | None = None
+    dropout: float = 0.2
+    compute_dtype: DTypeLike = "float32"
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("hstu", "sasrec"):
+            raise ValueError(f"kind {self.kind!r} is unknown; choose 'hstu' or 'sasrec'")
+        for name in ("blocks", "heads", "attention_dim", "hidden_dim"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ValueError(f"{name}={value} must be at least 1")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout={self.dropout} must be at least 0 and below 1")
+
+
+class HSTUBlock(nnx.Module):
+    """One layer of HSTU: pointwise projection, spatial aggregation, pointwise transformation (Equations 1 to 3).
+
+    Args:
+      dim: Elements of a position's vector.
+      length: Positions; the aggregation is divided by it, as in the paper.
+      config: The encoder's configuration.
+      rngs: Its ``params`` and ``dropout`` streams.
+    """
+
+    def __init__(self, dim: int, length: int, config: SequenceConfig, *, rngs: nnx.Rngs):
+        self.heads, self.length = config.heads, length
+        self.qk = config.attention_dim or _of_head(dim, config.heads)
+        self.value = config.hidden_dim or _of_head(dim, config.heads)
+        width, dtype = config.heads * (2 * self.value + 2 * self.qk), config.compute_dtype
+        self.norm = nnx.LayerNorm(dim, use_bias=False, use_scale=False, dtype=dtype, rngs=rngs)
+        small = jax.nn.initializers.normal(0.02)
+        self.split = nnx.Linear(dim, width, use_bias=False, kernel_init=small, dtype=dtype, rngs=rngs)
+        gathered = config.heads * self.value
+        self.norm_gathered = nnx.LayerNorm(gathered, use_bias=False, use_scale=False, dtype=dtype, rngs=rngs)
+        self.drop = nnx.Dropout(config.dropout, rngs=rngs)
+        self.out = nnx.Linear(gathered, dim, kernel_init=jax.nn.initializers.xavier_uniform(), dtype=dtype, rngs=rngs)
+        self.position_bias = nnx.Param(0.02 * jax.random.normal(rngs.params(), (2 * length - 1,)))
+        self.time_bias = nnx.Param(0.02 * jax.random.normal(rngs.params(), (TIME_BUCKETS,)))
+
+    def __call__(self, x: jax.Array, allowed: jax.Array, times: jax.Array | None) -> jax.Array:
+        """(batch, length, dim) to the same; see ``SequenceEncoder``. ``allowed`` is (batch, length, length) bool."""
+        batch, length, _ = x.shape
+        gates, values, queries, keys = jnp.split(
+            jax.nn.silu(self.split(self.norm(x))).reshape(batch, length, self.heads, -1),
+            [self.value, 2 * self.value, 2 * self.value + self.qk],
+            axis=3,
+        )
+        scores = jnp.einsum("bihd,bjhd->bhij", queries, keys) + self._bias(length, times).astype(queries.dtype)
+        weights = jnp.where(allowed[:, None], jax.nn.silu(scores) / self.length, jnp.zeros((), scores.dtype))
+        gathered = jnp.einsum("bhij,bjhd->bihd", weights, values).reshape(batch, length, -1)
+        gated = gates.reshape(batch, length, -1) * self.norm_gathered(gathered)
+        return x + self.out(self.drop(gated))
+
+    def _bias(self, length: int, times: jax.Array | None) -> jax.Array:
+        """(1 or batch, 1, length, length) float32, by the distance of two positions, and of their times."""
+        place = jnp.arange(length, dtype=jnp.int32)
+        bias = self.position_bias[...][place[None, :] - place[:, None] + (self.length - 1)][None, None]
+        if times is None:
+            return bias
+        gap = jnp.abs(times[:, :, None] - times[:, None, :]).astype(jnp.float32)
+        bucket = (jnp.log(jnp.maximum(gap, 1)) / _BUCKET).astype(jnp.int32)
+        return bias + self.time_bias[...][jnp.minimum(bucket, TIME_BUCKETS - 1)][:, None]
+
+
+class SASRecBlock(nnx.Module):
+    """One layer of SASRec: attention of normed queries to the inputs, then a position-wise network.
+
+    Args:
+      dim: Elements of a position's vector.
+      length: Positions.
+      config: The encoder's configuration.
+      rngs: Its ``params`` and ``dropout`` streams.
+    """
+
+    def __init__(self, dim: int, length: int, config: SequenceConfig, *, rngs: nnx.Rngs):
+        del length
+        self.heads, self.qk = config.heads, config.attention_dim or _of_head(dim, config.heads)
+        dtype, hidden = config.compute_dtype, config.hidden_dim or dim
+        self.norm, self.norm_between = (nnx.LayerNorm(dim, dtype=dtype, rngs=rngs) for _ in range(2))
+        width = config.heads * self.qk
+        self.query, self.key, self.value = (nnx.Linear(dim, width, dtype=dtype, rngs=rngs) for _ in range(3))
+        self.out = nnx.Linear(width, dim, dtype=dtype, rngs=rngs)
+        self.hidden = nnx.Linear(dim, hidden, dtype=dtype, rngs=rngs)
+        self.back = nnx.Linear(hidden, dim, dtype=dtype, rngs=rngs)
+        self.drops = nnx.List([nnx.Dropout(config.dropout, rngs=rngs) for _ in range(3)])
+
+    def __call__(self, x: jax.Array, allowed: jax.Array, times: jax.Array | None) -> jax.Array:
+        """(batch, length, dim) to the same; see ``SequenceEncoder``. Times do not count."""
+        del times
+        normed = self.norm(x)
+        heads = [layer(of).reshape(*x.shape[:2], self.heads, -1) for layer, of in
+                 ((self.query, normed), (self.key, x), (self.value, x))]  # fmt: skip
+        scores = jnp.einsum("bihd,bjhd->bhij", heads[0], heads[1]) / math.sqrt(self.qk)
+        scores = jnp.where(allowed[:, None], scores, jnp.finfo(scores.dtype).min)
+        weights = self.drops[0](jax.nn.softmax(scores, axis=3))
+        x = normed + self.out(jnp.einsum("bhij,bjhd->bihd", weights, heads[2]).reshape(*x.shape[:2], -1))
+        x = self.norm_between(x)
+        return x + self.drops[2](self.back(self.drops[1](jax.nn.relu(self.hidden(x)))))
+
+
+class SequenceEncoder(nnx.Module):
+    """From the rows of a history to a vector of each position, of what came up to it.
+
+    Histories begin at position 0, in order of time; what follows their end is padding, which changes nothing.
+
+    Args:
+      dim: Elements of a row, and of a position's vector.
+      length: The most positions.
+      config: The layers.
+      rngs: Its ``params`` and ``dropout`` streams.
+    """
+
+    def __init__(self, dim: int, length: int, config: SequenceConfig, *, rngs: nnx.Rngs):
+        block = {"hstu": HSTUBlock, "sasrec": SASRecBlock}[config.kind]
+        self.dtype = jnp.dtype(config.compute_dtype)
+        start = jax.nn.initializers.truncated_normal(dim**-0.5)
+        self.positions = nnx.Param(start(rngs.params(), (length, dim), jnp.float32))
+        self.drop = nnx.Dropout(config.dropout, rngs=rngs)
+        self.blocks = nnx.List([block(dim, length, config, rngs=rngs) for _ in range(config.blocks)])
+
+    def __call__(self, rows: jax.Array, present: jax.Array, times: jax.Array | None = None) -> jax.Array:
+        """Encodes histories.
+
+        Args:
+          rows: (batch, length, dim) float32.
+          present: (batch, length) bool, which positions hold an item.
+          times: (batch, length) int32, seconds from any fixed moment, for HSTU's bias by time; None without times.
+
+        Returns:
+          (batch, length, dim) float32; of padding whatever comes out.
+        """
+        length, dim = rows.shape[1:]
+        x = self.drop((rows * math.sqrt(dim) + self.positions[...][None, :length]).astype(self.dtype))
+        allowed = jnp.tril(jnp.ones((1, length, length), bool)) & present[:, None, :]
+        for block in self.blocks:
+            x = block(x, allowed, times)
+        return x.astype(jnp.float32)
+
+
+class NextItem(nnx.Module):
+    """What a user turns to next, by the history: an encoder over a table of items, trained by ``next_item_loss``.
+
+    The layout has three features of one table with pooling "none": the history, at each of its positions the item that
+    came next, and sampled items, which all examples of a batch share (``next_item_layout``).
+
+    Args:
+      layout: The layout of the embedding tables.
+      config: The encoder's layers.
+      implementation: The implementation of the embedding ops; None for the platform's fastest.
+      key: The key of the initial rows; see ``EmbeddingCollection``. None draws one.
+      rngs: Its ``params`` and ``dropout`` streams.
+
+    Raises:
+      ValueError: If the features are others.
+    """
+
+    def __init__(
+        self,
+        layout: EmbeddingLayout,
+        config: SequenceConfig,
+        *,
+        implementation: Implementation | None = None,
+        key: jax.Array | None = None,
+        rngs: nnx.Rngs,
+    ):
+        features = {name: places[0][0].features[places[0][1]].config for name, places in layout.places.items()}
+        wanted, tables = {"history", "next", "sampled"}, {feature.table for feature in features.values()}
+        if features.keys() != wanted or len(tables) != 1 or any(f.pooling != "none" for f in features.values()):
+            raise ValueError(
+                "the layout must have the features history, next and sampled of one table with pooling 'none', as"
+                f" next_item_layout makes it; it has {', '.join(sorted(features))} of {', '.join(sorted(tables))}"
+            )
+        self.embeddings = EmbeddingCollection(layout, implementation=implementation, key=key, rngs=rngs)
+        dim = layout.places["history"][0][0].dim
+        self.encoder = SequenceEncoder(dim, features["history"].max_length, config, rngs=rngs)
+        self.deterministic = False  # set by ``train`` and ``eval``, as nnx.Dropout's
+
+    def logits(
+        self, dense: jax.Array, activations: Mapping[str, jax.Array], bags: Mapping[str, Bags]
+    ) -> dict[str, jax.Array]:
+        """Vectors of length one, float32, whose products are scores.
+
+        Returns:
+          In training "positions" (batch, length, dim), "next" (batch, length, dim), "sampled" (batch, k, dim), and
+          "counts" (batch, length) bool, the positions with a next item. In eval mode only "user" (batch, dim), of the
+          last position; of an empty history zeros.
+        """
+        del dense
+        rows, masks = self.embeddings.features(activations, bags), self.embeddings.masks(bags)
+        found = _unit(self.encoder(rows["history"], masks["history"]))
+        if self.deterministic:
+            last = jnp.sum(masks["history"], axis=1) - 1
+            user = jnp.take_along_axis(found, jnp.maximum(last, 0)[:, None, None], axis=1)[:, 0]
+            return {"user": jnp.where(last[:, None] >= 0, user, 0)}
+        counts = masks["history"] & masks["next"]
+        return {
+            "positions": found, "next": _unit(rows["next"]), "sampled": _unit(rows["sampled"]), "counts": counts
+        }  # fmt: skip
+
+
+def next_item_layout(items: int, *, dim: int, length: int, sampled: int, table: str = "item") -> EmbeddingLayout:
+    """The layout of a ``NextItem``: a table of items, read by history, next and sampled.
+
+    Args:
+      items: Rows of the table.
+      dim: Elements of a row.
+      length: The most items of a history.
+      sampled: Items that are drawn for each example.
+      table: The table's name.
+    """
+    lengths = {"history": length, "next": length, "sampled": sampled}
+    return EmbeddingLayout.build(
+        [TableConfig(name=table, rows=items, dim=dim)],
+        [FeatureConfig(name=n, table=table, max_length=most, pooling="none") for n, most in lengths.items()],
+    )
+
+
+def next_item_loss(*, temperature: float = 0.05) -> Loss:
+    """The loss of ``NextItem``: sampled softmax at every position, its mean over the positions of the whole batch.
+
+    Sampled items of all examples, on all devices, are the negatives of every position. They are to be drawn uniformly.
+
+    Args:
+      temperature: What products of vectors of length one are divided by.
+
+    Returns:
+      A loss of batches whose ``extras`` are "next" and "sampled", the same numbers as the features'.
+    """
+
+    def loss(outputs: dict[str, jax.Array], batch: Batch) -> jax.Array:
+        dim, counts = outputs["next"].shape[2], outputs["counts"]
+        sampled = jnp.where(batch.mask[:, None] > 0, batch.extras["sampled"], -1)
+        losses = sampled_softmax(
+            outputs["positions"].reshape(-1, dim),
+            outputs["next"].reshape(-1, dim),
+            all_examples(outputs["sampled"].reshape(-1, dim)),
+            positive_ids=batch.extras["next"].reshape(-1),
+            negative_ids=all_examples(sampled.reshape(-1)),
+            temperature=temperature,
+        )
+        return mean_of_positions(losses.reshape(counts.shape), counts, batch.mask)
+
+    return loss
+
+
+def _of_head(dim: int, heads: int) -> int:
+    if dim % heads:
+        raise ValueError(f"the rows' dim {dim} is no multiple of {heads} heads; give attention_dim and hidden_dim")
+    return dim // heads
+
+
+def _unit(vectors: jax.Array) -> jax.Array:
+    """Vectors of length one; zeros stay zeros, with a gradient of zeros."""
+    squares = jnp.sum(jnp.square(vectors), axis=-1, keepdims=True)
+    return vectors * jax.lax.rsqrt(jnp.maximum(squares, 1e-12))

@@ -1,0 +1,169 @@
+"""Sequential recommenders: layers against float64 NumPy, causality, padding, and training on any number of devices."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import jrec
+from jrec.nn import NextItem, SequenceConfig, SequenceEncoder, next_item_layout, next_item_loss, ranking_metrics, ranks
+from jrec.nn.sequences import HSTUBlock, SASRecBlock
+
+KINDS = ("hstu", "sasrec")
+ITEMS, DIM, LENGTH, BATCH = 50, 8, 6, 16
+
+
+def histories(count, seed):
+    """Users who go on from item i to i + 1 or i + 3; -1 behind the end of a history, some of which are empty."""
+    rng = np.random.default_rng(seed)
+    items = (rng.integers(0, ITEMS, (count, 1)) + np.cumsum(rng.choice([1, 3], (count, LENGTH + 1)), axis=1)) % ITEMS
+    absent = np.arange(LENGTH) >= rng.integers(0, LENGTH + 1, count)[:, None]
+    columns = {"history": np.where(absent, -1, items[:, :-1]), "next": np.where(absent, -1, items[:, 1:])}
+    return {**columns, "sampled": rng.integers(0, ITEMS, (count, 4))}
+
+
+def encoder(kind, **options):
+    config = SequenceConfig(kind=kind, dropout=0.0, **options)
+    return SequenceEncoder(DIM, LENGTH, config, rngs=nnx.Rngs(0))
+
+
+def inputs(seed=1, batch=3):
+    rng = np.random.default_rng(seed)
+    rows = rng.normal(size=(batch, LENGTH, DIM)).astype(np.float32)
+    present = np.arange(LENGTH) < np.array([LENGTH, 4, 0])[:batch, None]
+    return rows, present, np.cumsum(rng.integers(0, 10_000, (batch, LENGTH)), axis=1).astype(np.int32)
+
+
+def normed(x):
+    return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6)
+
+
+def silu(x):
+    return x / (1 + np.exp(-x))
+
+
+def test_a_layer_of_hstu_is_the_papers():
+    block = HSTUBlock(DIM, LENGTH, SequenceConfig(heads=2, dropout=0.0), rngs=nnx.Rngs(0))
+    block.split.kernel[...] *= 30  # so that no term is small
+    x, present, times = inputs()
+    allowed = np.tril(np.ones((LENGTH, LENGTH), bool)) & present[:, None, :]
+    got = block(jnp.asarray(x), jnp.asarray(allowed), jnp.asarray(times))
+    u, v, q, k = np.split(
+        silu(normed(x.astype(np.float64)) @ np.asarray(block.split.kernel)).reshape(3, LENGTH, 2, 16), 4, 3
+    )
+    place = np.arange(LENGTH)
+    bias = np.asarray(block.position_bias)[place[None, :] - place[:, None] + LENGTH - 1]
+    gap = np.maximum(np.abs(times[:, :, None] - times[:, None, :]), 1)
+    bias = bias + np.asarray(block.time_bias)[(np.log(gap) / 0.301).astype(int)]
+    weights = silu(np.einsum("bihd,bjhd->bhij", q, k) + bias[:, None]) / LENGTH * allowed[:, None]
+    gathered = normed(np.einsum("bhij,bjhd->bihd", weights, v).reshape(3, LENGTH, DIM))
+    want = x + (u.reshape(3, LENGTH, DIM) * gathered) @ np.asarray(block.out.kernel) + np.asarray(block.out.bias)
+    np.testing.assert_allclose(got[:2], want[:2], rtol=2e-4, atol=2e-4)  # the third gathers nothing: 0 over its spread
+
+
+def test_a_layer_of_sasrec_is_the_papers():
+    block = SASRecBlock(DIM, LENGTH, SequenceConfig(kind="sasrec", heads=2, dropout=0.0), rngs=nnx.Rngs(0))
+    x, present, _ = inputs(batch=2)
+    allowed = np.tril(np.ones((LENGTH, LENGTH), bool)) & present[:, None, :]
+    got = block(jnp.asarray(x), jnp.asarray(allowed), None)
+
+    def through(layer, x):
+        return x @ np.asarray(layer.kernel, np.float64) + np.asarray(layer.bias)
+
+    query = normed(x.astype(np.float64))
+    q, k, v = (through(layer, of).reshape(2, LENGTH, 2, 4) for layer, of in
+               ((block.query, query), (block.key, x), (block.value, x)))  # fmt: skip
+    scores = np.where(allowed[:, None], np.einsum("bihd,bjhd->bhij", q, k) / 2, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    between = normed(query + through(block.out, np.einsum("bhij,bjhd->bihd", weights, v).reshape(2, LENGTH, DIM)))
+    want = between + through(block.back, np.maximum(through(block.hidden, between), 0))
+    np.testing.assert_allclose(got, want, rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_that_comes_later_and_no_padding_changes_a_position(kind):
+    model = encoder(kind, heads=2, blocks=2)
+    rows, present, times = inputs()
+    found = np.asarray(model(rows, present, times))
+    for place in range(LENGTH):
+        other = rows.copy()
+        other[:, place] = np.random.default_rng(place).normal(size=(3, DIM))
+        changed = np.abs(np.asarray(model(other, present, times)) - found).max(axis=2) > 0
+        assert not changed[:2, :place].any()
+        # As a query padding changes its own position only; as a key it changes nothing.
+        assert changed[0, place:].all()
+        assert not changed[1, max(place, 4) + 1 :].any() or place < 4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_empty_history_has_finite_gradients_and_no_vector(kind):
+    layout = next_item_layout(ITEMS, dim=DIM, length=LENGTH, sampled=2)
+    model = NextItem(layout, SequenceConfig(kind=kind, dropout=0.0), rngs=nnx.Rngs(0))
+    optimizer = jrec.nn.SparseOptimizer(model, dense=optax.sgd(0.1), embedding=jrec.ops.SGD(learning_rate=0.1))
+    empty = {"history": np.full((2, LENGTH), -1), "next": np.full((2, LENGTH), -1), "sampled": np.zeros((2, 2), int)}
+    with jrec.distribute(model, optimizer) as run:
+        step = run.compile(loss=next_item_loss())
+        for batch in run.feed([empty], label=None, extras=["next", "sampled"]):
+            assert float(step(batch)[0]) == 0
+        np.testing.assert_array_equal(run.predict(empty)["user"], 0)
+        assert np.isfinite(run.table("item")).all()
+
+
+def trained(kind, devices, steps):
+    layout = next_item_layout(ITEMS, dim=DIM, length=LENGTH, sampled=4)
+    model = NextItem(layout, SequenceConfig(kind=kind, dropout=0.0), rngs=nnx.Rngs(0))
+    optimizer = jrec.nn.SparseOptimizer(model, dense=optax.adagrad(0.05), embedding=jrec.ops.Adagrad(learning_rate=0.1))
+    mesh = None if devices == 1 else jax.make_mesh((devices,), ("d",), devices=jax.devices()[:devices])
+    with jrec.distribute(model, optimizer, mesh=mesh) as run:
+        step = run.compile(loss=next_item_loss())
+        feed = run.feed(
+            (histories(BATCH - 3 * (seed == 2), seed) for seed in range(steps)), label=None, batch_size=BATCH,
+            extras=["next", "sampled"],
+        )  # fmt: skip
+        losses = [float(step(batch)[0]) for batch in feed]
+        later = histories(200, 999)
+        users = run.predict(later)["user"]
+        read = later["history"][:, 0] >= 0
+        last = np.sum(later["history"] >= 0, axis=1) - 1
+        targets = later["next"][np.arange(200), last]
+        rows = run.table("item")
+    units = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    return losses, ranking_metrics(ranks(users[read], units, targets[read]), at=(2,)), rows
+
+
+@pytest.mark.parametrize("kind", [KINDS[0], pytest.param(KINDS[1], marks=pytest.mark.slow)])
+def test_the_same_model_is_trained_on_any_number_of_devices(kind):
+    losses, _, rows = trained(kind, 1, 4)
+    for devices in (2, 4):
+        other_losses, _, other_rows = trained(kind, devices, 4)
+        np.testing.assert_allclose(other_losses, losses, rtol=2e-5)
+        np.testing.assert_allclose(other_rows, rows, rtol=1e-3, atol=2e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_comes_next_is_among_the_two_best(kind):
+    _, found, _ = trained(kind, 1, 600)
+    assert found["hr@2"] > 0.8  # 0.04 by chance
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kind": "gru"}, "kind 'gru' is unknown; choose 'hstu' or 'sasrec'"),
+        ({"blocks": 0}, "blocks=0 must be at least 1"),
+        ({"dropout": 1.0}, "dropout=1.0 must be at least 0 and below 1"),
+    ],
+)
+def test_bad_configurations(change, message):
+    with pytest.raises(ValueError, match=message):
+        SequenceConfig(**change)
+    with pytest.raises(ValueError, match="no multiple of 3 heads"):
+        encoder("hstu", heads=3)
+    table = jrec.TableConfig(name="item", rows=3, dim=4)
+    layout = jrec.EmbeddingLayout.build([table], [jrec.FeatureConfig(name="item", table="item")])
+    with pytest.raises(ValueError, match="must have the features history, next and sampled"):
+        NextItem(layout, SequenceConfig(), rngs=nnx.Rngs(0))
