@@ -19,6 +19,7 @@ import pathlib
 import statistics
 import time
 from collections.abc import Iterator
+from typing import Literal
 
 import numpy as np
 import optax
@@ -88,7 +89,7 @@ def batches(users: list[np.ndarray], items: int, seed: int, epochs: int) -> Iter
 
 
 def evaluate(
-    report: harness.Report, kind: str, users: list[np.ndarray], items: int, seed: int, epochs: int
+    report: harness.Report, kind: Literal["hstu", "sasrec"], users: list[np.ndarray], items: int, seed: int, epochs: int
 ) -> dict[str, float]:
     """Trains one model and ranks each user's last item."""
     layout = jrec.nn.next_item_layout(items, dim=DIM, length=LENGTH, sampled=SAMPLED)

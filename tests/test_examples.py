@@ -50,7 +50,7 @@ def test_two_tower():
 
 
 def test_sequence_model():
-    assert run("sequence_model")["next above another"] > 0.85
+    assert run("sequence_model")["next among the two best"] > 0.8
 
 
 def test_tt_in_flax():

@@ -1,5 +1,8 @@
 """Sequential recommenders: layers against float64 NumPy, causality, padding, and training on any number of devices."""
 
+import pathlib
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -141,6 +144,20 @@ def test_the_same_model_is_trained_on_any_number_of_devices(kind):
         other_losses, _, other_rows = trained(kind, devices, 4)
         np.testing.assert_allclose(other_losses, losses, rtol=2e-5)
         np.testing.assert_allclose(other_rows, rows, rtol=1e-3, atol=2e-4)
+
+
+def test_the_pages_snippet():
+    page = (pathlib.Path(__file__).parents[1] / "docs" / "sequences.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    model = NextItem(next_item_layout(ITEMS, dim=DIM, length=LENGTH, sampled=4), SequenceConfig(), rngs=nnx.Rngs(0))
+    optimizer = jrec.nn.SparseOptimizer(model, dense=optax.sgd(0.1), embedding=jrec.ops.SGD(learning_rate=0.1))
+    columns, targets = histories(30, 0), np.arange(30)
+    with jrec.distribute(model, optimizer) as run:
+        names = {"jrec": jrec, "run": run, "columns": columns, "targets": targets, "histories": columns["history"]}
+        exec(code, names)  # noqa: S102 - the page's own code
+    assert names["numbers"].shape == names["scores"].shape == (30, 10)
+    assert not any(np.isin(a, b).any() for a, b in zip(names["numbers"], columns["history"], strict=True))
+    assert 0 <= names["found"]["hr@10"] <= 1
 
 
 @pytest.mark.slow
