@@ -11,9 +11,11 @@ from jrec.kernel_cache import compiled
 from jrec.train.baselines.examples import Examples
 from jrec.train.report.metrics import Scores, log_loss
 
-EPOCHS = 5
+EPOCHS = 20
+"""Passes at most; small logs take them, if the log loss falls so long."""
+_LEAST_EPOCHS = 5
 _BETA = 1.0
-_GRID = ((0.1, 4.0), (0.05, 20.0), (0.2, 1.0), (0.02, 60.0))
+_GRID = ((0.03, 1.0), (0.1, 4.0), (0.3, 4.0), (0.03, 100.0), (0.3, 20.0), (0.01, 300.0), (0.1, 60.0))
 """Learning rates (alpha) and strengths of L2 that are tried, the likeliest first."""
 _VISITS = 1 << 30
 """Visits of a feature in an example, about 10 ns each, that the tries after the first may take together."""
@@ -57,19 +59,22 @@ def fit(slots: int, training: BlocksOf, choosing: list[Examples], *, visits: int
       seed: The seed of the order of examples within a block.
     """
     best: Logistic | None = None
-    tries = 1 + min(len(_GRID) - 1, _VISITS // max(1, EPOCHS * visits))
+    epochs = min(EPOCHS, max(_LEAST_EPOCHS, _VISITS // max(1, visits)))
+    tries = 1 + min(len(_GRID) - 1, _VISITS // max(1, epochs * visits))
     for alpha, l2 in _GRID[:tries]:
-        fitted = _fit(slots, training, choosing, alpha, l2, seed)
+        fitted = _fit(slots, training, choosing, alpha, l2, epochs, seed)
         if best is None or fitted.loss < best.loss:
             best = fitted
     assert best is not None
     return best
 
 
-def _fit(slots: int, training: BlocksOf, choosing: list[Examples], alpha: float, l2: float, seed: int) -> Logistic:
+def _fit(
+    slots: int, training: BlocksOf, choosing: list[Examples], alpha: float, l2: float, epochs: int, seed: int
+) -> Logistic:
     state = np.zeros((slots, 2), np.float32)
     random, best = np.random.default_rng(seed), None
-    for epoch in range(EPOCHS):
+    for epoch in range(epochs):
         for block in training(epoch):
             order = random.permutation(len(block.labels))
             _train(block.offsets, block.slots, block.values, block.labels, order, state, alpha, _BETA, l2)
