@@ -1,5 +1,6 @@
 """Flax NNX modules of recommendation models: embedding tables, interaction, DLRM, TBSM, and their two-phase step."""
 
+from jrec.nn.calibration import Calibration as Calibration
 from jrec.nn.cross import CrossNetwork as CrossNetwork
 from jrec.nn.dlrm import DLRM as DLRM
 from jrec.nn.dlrm import DLRMConfig as DLRMConfig

@@ -12,7 +12,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jrec.batch import Batch
+from jrec.nn.calibration import Calibration
 from jrec.nn.cross import CrossNetwork
+from jrec.nn.dense_encoding import Boundaries, check_boundaries, encoded_width, piecewise_linear
 from jrec.nn.embeddings import EmbeddingCollection
 from jrec.nn.interaction import concat_interaction, dot_interaction, fm_interaction
 from jrec.nn.mlp import MLP, check_rate
@@ -63,6 +65,9 @@ class DLRMConfig:
         summed outside the top MLP.
       dropout: The rate of dropout after the hidden layers of both MLPs, those that another layer follows, in training.
       batch_norm: Whether these layers have BatchNorm before their ReLU.
+      dense_boundaries: Of each dense feature the boundaries of its pieces (``piecewise_linear``), none for one that the
+        bottom MLP reads as it is; () leaves all as they are.
+      calibrated: Whether a scale and a shift of the logit apply in eval mode (``Calibration``).
     """
 
     num_dense: int
@@ -76,9 +81,12 @@ class DLRMConfig:
     compute_dtype: str = "float32"
     dropout: float = 0.0
     batch_norm: bool = False
+    dense_boundaries: Boundaries = ()
+    calibrated: bool = False
 
     def __post_init__(self) -> None:
         check_rate(self.dropout)
+        check_boundaries(self.dense_boundaries, self.num_dense)
         if not self.top_mlp or self.top_mlp[-1] != 1:
             raise ValueError(f"top_mlp {list(self.top_mlp)} must end in 1, the logit")
         for name, choices in (("interaction", get_args(Interaction)), ("dot_with", get_args(DotWith))):
@@ -90,7 +98,12 @@ class DLRMConfig:
     @property
     def bottom_width(self) -> int:
         """Elements of the bottom MLP's output, or of the dense features that go without one."""
-        return (self.num_dense, *self.bottom_mlp)[-1] if self.num_dense else 0
+        return (self.dense_width, *self.bottom_mlp)[-1] if self.num_dense else 0
+
+    @property
+    def dense_width(self) -> int:
+        """Inputs of the bottom MLP."""
+        return encoded_width(self.dense_boundaries, self.num_dense)
 
     @property
     def joins_embeddings(self) -> bool:
@@ -152,7 +165,7 @@ class DLRM(nnx.Module):
         )
         dtype = jnp.dtype(config.compute_dtype)
         has_mlp = config.num_dense and config.bottom_mlp
-        bottom_sizes = (config.num_dense, *config.bottom_mlp)
+        bottom_sizes = (config.dense_width, *config.bottom_mlp)
         options = {"dtype": dtype, "dropout": config.dropout, "batch_norm": config.batch_norm}
         self.bottom = MLP(bottom_sizes, activate_last=True, **options, rngs=rngs) if has_mlp else None
         width = interaction_width(config, layout)
@@ -161,7 +174,8 @@ class DLRM(nnx.Module):
         self.cross = CrossNetwork(width, **crosses, rngs=rngs) if config.interaction == "dcn" else None
         linear = {"use_bias": False, "kernel_init": nnx.initializers.zeros_init()}
         weighs_dense = config.wide and config.num_dense
-        self.first_order = nnx.Linear(config.num_dense, 1, **linear, rngs=rngs) if weighs_dense else None
+        self.first_order = nnx.Linear(config.dense_width, 1, **linear, rngs=rngs) if weighs_dense else None
+        self.calibration = Calibration() if config.calibrated else None
 
     def __call__(self, batch: Batch) -> jax.Array:
         """Logits, (batch,) float32."""
@@ -182,6 +196,7 @@ class DLRM(nnx.Module):
         """
         real = None if mask is None else mask > 0
         dtype = jnp.dtype(self.config.compute_dtype)
+        dense = piecewise_linear(dense, self.config.dense_boundaries)
         groups, terms = self.embeddings.vectors(activations, bags), []
         if self.config.wide:
             terms = self._first_order(dense, groups)
@@ -192,7 +207,8 @@ class DLRM(nnx.Module):
         if self.config.interaction == "fm":
             terms.append(fm_interaction(_vectors(bottom, groups)))
         logits = self.top(self._interaction(bottom, groups), mask=real)[:, 0].astype(jnp.float32)
-        return functools.reduce(jnp.add, terms, logits)
+        logits = functools.reduce(jnp.add, terms, logits)
+        return logits if self.calibration is None else self.calibration(logits)
 
     def _first_order(self, dense: jax.Array, groups: list[jax.Array]) -> list[jax.Array]:
         """The first-order terms of ids and of dense features, (batch,) float32 each."""

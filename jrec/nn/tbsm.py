@@ -11,6 +11,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jrec.batch import Batch
+from jrec.nn.calibration import Calibration
+from jrec.nn.dense_encoding import Boundaries, check_boundaries, encoded_width, piecewise_linear
 from jrec.nn.embeddings import EmbeddingCollection
 from jrec.nn.interaction import dot_interaction
 from jrec.nn.mlp import MLP, check_rate
@@ -57,6 +59,8 @@ class TBSMConfig:
       dropout: The rate of dropout after the hidden layers of the bottom and top MLPs, those that another layer follows,
         in training.
       batch_norm: Whether these layers have BatchNorm before their ReLU; in the bottom MLP over all steps and targets.
+      dense_boundaries: Of each dense feature the boundaries of its pieces; see ``DLRMConfig``.
+      calibrated: Whether a scale and a shift of the logit apply in eval mode (``Calibration``).
     """
 
     histories: tuple[tuple[str, str], ...]
@@ -72,9 +76,12 @@ class TBSMConfig:
     compute_dtype: str = "float32"
     dropout: float = 0.0
     batch_norm: bool = False
+    dense_boundaries: Boundaries = ()
+    calibrated: bool = False
 
     def __post_init__(self) -> None:
         check_rate(self.dropout)
+        check_boundaries(self.dense_boundaries, self.num_dense)
         if not self.histories:
             raise ValueError("histories is empty; name the history of at least one feature of the target")
         if not self.top_mlp or self.top_mlp[-1] != 1:
@@ -148,7 +155,8 @@ class TBSM(nnx.Module):
         )
         dtype = jnp.dtype(config.compute_dtype)
         options = {"dtype": dtype, "dropout": config.dropout, "batch_norm": config.batch_norm}
-        self.bottom = MLP((1 + config.num_dense, *config.bottom_mlp), activate_last=True, **options, rngs=rngs)
+        inputs = 1 + encoded_width(config.dense_boundaries, config.num_dense)
+        self.bottom = MLP((inputs, *config.bottom_mlp), activate_last=True, **options, rngs=rngs)
         self.tower = MLP((tower_width(config, layout), *config.tower_mlp), activate_last=True, dtype=dtype, rngs=rngs)
         width = config.tower_mlp[-1]
         self.attention = nnx.List(
@@ -161,6 +169,7 @@ class TBSM(nnx.Module):
         )
         joint = (config.heads, config.heads + 4, 1)
         self.joint = MLP(joint, activate_last=False, dtype=dtype, rngs=rngs) if config.heads > 1 else None
+        self.calibration = Calibration() if config.calibrated else None
 
     def __call__(self, batch: Batch) -> jax.Array:
         """Logits, (batch,) float32."""
@@ -180,6 +189,7 @@ class TBSM(nnx.Module):
         ``mask``, (batch,) float32, is 0 for examples that BatchNorm leaves out; None leaves out none.
         """
         dtype = jnp.dtype(self.config.compute_dtype)
+        dense = piecewise_linear(dense, self.config.dense_boundaries)
         vectors = {name: x.astype(dtype) for name, x in self.embeddings.features(activations, bags).items()}
         masks = self.embeddings.masks(bags)
         present = jnp.all(jnp.stack([masks[name] for _, name in self.config.histories]), axis=0)
@@ -195,7 +205,8 @@ class TBSM(nnx.Module):
             inputs = [context, target, *((products,) if self.config.top_with == "products" else ())]
             heads.append(top(jnp.concatenate(inputs, axis=1), mask=real))
         logits = heads[0] if self.joint is None else self.joint(jax.nn.sigmoid(jnp.concatenate(heads, axis=1)))
-        return logits[:, 0].astype(jnp.float32)
+        logits = logits[:, 0].astype(jnp.float32)
+        return logits if self.calibration is None else self.calibration(logits)
 
     def _bottoms(
         self, dense: jax.Array, place: jax.Array, present: jax.Array, real: jax.Array

@@ -227,6 +227,24 @@ class Run:
             parts.append(jax.tree.map(lambda array, count=chosen.examples: np.asarray(array)[:count], logits))
         return jax.tree.map(lambda *arrays: np.concatenate(arrays), *parts)
 
+    def calibrate(self, scale: float, shift: float) -> None:
+        """From now on predicts ``scale * logit + shift``, where ``logit`` is the model's own.
+
+        Training goes on as before; checkpoints and exports keep both numbers. They should be the best on examples that
+        the model was not trained on. Every process calls it with the same two.
+
+        Args:
+          scale: Above 0.
+          shift: Any finite number.
+
+        Raises:
+          ValueError: If the numbers are none of these, or the model has no ``jrec.nn.Calibration`` called
+            ``calibration``; jrec's own have one with ``calibrated=True``.
+        """
+        if not (np.isfinite([scale, shift]).all() and scale > 0):
+            raise ValueError(f"scale is {scale} and shift {shift}; give a scale above 0, and a finite shift")
+        self._state.calibrate(scale, shift)
+
     def flush(self) -> None:
         """Waits until every row is where it lives, as the last step left it."""
         for feed in self._feeds.opened:

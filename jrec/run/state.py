@@ -140,6 +140,16 @@ class RunState:
             self.growing.taken(grown)
         return host, outputs
 
+    def calibrate(self, scale: float, shift: float) -> None:
+        """See ``Run.calibrate``."""
+        state = self.state
+        calibration = state[0].get("calibration")
+        if calibration is None:
+            raise ValueError("the model has no calibration; make it with calibrated=True (model.calibrate)")
+        variable = calibration["coefficients"]
+        variable[...] = jax.device_put(np.array([scale, shift], np.float32), variable[...].sharding)
+        self._flat = FlatState.of(state)
+
     def modules(self) -> tuple[SparseModel, SparseOptimizer]:
         """Model and optimizer with the current state."""
         return self.compiled.merge(self.state)

@@ -14,6 +14,7 @@ from jrec.data.identity import Identity
 from jrec.data.schema import CategoricalFeature, Schema
 from jrec.errors import ConfigError, value_errors_are_config_errors
 from jrec.nn import DLRM, TBSM, DLRMConfig, EmbeddingCollection, SparseOptimizer, TBSMConfig
+from jrec.nn.dense_encoding import Boundaries
 from jrec.nn.optimizer import SparseModel
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig
 from jrec.run.identity import identity_of
@@ -90,6 +91,8 @@ def build_model(config: TrainConfig, schema: Schema, layout: EmbeddingLayout) ->
             "compute_dtype": model.compute_dtype,
             "dropout": model.dropout,
             "batch_norm": model.batch_norm,
+            "dense_boundaries": _boundaries(model, schema),
+            "calibrated": model.calibrate,
         }
         if model.kind == "dlrm":
             dense |= {key: getattr(model, key) for key in ("wide", "cross_layers", "cross_rank", "dot_with")}
@@ -97,6 +100,21 @@ def build_model(config: TrainConfig, schema: Schema, layout: EmbeddingLayout) ->
         own = {f.name: getattr(model.tbsm, f.name) for f in dataclasses.fields(model.tbsm)}
         own["histories"] = tuple(model.tbsm.histories.items())
         return TBSM(TBSMConfig(**dense, **own), layout, **embeddings)
+
+
+def _boundaries(model: ModelConfig, schema: Schema) -> Boundaries:
+    """Boundaries by dense feature, in the order of the dataset's.
+
+    Raises:
+      ConfigError: If a feature is not of the dataset.
+    """
+    names = [feature.name for feature in schema.dense]
+    if unknown := sorted(set(model.dense_boundaries) - set(names)):
+        raise ConfigError(
+            f"model.dense_boundaries names {unknown[0]!r}, but the dataset's dense features are"
+            f" {', '.join(names) or 'none'}"
+        )
+    return tuple(model.dense_boundaries.get(name, ()) for name in names) if model.dense_boundaries else ()
 
 
 def check_model(config: TrainConfig, schema: Schema, layout: EmbeddingLayout) -> None:
@@ -219,7 +237,7 @@ def _model_description(model: ModelConfig, num_dense: int) -> dict[str, Any]:
         del keys["tbsm"]
     elif model.tbsm.top_with == "context":
         del keys["tbsm"]["top_with"]
-    for key in ("wide", "dropout", "batch_norm"):
+    for key in ("wide", "dropout", "batch_norm", "dense_boundaries", "calibrate"):
         if not keys[key]:
             del keys[key]
     if model.interaction != "dcn":

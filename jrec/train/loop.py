@@ -27,6 +27,7 @@ from jrec.run.run_feed import RunFeed
 from jrec.run.step import StepResults
 from jrec.train import determinism
 from jrec.train.build import build_layout, described, run_parameters
+from jrec.train.calibration import calibrated, fit_calibration
 from jrec.train.config import TrainConfig
 from jrec.train.dataset import RunData, open_data, with_capacities
 from jrec.train.dispatches import most_steps, steps_of_dispatches
@@ -328,8 +329,9 @@ class _Training:
                 every and self.step % every == 0  # never within a dispatch
                 for every in (config.log.every_steps, self.plan.every_steps, config.checkpoint.every_steps)
             ]
-            if self.step == self.total and self.plan.every_steps and config.checkpoint.keep_best:
-                due[1] = True  # the last step may be the best
+            of_last = config.checkpoint.keep_best or config.model.calibrate  # which may be the best, or is the model
+            if self.step == self.total and self.plan.every_steps and of_last:
+                due[1] = True
             awaited = scheduler is not None and scheduler.awaits_loss
             if any(due) or awaited:
                 self._absorb(*pending)
@@ -357,7 +359,15 @@ class _Training:
         """Evaluates the model as it is; returns whether it is the best so far."""
         begin, improved = time.perf_counter(), False
         for number, split in enumerate(self.plan.splits):
-            evaluation = evaluate(self._score(split, self.plan.batches, progress))
+            calibrates = number == 0 and self.config.model.calibrate
+            if calibrates:
+                self.run.calibrate(1.0, 0.0)
+            scores = self._score(split, self.plan.batches, progress)
+            if calibrates:
+                scale, shift = fit_calibration(scores)
+                self.run.calibrate(scale, shift)
+                scores = calibrated(scores, scale, shift)
+            evaluation = evaluate(scores)
             self.log.write(self.step, evaluation.to_dict(), split=split)
             if number == 0:
                 improved = self.best.observe(self.step, evaluation)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, override
@@ -77,6 +78,12 @@ class ModelConfig(Section):
       dropout: The rate of dropout in training after each hidden layer of the bottom and top MLPs, those that another
         layer of theirs follows.
       batch_norm: Whether these layers have BatchNorm before their ReLU, over the real examples of the whole batch.
+      dense_boundaries: By dense feature, ascending numbers such as its quantiles, at least two. The bottom MLP then has
+        an input for each piece between two of them, 0 below, 1 above and linear between, in place of the value, whose
+        scale no longer matters.
+      calibrate: Whether every evaluation in training fits a scale of the logit to the first of ``evaluate.splits``, by
+        which the model predicts from then on. It changes no ranking and not the mean prediction; probabilities that
+        became too extreme or too timid are put right.
       features: Settings of single categorical features, by name.
       tbsm: The rest of a TBSM.
       factory: A function that makes another model, as "package.module:function", see ``jrec.train.factory``; "" for
@@ -98,6 +105,8 @@ class ModelConfig(Section):
     compute_dtype: Dtype = "float32"
     dropout: Annotated[float, Range(minimum=0, below=1)] = 0.0
     batch_norm: bool = False
+    dense_boundaries: Mapping[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
+    calibrate: bool = False
     features: Mapping[str, FeatureOverride] = dataclasses.field(default_factory=dict)
     tbsm: TBSMSection = dataclasses.field(default_factory=TBSMSection)
     factory: str = ""
@@ -112,6 +121,12 @@ class ModelConfig(Section):
             raise ConfigError(
                 f"model.options has {', '.join(self.options)}, but model.factory, whose arguments they are, is not set"
             )
+        for name, own in self.dense_boundaries.items():
+            if len(own) < 2 or any(not low < high for low, high in itertools.pairwise(own)):
+                raise ConfigError(
+                    f"model.dense_boundaries.{name} is {list(own)}; give at least two numbers in ascending order, or"
+                    " leave the feature out"
+                )
         one_dim = self.interaction in ("dot", "fm")
         if one_dim and self.bottom_mlp and self.bottom_mlp[-1] != self.embedding_dim:
             raise ConfigError(

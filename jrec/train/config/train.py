@@ -263,6 +263,20 @@ class TrainConfig(Section):
                 " evaluate.every_steps, or leave it out"
             )
 
+        if self.model.calibrate and not self._evaluates:
+            raise ConfigError(
+                f"model.calibrate is true, but evaluate.every_steps is {self.evaluate.every_steps}, evaluate.splits"
+                f" {list(self.evaluate.splits)} and schedule {self.schedule!r}, so nothing is evaluated in training, to"
+                " which logits could be calibrated; give evaluate.every_steps, or leave it out with schedule 'plain'"
+            )
+
+    @property
+    def _evaluates(self) -> bool:
+        """Whether there are evaluations in training, as far as the configuration says."""
+        by_default = self.schedule != "fae"
+        every = self.evaluate.every_steps
+        return bool(self.evaluate.splits) and (by_default if every is None else every > 0)
+
     @property
     def planned(self) -> bool:
         """Whether a plan places every row; else all rows of a table live in one place, on one device.
