@@ -9,11 +9,12 @@ import sys
 DESCRIPTION = """\
 Write a configuration that fits a dataset: dims, layers, batch size, optimizers, learning rates, epochs and early
 stopping by its numbers of examples, features and rows, each with its reason in a comment. Of the few kinds of model
-that may suit a dataset of up to 5 million training examples, each is trained for a short while, and the best on the
-valid split is taken; --quick goes by the numbers alone.
+that may suit a dataset of up to 5 million training examples, each is trained for a short while, and the best by log
+loss on the valid split is taken; --quick goes by the numbers alone.
 
-Dense features that no MLP learns well from as they are, such as a year, are named with the remedy. Edit the file as you
-like; `jrec train CONFIG` trains it, and the report compares the model with logistic regression."""
+Probabilities are calibrated on the valid split, and dense features are read by pieces between their quantiles, so that
+their scale does not matter. Edit the file as you like; `jrec train CONFIG` trains it, and the report compares the model
+with logistic regression."""
 EPILOG = """examples:
   jrec init data/clicks --out clicks.toml
   jrec train clicks.toml
@@ -56,7 +57,8 @@ def _first(args: argparse.Namespace) -> str:
         from jrec.train.first_trials import Trial, notes_of, try_all
 
         def say(trial: Trial) -> None:
-            print(f"jrec: {trial.candidate.name}: valid AUC {trial.auc:.4f}", file=sys.stderr)
+            auc = "" if trial.auc is None else f", AUC {trial.auc:.4f}"
+            print(f"jrec: {trial.candidate.name}: valid log loss {trial.log_loss:.4f}{auc}", file=sys.stderr)
 
         trials = try_all(args.data, facts, chosen, on_trial=say)
         chosen, notes = [trial.candidate for trial in trials], notes_of(trials)

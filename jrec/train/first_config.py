@@ -1,7 +1,6 @@
 """A first configuration for a dataset: sizes and rates by its numbers, each with the reason beside it.
 
-The rules were found on samples of Criteo Kaggle, MovieLens-1M (users and movies) and Taobao, by AUC on their valid
-splits; `python -m benchmarks.init_quality` judges them on others, too.
+`python -m benchmarks.quality` says on which logs the rules were found, and judges them on others, too.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from jrec.train.baselines.examples import Split, lists_of
 from jrec.train.config.typed_toml import toml_key, toml_value
 
 _SAMPLE = 16  # blocks of the training split that are read, evenly spread
-_UNSCALED = 30.0  # standard deviations, or distance of the mean from 0, from which an MLP's first layer suffers
+_PIECES = 16  # of a dense feature, about equally many examples in each
 _OFTEN = 100.0  # lookups of a row, on average, from which Adam's own rate for every element of a row pays
 _STEPS = 50  # between evaluations at least: fewer change a model less than its score is uncertain
 _LARGE = 1 << 30  # bytes of rows, from which Adam's two slots of a row's size are left out
@@ -37,7 +36,7 @@ class Facts:
       tables: Rows of the tables that features read, by name.
       lookups: Ids of an example, on average.
       dense: Dense features.
-      unscaled: By name, mean and standard deviation of dense features far from zero mean and unit variance.
+      boundaries: Quantiles of the dense features, by name; none of a feature that is constant.
       histories: By feature with one id, the list feature of the same table, such as the ids before it.
       history_tables: The tables that these features read.
       growing: The tables that grow.
@@ -48,7 +47,7 @@ class Facts:
     tables: dict[str, int]
     lookups: float
     dense: int
-    unscaled: dict[str, tuple[float, float]]
+    boundaries: dict[str, tuple[float, ...]]
     histories: dict[str, str]
     history_tables: dict[str, str]
     growing: frozenset[str] = frozenset()
@@ -84,6 +83,7 @@ class Candidate:
       dim: Elements of an embedding.
       top: Widths of the hidden layers over the interaction.
       rows: The row optimizer and its learning rate.
+      decay: The weight decay of rows.
       frozen: Tables whose rows keep their small first values, so that their features hardly count.
       bounds: By table, the bound of initial rows that are longer than others.
       kind: "dlrm", or "tbsm" over the dataset's histories.
@@ -95,6 +95,7 @@ class Candidate:
     dim: int
     top: tuple[int, ...]
     rows: tuple[str, float]
+    decay: float = 0.0
     frozen: tuple[str, ...] = ()
     bounds: Mapping[str, float] = dataclasses.field(default_factory=dict)
     kind: str = "dlrm"
@@ -116,12 +117,12 @@ def facts_of(folder: str | os.PathLike[str], schema: Schema) -> Facts:
     columns = list(blocks.read(blocks.blocks[::stride]))
     examples = sum(len(block["label"]) for block in columns)
     lookups = sum(len(lists_of(block, feature)[1]) for block in columns for feature in schema.categorical)
-    unscaled = {}
+    boundaries = {}
     for feature in schema.dense:
         values = np.concatenate([np.asarray(block[feature.name], np.float64) for block in columns])
-        mean, deviation = float(values.mean()), float(values.std())
-        if max(abs(mean), deviation) > _UNSCALED:
-            unscaled[feature.name] = (mean, deviation)
+        own = _rounded(np.quantile(values, np.linspace(0, 1, _PIECES + 1)))
+        if len(own) > 1:
+            boundaries[feature.name] = own
     read = {feature.table for feature in schema.categorical}
     histories = _histories(schema.categorical)
     valid = schema.splits.get("valid")
@@ -131,11 +132,16 @@ def facts_of(folder: str | os.PathLike[str], schema: Schema) -> Facts:
         tables={table.name: table.rows for table in schema.tables if table.name in read},
         lookups=lookups / examples,
         dense=len(schema.dense),
-        unscaled=unscaled,
+        boundaries=boundaries,
         histories=histories,
         history_tables={feature.name: feature.table for feature in schema.categorical if feature.name in histories},
         growing=schema.growing,
     )
+
+
+def _rounded(values: np.ndarray) -> tuple[float, ...]:
+    """Distinct values in ascending order, of as few digits as keep them apart well."""
+    return tuple(sorted({float(f"{value:.5g}") for value in values}))
 
 
 def _histories(features: Sequence[CategoricalFeature]) -> dict[str, str]:
@@ -169,7 +175,10 @@ def candidates(facts: Facts) -> list[Candidate]:
     )
     if facts.rows * dim * 4 >= _LARGE:
         return [adagrad, linear]
-    candidates = [adam, adagrad, linear] if often else [adagrad, adam, linear]
+    small = dataclasses.replace(adam, name=f"{products}, rows by Adam and kept small", decay=0.01)
+    crossed = dataclasses.replace(adagrad, name="cross layers (DCN-v2), rare rows in large steps", interaction="dcn")
+    pairs = [adam, adagrad, small] if often else [adagrad, adam, small]
+    candidates = [*pairs, crossed, linear]
     if facts.histories:
         coarsest = min(facts.histories, key=lambda feature: facts.tables[facts.history_tables[feature]])
         kept = facts.history_tables[coarsest]
@@ -205,7 +214,7 @@ def first_config(path: str, facts: Facts, candidate: Candidate) -> list[Key]:
     """
     n = facts.examples
     batch = next(size for limit, size in _BATCHES if n < limit)
-    epochs, why = (10, "early stopping ends it sooner") if n < 200_000 else (3, "early stopping may end it sooner")
+    epochs, why = (20, "early stopping ends it sooner") if n < 200_000 else (10, "early stopping ends it sooner")
     if n >= LARGE:
         epochs, why = 1, "so many examples overfit in a second pass"
     steps = -(-n // batch)
@@ -240,6 +249,12 @@ def _model(facts: Facts, candidate: Candidate) -> Iterator[Key]:
     why = "" if facts.examples >= LARGE or not candidate.top else "wider layers learn such a log by heart"
     yield Key(section="model", name="top_mlp", value=[*candidate.top, 1], reason=why)
     yield Key(section="model", name="pooling", value="mean", reason="of lists: their length says nothing by itself")
+    if facts.valid:
+        why = "by a scale fitted on valid: training makes probabilities too extreme before it makes rankings worse"
+        yield Key(section="model", name="calibrate", value=True, reason=why)
+    why = f"quantiles in training: a curve of up to {_PIECES} pieces in place of a slope, whatever the scale"
+    for number, (name, own) in enumerate(facts.boundaries.items()):
+        yield Key(section="model.dense_boundaries", name=toml_key(name), value=list(own), reason="" if number else why)
     if candidate.kind == "tbsm":
         yield Key(section="model.tbsm", name="histories", value=facts.histories)
         yield Key(section="model.tbsm", name="tower_mlp", value=[64], reason="over a step's embeddings")
@@ -259,6 +274,9 @@ def _rates(facts: Facts, candidate: Candidate) -> Iterator[Key]:
     visits = f"a row is looked up {facts.visits:,.0f} times in an epoch on average"
     yield Key(section="optimizer.embedding", name="name", value=name, reason=visits)
     yield Key(section="optimizer.embedding", name="learning_rate", value=rate)
+    if candidate.decay:
+        why = "pairs of ids are learned by heart less, rows of rare ids stay near 0"
+        yield Key(section="optimizer.embedding", name="weight_decay", value=candidate.decay, reason=why)
     for table in candidate.frozen:
         key = f"optimizer.embedding.tables.{toml_key(table)}"
         yield Key(
@@ -273,8 +291,9 @@ def _watch(facts: Facts, steps: int) -> Iterator[Key]:
     yield Key(
         section="evaluate", name="batches", value=batches, reason=f"of the valid split's {facts.valid:,} examples"
     )
-    stop = {"metric": "auc", "patience": 3}
-    yield Key(section="evaluate", name="early_stopping", value=stop, reason="ends before the model overfits")
+    stop = {"metric": "log_loss", "patience": 6}
+    why = "of calibrated probabilities; 6 evaluations without a better one end training"
+    yield Key(section="evaluate", name="early_stopping", value=stop, reason=why)
     yield Key(section="checkpoint", name="keep_best", value=True, reason="the report is of the best step")
 
 
@@ -309,10 +328,5 @@ def render(name: str, keys: Sequence[Key], facts: Facts, notes: Sequence[str] = 
 
 def warnings(facts: Facts) -> Iterator[str]:
     """What no configuration can make good, and its remedy."""
-    for name, (mean, deviation) in facts.unscaled.items():
-        yield (
-            f"Dense feature {name!r} has mean {mean:,.4g} and standard deviation {deviation:,.4g}: an MLP learns badly"
-            ' from such values. Prepare the dataset with transform = "standardize" for it, or make it categorical.'
-        )
     if not facts.valid:
         yield "The dataset has no valid split, so nothing can stop training early; prepare it with --split 0.8,0.1,0.1."

@@ -1,4 +1,4 @@
-"""Short trainings of the kinds of model that may suit a dataset, to choose one by AUC on the valid split."""
+"""Short trainings of the kinds of model that may suit a dataset, to choose one by log loss on the valid split."""
 
 from __future__ import annotations
 
@@ -18,10 +18,17 @@ EXAMPLES, STEPS = 1_000_000, 3_000
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Trial:
-    """A kind of model, and the greatest AUC on the valid split that it reached; 0 where that is undefined."""
+    """A kind of model, and its best evaluation on the valid split.
+
+    Attributes:
+      candidate: The kind of model.
+      log_loss: The least log loss, after calibration, in nats.
+      auc: AUC then; None where that is undefined.
+    """
 
     candidate: Candidate
-    auc: float
+    log_loss: float
+    auc: float | None
 
 
 def try_all(
@@ -51,10 +58,10 @@ def try_all(
             if not outcome.finished:  # a signal, which ends a run with a checkpoint
                 raise KeyboardInterrupt
             records = read_records(outcome.folder / METRICS_FILE)
-            scores = [r["auc"] or 0.0 for r in records if r["split"] == "valid"]
-            trials.append(Trial(candidate=candidate, auc=max(scores, default=0.0)))
+            best = min((r for r in records if r["split"] == "valid"), key=lambda record: record["log_loss"])
+            trials.append(Trial(candidate=candidate, log_loss=best["log_loss"], auc=best["auc"]))
             on_trial(trials[-1])
-    return sorted(trials, key=lambda trial: -trial.auc)
+    return sorted(trials, key=lambda trial: trial.log_loss)
 
 
 def _config(path: str, facts: Facts, candidate: Candidate, out: pathlib.Path) -> TrainConfig:
@@ -68,5 +75,5 @@ def _config(path: str, facts: Facts, candidate: Candidate, out: pathlib.Path) ->
 
 def notes_of(trials: Sequence[Trial]) -> list[str]:
     """Lines that say how the trials went."""
-    head = f"Each was trained for up to {STEPS:,} steps, and reached on the valid split the AUC"
-    return [head, *(f"  {trial.auc:.4f}  {trial.candidate.name}" for trial in trials)]
+    head = f"Each was trained for up to {STEPS:,} steps, and reached on the valid split the log loss"
+    return [head, *(f"  {trial.log_loss:.4f}  {trial.candidate.name}" for trial in trials)]
