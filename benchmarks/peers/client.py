@@ -19,6 +19,9 @@ from benchmarks.peers.protocol import load_arrays, save_arrays
 
 PYTHON_VARIABLE = "JREC_PEERS_PYTHON"
 FBGEMM_VARIABLE = "JREC_FBGEMM_PYTHON"  # its own environment, since an FBGEMM loads with no PyTorch but its own
+TABULAR_VARIABLE = "JREC_TABULAR_PYTHON"
+_ENVIRONMENTS = {"fbgemm": (FBGEMM_VARIABLE, ".venv-fbgemm"), "tabular": (TABULAR_VARIABLE, ".venv-tabular")}
+"""Variables and default folders, by how a module's name begins; all others share the peers' environment."""
 
 
 class PeerMissingError(Exception):
@@ -73,8 +76,8 @@ class Peer:
 def python(module: str) -> pathlib.Path:
     """The interpreter of a peer's environment.
 
-    FBGEMM's modules run in $JREC_FBGEMM_PYTHON, else .venv-fbgemm in the checkout; the others in $JREC_PEERS_PYTHON,
-    else .venv-peers.
+    FBGEMM's modules run in $JREC_FBGEMM_PYTHON, else .venv-fbgemm in the checkout; `tabular` in $JREC_TABULAR_PYTHON,
+    else .venv-tabular; the others in $JREC_PEERS_PYTHON, else .venv-peers.
 
     Args:
       module: Its name in ``benchmarks.peers``.
@@ -82,8 +85,7 @@ def python(module: str) -> pathlib.Path:
     Raises:
       PeerMissingError: if there is none.
     """
-    fbgemm = module.startswith("fbgemm")
-    variable, folder = (FBGEMM_VARIABLE, ".venv-fbgemm") if fbgemm else (PYTHON_VARIABLE, ".venv-peers")
+    variable, folder = _ENVIRONMENTS.get(module.partition("_")[0], (PYTHON_VARIABLE, ".venv-peers"))
     named = os.environ.get(variable)
     path = pathlib.Path(named) if named else harness.ROOT / folder / "bin" / "python"
     if not path.is_file():
