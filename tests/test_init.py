@@ -12,6 +12,7 @@ from jrec.data.blocks import ListColumn, ShardWriter
 from jrec.data.schema import CategoricalFeature, DenseFeature, Schema, Split, Table
 from jrec.errors import ConfigError
 from jrec.train import first_trials
+from jrec.train.baselines.examples import Split as Blocks
 from jrec.train.build import build_layout, build_modules
 from jrec.train.config import load_config
 from jrec.train.first_config import LARGE, candidates, facts_of, first_config, render, warnings
@@ -64,15 +65,26 @@ def sequences(tmp_path_factory):
     return folder
 
 
-def test_facts_and_warnings(sequences):
+def test_facts(sequences):
     facts = facts_of(sequences, Schema.load(sequences))
     assert (facts.examples, facts.valid, facts.rows, facts.lookups, facts.dense) == (400, 100, 149, 9.0, 2)
     assert facts.histories == {"item": "items", "kind": "kinds"}
     assert facts.visits == pytest.approx(400 * 9 / 149)
-    assert list(facts.unscaled) == ["year"]
-    (line,) = warnings(facts)
-    assert line.startswith("Dense feature 'year' has mean 2,00")
-    assert 'transform = "standardize"' in line
+    assert list(facts.boundaries) == ["year", "share"]
+    years = facts.boundaries["year"]
+    assert (years[0], years[-1]) == (1990, 2019)
+    assert len(years) == 17
+    assert list(years) == sorted(set(years))
+    assert not list(warnings(facts))
+
+
+def test_a_constant_feature_has_no_boundaries(sequences, monkeypatch):
+    schema = Schema.load(sequences)
+    read = Blocks.read
+    constant = lambda *arguments: ({**block, "year": np.full(100, 7.0)} for block in read(*arguments))  # noqa: E731
+    monkeypatch.setattr(Blocks, "read", constant)
+    facts = facts_of(sequences, schema)
+    assert list(facts.boundaries) == ["share"]
 
 
 @pytest.mark.parametrize("examples", [400, 1_000_000, LARGE, 200_000_000])
@@ -87,6 +99,9 @@ def test_every_candidate_loads_and_builds_a_model_of_the_dataset(sequences, tmp_
         assert {name for name, own in config.optimizer.embedding.tables.items() if own.frozen} == set(candidate.frozen)
         assert {name: own.initial_bound for name, own in config.tables.overrides.items()} == candidate.bounds
         assert config.checkpoint.keep_best
+        assert config.model.calibrate
+        assert config.model.dense_boundaries == facts.boundaries
+        assert config.optimizer.embedding.weight_decay == candidate.decay
         assert (config.epochs == 1) == (examples >= LARGE)
     of_history = [c for c in candidates(facts) if c.frozen]
     assert [(c.kind, c.frozen) for c in of_history] == [(kind, ("user id", "item")) for kind in ("dlrm", "tbsm")]
@@ -129,10 +144,14 @@ def test_the_command_tries_the_candidates_and_writes_the_best(dataset, tmp_path,
     out = tmp_path / "init.toml"
     assert main(["init", str(dataset), "--out", str(out)]) == 0
     said = capsys.readouterr()
-    tried = {line.rpartition(": valid AUC ")[0].removeprefix("jrec: "): float(line.rpartition(" ")[2])
-             for line in said.err.splitlines() if "valid AUC" in line}  # fmt: skip
-    assert len(tried) == 3
-    best = max(tried, key=tried.__getitem__)
+    tried = {}
+    for line in said.err.splitlines():
+        name, found, rest = line.removeprefix("jrec: ").partition(": valid log loss ")
+        if found:
+            tried[name] = float(rest.partition(",")[0])
+            assert 0.5 < float(rest.rpartition(" AUC ")[2]) < 1
+    assert len(tried) == 5
+    best = min(tried, key=tried.__getitem__)
     text = out.read_text()
     assert f"  # {best}" in text
     assert f"#   {tried[best]:.4f}  {best}" in text
@@ -153,7 +172,8 @@ def test_an_interrupt_ends_all_trials(dataset, monkeypatch):
         first_trials.try_all(str(dataset), facts, candidates(facts))
     (config,) = begun
     assert config.max_steps == first_trials.STEPS
-    assert config.evaluate.early_stopping.patience == 3
+    assert config.evaluate.early_stopping.patience == 6
+    assert config.evaluate.early_stopping.metric == "log_loss"
 
 
 def test_the_command_by_rules_alone(sequences, tmp_path, capsys):
@@ -161,8 +181,7 @@ def test_the_command_by_rules_alone(sequences, tmp_path, capsys):
     assert main(["init", str(sequences), "--out", str(out), "--quick"]) == 0
     said = capsys.readouterr()
     assert f"jrec train {out}" in said.out
-    assert "Dense feature 'year'" in said.err
-    assert "Dense feature 'year'" in out.read_text()
+    assert list(load_config(out).model.dense_boundaries) == ["year", "share"]
     assert load_config(out).data.path == str(sequences)
     assert main(["init", str(sequences), "--out", str(out), "--quick"]) == 2
     assert "exists; replace it with --overwrite" in capsys.readouterr().err

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import lightgbm
+import lightgbm  # pyright: ignore[reportMissingImports]
 import numpy as np
 import scipy.sparse
 from sklearn.linear_model import LogisticRegression
@@ -25,7 +25,7 @@ SPLITS = ("train", "valid", "test")
 STRENGTHS = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 """scikit-learn's C, the reciprocal of L2's strength."""
 BINS = 20
-TREES = (
+TREES: tuple[dict[str, Any], ...] = (
     {"num_leaves": 31},
     {"num_leaves": 63, "min_data_in_leaf": 50},
     {"num_leaves": 15, "cat_smooth": 100.0, "cat_l2": 50.0},
@@ -133,7 +133,7 @@ def _designs(arrays: Arrays) -> list[dict[str, scipy.sparse.csr_matrix]]:
 
 
 def _stacked(parts: Mapping[str, list[Any]]) -> dict[str, scipy.sparse.csr_matrix]:
-    return {split: scipy.sparse.hstack(parts[split]).tocsr() for split in SPLITS}
+    return {split: scipy.sparse.csr_matrix(scipy.sparse.hstack(parts[split])) for split in SPLITS}
 
 
 def _columns(arrays: Arrays, *, encoded: bool) -> tuple[dict[str, np.ndarray], list[int]]:

@@ -52,6 +52,6 @@ def piecewise_linear(dense: jax.Array, boundaries: Boundaries) -> jax.Array:
         low += [pair[0] for pair in pairs]
         high += [pair[1] for pair in pairs]
         bounded += [bool(own)] * len(pairs)
-    lows, highs = np.asarray(low, np.float64), np.asarray(high, np.float64)
+    lows, highs = (np.asarray([ends], np.float64) for ends in (low, high))
     scaled = (dense[:, np.asarray(places)] - lows.astype(np.float32)) / (highs - lows).astype(np.float32)
-    return jnp.where(np.asarray(bounded), jnp.clip(scaled, 0, 1), scaled)
+    return jnp.where(np.asarray([bounded]), jnp.clip(scaled, 0, 1), scaled)
