@@ -154,7 +154,7 @@ def test_the_pages_snippet():
     columns, targets = histories(30, 0), np.arange(30)
     with jrec.distribute(model, optimizer) as run:
         names = {"jrec": jrec, "run": run, "columns": columns, "targets": targets, "histories": columns["history"]}
-        exec(code, names)  # noqa: S102 - the page's own code
+        exec(code, names)
     assert names["numbers"].shape == names["scores"].shape == (30, 10)
     assert not any(np.isin(a, b).any() for a, b in zip(names["numbers"], columns["history"], strict=True))
     assert 0 <= names["found"]["hr@10"] <= 1
