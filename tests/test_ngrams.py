@@ -112,3 +112,16 @@ def test_bad_arguments():
         NGramConfig(rows=70, dim=4, sizes=())
     with pytest.raises(ValueError, match=r"tokens must be integers of shape \(batch, length\), but are float64"):
         ngram_rows(CONFIG, np.zeros((2, 3)))
+
+
+def test_the_memory_sees_no_later_token_and_smooths_over_those_before():
+    config = NGramConfig(rows=100, dim=3, sizes=(2,), heads=2)
+    memory = NGramMemory(config, 8, width=3, rngs=nnx.Rngs(0))
+    memory.smooth[...] = jnp.asarray(np.random.default_rng(0).normal(size=(3, 8)), jnp.float32)
+    rng = np.random.default_rng(1)
+    hidden, rows = (rng.normal(size=shape).astype(np.float32) for shape in ((1, 9, 8), (1, 9, 2, 3)))
+    found = np.asarray(memory(hidden, rows))
+    other = rows.copy()
+    other[:, 4] = rng.normal(size=(2, 3))
+    changed = np.abs(np.asarray(memory(hidden, other)) - found).max(axis=2)[0] > 0
+    np.testing.assert_array_equal(np.flatnonzero(changed), [4, 6, 8])  # as far apart as the n-gram is long

@@ -119,18 +119,8 @@ class NGramMemory(nnx.Module):
         self.key = nnx.Linear(inputs, hidden_dim, use_bias=False, dtype=dtype, rngs=rngs)
         self.value = nnx.Linear(inputs, hidden_dim, use_bias=False, dtype=dtype, rngs=rngs)
         self.norms = nnx.List([nnx.RMSNorm(hidden_dim, dtype=dtype, rngs=rngs) for _ in range(3)])
-        self.conv = nnx.Conv(
-            hidden_dim,
-            hidden_dim,
-            kernel_size=(width,),
-            kernel_dilation=(max(config.sizes),),
-            feature_group_count=hidden_dim,
-            padding="CAUSAL",
-            use_bias=False,
-            kernel_init=jax.nn.initializers.zeros,  # so that training begins with the gated rows alone
-            dtype=dtype,
-            rngs=rngs,
-        )
+        # A causal convolution of each element by itself; zeros, so that training begins with the gated rows alone.
+        self.smooth = nnx.Param(jnp.zeros((width, hidden_dim)))
 
     def __call__(self, hidden: jax.Array, rows: jax.Array) -> jax.Array:
         """What to add to the hidden states, (batch, length, hidden_dim).
@@ -142,7 +132,11 @@ class NGramMemory(nnx.Module):
         rows = rows.reshape(*hidden.shape[:2], -1)
         agreement = jnp.sum(self.norms[0](hidden) * self.norms[1](self.key(rows)), axis=2, keepdims=True)
         gated = jax.nn.sigmoid(agreement / math.sqrt(self.hidden_dim)) * self.value(rows)
-        return gated + jax.nn.silu(self.conv(self.norms[2](gated)))
+        normed, length, apart = self.norms[2](gated), hidden.shape[1], max(self.config.sizes)
+        taps = self.smooth[...].astype(normed.dtype)
+        before = [jnp.pad(normed, ((0, 0), (i * apart, 0), (0, 0)))[:, :length] for i in range(taps.shape[0])]
+        smoothed = sum(tap[None, None, :] * values for tap, values in zip(taps, before, strict=True))
+        return gated + jax.nn.silu(smoothed)
 
 
 def _mixed(xp: Any, x: Any) -> Any:
