@@ -5,6 +5,7 @@ import pytest
 
 from jrec.train.config import DataConfig, TrainConfig
 from jrec.train.config.train import CheckpointConfig, EarlyStoppingSection, EvaluateConfig
+from jrec.train.report.advice import advise
 from jrec.train.report.judgement import judge
 from jrec.train.report.metrics import Scores, evaluate
 
@@ -131,3 +132,9 @@ def test_the_slice_that_is_most_surely_off_is_named():
     assert line.startswith("in 2 of 4 slices of test the mean prediction is off by more than 10 %")
     assert "where site is c: mean prediction 0.3000, click rate 0.2000, 900 examples" in line
     assert advice == []
+
+
+def test_calibration_by_the_configuration_is_advised_where_there_is_such_a_key():
+    content = {"splits": {}, "training": {"steps": 1}, "config": {"model": {"calibrate": False}}}
+    says = "fit a scale and a shift of the logits to the valid split: model.calibrate=true (now false)"
+    assert list(advise(content, [], {"calibration"})) == [says]

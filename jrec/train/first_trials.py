@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from jrec.train.config import TrainConfig, load_config
 from jrec.train.first_config import Candidate, Facts, first_config, render
@@ -18,10 +19,25 @@ EXAMPLES, STEPS = 1_000_000, 3_000
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Trial:
-    """A kind of model, and the greatest AUC on the valid split that it reached; 0 where that is undefined."""
+    """How the trial of a kind of model went.
+
+    Attributes:
+      candidate: The kind of model.
+      auc: The greatest AUC on the valid split that it reached; 0 where that is undefined.
+      log_loss: The log loss of that evaluation, in nats per example; None without any.
+      step: The step of that evaluation.
+      steps: Steps that it took.
+      seconds: Seconds of training.
+      records: Its evaluations, as in ``metrics.jsonl``.
+    """
 
     candidate: Candidate
     auc: float
+    log_loss: float | None
+    step: int
+    steps: int
+    seconds: float
+    records: Sequence[Mapping[str, Any]] = ()
 
 
 def try_all(
@@ -50,9 +66,19 @@ def try_all(
             outcome = train(config)
             if not outcome.finished:  # a signal, which ends a run with a checkpoint
                 raise KeyboardInterrupt
-            records = read_records(outcome.folder / METRICS_FILE)
-            scores = [r["auc"] or 0.0 for r in records if r["split"] == "valid"]
-            trials.append(Trial(candidate=candidate, auc=max(scores, default=0.0)))
+            records = [r for r in read_records(outcome.folder / METRICS_FILE) if r["split"] == "valid"]
+            best = max(records, key=lambda record: record["auc"] or 0.0, default={})
+            trials.append(
+                Trial(
+                    candidate=candidate,
+                    auc=best.get("auc") or 0.0,
+                    log_loss=best.get("log_loss"),
+                    step=best.get("step", 0),
+                    steps=outcome.step,
+                    seconds=outcome.seconds,
+                    records=records,
+                )
+            )
             on_trial(trials[-1])
     return sorted(trials, key=lambda trial: -trial.auc)
 

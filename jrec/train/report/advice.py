@@ -41,8 +41,10 @@ def advise(content: Mapping[str, Any], records: Sequence[Mapping[str, Any]], kin
     if kinds & {"rank", "loss"}:
         overfits = bool(losses) and losses[-1][0] > WORSE * min(losses)[0]
         yield from _against_overfitting(config) if overfits else _further(content)
-    if "calibration" in kinds and "loss" not in kinds:
-        yield from _rescaling(content)
+    if "calibration" in kinds:
+        fitted = {} if _now(config, "model.factory") else _changed(config, {"model.calibrate": True})
+        yield from _sentence("fit a scale and a shift of the logits to the valid split", fitted)
+        yield from () if fitted else _rescaling(content)
 
 
 def _stopping(config: Mapping[str, Any]) -> dict[str, Any]:
