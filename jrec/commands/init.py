@@ -14,7 +14,8 @@ loss on the valid split is taken; --quick goes by the numbers alone.
 
 Probabilities are calibrated on the valid split, and dense features are read by pieces between their quantiles, so that
 their scale does not matter. Edit the file as you like; `jrec train CONFIG` trains it, and the report compares the model
-with logistic regression."""
+with logistic regression. A page beside it, of the same name and .html, shows the trials and the reasons in any
+browser."""
 EPILOG = """examples:
   jrec init data/clicks --out clicks.toml
   jrec train clicks.toml
@@ -31,30 +32,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Writes the configuration; returns 0."""
+    """Writes the configuration and its page; returns 0."""
+    from jrec.errors import ConfigError
     from jrec.outputs import new_file
     from jrec.train.config import load_config
 
     out = pathlib.Path(args.out)
-    with new_file(out, overwrite=args.overwrite, inputs=[args.data]) as partial:
-        partial.write_text(_first(args), encoding="utf-8")
+    page = out.with_suffix(".html")
+    if page == out:
+        raise ConfigError(f"--out is {out}, where the report would be; name the configuration, such as {out.stem}.toml")
+    writes = {"overwrite": args.overwrite, "inputs": [args.data]}
+    with new_file(out, **writes) as partial, new_file(page, **writes) as page_partial:
+        config, text = _first(args)
+        partial.write_text(config, encoding="utf-8")
+        page_partial.write_text(text, encoding="utf-8")
     load_config(out)
-    print(f"{out}: train it by `jrec train {out}`")
+    print(f"{out}: train it by `jrec train {out}`; what was tried, and why this: {page}")
     return 0
 
 
-def _first(args: argparse.Namespace) -> str:
-    """The configuration, as TOML."""
+def _first(args: argparse.Namespace) -> tuple[str, str]:
+    """The configuration, as TOML, and its page, as HTML."""
     from jrec.data.schema import Schema
     from jrec.train.first_config import LARGE, candidates, facts_of, first_config, render, warnings
+    from jrec.train.first_page import first_page
+    from jrec.train.first_trials import Trial, notes_of, try_all
 
     schema = Schema.load(args.data)
     facts = facts_of(args.data, schema)
     for line in warnings(facts):
         print(f"jrec: {line}", file=sys.stderr)
-    chosen, notes = candidates(facts), []
+    chosen, notes, trials = candidates(facts), [], []
     if not args.quick and facts.valid and facts.examples < LARGE:
-        from jrec.train.first_trials import Trial, notes_of, try_all
 
         def say(trial: Trial) -> None:
             auc = "" if trial.auc is None else f", AUC {trial.auc:.4f}"
@@ -62,4 +71,5 @@ def _first(args: argparse.Namespace) -> str:
 
         trials = try_all(args.data, facts, chosen, on_trial=say)
         chosen, notes = [trial.candidate for trial in trials], notes_of(trials)
-    return render(schema.name, first_config(args.data, facts, chosen[0]), facts, notes)
+    keys = first_config(args.data, facts, chosen[0])
+    return render(schema.name, keys, facts, notes), first_page(schema.name, args.out, keys, facts, chosen, trials)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from jrec.train.config import TrainConfig, load_config
 from jrec.train.first_config import Candidate, Facts, first_config, render
@@ -18,17 +19,25 @@ EXAMPLES, STEPS = 1_000_000, 3_000
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Trial:
-    """A kind of model, and its best evaluation on the valid split.
+    """How the trial of a kind of model went.
 
     Attributes:
       candidate: The kind of model.
-      log_loss: The least log loss, after calibration, in nats.
-      auc: AUC then; None where that is undefined.
+      log_loss: The least log loss on the valid split that it reached, of calibrated probabilities, in nats per example.
+      auc: AUC of that evaluation; None where it is undefined.
+      step: The step of that evaluation.
+      steps: Steps that it took.
+      seconds: Seconds of training.
+      records: Its evaluations, as in ``metrics.jsonl``.
     """
 
     candidate: Candidate
     log_loss: float
     auc: float | None
+    step: int
+    steps: int
+    seconds: float
+    records: Sequence[Mapping[str, Any]] = ()
 
 
 def try_all(
@@ -57,9 +66,19 @@ def try_all(
             outcome = train(config)
             if not outcome.finished:  # a signal, which ends a run with a checkpoint
                 raise KeyboardInterrupt
-            records = read_records(outcome.folder / METRICS_FILE)
-            best = min((r for r in records if r["split"] == "valid"), key=lambda record: record["log_loss"])
-            trials.append(Trial(candidate=candidate, log_loss=best["log_loss"], auc=best["auc"]))
+            records = [r for r in read_records(outcome.folder / METRICS_FILE) if r["split"] == "valid"]
+            best = min(records, key=lambda record: record["log_loss"])
+            trials.append(
+                Trial(
+                    candidate=candidate,
+                    log_loss=best["log_loss"],
+                    auc=best["auc"],
+                    step=best["step"],
+                    steps=outcome.step,
+                    seconds=outcome.seconds,
+                    records=records,
+                )
+            )
             on_trial(trials[-1])
     return sorted(trials, key=lambda trial: trial.log_loss)
 

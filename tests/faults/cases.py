@@ -156,7 +156,8 @@ CASES = {
         modules=(*_DATA, "jrec.access.calibrate", "jrec.data.fae.pack"),
     ),
     "init": Case(
-        command="jrec init data --out first.toml --quick --overwrite", outputs=("first.toml",), modules=_MODEL,
+        command="jrec init data --out first.toml --quick --overwrite", outputs=("first.toml", "first.html"),
+        modules=_MODEL,
     ),
     "train": Case(
         command=TRAIN, outputs=("run",), read=_trained, recover=f"{TRAIN} --resume", modules=_MODEL, partly=True

@@ -41,7 +41,7 @@ def advise(content: Mapping[str, Any], records: Sequence[Mapping[str, Any]], kin
     if kinds & {"rank", "loss"}:
         overfits = bool(losses) and losses[-1][0] > WORSE * min(losses)[0]
         yield from _against_overfitting(config) if overfits else _further(content)
-    if "calibration" in kinds and "loss" not in kinds:
+    if "calibration" in kinds and "loss" not in kinds:  # model.calibrate keeps the mean prediction, which is off here
         yield from _rescaling(content)
 
 
