@@ -199,9 +199,10 @@ def _report(
         }
         details = {"seeds": [{metric: run.get(metric) for metric in METRICS} for run in runs]}
         for metric, mean in means[model].items():
-            report.add(
-                _case(name), f"test {metric}, {model}, mean", mean, metric, peer_versions=versions, details=details
-            )
+            worst = (min if metric == "auc" else max)(run[metric] for run in runs)
+            options: dict[str, Any] = {"peer_versions": versions, "details": details}
+            report.add(_case(name), f"test {metric}, {model}, mean", mean, metric, **options)
+            report.add(_case(name), f"test {metric}, {model}, worst seed", worst, metric, peer_versions=versions)
     others = [means[model] for model in RANKED[1:] if model in means]
     if len(others) == len(RANKED) - 1:
         best_auc, best_loss = max(one["auc"] for one in others), min(one["log_loss"] for one in others)
