@@ -3,12 +3,13 @@
 import threading
 import time
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from serve_cases import Fake, stream
 
 from jrec.serving.http import bodies
-from jrec.serving.http.arrow import UnreadableError, table_of
+from jrec.serving.http.arrow import UnreadableError, _is_compressed, table_of
 from jrec.serving.http.batcher import Batcher, Limits, QueueFullError, Rows, StoppingError
 from jrec.serving.http.metrics import Metrics
 
@@ -66,6 +67,7 @@ def test_the_first_request_waits_for_others_where_that_is_asked_for(fake):
     left = batcher.submit(rows(3))
     batcher.stop()  # nor does the end
     assert left.result(0).scores == 3
+    assert time.monotonic() - begin < 15
 
 
 def test_a_request_that_nobody_waits_for_is_left_out(fake, batcher):
@@ -121,6 +123,22 @@ def test_arrow_streams_that_are_larger_in_memory_are_refused(fault):
     table, options, message = LARGE[fault]
     with pytest.raises(UnreadableError, match=message):
         table_of(stream(table, **options), limit=8000, check_count=lambda count: None)
+
+
+def test_compression_is_seen_in_every_message():
+    table = pa.table({"user": pa.array(["u" * 1000] * 9).dictionary_encode()})
+    for compression, told in ((None, False), ("zstd", True), ("lz4", True)):
+        messages = pa.ipc.MessageReader.open_stream(stream(table, compression=compression))
+        found = {message.type: _is_compressed(message.metadata.to_pybytes()) for message in messages}
+        assert found == {"schema": False, "dictionary": told, "record batch": told}
+
+
+def test_texts_outside_of_their_buffer_are_refused():
+    content = bytearray(stream(pa.table({"user": ["u" * 777]})))
+    at = content.rindex(np.int32(777).tobytes())  # the end of the text in the buffer of offsets
+    content[at : at + 4] = np.int32(10**6).tobytes()
+    with pytest.raises(bodies.MalformedError, match="no Arrow stream"):
+        bodies.rows_of(bytes(content), bodies.ARROW, max_rows=50, max_bytes=2000)
 
 
 def test_rows_of_arrow_are_counted_before_they_are_read():
