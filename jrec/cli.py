@@ -50,6 +50,7 @@ _HELP = {
     "predict": "score a raw log, a Parquet file or a dataset",
     "kernels": "check GPU kernels on this machine; show what is used",
     "export": "export a trained model for serving",
+    "serve": "answer requests for scores over HTTP",
     "import-dlrm": "make a run of a DLRM that PyTorch trained",
     "compress": "compress trained tables into tensor trains",
 }
@@ -57,7 +58,7 @@ COMMANDS = tuple(
     Command(name=name, module=f"jrec.commands.{name.replace('-', '_')}", help=help) for name, help in _HELP.items()
 )
 
-COMPILING = ("init", "train", "eval", "predict", "compress", "export", "import-dlrm")
+COMPILING = ("init", "train", "eval", "predict", "compress", "export", "serve", "import-dlrm")
 """Commands that import and compile much: a quick start, programs that outlive it, memory that steps find again."""
 
 EXAMPLES = """\

@@ -93,7 +93,17 @@ def interrupting(number, modules, error):
         sys.settrace(before)
 
 
-def test_a_delta_that_fails_at_any_line_changes_nothing(folder, states, request_):
+def test_a_delta_is_compiled_for_the_sizes_that_are_in_use(folder, request_):
+    loaded = serving.load(folder / "whole", batch_sizes=SIZES)
+    loaded.logits(request_)
+    before = loaded._loaded.program
+    loaded.apply(folder / "delta1")
+    assert loaded._loaded.program is not before
+    assert loaded._loaded.program.sizes == before.sizes == {16}
+
+
+def test_a_delta_that_fails_at_any_line_changes_nothing(folder, states, request_, monkeypatch):
+    monkeypatch.setattr(loaded_program.LoadedProgram, "warm_up", lambda *_: None)  # takes most of the time
     loaded = serving.load(folder / "whole", batch_sizes=SIZES)
     manifest, where = loaded.manifest, (model, tables, arrays, encode, loaded_program)
     applied, number = False, 0

@@ -23,7 +23,7 @@ from jrec.commands.arguments import (
     progress_of,
 )
 
-DESCRIPTION = "Turn a raw click log into a dataset that `jrec train` reads. docs/data.md describes every format."
+DESCRIPTION = "Turn a raw click log into a dataset that `jrec train` reads. docs/formats.md describes every format."
 EPILOG = """examples:
   jrec prepare criteo-kaggle --input train.txt --out data/kaggle
   jrec prepare criteo-terabyte --input $(ls -v day_*.gz) --max-rows 40000000 --out data/terabyte

@@ -136,6 +136,12 @@ class Encoder:
         orders = {table.name: load_order(self._folder, table) for table in self.schema.tables}
         return {name: order for name, order in orders.items() if order is not None}
 
+    def load_tables(self) -> None:
+        """Reads every table's vocabulary now, which its first use would read."""
+        for feature in self.schema.categorical:
+            self._encoder(feature.table)
+        _ = self.orders
+
     def columns(self, columns: Any) -> EncodedColumns:
         """Encodes columns of raw values.
 

@@ -66,8 +66,8 @@ def pack_batch(
         - lists of any lengths: a ``ListColumn``, an Arrow or polars list column, Python lists, a ragged tensor;
         - texts in the place of integers, for tables of ``vocabularies``.
         Absent ids are -1, null or None, and empty lists. Arrays are NumPy's, JAX's or another library's; see
-        docs/data.md for what each form costs. Weights of feature F are the column ``F:weight``, of the lengths of its
-        ids.
+        docs/datasets.md for what each form costs. Weights of feature F are the column ``F:weight``, of the lengths of
+        its ids.
       dense: Names of the float features, in the order the model takes them.
       label: Name of the labels, or None to fill them with 0, as for prediction.
       extras: Names of further columns, (examples, ...) numbers, which become ``Batch.extras`` as they are, NaN

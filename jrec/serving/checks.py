@@ -52,6 +52,18 @@ def load_manifest(folder: pathlib.Path) -> Manifest:
     Raises:
       ExportError: If there is none, it is damaged, of another version, inconsistent, or names files outside its folder.
     """
+    manifest = read_manifest(folder)
+    if (fault := next(faults(folder, manifest), None)) is not None:
+        raise ExportError(f"{folder / MANIFEST}: {fault}; {_REMEDY}")
+    return manifest
+
+
+def read_manifest(folder: pathlib.Path) -> Manifest:
+    """Reads a manifest and checks that it is as it was written, not what it says; imports no JAX.
+
+    Raises:
+      ExportError: If there is none, it is damaged, or of another version.
+    """
     if not folder.is_dir():
         raise ExportError(f"{folder} is not a folder; give one that `jrec export` made")
     path = folder / MANIFEST
@@ -59,8 +71,6 @@ def load_manifest(folder: pathlib.Path) -> Manifest:
     manifest = decode(content, Manifest, where=str(path), error=ExportError, remedy=_REMEDY)
     if manifest.id != identity(content):
         raise ExportError(f"{path} was edited: its id does not fit what it says; {_REMEDY}")
-    if (fault := next(faults(folder, manifest), None)) is not None:
-        raise ExportError(f"{path}: {fault}; {_REMEDY}")
     return manifest
 
 

@@ -41,6 +41,15 @@ class RawValues:
         other._encoder = self._encoder.with_growing(keys)
         return other
 
+    @property
+    def raw_columns(self) -> tuple[str, ...]:
+        """The names of the columns that ``inputs`` needs."""
+        return self._encoder.raw_columns
+
+    def warm_up(self) -> None:
+        """Reads the vocabularies."""
+        self._encoder.load_tables()
+
     def inputs(self, columns: object) -> tuple[np.ndarray, dict[str, Ids]]:
         """Dense features, (examples, num_dense) float32, and ids by feature."""
         encoded = self._encoder.columns(columns).by_name()
@@ -72,6 +81,16 @@ class RowNumbers:
         other = copy.copy(self)
         other._vocabularies = {name: _GrownRows(of_keys, self._seeds[name]) for name, of_keys in keys.items()}
         return other
+
+    @property
+    def raw_columns(self) -> tuple[str, ...]:
+        """The names of the columns that ``inputs`` needs."""
+        from jrec.data.packing_columns import needed_columns
+
+        return tuple(needed_columns(self._dense, self._features))
+
+    def warm_up(self) -> None:
+        """Reads nothing: rows of keys are there."""
 
     def inputs(self, columns: object) -> tuple[np.ndarray, dict[str, Ids]]:
         """Dense features, (examples, num_dense) float32, and ids by feature, in any form that ``pack_batch`` takes."""

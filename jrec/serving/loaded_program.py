@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,9 @@ class LoadedProgram:
       folder: The export or delta.
       manifest: Its manifest.
 
+    Attributes:
+      sizes: The sizes of batches that it is compiled for.
+
     Raises:
       ExportError: If it cannot be read, or takes or returns something else than the manifest's features need.
     """
@@ -32,7 +35,11 @@ class LoadedProgram:
         _check(folder, manifest, exported, shapes)
         self._tree = exported.out_tree
         self._outputs = [(output.dtype, output.shape[1:]) for output in exported.out_avals]
+        self._masks = {f.name: f.max_length for f in manifest.features if f.pooling == "none"}
+        self.sizes: frozenset[int] = frozenset()
         bounds = np.cumsum([len(manifest.dense), *(math.prod(shape) for shape in shapes)])
+
+        self._width = int(bounds[-1])
 
         def outputs(numbers: jax.Array, held: Mapping[str, jax.Array]) -> list[jax.Array]:
             dense, *rows = (numbers[:, begin:end] for begin, end in itertools.pairwise([0, *bounds.tolist()]))
@@ -46,7 +53,16 @@ class LoadedProgram:
 
     def __call__(self, numbers: np.ndarray, held: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         """The leaves of the model's outputs."""
-        return [np.asarray(leaf) for leaf in self._jitted(numbers, held)]
+        leaves = [np.asarray(leaf) for leaf in self._jitted(numbers, held)]
+        if len(numbers) not in self.sizes:
+            self.sizes |= {len(numbers)}
+        return leaves
+
+    def warm_up(self, sizes: Iterable[int]) -> None:
+        """Compiles it for batches of these sizes."""
+        for size in sorted(sizes):
+            masks = {name: np.zeros((size, length), bool) for name, length in self._masks.items()}
+            self(np.zeros((size, self._width), np.float32), masks)
 
     def joined(self, batches: Sequence[Sequence[np.ndarray]]) -> Any:
         """The model's outputs of the examples of all batches, in arrays of their own."""

@@ -40,16 +40,28 @@ class _Loaded:
     encoder: RawValues | RowNumbers
 
 
+class Scored(NamedTuple):
+    """Probabilities, and what computed all of them.
+
+    Attributes:
+      scores: (examples,) float32.
+      manifest: The manifest of the export, or of the last delta.
+    """
+
+    scores: np.ndarray
+    manifest: Manifest
+
+
 class _Request(NamedTuple):
     """What of a request does not depend on rows anymore.
 
     Attributes:
-      program: The dense part that belongs to the rows that were looked up.
+      loaded: What the rows were looked up in, with the dense part that belongs to them.
       parts: (examples, n) float32 each: dense features, then vectors by feature.
       masks: By feature of pooling "none".
     """
 
-    program: LoadedProgram
+    loaded: _Loaded
     parts: Sequence[np.ndarray]
     masks: Mapping[str, np.ndarray]
 
@@ -88,6 +100,11 @@ class Model:
         """What is loaded: of the last delta, where some were applied."""
         return self._loaded.manifest
 
+    @property
+    def raw_columns(self) -> tuple[str, ...]:
+        """The names of the columns that a request needs."""
+        return self._loaded.encoder.raw_columns
+
     def __call__(self, columns: object) -> np.ndarray:
         """Probabilities, (examples,) float32, of a model with one logit an example.
 
@@ -100,18 +117,24 @@ class Model:
           DatasetError: If a column is missing or holds what the feature cannot have; the message names it.
           ValueError: If a row number is past its table, or the model has other outputs than one logit an example.
         """
-        self._loaded.program.check_one_logit()
-        logits = self.logits(columns)
+        return self.scored(columns).scores
+
+    def scored(self, columns: object) -> Scored:
+        """Probabilities, and the manifest of what computed all of them; see ``__call__``."""
+        self.check_one_logit()
+        request = self._request(columns)
+        logits = self._scores(request)
         with np.errstate(over="ignore"):  # 1 / infinity is 0
-            return (1 / (1 + np.exp(-logits.astype(np.float64)))).astype(np.float32)
+            scores = (1 / (1 + np.exp(-logits.astype(np.float64)))).astype(np.float32)
+        return Scored(scores, request.loaded.manifest)
+
+    def check_one_logit(self) -> None:
+        """Raises ValueError where the model has other outputs than one logit an example, which scores are made of."""
+        self._loaded.program.check_one_logit()
 
     def logits(self, columns: object) -> Any:
         """Logits, (examples,) float32, or what else the model's ``logits`` returns; see ``__call__``."""
-        if not self._growing:
-            return self.logits_of(*self.encode(columns))
-        with self._rows_lock:  # a delta in between could give a row to another key
-            request = self._look_up(*self.encode(columns))
-        return self._scores(request)
+        return self._scores(self._request(columns))
 
     def encode(self, columns: object) -> tuple[np.ndarray, dict[str, Ids]]:
         """Dense features, (examples, num_dense) float32, and ids by feature, of raw columns.
@@ -131,9 +154,7 @@ class Model:
           ValueError: If shapes or dtypes do not fit, an id is past its table, or a number is not finite; the message
             names the feature.
         """
-        with self._rows_lock:
-            request = self._look_up(dense, ids)
-        return self._scores(request)
+        return self._scores(self._looked_up(dense, ids))
 
     def vectors(self, ids: Mapping[str, Ids]) -> dict[str, np.ndarray]:
         """Vectors by feature, as the dense part takes them: (examples, dim) float32; see ``ServedTables.vectors``."""
@@ -143,6 +164,7 @@ class Model:
     def apply(self, delta: str | os.PathLike[str]) -> None:
         """Takes the next delta, while other threads go on: rows, their keys and the dense part change at once.
 
+        Sizes of batches that were compiled are compiled for the delta first, so that no request waits for that.
         Whatever fails, nothing has changed then, and the same delta may be applied again.
 
         Raises:
@@ -161,6 +183,7 @@ class Model:
                 program=LoadedProgram(folder, manifest),
                 encoder=before.encoder.with_keys(self._keys(folder, manifest)),
             )
+            after.program.warm_up(before.program.sizes)
             with self._rows_lock:
                 try:
                     change.write()
@@ -171,7 +194,8 @@ class Model:
                     raise
 
     def warm_up(self) -> None:
-        """Compiles the program for every size of a batch, so that no request waits for it."""
+        """Compiles the program for every size of a batch and reads the vocabularies, so that no request waits."""
+        self._loaded.encoder.warm_up()
         for size in self._sizes:
             ids = {}
             for feature in self.manifest.features:
@@ -188,6 +212,16 @@ class Model:
                 )
         return {table: rows_of_keys(folder, table, rows[table]) for table in self._growing}
 
+    def _request(self, columns: object) -> _Request:
+        if not self._growing:
+            return self._looked_up(*self.encode(columns))
+        with self._rows_lock:  # a delta in between could give a row to another key
+            return self._look_up(*self.encode(columns))
+
+    def _looked_up(self, dense: np.ndarray, ids: Mapping[str, Ids]) -> _Request:
+        with self._rows_lock:
+            return self._look_up(dense, ids)
+
     def _look_up(self, dense: np.ndarray, ids: Mapping[str, Ids]) -> _Request:
         """Checks a request and looks up its rows; the caller holds the rows' lock."""
         now = self._loaded
@@ -195,12 +229,12 @@ class Model:
         numbers = checked_dense(dense, now.manifest.dense)
         vectors = now.tables.vectors(ids, examples=len(numbers), threads=self._threads)
         flat = [v.reshape(len(numbers), math.prod(v.shape[1:])) for v in (vectors[f.name] for f in features)]
-        return _Request(now.program, [numbers, *flat], masks(features, ids))
+        return _Request(now, [numbers, *flat], masks(features, ids))
 
     def _scores(self, request: _Request) -> Any:
-        count = len(request.parts[0])
-        out = [self._run(*request, begin, count) for begin in range(0, count, self._sizes[-1])]
-        return request.program.joined(out)
+        count, program = len(request.parts[0]), request.loaded.program
+        starts = range(0, count, self._sizes[-1])
+        return program.joined([self._run(program, request.parts, request.masks, begin, count) for begin in starts])
 
     def _run(
         self,

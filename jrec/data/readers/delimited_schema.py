@@ -1,6 +1,6 @@
 """The schema file of ``jrec prepare csv``: which columns a delimited file has and what they become.
 
-See docs/data.md for every key. TOML and JSON hold the same tables.
+See docs/formats.md for every key. TOML and JSON hold the same tables.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from jrec.data.readers.dense import STANDARDIZE, TRANSFORMS
 from jrec.data.schema import NO_TABLES, DatasetError
 from jrec.files import decode, load_toml, parse_json
 
-_REMEDY = "docs/data.md has every key"
+_REMEDY = "docs/formats.md has every key"
 TOO_LONG = ("error", "first", "last")
 TIME_FORMATS = ("integer", "iso", "seconds", "milliseconds", "microseconds", "nanoseconds")
 LAYOUTS = ("delimited", "libsvm")

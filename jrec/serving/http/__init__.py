@@ -1,0 +1,1 @@
+"""An exported model behind HTTP: ``jrec serve``. Needs the extra ``serve``."""

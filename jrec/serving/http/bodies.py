@@ -1,0 +1,131 @@
+"""Bodies of requests and answers: JSON and Arrow's stream format."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from jrec.errors import JrecError
+from jrec.serving.http.arrow import table_of
+from jrec.serving.http.batcher import Rows
+
+JSON, ARROW = "application/json", "application/vnd.apache.arrow.stream"
+_FORMS = 'give {"rows": [{"COLUMN": VALUE, ...}, ...]} or {"columns": {"COLUMN": [VALUE, ...], ...}}'
+
+
+class MalformedError(JrecError):
+    """A body that is not what its content type says."""
+
+
+class UnfitError(JrecError):
+    """A body in the right format with the wrong content; the message names column and row."""
+
+
+class TooManyRowsError(JrecError):
+    """A request of more rows than the server takes."""
+
+
+class _Body(msgspec.Struct, forbid_unknown_fields=True):
+    rows: list[dict[str, Any]] | None = None
+    columns: dict[str, list[Any]] | None = None
+
+
+_decoder = msgspec.json.Decoder(_Body)
+_encoder = msgspec.json.Encoder()
+
+
+def rows_of(content: bytes, kind: str, *, max_rows: int, max_bytes: int) -> Rows:
+    """The raw values of a request's body.
+
+    Args:
+      content: The body.
+      kind: ``JSON`` or ``ARROW``.
+      max_rows: The most rows that it may have.
+      max_bytes: The most bytes that a column may take in memory, which an Arrow body may exceed.
+
+    Raises:
+      MalformedError: If it cannot be read.
+      UnfitError: If it is JSON of another form, or columns are not equally long.
+      UnreadableError: If it is an Arrow stream of types that no feature has, or much larger in memory than it is.
+      TooManyRowsError: If it has more rows than that.
+    """
+    rows = _of_arrow(content, max_rows, max_bytes) if kind == ARROW else _of_json(content)
+    _check_count(rows.count, max_rows)
+    return rows
+
+
+def _of_json(content: bytes) -> Rows:
+    try:
+        body = _decoder.decode(content)
+    except msgspec.ValidationError as problem:
+        raise UnfitError(f"the JSON body is of another form ({problem}); {_FORMS}") from problem
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as problem:
+        raise MalformedError(f"the body is not JSON ({problem}); {_FORMS}") from problem
+    if (body.rows is None) == (body.columns is None):
+        raise UnfitError(f"the JSON body has {'neither' if body.rows is None else 'both'} rows and columns; {_FORMS}")
+    if body.rows is not None:
+        return Rows(columns=_transposed(body.rows), count=len(body.rows))
+    columns = body.columns or {}
+    lengths = {name: len(values) for name, values in columns.items()}
+    if len(set(lengths.values())) > 1:
+        low, high = min(lengths, key=lengths.__getitem__), max(lengths, key=lengths.__getitem__)
+        raise UnfitError(
+            f"column {low!r} has {lengths[low]:,} values, but column {high!r} {lengths[high]:,}; give one a row in each"
+        )
+    return Rows(columns=columns, count=next(iter(lengths.values()), 0))
+
+
+def _transposed(rows: list[dict[str, Any]]) -> Mapping[str, list[Any]]:
+    names = rows[0].keys() if rows else {}
+    for number, row in enumerate(rows):
+        if row.keys() != names:
+            odd = sorted(names ^ row.keys())[0]
+            has, lacks = (0, number) if odd in names else (number, 0)
+            raise UnfitError(
+                f"row {lacks} has no column {odd!r}, but row {has} has; give every row the same columns, and null for a"
+                " missing value"
+            )
+    return {name: [row[name] for row in rows] for name in names}
+
+
+def _of_arrow(content: bytes, max_rows: int, max_bytes: int) -> Rows:
+    try:
+        table = table_of(content, limit=max_bytes, check_count=lambda count: _check_count(count, max_rows))
+    except (pa.ArrowException, OSError, ValueError) as problem:  # of damaged streams, which Arrow also calls OSError
+        raise MalformedError(f"the body is no Arrow stream ({problem}); write it by Arrow's stream format") from problem
+    return Rows(columns=table, count=table.num_rows)
+
+
+def _check_count(count: int, max_rows: int) -> None:
+    if count > max_rows:
+        raise TooManyRowsError(f"the request has {count:,} rows, but at most {max_rows:,} may be; send several")
+
+
+def answer(scores: Any, version: str, kind: str) -> bytes:
+    """The body of an answer: in JSON ``{"scores": [...], "version": "..."}``, in Arrow a float32 column ``score``.
+
+    Args:
+      scores: (rows,) float32.
+      version: What computed them.
+      kind: ``JSON`` or ``ARROW``.
+    """
+    if kind == JSON:
+        return encode({"scores": scores.tolist(), "version": version})
+    schema = pa.schema([("score", pa.float32())], metadata={"version": version})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema) as writer:
+        writer.write_batch(pa.record_batch([pa.array(scores)], schema=schema))
+    return sink.getvalue().to_pybytes()
+
+
+def failure(message: str, kind: str) -> bytes:
+    """The body of an answer without scores, in JSON."""
+    return encode({"error": message, "kind": kind})
+
+
+def encode(content: dict[str, Any]) -> bytes:
+    """Content as JSON."""
+    return _encoder.encode(content)

@@ -1,0 +1,104 @@
+"""The process of ``jrec serve``: its socket, its signals, and its way to the end."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+
+import uvicorn
+from starlette.applications import Starlette
+
+from jrec import signals
+from jrec.errors import ConfigError, JrecError
+from jrec.serving.http.app import Options, Server
+from jrec.serving.http.batcher import Batcher, Limits
+from jrec.serving.http.follower import Follower
+from jrec.serving.http.metrics import Metrics
+from jrec.serving.model import BATCH_SIZES, Model, load
+
+KEEP_ALIVE = 75
+"""Seconds that an idle connection stays open: longer than proxies keep theirs (60), so that they end it."""
+
+
+class _Uvicorn(uvicorn.Server):
+    """uvicorn with the command's signals: their echoes are not counted, and they end in exit code 0."""
+
+    def __init__(self, config: uvicorn.Config, on_start: Callable[[], None]):
+        super().__init__(config)
+        self._on_start = on_start
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._on_start()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():  # signals reach only that one
+            yield
+            return
+
+        def respond(number: signal.Signals) -> None:
+            if self.should_exit:
+                signals.interrupt(signals.Interrupted("ended before all requests were answered", number))
+            self.should_exit = True
+            signals.say(f"{number.name}: answers what was accepted, then ends")
+
+        before = signals.answer(respond)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def ready_model(folder: pathlib.Path, *, check: bool, batch_rows: int, threads: int | None) -> Model:
+    """Loads an export, and compiles all that requests need.
+
+    Raises:
+      ExportError: If it cannot be loaded.
+      ConfigError: If the model's outputs are not one logit an example.
+    """
+    sizes = {*(size for size in BATCH_SIZES if size < batch_rows), batch_rows}
+    model = load(folder, check=check, batch_sizes=sorted(sizes), threads=threads)
+    try:
+        model.check_one_logit()
+    except ValueError as problem:
+        raise ConfigError(f"{folder} cannot be served: {problem} in a program of your own") from problem
+    model.warm_up()
+    with contextlib.suppress(JrecError, ValueError):  # it is for what the first request would import and load
+        model({name: [""] for name in model.raw_columns})  # a missing value of every kind of column
+    return model
+
+
+def make(follower: Follower, limits: Limits, options: Options) -> Server:
+    """A server of what a follower has loaded, and will load."""
+    metrics = Metrics()
+    return Server(Batcher(lambda: follower.model, limits, metrics), follower, metrics, options, signals.say)
+
+
+def http_server(app: Starlette, *, grace: int, on_start: Callable[[], None] = lambda: None) -> uvicorn.Server:
+    """A server that answers requests until SIGTERM or SIGINT, and then all that were accepted.
+
+    Args:
+      app: The application.
+      grace: The most seconds that it waits for them.
+      on_start: Called once connections are accepted.
+    """
+    config = uvicorn.Config(
+        app,
+        access_log=False,
+        date_header=False,
+        lifespan="on",
+        log_config=None,
+        log_level="warning",
+        proxy_headers=False,
+        server_header=False,
+        timeout_graceful_shutdown=grace,
+        timeout_keep_alive=KEEP_ALIVE,
+        ws="none",
+    )
+    return _Uvicorn(config, on_start)

@@ -1,0 +1,35 @@
+"""What tests of ``jrec serve`` share: a model that answers when it is let go, and Arrow streams."""
+
+import threading
+import types
+
+import numpy as np
+import pyarrow as pa
+
+from jrec.serving.model import Scored
+
+
+class Fake:
+    """A model that answers when it is let go, with a row's "x" as its score."""
+
+    raw_columns = ("x",)
+
+    def __init__(self, version="a"):
+        self.manifest = types.SimpleNamespace(id=version * 64, run="run", step=1)
+        self.go, self.begun, self.batches = threading.Event(), threading.Event(), []
+
+    def scored(self, columns):
+        self.begun.set()
+        assert self.go.wait(30)
+        self.batches.append(list(columns["x"]))
+        if "bad" in columns["x"]:
+            raise ValueError("column 'x' holds 'bad'")
+        return Scored(np.float32(columns["x"]), self.manifest)
+
+
+def stream(table, **options):
+    """An Arrow table as a stream."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(**options)) as writer:
+        writer.write_table(table)
+    return sink.getvalue().to_pybytes()

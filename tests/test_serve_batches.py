@@ -1,0 +1,147 @@
+"""Requests of `jrec serve` before they reach a model: scored together, refused when too many wait, bounded."""
+
+import threading
+import time
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from serve_cases import Fake, stream
+
+from jrec.serving.http import bodies
+from jrec.serving.http.arrow import UnreadableError, _is_compressed, table_of
+from jrec.serving.http.batcher import Batcher, Limits, QueueFullError, Rows, StoppingError
+from jrec.serving.http.metrics import Metrics
+
+
+def rows(*values):
+    return Rows(columns={"x": list(values)}, count=len(values))
+
+
+@pytest.fixture
+def fake():
+    return Fake()
+
+
+@pytest.fixture
+def batcher(fake):
+    made = Batcher(lambda: fake, Limits(batch_rows=4, delay=0, queue_rows=6), Metrics())
+    yield made
+    fake.go.set()
+    made.stop()
+
+
+def test_requests_that_wait_are_scored_together_up_to_the_batch(fake, batcher):
+    first = batcher.submit(rows(1))
+    assert fake.begun.wait(30)
+    futures = [batcher.submit(one) for one in (rows(2, 3), rows(4), rows(5), rows(6))]
+    assert (batcher.queued_requests, batcher.queued_rows) == (4, 5)
+    fake.go.set()
+    assert [future.result(30).scores.tolist() for future in [first, *futures]] == [[1], [2, 3], [4], [5], [6]]
+    assert fake.batches == [[1], [2, 3, 4, 5], [6]]
+
+
+def test_a_request_larger_than_a_batch_is_scored_alone(fake, batcher):
+    fake.go.set()
+    assert batcher.submit(rows(*range(9))).result(30).scores.tolist() == list(range(9))
+
+
+def test_a_bad_request_does_not_harm_those_beside_it(fake, batcher):
+    batcher.submit(rows(0))
+    assert fake.begun.wait(30)
+    good, bad, after = (batcher.submit(one) for one in (rows(1), rows("bad"), rows(2)))
+    fake.go.set()
+    assert (good.result(30).scores, after.result(30).scores) == (1, 2)
+    with pytest.raises(ValueError, match="holds 'bad'"):
+        bad.result(30)
+
+
+def test_the_first_request_waits_for_others_where_that_is_asked_for(fake):
+    fake.go.set()
+    batcher = Batcher(lambda: fake, Limits(batch_rows=2, delay=20.0, queue_rows=6), Metrics())
+    begin = time.monotonic()
+    futures = [batcher.submit(rows(1)), batcher.submit(rows(2))]
+    assert [future.result(10).scores.tolist() for future in futures] == [[1], [2]]
+    assert time.monotonic() - begin < 10  # a full batch waits no longer
+    assert fake.batches == [[1, 2]]
+    left = batcher.submit(rows(3))
+    batcher.stop()  # nor does the end
+    assert left.result(0).scores == 3
+    assert time.monotonic() - begin < 15
+
+
+def test_a_request_that_nobody_waits_for_is_left_out(fake, batcher):
+    batcher.submit(rows(0))
+    assert fake.begun.wait(30)
+    assert batcher.submit(rows(1)).cancel()
+    last = batcher.submit(rows(2))
+    fake.go.set()
+    assert last.result(30).scores == 2
+    assert fake.batches == [[0], [2]]
+
+
+def test_a_full_queue_refuses_and_a_stopped_one_finishes(fake, batcher):
+    batcher.submit(rows(0))
+    assert fake.begun.wait(30)
+    waiting = [batcher.submit(rows(1, 2, 3)), batcher.submit(rows(4, 5, 6))]
+    with pytest.raises(QueueFullError, match="6 rows wait already, and at most 6 may"):
+        batcher.submit(rows(7))
+    stopping = threading.Thread(target=batcher.stop)
+    stopping.start()
+    while not batcher.stopping:
+        time.sleep(0.001)
+    with pytest.raises(StoppingError):
+        batcher.submit(rows(7))
+    fake.go.set()
+    stopping.join(30)
+    assert [future.result(0).scores.tolist() for future in waiting] == [[1, 2, 3], [4, 5, 6]]
+
+
+# Arrow streams
+
+
+LARGE = {
+    "compressed": (pa.table({"user": ["u" * 1000] * 9}), {"compression": "zstd"}, "compressed"),
+    "a compressed dictionary": (
+        pa.table({"user": pa.array(["u" * 1000] * 9).dictionary_encode()}), {"compression": "lz4"}, "compressed",
+    ),
+    "a long text of a dictionary": (
+        pa.table({"user": pa.array(["u" * 1000] * 9).dictionary_encode()}), {}, "holds 9,000 values or",
+    ),
+    "lists of nothing": (pa.table({"user": pa.array([[None] * 9000])}), {}, "holds 9,000 values or bytes"),
+    "a structure": (pa.table({"user": [{"a": 1}]}), {}, "column 'user' holds struct"),
+    "a view": (pa.table({"user": pa.array(["u1"], pa.string_view())}), {}, "column 'user' holds string_view"),
+    "runs": (pa.table({"user": pa.RunEndEncodedArray.from_arrays([50], ["u1"])}), {}, "column 'user' holds run_end"),
+    "a dictionary in a list": (
+        pa.table({"user": pa.array([["u1"]], pa.list_(pa.dictionary(pa.int8(), pa.string())))}), {}, "holds list",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", LARGE)
+def test_arrow_streams_that_are_larger_in_memory_are_refused(fault):
+    table, options, message = LARGE[fault]
+    with pytest.raises(UnreadableError, match=message):
+        table_of(stream(table, **options), limit=8000, check_count=lambda count: None)
+
+
+def test_compression_is_seen_in_every_message():
+    table = pa.table({"user": pa.array(["u" * 1000] * 9).dictionary_encode()})
+    for compression, told in ((None, False), ("zstd", True), ("lz4", True)):
+        messages = pa.ipc.MessageReader.open_stream(stream(table, compression=compression))
+        found = {message.type: _is_compressed(message.metadata.to_pybytes()) for message in messages}
+        assert found == {"schema": False, "dictionary": told, "record batch": told}
+
+
+def test_texts_outside_of_their_buffer_are_refused():
+    content = bytearray(stream(pa.table({"user": ["u" * 777]})))
+    at = content.rindex(np.int32(777).tobytes())  # the end of the text in the buffer of offsets
+    content[at : at + 4] = np.int32(10**6).tobytes()
+    with pytest.raises(bodies.MalformedError, match="no Arrow stream"):
+        bodies.rows_of(bytes(content), bodies.ARROW, max_rows=50, max_bytes=2000)
+
+
+def test_rows_of_arrow_are_counted_before_they_are_read():
+    table = pa.table({"user": pa.nulls(10**7)})
+    with pytest.raises(bodies.TooManyRowsError, match="10,000,000 rows"):
+        bodies.rows_of(stream(table), bodies.ARROW, max_rows=50, max_bytes=1000)
