@@ -6,8 +6,11 @@ arXiv 2402.17152, Table 4): dim 50, 2 layers, 1 head, histories of 200, dropout 
 epochs, softmax over sampled items at a temperature of 0.05. There 128 items are sampled for each position; here all
 positions of a batch share 8 items an example, 1,024. The interactions here have no times: HSTU's bias goes by place.
 
+``--part serve`` exports an untrained model, and times requests of one history of 200, then the 10 best of all items.
+
 Examples:
   python -m benchmarks.sequences
+  python -m benchmarks.sequences --part serve
   python -m benchmarks.sequences --kind sasrec --seeds 0 --epochs 20
 """
 
@@ -17,6 +20,7 @@ import csv
 import gzip
 import pathlib
 import statistics
+import tempfile
 import time
 from collections.abc import Iterator
 from typing import Literal
@@ -40,6 +44,7 @@ def main() -> None:
     parser.add_argument("--kind", nargs="+", choices=tuple(PUBLISHED), default=list(PUBLISHED), help="default: both")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="one training a seed (default: 0 1 2)")
     parser.add_argument("--epochs", type=int, default=101, help="passes over the users (default: 101)")
+    parser.add_argument("--part", nargs="+", choices=("train", "serve"), default=["train"], help="default: train")
     arguments = parser.parse_args()
     if not LOG.is_file():
         raise SystemExit(f"sequences: {LOG}, MovieLens-1M's interactions, does not exist")
@@ -48,7 +53,9 @@ def main() -> None:
     if arguments.quick:
         users, seeds, epochs = users[:300], seeds[:1], 1
     with harness.Report(arguments, "sequences") as report:
-        for kind in arguments.kind:
+        for kind in arguments.kind if "serve" in arguments.part else ():
+            serve(report, kind, items, requests=20 if arguments.quick else 2_000)
+        for kind in arguments.kind if "train" in arguments.part else ():
             found = [evaluate(report, kind, users, items, seed, epochs) for seed in seeds]
             case = f"ml-1m, {kind}, {epochs} epochs, {len(seeds)} seed(s)"
             for name, published in PUBLISHED[kind].items():
@@ -88,14 +95,40 @@ def batches(users: list[np.ndarray], items: int, seed: int, epochs: int) -> Iter
             yield {"history": history[chosen], "next": following[chosen], "sampled": sampled}
 
 
+def modules(kind: Literal["hstu", "sasrec"], items: int, seed: int) -> tuple[jrec.nn.NextItem, jrec.nn.SparseOptimizer]:
+    """The model and its optimizer."""
+    layout = jrec.nn.next_item_layout(items, dim=DIM, length=LENGTH, sampled=SAMPLED)
+    model = jrec.nn.NextItem(layout, jrec.nn.SequenceConfig(kind=kind), rngs=nnx.Rngs(seed, dropout=seed + 1000))
+    rows = jrec.ops.Adam(learning_rate=RATE, b2=0.98)
+    return model, jrec.nn.SparseOptimizer(model, dense=optax.adam(RATE, b2=0.98), embedding=rows)
+
+
+def serve(report: harness.Report, kind: Literal["hstu", "sasrec"], items: int, *, requests: int) -> None:
+    """Milliseconds from a history of 200 to the user's vector, and to the 10 best items."""
+    rng, nothing = np.random.default_rng(0), np.full((1, 1), -1)
+    with jrec.distribute(*modules(kind, items, 0)) as run, tempfile.TemporaryDirectory() as folder:
+        run.export(pathlib.Path(folder) / "export")
+        model = jrec.serving.load(pathlib.Path(folder) / "export", batch_sizes=[1])
+        model.warm_up()
+        vector, best = [], []
+        for _ in range(requests):
+            history = rng.integers(0, items, (1, LENGTH))
+            start = time.perf_counter()
+            user = model.logits({"history": history, "next": nothing, "sampled": nothing})["user"]
+            vector.append(1e3 * (time.perf_counter() - start))
+            model.top_k(user, "item", 10, seen=history, unit=True)
+            best.append(1e3 * (time.perf_counter() - start))
+    case = f"{kind}, one history of {LENGTH}, {items:,} items"
+    for name, times in (("vector", vector), ("10 best items", best)):
+        for percentile in (50, 99):
+            report.add(case, f"{name}, p{percentile}", float(np.percentile(times, percentile)), "ms")
+
+
 def evaluate(
     report: harness.Report, kind: Literal["hstu", "sasrec"], users: list[np.ndarray], items: int, seed: int, epochs: int
 ) -> dict[str, float]:
     """Trains one model and ranks each user's last item."""
-    layout = jrec.nn.next_item_layout(items, dim=DIM, length=LENGTH, sampled=SAMPLED)
-    model = jrec.nn.NextItem(layout, jrec.nn.SequenceConfig(kind=kind), rngs=nnx.Rngs(seed, dropout=seed + 1000))
-    rows = jrec.ops.Adam(learning_rate=RATE, b2=0.98)
-    optimizer = jrec.nn.SparseOptimizer(model, dense=optax.adam(RATE, b2=0.98), embedding=rows)
+    model, optimizer = modules(kind, items, seed)
     start, steps, case = time.perf_counter(), -(-len(users) // BATCH), f"ml-1m, {kind}, seed {seed}"
     with jrec.distribute(model, optimizer) as run:
         step = run.compile(loss=jrec.nn.next_item_loss())

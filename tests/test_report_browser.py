@@ -6,6 +6,7 @@ import pytest
 from run_cases import quickstart
 from train_command import train_command
 
+from jrec.cli import main
 from scripts import chromium
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(chromium.CHROMIUM is None, reason=chromium.ABSENT)]
@@ -18,6 +19,16 @@ def report(tmp_path_factory):
     folder = tmp_path_factory.mktemp("browser")
     run = train_command(folder, quickstart(folder, rows=3000), "evaluate.group=C3")
     return (run / "report" / "report.html").read_text()
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_page_of_init_fits_its_window(tmp_path, width):
+    data, out = quickstart(tmp_path, rows=600), tmp_path / "first.toml"
+    assert main(["init", str(data), "--out", str(out)]) == 0
+    (tmp_path / "browser").mkdir()
+    seen = chromium.look_at(out.with_suffix(".html").read_text(), tmp_path / "browser", width=width)
+    assert (seen.layout["content"], seen.layout["wide"], seen.requests, seen.console) == (width, [], [], [])
+    assert len(seen.layout["charts"]) == 2
 
 
 @pytest.mark.parametrize("width", WIDTHS)

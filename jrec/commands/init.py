@@ -42,6 +42,7 @@ def run(args: argparse.Namespace) -> int:
     if page == out:
         raise ConfigError(f"--out is {out}, where the report would be; name the configuration, such as {out.stem}.toml")
     writes = {"overwrite": args.overwrite, "inputs": [args.data]}
+    # The page gets its name first: where the configuration is new, so is the page.
     with new_file(out, **writes) as partial, new_file(page, **writes) as page_partial:
         config, text = _first(args)
         partial.write_text(config, encoding="utf-8")

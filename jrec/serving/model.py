@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import os
 import pathlib
@@ -17,6 +18,7 @@ from jrec.serving.encode import RawValues, RowNumbers, RowsOfKeys, encoder_of, r
 from jrec.serving.format import ExportError, Manifest, keys_file
 from jrec.serving.ids import Ids, checked_dense, masks
 from jrec.serving.loaded_program import LoadedProgram
+from jrec.serving.nearest import nearest
 from jrec.serving.tables import ServedTables
 
 BATCH_SIZES = (1, 4, 16, 64, 256, 1024, 4096)
@@ -160,6 +162,51 @@ class Model:
         """Vectors by feature, as the dense part takes them: (examples, dim) float32; see ``ServedTables.vectors``."""
         with self._rows_lock:
             return self._loaded.tables.vectors(ids, threads=self._threads)
+
+    def top_k(
+        self,
+        queries: np.ndarray,
+        table: str,
+        k: int,
+        *,
+        seen: np.ndarray | None = None,
+        unit: bool = False,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The k rows of a table with the greatest products with each query, exactly, the best first.
+
+        Rows are read a block at a time, as they are stored (INT8 ones are widened). Lookups of other threads, and
+        deltas, wait meanwhile: all rows are of one version.
+
+        Args:
+          queries: (queries, dim) float32, what the model returns for users.
+          table: The table.
+          k: How many rows.
+          seen: (queries, length) integers, rows that a query leaves out; negative ones are absent.
+          unit: Whether rows are scaled to length one first.
+
+        Returns:
+          Scores, (queries, k) float32, and numbers of rows, (queries, k) int64; -inf and -1 where fewer are left.
+
+        Raises:
+          ValueError: If there is no such table, shapes do not fit, or a query is not finite.
+        """
+        with self._rows_lock:
+            tables = self._loaded.tables
+            if table not in tables.rows:
+                raise ValueError(f"there is no table {table!r}; there are {', '.join(sorted(tables.rows))}")
+            rows, dim = tables.rows[table], self.manifest.tables[table][0].dim
+            queries = np.asarray(queries, np.float32)
+            if queries.ndim != 2 or queries.shape[1] != dim or not np.isfinite(queries).all():
+                raise ValueError(f"queries must be finite, of shape (queries, {dim}), but are of shape {queries.shape}")
+            if not 1 <= k <= rows:
+                raise ValueError(f"k={k} must be between 1 and the {rows} rows of table {table!r}")
+            if seen is not None:
+                seen = np.asarray(seen)
+                if seen.ndim != 2 or len(seen) != len(queries) or not np.issubdtype(seen.dtype, np.integer):
+                    raise ValueError(
+                        f"seen must be integers of shape ({len(queries)}, length), but is {seen.dtype}{seen.shape}"
+                    )
+            return nearest(functools.partial(tables.rows_between, table), rows, queries, k, seen=seen, unit=unit)
 
     def apply(self, delta: str | os.PathLike[str]) -> None:
         """Takes the next delta, while other threads go on: rows, their keys and the dense part change at once.

@@ -177,6 +177,19 @@ class ServedTables:
             f"table {table!r} has no {part.rows:,} rows from {part.first_row:,} on there; make a whole export"
         )
 
+    @property
+    def rows(self) -> Mapping[str, int]:
+        """How many rows each table has."""
+        return self._rows
+
+    def rows_between(self, table: str, begin: int, stop: int) -> np.ndarray:
+        """(stop - begin, dim) float32: rows of a table, as lookups give them."""
+        ids, parts = np.arange(begin, stop, dtype=np.int32)[:, None], []
+        for held in self._parts[table]:
+            values, local = held.of(_within(ids, held.part, self._rows[table]))
+            parts.append(Lookup(rows=values, dim=held.part.dim, ids=local))
+        return np.sum(lookup_many(parts), axis=0)
+
     def vectors(
         self, ids: Mapping[str, Ids], *, examples: int | None = None, threads: int | None = None
     ) -> dict[str, np.ndarray]:

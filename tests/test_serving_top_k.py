@@ -1,0 +1,73 @@
+"""The best rows of an export: those of a full sort, of float, quantized and tensor-train rows, and after a delta."""
+
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import jrec
+from jrec.serving import nearest
+
+ITEMS, DIM, LENGTH = 120, 8, 5
+
+
+@pytest.fixture(scope="module")
+def run():
+    layout = jrec.nn.next_item_layout(ITEMS, dim=DIM, length=LENGTH, sampled=2)
+    model = jrec.nn.NextItem(layout, jrec.nn.SequenceConfig(dropout=0.0), rngs=nnx.Rngs(0))
+    optimizer = jrec.nn.SparseOptimizer(model, dense=optax.sgd(0.1), embedding=jrec.ops.SGD(learning_rate=0.1))
+    with jrec.distribute(model, optimizer) as run:
+        yield run
+
+
+def histories(count=6):
+    history = np.random.default_rng(0).integers(0, ITEMS, (count, LENGTH))
+    nothing = np.full((count, 1), -1)
+    return {"history": history, "next": nothing, "sampled": nothing}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_the_best_items_are_those_of_a_full_sort(run, tmp_path, dtype):
+    run.export(tmp_path / "export", dtype=dtype)
+    model = jrec.serving.load(tmp_path / "export")
+    columns = histories()
+    users = model.logits(columns)["user"]
+    scores, items = model.top_k(users, "item", 7, seen=columns["history"], unit=True)
+    rows = run.table("item") / np.linalg.norm(run.table("item"), axis=1, keepdims=True)
+    want = users @ rows.T
+    np.put_along_axis(want, columns["history"], -np.inf, axis=1)
+    best = np.argsort(-want, axis=1)[:, :7]
+    tolerance = 1e-5 if dtype == "float32" else 0.02
+    np.testing.assert_allclose(scores, np.take_along_axis(want, best, axis=1), atol=tolerance)
+    np.testing.assert_allclose(np.take_along_axis(want, items, axis=1), scores, atol=tolerance)
+    if dtype == "float32":
+        np.testing.assert_array_equal(items, best)
+    everything, numbers = model.top_k(users, "item", ITEMS, seen=columns["history"])
+    assert np.isneginf(everything[:, -1]).all()
+    assert (numbers[:, -1] == -1).all()
+
+
+def test_blocks_and_ties():
+    rows = np.random.default_rng(1).integers(-2, 3, (100, 3)).astype(np.float32)
+    queries = np.array([[1, 0, 0], [1, -1, 2]], np.float32)
+    scores, numbers = nearest.nearest(lambda a, b: rows[a:b], 100, queries, 10, block=7)
+    np.testing.assert_array_equal(scores, -np.sort(-(queries @ rows.T), axis=1)[:, :10])
+    np.testing.assert_array_equal(np.take_along_axis(queries @ rows.T, numbers, axis=1), scores)
+    assert all(len(set(line)) == 10 for line in numbers.tolist())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"table": "user"}, "there is no table 'user'; there are item"),
+        ({"k": 0}, "k=0 must be between 1 and the 120 rows"),
+        ({"queries": np.zeros((2, 3))}, r"of shape \(queries, 8\), but are of shape \(2, 3\)"),
+        ({"queries": np.full((2, DIM), np.nan)}, "must be finite"),
+        ({"seen": np.zeros((1, 4), int)}, r"seen must be integers of shape \(2, length\)"),
+    ],
+)
+def test_bad_arguments(run, tmp_path, change, message):
+    run.export(tmp_path / "export")
+    model = jrec.serving.load(tmp_path / "export")
+    with pytest.raises(ValueError, match=message):
+        model.top_k(**{"queries": np.zeros((2, DIM)), "table": "item", "k": 3, **change})
