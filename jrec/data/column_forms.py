@@ -162,7 +162,7 @@ def _of_sequence(name: str, column: Sequence[Any]) -> Form:
     if str in (types := {*map(type, column)}) and types <= {str, type(None)}:
         # At once to what `plain` gives texts: its two casts took a third of a request's time of one row.
         texts = _built(name, lambda: pa.array(column, pa.large_binary()))
-        return Form(texts)
+        return Form(texts, present=None if not texts.null_count else texts.is_valid().to_numpy(zero_copy_only=False))
     if column and all(isinstance(one, np.ndarray) and one.ndim == 1 and one.dtype.kind in "iuf" for one in column):
         filled = [one for one in column if one.size]  # empty arrays are float64 unless their type is named
         values = np.concatenate(filled) if filled else np.zeros(0, np.int64)
