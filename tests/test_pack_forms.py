@@ -14,6 +14,7 @@ from prepared_logs import prepared
 import jrec
 from jrec.data import load_vocabularies, pack_batch
 from jrec.data.blocks import ListColumn
+from jrec.data.column_forms import form_of
 from jrec.data.readers.keys import buckets, text_key
 from jrec.data.schema import DatasetError
 
@@ -298,3 +299,11 @@ def test_values_get_the_rows_of_a_prepared_dataset(tmp_path, options):
     if options.get("key_seed"):
         with pytest.raises(DatasetError, match="is not what the schema says for key seed 0; give the --key-seed"):
             load_vocabularies(tmp_path / "log")
+
+
+@pytest.mark.parametrize("texts", [["a", "é", ""], ["a", None, "b"], [None, "a"], ("b", "a")])
+def test_texts_of_a_list_have_the_form_of_arrows_texts(texts):
+    read, of_arrow = form_of("x", texts), form_of("x", pa.array(texts))
+    assert read.values.equals(of_arrow.values)
+    assert read.offsets is of_arrow.offsets is None
+    np.testing.assert_array_equal(read.present, of_arrow.present)
