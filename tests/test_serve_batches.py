@@ -141,6 +141,15 @@ def test_texts_outside_of_their_buffer_are_refused():
         bodies.rows_of(bytes(content), bodies.ARROW, max_rows=50, max_bytes=2000)
 
 
+def test_texts_that_end_before_they_begin_are_refused():
+    """Only a full check looks at the bounds between the first and the last."""
+    content = bytearray(stream(pa.table({"user": ["u" * 777, "v", "w"]})))
+    at = content.rindex(np.array([777, 778], np.int32).tobytes())
+    content[at : at + 4] = np.int32(10**6).tobytes()
+    with pytest.raises(bodies.MalformedError, match="no Arrow stream"):
+        bodies.rows_of(bytes(content), bodies.ARROW, max_rows=50, max_bytes=2000)
+
+
 def test_rows_of_arrow_are_counted_before_they_are_read():
     table = pa.table({"user": pa.nulls(10**7)})
     with pytest.raises(bodies.TooManyRowsError, match="10,000,000 rows"):
