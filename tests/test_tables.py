@@ -236,7 +236,7 @@ def test_a_table_in_parts_is_described_as_one():
 
 
 def test_abstract_modules_have_the_structure_of_real_ones_and_no_values():
-    of = types.SimpleNamespace(**vars(schema({"user": 5000, "item": 300})), dense=["age"])
+    of = types.SimpleNamespace(**vars(schema({"user": 5000, "item": 300})), dense=[types.SimpleNamespace(name="age")])
     how = config(
         {"tt": {"rank": 4}, "overrides": {"user": {"tier": "tt"}}}, bottom_mlp=[16], top_mlp=[8, 1], embedding_dim=16
     )

@@ -328,7 +328,7 @@ def test_what_does_not_fit_the_table_raises():
     with pytest.raises(ValueError, match="cache ids must be"):
         tt_cached_lookup(cores, dataclasses.replace(cache, ids=cache.ids[:, None]), SMALL, bags)
     _, residuals = _lookup(cores, cache, SMALL, bags, **XLA)
-    with pytest.raises(ValueError, match="gradients must be float32 of shape"):
+    with pytest.raises(ValueError, match="gradients must be float32 or bfloat16 of shape"):
         tt_cached_apply_gradients(
             optimizer, cores, tt_init_slots(optimizer, cores), cache, SMALL, residuals, jnp.zeros((3, 4), jnp.float32)
         )

@@ -19,7 +19,10 @@ from jrec.ops.row_init import is_threefry, key_words
 
 RECORD = "made"
 """The key of a checkpoint's meta."""
-_OF_DLRM = ("bottom_mlp", "top_mlp", "interaction", "compute_dtype")
+_OF_DLRM = (
+    *("bottom_mlp", "top_mlp", "interaction", "compute_dtype"),
+    *("dropout", "batch_norm", "dense_boundaries", "calibrate"),
+)
 """Keys that ``[model]`` of a configuration has for a DLRM and a TBSM alike."""
 
 
@@ -52,7 +55,11 @@ class Record:
 
     def of(self, dense: tuple[str, ...], dataset: Identity | None) -> Record:
         """The record of a run that has been fed."""
-        return dataclasses.replace(self, dataset=dataset or self.dataset, dense=dense or self.dense)
+        dense, model = dense or self.dense, self.model
+        pieces = model.get("dense_boundaries", {})
+        if not isinstance(pieces, Mapping) and len(pieces) in (0, len(dense)):  # a model has no names of features
+            model = {**model, "dense_boundaries": {name: own for name, own in zip(dense, pieces, strict=False) if own}}
+        return dataclasses.replace(self, dataset=dataset or self.dataset, dense=dense, model=model)
 
     def meta(self) -> dict[str, Any]:
         """For a checkpoint, JSON."""
@@ -111,6 +118,7 @@ def _described(model: Any) -> dict[str, Any] | None:
         return None
     keys: dict[str, Any] = dataclasses.asdict(model.config)
     del keys["num_dense"]
+    keys["calibrate"] = keys.pop("calibrated")
     if isinstance(model, TBSM):
         own = {key: value for key, value in keys.items() if key not in _OF_DLRM}
         own["histories"] = dict(own["histories"])
