@@ -150,6 +150,16 @@ def alternate(
     return Measurement(ours=tuple(samples[0]), theirs=tuple(samples[1]) if theirs else ())
 
 
+def kept(path: pathlib.Path, measure: Callable[[], Any]) -> Any:
+    """What an earlier call measured, else what ``measure`` returns, in JSON types."""
+    if not path.is_file():
+        found = measure()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.with_suffix(".partial").write_text(json.dumps(found), encoding="utf-8")
+        path.with_suffix(".partial").replace(path)
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
 class Report:
     """Collects results: prints each as a JSON line at once, and all of them as a table at the end.
 

@@ -23,7 +23,7 @@ import pathlib
 import shutil
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -78,16 +78,6 @@ def _make(log: quality_logs.Log, places: quality_logs.Places) -> None:
         run_jrec(*log.arguments(places), "--out", str(places.work / "data"), "--quiet")
 
 
-def _kept(path: pathlib.Path, measure: Callable[[], Any]) -> Any:
-    """What an earlier call measured, else what ``measure`` returns, in JSON types."""
-    if not path.is_file():
-        found = measure()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.with_suffix(".partial").write_text(json.dumps(found), encoding="utf-8")
-        path.with_suffix(".partial").replace(path)
-    return json.loads(path.read_text(encoding="utf-8"))
-
-
 def _peers(peer: client.Peer, folder: pathlib.Path, seeds: Sequence[int]) -> dict[str, list[Metrics]]:
     """The peers' metrics by model, one a seed; logistic regression has no seed."""
     arrays = None
@@ -101,11 +91,13 @@ def _peers(peer: client.Peer, folder: pathlib.Path, seeds: Sequence[int]) -> dic
         test = {name: getattr(evaluate(scores), name) for name in METRICS}
         return {**test, "choice": int(answer["choice"]), "seconds": time.perf_counter() - begin}
 
-    linear = _kept(folder / "peers" / "logistic.json", lambda: fitted("logistic"))
+    linear = harness.kept(folder / "peers" / "logistic.json", lambda: fitted("logistic"))
     trees, choice = [], None
     for seed in seeds:
         options = {"seed": seed, "choice": choice, "threads": harness.cores()}
-        trees.append(_kept(folder / "peers" / f"trees-{seed}.json", lambda options=options: fitted("trees", **options)))
+        trees.append(
+            harness.kept(folder / "peers" / f"trees-{seed}.json", lambda options=options: fitted("trees", **options))
+        )
         choice = trees[0]["choice"]
     return {"logistic regression": [linear], "LightGBM": trees}
 
@@ -164,8 +156,8 @@ def _jrec(report: harness.Report, name: str, folder: pathlib.Path, seeds: Sequen
         shutil.rmtree(out)  # checkpoints
         return {"content": content, "seconds": seconds}
 
-    report.add(_case(name), "time of jrec init", _kept(own / "init.json", chosen), "s")
-    runs = [_kept(own / f"seed{seed}.json", lambda seed=seed: trained(seed)) for seed in seeds]
+    report.add(_case(name), "time of jrec init", harness.kept(own / "init.json", chosen), "s")
+    runs = [harness.kept(own / f"seed{seed}.json", lambda seed=seed: trained(seed)) for seed in seeds]
     report.add(_case(name), "time of jrec train, mean", statistics.mean(run["seconds"] for run in runs), "s")
     contents = [run["content"] for run in runs]
     baselines = contents[0]["baselines"]

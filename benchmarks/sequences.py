@@ -6,6 +6,9 @@ arXiv 2402.17152, Table 4): dim 50, 2 layers, 1 head, histories of 200, dropout 
 epochs, softmax over sampled items at a temperature of 0.05. There 128 items are sampled for each position; here all
 positions of a batch share 8 items an example, 1,024. The interactions here have no times: HSTU's bias goes by place.
 
+What was trained is kept in --work, so that the same command goes on where it was cut off; another commit needs another
+folder.
+
 ``--part serve`` exports an untrained model, and times requests of one history of 200, then the 10 best of all items.
 
 Examples:
@@ -45,6 +48,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="one training a seed (default: 0 1 2)")
     parser.add_argument("--epochs", type=int, default=101, help="passes over the users (default: 101)")
     parser.add_argument("--part", nargs="+", choices=("train", "serve"), default=["train"], help="default: train")
+    parser.add_argument("--work", type=pathlib.Path, default=harness.ROOT / "build" / "sequences", help="what is kept")
     arguments = parser.parse_args()
     if not LOG.is_file():
         raise SystemExit(f"sequences: {LOG}, MovieLens-1M's interactions, does not exist")
@@ -56,7 +60,16 @@ def main() -> None:
         for kind in arguments.kind if "serve" in arguments.part else ():
             serve(report, kind, items, requests=20 if arguments.quick else 2_000)
         for kind in arguments.kind if "train" in arguments.part else ():
-            found = [evaluate(report, kind, users, items, seed, epochs) for seed in seeds]
+            found = [
+                harness.kept(
+                    arguments.work / f"{kind}-{seed}-{epochs}-{len(users)}.json",
+                    lambda kind=kind, seed=seed: evaluate(report, kind, users, items, seed, epochs),
+                )
+                for seed in seeds
+            ]
+            for seed, one in zip(seeds, found, strict=True):
+                for name, value in one.items():
+                    report.add(f"ml-1m, {kind}, seed {seed}", name, value, "min" if name == "training" else "")
             case = f"ml-1m, {kind}, {epochs} epochs, {len(seeds)} seed(s)"
             for name, published in PUBLISHED[kind].items():
                 values = [one[name] for one in found]
@@ -140,11 +153,8 @@ def evaluate(
                 figures = f"loss {float(loss):.3f}, HR@10 {found['hr@10']:.4f}, NDCG@10 {found['ndcg@10']:.4f}"
                 report.note(f"{case}, epoch {run.steps // steps}: {figures}, {time.perf_counter() - start:.0f} s")
         seconds, found = time.perf_counter() - start, score(run, users)
-    for name, value in found.items():
-        report.add(case, name, value, "")
-    report.add(case, "training", seconds / 60, "min")
     report.note(f"{case}: HR@10 {found['hr@10']:.4f}, NDCG@10 {found['ndcg@10']:.4f} in {seconds / 60:.1f} min")
-    return found
+    return {**found, "training": seconds / 60}
 
 
 def score(run: jrec.Run, users: list[np.ndarray]) -> dict[str, float]:
