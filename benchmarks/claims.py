@@ -40,7 +40,8 @@ def table(paper: str | None, results: Mapping[str, Any]) -> Iterator[str]:
         yield row(["---"] * (1 + len(VERDICTS)))
         for name, claims in papers.items():
             counts = collections.Counter(verdict(claim, results) for claim in claims.values())
-            yield row([f"[{name}](#{name.lower().replace(' ', '-')})", *(str(counts[v] or "") for v in VERDICTS)])
+            anchor = f"{_page_of(name)}#{name.lower().replace(' ', '-')}"
+            yield row([f"[{name}]({anchor})", *(str(counts[v] or "") for v in VERDICTS)])
         return
     if paper not in papers:
         raise LookupError(f"no paper is called {paper!r}; add it to {PATH.name}")
@@ -58,6 +59,14 @@ def table(paper: str | None, results: Mapping[str, Any]) -> Iterator[str]:
     files = {figure["file"] for claim in papers[paper].values() for figure in _all_figures(claim)}
     measured = (f"{file} at {', '.join(sorted({line['commit'] for line in results[file]}))}" for file in sorted(files))
     yield f"\nLines and their commits: {'; '.join(measured)}.{ages.note(files)}"
+
+
+def _page_of(paper: str) -> str:
+    """The page of docs/ that has a paper's claims."""
+    for page in sorted((PATH.parents[1] / "docs").glob("*.md")):
+        if f"<!-- claims: {paper} -->" in page.read_text(encoding="utf-8"):
+            return page.name
+    raise LookupError(f"no page of docs/ has <!-- claims: {paper} -->")
 
 
 def verdict(claim: Claim, results: Mapping[str, Any]) -> str:

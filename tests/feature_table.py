@@ -1,4 +1,4 @@
-"""Which features train together: from the placements and models that are tested, the tables of distributed.md.
+"""Which features train together: from the placements and models that are tested, the tables of what_trains_together.md.
 
 ``python tests/feature_table.py`` writes them into the page; ``test_placement_changes`` holds the page against them.
 """
@@ -12,7 +12,7 @@ import pathlib
 import model_cases as models
 import placement_cases as cases
 
-PAGE = pathlib.Path(__file__).parents[1] / "docs" / "distributed.md"
+PAGE = pathlib.Path(__file__).parents[1] / "docs" / "what_trains_together.md"
 BEGIN, END = "<!-- {}: tests/feature_table.py -->\n", "<!-- end of {} -->\n"
 
 NAMES = {

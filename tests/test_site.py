@@ -58,6 +58,14 @@ def test_the_navigation_has_every_page():
     assert sorted(named) == sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))
 
 
+def test_a_page_is_read_in_one_sitting():
+    """Pages that tell of one thing; those that list every key or every name are not read from end to end."""
+    told = [page for page in DOCS.rglob("*.md") if page.parent.name != "api" and page.name != "configuration.md"]
+    words = {str(page.relative_to(DOCS)): len(page.read_text().split()) for page in told}
+    assert len(words) > 40
+    assert not {page: count for page, count in words.items() if count > 2_500}
+
+
 def test_every_program_has_a_page_that_shows_it():
     programs = {path.stem for path in (ROOT / "examples").glob("*.py")}
     pages = {path.stem: path.read_text() for path in (DOCS / "how_to").glob("*.md") if path.stem != "index"}

@@ -24,7 +24,7 @@ _TELL_SECONDS = 20.0
 
 def add_process_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments by which processes find each other."""
-    many = parser.add_argument_group("several processes", "see docs/distributed.md")
+    many = parser.add_argument_group("several processes", "see docs/several_processes.md")
     many.add_argument("--distributed", action="store_true", help="join the processes that the cluster started")
     many.add_argument("--coordinator", metavar="HOST:PORT", help="where process 0 listens, if there is no cluster")
     many.add_argument("--processes", type=DEVICES, metavar="N", help="how many processes there are")
