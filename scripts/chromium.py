@@ -2,11 +2,14 @@
 
 import dataclasses
 import html
+import http.server
 import json
 import pathlib
 import re
 import shutil
 import subprocess
+import threading
+from typing import Any
 
 CHROMIUM = shutil.which("chromium")
 ABSENT = "chromium is not installed on this machine (Debian: apt-get install chromium), so no page is laid out"
@@ -30,6 +33,49 @@ document.querySelector("iframe").onload = event => {{
     background: getComputedStyle(page.body).backgroundColor,
   }});
 }};
+</script>"""
+
+# Pages of a site, one after another in one frame, which is of their origin. Contrast as in WCAG 2: a text's colour over
+# the backgrounds under it.
+TOUR = """<!DOCTYPE html><meta charset="utf-8"><iframe style="border: 0; width: {width}px; height: 2000px"></iframe>
+<pre id="seen"></pre><script>
+const rgba = text => (c => [c[0], c[1], c[2], c[3] ?? 1])(text.match(/[\\d.]+/g).map(Number));
+const over = (top, below) => [0, 1, 2].map(i => top[i] * top[3] + below[i] * (1 - top[3]));
+const light = c => c.map(v => v / 255).map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+  .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+function contrast(element, style) {{
+  const layers = [];
+  for (let e = element; e; e = e.parentElement) layers.push(rgba(style(e).backgroundColor));
+  const below = layers.reverse().reduce((c, top) => over(top, c), [255, 255, 255]);
+  const [a, b] = [light(over(rgba(style(element).color), below)), light(below)];
+  return (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+}}
+const frame = document.querySelector("iframe"), pages = {pages}, seen = {{}};
+function next() {{
+  if (!pages.length) {{ document.querySelector("#seen").textContent = JSON.stringify(seen); return; }}
+  const name = pages.shift();
+  frame.onload = () => setTimeout(() => {{
+    const page = frame.contentDocument, root = page.documentElement;
+    const style = e => frame.contentWindow.getComputedStyle(e);
+    const article = page.querySelector("article") ?? page.body;
+    const shown = [...article.querySelectorAll("*")].filter(e => e.checkVisibility());
+    const texts = shown.filter(e => !e.closest("svg, .headerlink")
+      && [...e.childNodes].some(n => n.nodeType == 3 && n.data.trim()));
+    const cut = e => ["auto", "scroll"].includes(style(e).overflowX);
+    const scrolled = e => {{ for (let p = e.parentElement; p; p = p.parentElement) if (cut(p)) return true; }};
+    seen[name] = {{
+      content: root.scrollWidth, texts: texts.length,
+      wide: shown.filter(e => e.getBoundingClientRect().right > root.clientWidth + 0.5 && !scrolled(e))
+        .map(e => e.outerHTML.slice(0, 80)),
+      faint: texts.filter(e => contrast(e, style) < 4.5)
+        .map(e => contrast(e, style).toFixed(1) + " " + e.outerHTML.slice(0, 80)),
+      broken: [...page.images].filter(i => !i.naturalWidth).map(i => i.src),
+    }};
+    next();
+  }}, 20);
+  frame.src = name;
+}}
+next();
 </script>"""
 
 
@@ -75,3 +121,56 @@ def look_at(page: str, folder: pathlib.Path, *, width: int, height: int = 2000, 
         console=[line for line in done.stderr.splitlines() if ":CONSOLE" in line],
         requests=sorted(url for url in asked if not OWN.match(url)),
     )
+
+
+def look_at_site(site: pathlib.Path, folder: pathlib.Path, *, width: int, dark: bool = False) -> dict[str, dict]:
+    """Lays every page of a built site out, served on the loopback interface.
+
+    Args:
+      site: Folder with the pages, as mkdocs builds it.
+      folder: Where the browser has its profile; an empty one.
+      width: Pixels of the frame.
+      dark: Whether the reader prefers dark pages.
+
+    Returns:
+      By page: ``content``, its width; ``texts``, how many elements of its article (or of all of a page without one) have
+      text; ``wide``, those that reach out of the window and of every box that scrolls; ``faint``, those whose contrast is
+      below 4.5; ``broken`` pictures.
+
+    Raises:
+      FileNotFoundError: If Chromium is not installed.
+    """
+    if CHROMIUM is None:
+        raise FileNotFoundError(ABSENT)
+    pages = sorted(str(page.relative_to(site)) for page in site.rglob("*.html") if page.name != "404.html")
+    tour = TOUR.format(width=width, pages=json.dumps([f"/{page}" for page in pages])).encode()
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args, directory=site)
+
+        def do_GET(self) -> None:
+            if self.path != "/tour":
+                super().do_GET()
+                return
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.end_headers()
+            self.wfile.write(tour)
+
+        def log_message(self, *_: Any) -> None: ...
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        flags = [
+            *FLAGS,
+            f"--user-data-dir={folder / 'profile'}",
+            f"--blink-settings=preferredColorScheme={int(not dark)}",
+        ]
+        address = f"http://127.0.0.1:{server.server_port}/tour"
+        flags = [*FLAGS, f"--user-data-dir={folder / 'profile'}", scheme, "--window-size=1400,2100"]
+        run = [CHROMIUM, *flags, "--virtual-time-budget=120000", "--dump-dom", address]
+        done = subprocess.run(run, capture_output=True, text=True, timeout=600, check=True)
+        server.shutdown()
+    found = json.loads(html.unescape(re.search(r'<pre id="seen">(.+?)</pre>', done.stdout, re.DOTALL)[1]))
+    return {name.removeprefix("/"): seen for name, seen in found.items()}
