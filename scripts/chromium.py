@@ -133,9 +133,9 @@ def look_at_site(site: pathlib.Path, folder: pathlib.Path, *, width: int, dark: 
       dark: Whether the reader prefers dark pages.
 
     Returns:
-      By page: ``content``, its width; ``texts``, how many elements of its article (or of all of a page without one) have
-      text; ``wide``, those that reach out of the window and of every box that scrolls; ``faint``, those whose contrast is
-      below 4.5; ``broken`` pictures.
+      By page: ``content``, its width; ``texts``, how many elements of its article (or of all of a page without one)
+      have text; ``wide``, those that reach out of the window and of every box that scrolls; ``faint``, those whose
+      contrast is below 4.5; ``broken`` pictures.
 
     Raises:
       FileNotFoundError: If Chromium is not installed.
@@ -162,11 +162,7 @@ def look_at_site(site: pathlib.Path, folder: pathlib.Path, *, width: int, dark: 
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        flags = [
-            *FLAGS,
-            f"--user-data-dir={folder / 'profile'}",
-            f"--blink-settings=preferredColorScheme={int(not dark)}",
-        ]
+        scheme = f"--blink-settings=preferredColorScheme={int(not dark)}"
         address = f"http://127.0.0.1:{server.server_port}/tour"
         flags = [*FLAGS, f"--user-data-dir={folder / 'profile'}", scheme, "--window-size=1400,2100"]
         run = [CHROMIUM, *flags, "--virtual-time-budget=120000", "--dump-dom", address]

@@ -1,4 +1,4 @@
-"""Every page of the site in headless Chromium, as on a desk and on a phone: it fits, is legible, and has its pictures."""
+"""Every page of the site in headless Chromium, as on a desk and a phone: it fits, is legible, and has its pictures."""
 
 import os
 import pathlib
