@@ -56,6 +56,7 @@ def test_sequence_model():
 def test_ngram_memory():
     bits = run("ngram_memory", steps=150)
     assert bits["with memory"] < bits["transformer"] - 0.3
+    assert abs(bits["with memory, served from INT8 rows"] - bits["with memory"]) < 0.01
 
 
 def test_tt_in_flax():
