@@ -24,6 +24,7 @@ from typing import NoReturn
 
 from jrec import signals
 from jrec.errors import JrecError, print_error
+from jrec.extras import explained
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -96,10 +97,18 @@ def main(argv: Sequence[str] | None = None, commands: Sequence[Command] = COMMAN
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (JrecError, OSError) as error:
-        if show_trace:
-            traceback.print_exc()
-        print_error(error)
-        return 2
+        return _refused(error, show_trace=show_trace)
+    except ModuleNotFoundError as error:
+        if not isinstance(known := explained(error), JrecError):
+            raise
+        return _refused(known, show_trace=show_trace)
+
+
+def _refused(error: JrecError | OSError, *, show_trace: bool) -> int:
+    if show_trace:
+        traceback.print_exc()
+    print_error(error)
+    return 2
 
 
 def _run(arguments: list[str], commands: Sequence[Command], *, own_process: bool) -> int:

@@ -11,9 +11,9 @@ compile() { # OUTPUT ARGUMENTS...
   "$UV" pip compile --quiet --no-header --no-annotate --no-emit-index-url --no-emit-find-links --output-file "$output" "$@"
 }
 
-compile requirements/dev.txt --universal --python-version 3.12 --group dev pyproject.toml "$@"
-compile requirements/newest.txt --universal --python-version 3.12 --group test-tools pyproject.toml --upgrade
+compile requirements/dev.txt --universal --python-version 3.12 --group dev --extra train pyproject.toml "$@"
+compile requirements/newest.txt --universal --python-version 3.12 --group test-tools --extra train pyproject.toml --upgrade
 compile requirements/docs.txt --universal --python-version 3.12 --group docs "$@"
-compile requirements/aot.txt --python-platform linux --python-version 3.12 --group aot pyproject.toml "$@"
+compile requirements/aot.txt --python-platform linux --python-version 3.12 --group aot --extra train pyproject.toml "$@"
 echo "hatchling
 editables" | compile requirements/build.txt --universal --python-version 3.12 - "$@"

@@ -24,4 +24,4 @@ if [ -n "${PYTHONDONTWRITEBYTECODE:-}" ]; then
   export UV_COMPILE_BYTECODE=1
 fi
 "$UV" pip install --quiet --python "$folder/bin/python" --build-constraints requirements/build.txt \
-  --requirement "$requirements" --editable .
+  --requirement "$requirements" --editable '.[train]'

@@ -18,7 +18,7 @@ for candidate in "${PYENV_ROOT:-$HOME/.pyenv}/versions/$python".*/bin/python; do
 done
 "$UV" venv --quiet --clear --python "$interpreter" "$folder"
 "$UV" pip install --quiet --python "$folder/bin/python" --build-constraints requirements/build.txt --compile-bytecode \
-  --upgrade "${@:2}" pytest pytest-xdist hypothesis beartype --editable .
+  --upgrade "${@:2}" pytest pytest-xdist hypothesis beartype --editable '.[train]'
 export PATH="$PWD/$folder/bin:$PATH" JREC_CACHE="$work/cache" NUMBA_CACHE_DIR="$work/kernels"
 jrec --version
 

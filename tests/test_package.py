@@ -76,7 +76,11 @@ def test_requirements_are_exact_pins(name):
 def test_pins_are_within_the_ranges_of_pyproject(name):
     pins = _pins(name)
     groups = PROJECT["dependency-groups"]
-    wanted = [*PROJECT["project"]["dependencies"], *_group(groups, "test-tools" if name == "newest" else name)]
+    wanted = [
+        *PROJECT["project"]["dependencies"],
+        *PROJECT["project"]["optional-dependencies"]["train"],
+        *_group(groups, "test-tools" if name == "newest" else name),
+    ]
     for requirement in map(Requirement, wanted):
         pin = pins.get(requirement.name.lower())
         assert pin is not None, f"{requirement.name} is not in requirements/{name}.txt; run requirements/compile.sh"

@@ -130,7 +130,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="also solve a coarser instance exactly, to show the gap",
     )
     parser.add_argument(
-        "--figure", metavar="FILE", help="figure of the comparison (default OUT.svg); 'none' draws none"
+        "--figure", metavar="FILE.svg", help="figure of the comparison (default OUT.svg); 'none' draws none"
     )
     parser.add_argument(
         "--explain", metavar="TABLE[:ROW]", help="say where TABLE or its row ROW lives, in the plan of --out"
@@ -152,6 +152,7 @@ def run(args: argparse.Namespace) -> int:
     from jrec.sharding.cost import evaluate
     from jrec.sharding.drift import describe
     from jrec.sharding.explain import balance_table, explain, summary
+    from jrec.sharding.figure import check_ending, draw_balance
     from jrec.sharding.memory_centric import placed_by
     from jrec.sharding.plan_file import check_budget
     from jrec.sharding.planner import plan_placement
@@ -160,6 +161,8 @@ def run(args: argparse.Namespace) -> int:
     figure = "" if args.figure == "none" else args.figure or f"{args.out}.svg"
     for out in filter(None, (args.out, figure)):
         check_output(out, inputs=[args.data, args.profile or "", args.config or "", args.hardware])
+    if figure:
+        check_ending(figure)
     schema, config = _settled(Schema.load(args.data, check_files=False), _config(args))
     problem = _problem(args, schema, config)
     check_shared(problem, _batch_size(args, config))
@@ -183,8 +186,6 @@ def run(args: argparse.Namespace) -> int:
     if args.exact is not None:
         print(_exact(args.exact, problem, options, planned))
     if figure:
-        from jrec.sharding.figure import draw_balance
-
         title = f"{schema.name} on {problem.hardware.name}, {problem.purpose}"
         draw_balance(costs, figure, title=title)
         print(f"{figure}: OPER's Figure 10")

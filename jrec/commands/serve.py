@@ -72,9 +72,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serves until a signal; returns 0."""
     from jrec.errors import ConfigError
+    from jrec.extras import remedy
 
     if missing := [name for name in _NEEDED if importlib.util.find_spec(name) is None]:
-        raise ConfigError(f"jrec serve needs {', '.join(missing)}; install them: pip install 'jrec[serve]'")
+        raise ConfigError(f"jrec serve needs {', '.join(missing)}: {remedy('serve')}")
     export, deltas = pathlib.Path(args.export), None if args.deltas is None else pathlib.Path(args.deltas)
     _check(export, deltas)
     with _bound(args.host, args.port) as listening:

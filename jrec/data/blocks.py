@@ -26,6 +26,7 @@ import numpy as np
 
 from jrec.data.columns import Column, ListColumn
 from jrec.data.schema import CategoricalFeature, DatasetError, Schema, Shard
+from jrec.extras import explains_missing
 from jrec.outputs import NewFile
 
 if TYPE_CHECKING:
@@ -142,6 +143,7 @@ class ShardWriter:
     Leaving the ``with`` block by an exception removes the partial file.
     """
 
+    @explains_missing
     def __init__(self, path: str | os.PathLike[str], block_size: int, *, compress_columns: bool = False):
         """Opens the file.
 
@@ -311,6 +313,7 @@ class ShardReader:
                 opened = self.__dict__["_opened"] = self._open()
             return opened
 
+    @explains_missing
     def _open(self) -> tuple[Any, bytes]:
         from array_record.python import array_record_module  # pyright: ignore[reportAttributeAccessIssue]
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from jrec.data.columns import ListColumn
 from jrec.data.readers.arrow_values import is_list, plain, plain_type
+from jrec.extras import explains_missing
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -75,6 +76,7 @@ def by_name(columns: Any) -> Mapping[str, Any]:
     )
 
 
+@explains_missing
 def form_of(name: str, column: Any) -> Form:
     """A column of ids or weights in the one form.
 

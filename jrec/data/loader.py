@@ -18,6 +18,7 @@ from jrec.data.reorder.file import table_checksums
 from jrec.data.schema import DatasetError, Schema
 from jrec.data.value_rows import TableVocabulary
 from jrec.errors import CheckpointError
+from jrec.extras import explains_missing
 from jrec.ops.layout import EmbeddingLayout
 
 _STATE_VERSION = 1
@@ -345,6 +346,7 @@ class Loader:
     def _functions(self) -> list[Callable[[Batch], Any]]:
         return [function for function in (self._transform, self._passed_through) if function is not None]
 
+    @explains_missing
     def _start(self) -> Any:
         import grain
 

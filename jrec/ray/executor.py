@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from jrec.errors import ConfigError
+from jrec.extras import remedy
 
 
 def require_ray(module: str = "ray") -> Any:
@@ -22,7 +23,7 @@ def require_ray(module: str = "ray") -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise ConfigError(f"Ray is needed, but cannot be imported ({error}); install jrec[ray]") from error
+        raise ConfigError(f"Ray is needed, but cannot be imported ({error}): {remedy('ray')}") from error
 
 
 @contextlib.contextmanager

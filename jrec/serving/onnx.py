@@ -7,6 +7,7 @@ import logging
 import jax
 import jax.numpy as jnp
 
+from jrec.extras import remedy
 from jrec.ops.layout import EmbeddingLayout
 from jrec.serving.format import ExportError
 from jrec.serving.program import dense_program, symbolic_inputs
@@ -25,7 +26,7 @@ def onnx_program(model: object, layout: EmbeddingLayout, num_dense: int) -> byte
     try:
         import jax2onnx  # pyright: ignore[reportMissingImports]
     except ImportError as problem:
-        raise ExportError("--onnx needs jax2onnx; install it: pip install 'jrec[onnx]'") from problem
+        raise ExportError(f"--onnx needs jax2onnx, which is not installed: {remedy('onnx')}") from problem
     if unpooled := [feature.name for feature, _ in layout.features if feature.pooling == "none"]:
         raise ExportError(f"feature {unpooled[0]} is not pooled; --onnx is for models whose features all are")
     names, program = [feature.name for feature, _ in layout.features], dense_program(model, layout)

@@ -10,6 +10,7 @@ import numpy as np
 
 from jrec.data.reorder.graph import Edges
 from jrec.errors import JrecError
+from jrec.extras import remedy
 
 Method = Literal["leiden", "louvain"]
 METHODS: tuple[str, ...] = get_args(Method)
@@ -97,7 +98,6 @@ def _igraph():
         import igraph
     except ImportError as error:
         raise MissingIgraphError(
-            "reordering finds communities with igraph, which is not installed; `pip install igraph`, or jrec with its"
-            " extra `reorder`"
+            f"reordering finds communities with igraph, which is not installed: {remedy('reorder')}"
         ) from error
     return igraph

@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from jrec.errors import CheckpointError, DivergedError
+from jrec.extras import explains_missing
 from jrec.outputs import writing
 
 SCHEDULE = "schedule"
@@ -174,6 +175,7 @@ class MetricLog:
         """
         self._timing.write({"step": step, "split": split, **_plain(timing)})
 
+    @explains_missing
     def _board(self) -> Any:
         if self._writer is None:
             from tensorboardX import SummaryWriter
