@@ -64,7 +64,18 @@ def enabled() -> Iterator[None]:
             # own is in the entries already.
             chosen = {_JAX_FOLDER: str(own), _JAX_SECONDS: "0", _JAX_OTHERS: "none"}
             stack.enter_context(_environment({k: v for k, v in chosen.items() if k not in os.environ}))
+            stack.callback(_forget)
         yield
+
+
+def _forget() -> None:
+    """Has JAX, which may go on in this process, write nothing more to the folder, which is removed."""
+    if "jax" in sys.modules:
+        import jax
+        from jax.experimental.compilation_cache import compilation_cache
+
+        jax.config.update("jax_compilation_cache_dir", None)
+        compilation_cache.reset_cache()
 
 
 def _limit() -> int:

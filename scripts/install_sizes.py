@@ -42,7 +42,7 @@ def main() -> None:
     """Installs, tries and measures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--extra", nargs="+", choices=EXTRAS, default=list(EXTRAS), help="default: all")
-    parser.add_argument("--python", nargs="+", default=["3.12"], metavar="VERSION", help="default: 3.12")
+    parser.add_argument("--python", nargs="+", default=["3.12"], metavar="VERSION", help="or paths; default: 3.12")
     parser.add_argument("--write", action="store_true", help="write the table into docs/install.md")
     arguments = parser.parse_args()
     rows = [row_of(python, extra) for python in arguments.python for extra in arguments.extra]
@@ -67,11 +67,12 @@ def row_of(python: str, extra: str) -> str:
         subprocess.run([own, "-m", "pip", "install", "--quiet", "--no-cache-dir", what], check=True)
         seconds = time.perf_counter() - start
         subprocess.run([own, *TRIED[extra]], cwd=folder, check=True, stdout=subprocess.DEVNULL)
+        version = subprocess.run([own, "--version"], capture_output=True, text=True, check=True).stdout.split()[1]
         [packages] = (folder / "env/lib").glob("python*/site-packages")
         size = sum(f.stat().st_size for f in packages.rglob("*") if f.is_file() and not f.is_symlink()) / 1e6
         count = len([d for d in packages.glob("*.dist-info") if not d.name.startswith("pip-")])
     said = "pip install ." if extra == "core" else f"pip install '.[{extra}]'"
-    return f"| {python} | `{said}` | {count} | {size:,.0f} | {seconds:.0f} |"
+    return f"| {version} | `{said}` | {count} | {size:,.0f} | {seconds:.0f} |"
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from jrec import compile_cache
 from jrec.compile_cache import enabled, machine_kind, run_folder
 from jrec.errors import ConfigError
 
+ROOT = pathlib.Path(__file__).resolve().parents[1]
 LIMIT = 1 << 20
 WHOLE = zlib.compress(b"a program" * 100)
 
@@ -167,3 +168,28 @@ def test_programs_from_the_cache_compute_the_same_bits(tmp_path):
     assert warm[1] == cold[1]  # nothing was compiled
     assert any("train" in name for name in cold[1])
     assert uncached[0] == cold[0] == warm[0]
+
+
+def test_a_process_that_goes_on_after_a_command_compiles_without_the_folder(tmp_path):
+    """Otherwise every program warned that its entry cannot be written."""
+    data = quickstart(tmp_path, rows=200)
+    code = f"""
+import warnings
+from jrec.cli import main
+warnings.simplefilter("error")
+for number in range(2):
+    keys = ["data.path={data}", "data.batch_size=16", "max_steps=2", "evaluate.baselines=off", f"seed={{number}}"]
+    assert main(["train", "quickstart", *keys, f"out={tmp_path}/run{{number}}"]) == 0
+import jax
+jax.jit(lambda x: x * 17 + 4)(3.0)
+"""
+    environment = {
+        "PYTHONPATH": str(ROOT),
+        "PATH": "/usr/bin:/bin",
+        "JREC_CACHE": str(tmp_path / "cache"),
+        "JAX_PLATFORMS": "cpu",
+    }
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert "persistent compilation cache" not in done.stderr
+    assert list((tmp_path / "cache").rglob("*-cache.*"))

@@ -90,3 +90,10 @@ def test_train_own_model(monkeypatch):
     monkeypatch.setattr("sys.path", [*sys.path])
     figures = run("train_own_model")
     assert figures["model"] > figures["popularity"] + 0.15
+
+
+def test_optuna_sweep(tmp_path):
+    pytest.importorskip("optuna", reason="optuna is not installed, which examples/optuna_sweep.py needs")
+    best = run("optuna_sweep", trials=2, folder=str(tmp_path))
+    assert 0.4 < best["log loss"] < 0.6
+    assert best["dim"] in (8, 16)

@@ -93,6 +93,7 @@ def _run(args: argparse.Namespace, company: Company) -> int:
     from jrec.train.make_run import check_pipeline
     from jrec.train.report import summary, write_report
     from jrec.train.report.logs import METRICS_FILE
+    from jrec.train.report.trackers import Trackers
     from jrec.train.report.writing import PAGE_FILE, merged
     from jrec.train.run_folder import REPORT_FOLDER
 
@@ -129,6 +130,10 @@ def _run(args: argparse.Namespace, company: Company) -> int:
             comparison_sections(config, outcome.schema, outcome.scores),
         ),
     )
+    trackers = Trackers(config.log.to, outcome.folder, title=config.name)
+    for split, metrics in content["splits"].items():
+        trackers.write(outcome.step, split, metrics)
+    trackers.close()
     print(summary(content))
     print(f"{outcome.step:,} steps; report: {report / PAGE_FILE}")
     return 0

@@ -43,6 +43,7 @@ from jrec.train.report.hit_rates import HitRates
 from jrec.train.report.logs import CHECKPOINTS, FORMS, SCHEDULE, MetricLog
 from jrec.train.report.metrics import Scores, evaluate, log_loss
 from jrec.train.report.running_auc import RunningAuc
+from jrec.train.report.trackers import Trackers
 from jrec.train.report.writing import merged
 from jrec.train.run_dataset import keep_dataset
 from jrec.train.run_folder import CHECKPOINT_FOLDER, TRACE_FILE
@@ -183,7 +184,7 @@ class _Training:
             abstract=self.resumed is not None or (initial is not None and initial.configured),
         )
         self.parameters = run_parameters(self.run)
-        self.log = MetricLog(folder, tensorboard=config.log.tensorboard) if first() else SilentLog()
+        self.log = self._opened_log() if first() else SilentLog()
         self.auc = RunningAuc.empty(devices=None if self.run.mesh is None else self.run.mesh.devices.size)
         self.logged_auc: float | None = None
         self.hits = HitRates(self.layout, lambda: self.run.state)
@@ -196,6 +197,11 @@ class _Training:
         self.saved = -1
         self.preparing = 0.0  # seconds that the last checkpoint took before anything was written
         self.seconds, self.examples = 0.0, 0
+
+    def _opened_log(self) -> MetricLog:
+        log = self.config.log
+        trackers = Trackers(log.to, self.folder, title=self.config.name, config=self.config.flatten())
+        return MetricLog(self.folder, tensorboard=log.tensorboard, trackers=trackers)
 
     def begin(self, *, resume: bool) -> None:
         """Loads the checkpoint that the run goes on or begins from, and opens its batches."""

@@ -22,6 +22,7 @@ from jrec.row_optimizers import SlotShape, slot_bytes
 from jrec.train.config import TrainConfig
 from jrec.train.dataset import RunData, open_data
 from jrec.train.initial import check_initial
+from jrec.train.report.trackers import check_trackers
 from jrec.train.run_dataset import check_resumed
 from jrec.train.run_folder import REPORT_FOLDER, RUN_FOLDERS, began, check_run_folder
 from jrec.train.run_length import new_length, steps_of
@@ -60,13 +61,14 @@ def check_start(
       writes: Whether this process writes to the folder, as the first of several does.
 
     Raises:
-      ConfigError: If the folder holds another run or cannot be written to, the learning rates' decay would begin after
-        the last step, a split that will be evaluated has no examples, or a run to resume would end before its
-        checkpoint.
+      ConfigError: If a tracker's package is absent, the folder holds another run or cannot be written to, the learning
+        rates' decay would begin after the last step, a split that will be evaluated has no examples, or a run to resume
+        would end before its checkpoint.
       DatasetError: If the dataset cannot be used, or has no examples to train on.
       CheckpointError: If a run to resume does not record its dataset.
     """
     folder = pathlib.Path(config.out)
+    check_trackers(config.log.to)
     check_run_folder(config, resume=resume, overwrite=overwrite)
     if writes:
         _check_writable(folder)

@@ -28,6 +28,7 @@ from jrec.files import load_toml
 from jrec.outputs import Place, check_output, kind_of, new_folder, try_lock, writing
 from jrec.train.config import DataConfig, ModelConfig, TrainConfig, differences, load_config, save_config
 from jrec.train.report.logs import METRICS_FILE, TENSORBOARD_FOLDER, TIMING_FILE
+from jrec.train.report.trackers import TRACKERS_FOLDER
 
 if TYPE_CHECKING:
     from jrec.data.schema import Schema
@@ -43,7 +44,7 @@ REPORT_FOLDER = "report"
 TRACE_FILE = "trace.json"
 LOCK_FILE = ".lock"
 MANIFEST = "manifest.json"  # of a checkpoint, as in ``jrec.checkpoint.manifest``, whose package loads JAX
-RUN_FOLDERS = (CHECKPOINT_FOLDER, *OLD_FOLDERS, REPORT_FOLDER, TENSORBOARD_FOLDER)
+RUN_FOLDERS = (CHECKPOINT_FOLDER, *OLD_FOLDERS, REPORT_FOLDER, TENSORBOARD_FOLDER, TRACKERS_FOLDER)
 """Folders that a run writes; ``--overwrite`` deletes them."""
 
 _FILES = (

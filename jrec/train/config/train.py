@@ -148,6 +148,8 @@ class LogConfig(Section):
     Attributes:
       every_steps: Steps between metric records.
       tensorboard: Whether to write TensorBoard files too.
+      to: Services that get every record too: "wandb" (Weights & Biases) and "mlflow", which their environment
+        variables direct, such as WANDB_MODE and MLFLOW_TRACKING_URI. What fails there is a warning, and ends no run.
       progress: The progress bar; "auto" shows it on a terminal.
       trace: Whether to write when each stage of the host tier worked on which batch, as ``trace.json`` in the
         run's folder, for https://ui.perfetto.dev.
@@ -155,6 +157,7 @@ class LogConfig(Section):
 
     every_steps: Positive = 50
     tensorboard: bool = True
+    to: tuple[Literal["wandb", "mlflow"], ...] = ()
     progress: Literal["auto", "on", "off"] = "auto"
     trace: bool = False
 

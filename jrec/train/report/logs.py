@@ -23,6 +23,7 @@ from typing import Any, Self
 from jrec.errors import CheckpointError, DivergedError
 from jrec.extras import explains_missing
 from jrec.outputs import writing
+from jrec.train.report.trackers import Trackers
 
 SCHEDULE = "schedule"
 """In place of a split: the records of FAE's schedules (``jrec.train.shuffle_scheduler.Schedule``)."""
@@ -105,14 +106,15 @@ class MetricLog:
     Args:
       folder: The run folder; made if absent.
       tensorboard: Whether to write TensorBoard files too.
+      trackers: Services that get every record too; closed with the log.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], *, tensorboard: bool):
+    def __init__(self, folder: str | os.PathLike[str], *, tensorboard: bool, trackers: Trackers | None = None):
         self._folder = pathlib.Path(folder)
         self._folder.mkdir(parents=True, exist_ok=True)
         self._metrics = JsonLines(self._folder / METRICS_FILE)
         self._timing = JsonLines(self._folder / TIMING_FILE)
-        self._tensorboard = tensorboard
+        self._tensorboard, self._trackers = tensorboard, trackers
         self._writer: Any = None
         self._step = -1
         self._purge_step: int | None = None
@@ -164,6 +166,8 @@ class MetricLog:
             for name, value in {**plain, **clock}.items():
                 if isinstance(value, int | float):
                     self._board().add_scalar(f"{split}/{name}", value, step)
+        if self._trackers is not None:
+            self._trackers.write(step, split, {**plain, **clock})
 
     def write_timing(self, step: int, timing: Mapping[str, object], *, split: str) -> None:
         """Records only values that depend on the clock.
@@ -196,6 +200,8 @@ class MetricLog:
         self._timing.close()
         if self._writer is not None:
             self._writer.close()
+        if self._trackers is not None:
+            self._trackers.close()
 
     def __enter__(self) -> Self:
         return self
