@@ -53,6 +53,11 @@ def test_sequence_model():
     assert run("sequence_model")["next among the two best"] > 0.8
 
 
+def test_multi_task():
+    for losses in run("multi_task").values():
+        assert losses["model"] < losses["rate"] - 0.1
+
+
 def test_ngram_memory():
     bits = run("ngram_memory", steps=150)
     assert bits["with memory"] < bits["transformer"] - 0.3

@@ -18,6 +18,9 @@ from jrec.nn.losses import mean_of_positions as mean_of_positions
 from jrec.nn.losses import sampled_softmax as sampled_softmax
 from jrec.nn.losses import weighted_binary_cross_entropy as weighted_binary_cross_entropy
 from jrec.nn.mlp import MLP as MLP
+from jrec.nn.multi_task import MultiTaskConfig as MultiTaskConfig
+from jrec.nn.multi_task import MultiTaskHeads as MultiTaskHeads
+from jrec.nn.multi_task import multi_task_loss as multi_task_loss
 from jrec.nn.ngrams import NGramConfig as NGramConfig
 from jrec.nn.ngrams import NGramMemory as NGramMemory
 from jrec.nn.ngrams import ngram_rows as ngram_rows
