@@ -159,6 +159,8 @@ def new_spill(source: Source, folder: pathlib.Path) -> Spill:
     }
     lists: dict[str, np.dtype] = {}
     for spec in source.categorical:
+        if spec.name in source.histories:
+            continue
         (lists if spec.many else plain)[keys_name(spec.name)] = np.dtype(np.float64 if spec.unfitted else np.uint64)
         if spec.weighted:
             lists[weights_name(spec.name)] = np.dtype(np.float32)

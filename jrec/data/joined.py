@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import json
 import os
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ import numpy as np
 from jrec.data.columns import Column, ListColumn, concatenate, gather_all
 from jrec.data.ingest import BadLines, Log
 from jrec.data.readers import places
-from jrec.data.readers.delimited import Delimited
+from jrec.data.readers.delimited import Delimited, stored_schema, with_given_histories
 from jrec.data.readers.delimited_schema import DelimitedSchema, Join
 from jrec.data.readers.keys import MISSING, decode_keys, is_text
 from jrec.data.readers.lines import check_inputs
@@ -59,7 +58,13 @@ class JoinedDelimited(Delimited):
 
     def options(self) -> dict[str, Any]:
         """The whole schema, with the joined files where they were read."""
-        return {"schema": json.loads(json.dumps(dataclasses.asdict(self._whole)))}
+        return {"schema": stored_schema(self._whole)}
+
+    def predicted(self) -> Self:
+        """The same log with its histories as columns."""
+        other = super().predicted()
+        other._whole = with_given_histories(self._whole)
+        return other
 
     def with_joined(self, files: Mapping[str, str]) -> Self:
         """The same log with other files."""
@@ -114,6 +119,7 @@ class JoinedDelimited(Delimited):
         own = Delimited(self._whole, [j.key for j in self._whole.join]).with_labels(self.labels)
         known = {feature.name: feature for feature in self.dense}
         own.dense, own._predicted = tuple(known[feature.name] for feature in own.dense), self._predicted
+        own.histories = self.histories
         return own.dialect(path)
 
     def convert(self, parsed: ParsedBlock) -> _JoinedChunk:

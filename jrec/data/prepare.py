@@ -19,6 +19,7 @@ from typing import Any
 
 from jrec.data import blocks
 from jrec.data.fit import fit
+from jrec.data.histories import check_ascending, write_histories
 from jrec.data.ingest import BAD_LINES_FILE, TIME, BadLines, Log, fill_spill, keys_name, new_spill
 from jrec.data.parts import read_parts
 from jrec.data.prepare_options import PrepareOptions
@@ -116,6 +117,11 @@ _ROOM = "Preparing needs about twice the size of the unpacked log"
 
 def _check_groups(groups: Mapping[str, Sequence[str]], source: Source, options: PrepareOptions) -> None:
     """Refuses files for each split that make no dataset."""
+    if source.histories and options.split_by != "time":
+        raise DatasetError(
+            f"--split-by {options.split_by} with the history {next(iter(source.histories))!r}: a line of training would"
+            " hold items of test lines; leave --split-by out, which splits by time"
+        )
     if WHOLE in groups:
         return
     paths = flat(groups)
@@ -174,6 +180,7 @@ class _Preparation:
         }
         bad = BadLines(self.folder / BAD_LINES_FILE, skip=self.options.on_bad_line == "skip")
         spill, bounds = self._ingest(inputs, work, texts, bad)
+        self._add_histories(spill, work)
         shutil.rmtree(work / "streams", ignore_errors=True)
         if self.earlier is None and bounds[0] == 0:
             raise DatasetError(f"{spill.rows} example(s) leave none to train on with --split {self.options.split}")
@@ -251,6 +258,28 @@ class _Preparation:
             with self.progress.stage("splitting", 1):
                 return drawn_splits(new, work / "drawn", spill, fractions, self.options.split_seed)
         return spill, split_bounds(spill.rows, fractions)
+
+    def _add_histories(self, spill: Spill, work: pathlib.Path) -> None:
+        """Gives the spill a column for each history."""
+        histories = self.source.histories
+        if not histories:
+            return
+        moments = spill.plain(TIME) if self.source.timed else None
+        if moments is not None and WHOLE not in self.inputs:
+            check_ascending(moments, spill.rows)
+        if self.earlier is not None:
+            self.report("histories begin with this log: they lack what came before it")
+        with self.progress.stage("making histories", len(histories)) as advance:
+            for number, (name, history) in enumerate(histories.items()):
+                spill.columns[keys_name(name)] = write_histories(
+                    spill.plain(keys_name(history.by)),
+                    spill.plain(keys_name(history.of)),
+                    moments,
+                    work / f"history-{number:04d}",
+                    rows=spill.rows,
+                    length=history.length,
+                )
+                advance(number + 1)
 
     def _read(self, inputs: list[Input], work: pathlib.Path, texts: dict[str, TextStore], bad: BadLines) -> Spill:
         """The examples of some files, in order of time."""

@@ -48,12 +48,13 @@ class Delimited(Source):
         self.complete = frozenset(d.feature for d in schema.dense if d.missing is None)
         self.timed = schema.time is not None
         self.dense = tuple(DenseFeature(name=d.feature, transform=d.transform) for d in schema.dense)
-        self.categorical = tuple(_spec(c) for c in schema.categorical)
+        self.categorical = tuple(_spec(c, schema.table_of(c)) for c in schema.categorical)
+        self.histories = schema.histories
 
     def limited(self, lengths: Mapping[str, int]) -> Delimited:
         """Bounds lists whose longest the log would decide."""
         limited = copy.copy(self)
-        open_lists = [c.feature for c in self._schema.categorical if c.many and c.max_length is None]
+        open_lists = [c.feature for c in self._schema.categorical if c.many and not (c.max_length or c.history)]
         limited._limits = {name: lengths[name] for name in open_lists if name in lengths}
         return limited
 
@@ -66,10 +67,10 @@ class Delimited(Source):
         )
         return known
 
-    def predicted(self) -> Delimited:
+    def predicted(self) -> Self:
         """Takes the missing numbers that were learnt, and times and lists of a fixed length that are missing."""
         other = copy.copy(self)
-        other._predicted = True
+        other._predicted, other._schema = True, with_given_histories(self._schema)
         return other
 
     def _missing_of(self, feature: DenseFeature, stated: float | None) -> float | None:
@@ -78,8 +79,7 @@ class Delimited(Source):
 
     def options(self) -> dict[str, Any]:
         """The whole schema, in the types of JSON."""
-        stored = json.loads(json.dumps(dataclasses.asdict(self._schema)))
-        return {"schema": stored if stored["join"] else {k: v for k, v in stored.items() if k != "join"}}
+        return {"schema": stored_schema(self._schema)}
 
     def dialect(self, path: str) -> Dialect:
         """Reads the header, unless the schema names the columns."""
@@ -88,8 +88,8 @@ class Delimited(Source):
             raise DatasetError("the schema has no [label]; add one, or pass --no-labels for a log without labels")
         if is_table(path):
             types = column_types(path)
+            self._check_columns(f"{path}: the file", list(types))
             names = [name for name in types if name in self._read_columns]
-            self._check_columns(f"{path}: the file", names)
             fields = tuple(self._field(name) for name in names)
             for field in fields:
                 check_type(path, field, types[field.name])
@@ -116,12 +116,20 @@ class Delimited(Source):
         )
 
     def _check_columns(self, subject: str, names: list[str], remedy: str = "") -> None:
+        if made := [c for c in self._schema.categorical if c.history and c.column in names]:
+            raise DatasetError(
+                f"{subject} has column {made[0].column!r}, but the schema makes {made[0].feature!r} of earlier lines;"
+                " leave out history in the schema to read the column, or give the feature another column"
+            )
         optional = {self._label} if self.labels != "required" else set()
         if self._schema.time and self._predicted and not self._parts:
             optional.add(self._schema.time.column)
         if lacking := [c for c in self._read_columns if c not in names and c not in optional]:
             held = ", ".join(names)[:200]
             hint = "; a log without labels needs --no-labels" if lacking == [self._label] else ""
+            made = (c for c in self._schema.categorical if c.feature in self.histories)
+            if given := [c.feature for c in made if c.column in lacking]:
+                hint = f"; {given[0]!r} is a history, which a line that is predicted has to give; blank: empty"
             raise DatasetError(f"{subject} lacks column(s) {', '.join(lacking)}; it has {held}{remedy}{hint}")
 
     def _split(self, path: str) -> list[str]:
@@ -160,7 +168,7 @@ class Delimited(Source):
                 blank = self._missing_of(feature, dense.missing) is not None
                 kind, missing = "number", self._missing
         for feature in schema.categorical:
-            if name == feature.column and not feature.part:
+            if name == feature.column and not (feature.part or feature.history):
                 missing = self._missing
                 if feature.quantiles:
                     kind = "number"
@@ -193,7 +201,7 @@ class Delimited(Source):
         for dense in self._schema.dense:
             reject_dense(parsed, dense.column, dense.transform)
         for feature in self._schema.categorical:
-            if feature.many:
+            if feature.many and not feature.history:
                 _reject_lists(parsed, feature, may_be_missing=self._predicted)
                 if (limit := self._limits.get(feature.feature)) is not None:
                     _reject_longer(parsed, feature.column, limit)
@@ -206,6 +214,8 @@ class Delimited(Source):
         if schema.time and schema.time.column in parsed.columns:
             times = parsed.numbers(schema.time.column)
         for feature in schema.categorical:
+            if feature.history:  # which preparation makes of all lines
+                continue
             if feature.part:
                 assert times is not None  # the schema has checked it, and raw_fields names the column
                 parts = calendar_keys(times // 1_000_000)[PARTS[feature.part]]
@@ -262,14 +272,44 @@ class Delimited(Source):
             )
 
 
-def _spec(column: CategoricalColumn) -> CategoricalSpec:
+def with_given_histories(schema: DelimitedSchema) -> DelimitedSchema:
+    """The schema of lines that have their histories as columns of lists, the last ones of files without a header."""
+    given = [
+        dataclasses.replace(
+            c,
+            table=schema.table_of(c),
+            lists=True,
+            max_length=c.history.length,
+            too_long="last",
+            history=None,
+        )
+        if c.history
+        else c
+        for c in schema.categorical
+    ]
+    made = tuple(c.column for c in schema.categorical if c.history)
+    columns = schema.columns + made if schema.columns else ()
+    return dataclasses.replace(schema, categorical=tuple(given), columns=columns)
+
+
+def stored_schema(schema: DelimitedSchema) -> dict[str, Any]:
+    """The whole schema, in the types of JSON; without what older ones had not, where it says nothing."""
+    stored = json.loads(json.dumps(dataclasses.asdict(schema)))
+    for part in (stored, *stored["join"]):
+        for column in part["categorical"]:
+            if column["history"] is None:
+                del column["history"]
+    return stored if stored["join"] else {k: v for k, v in stored.items() if k != "join"}
+
+
+def _spec(column: CategoricalColumn, table: str) -> CategoricalSpec:
     many = column.many
     return CategoricalSpec(
         name=column.feature,
-        table=column.table or column.feature,
+        table=table,
         many=many,
         weighted=bool(column.weights),
-        max_length=column.max_length if many else 1,
+        max_length=column.history.length if column.history else column.max_length if many else 1,
         fixed_length=column.fixed_length if many else True,
         quantiles=column.quantiles,
     )

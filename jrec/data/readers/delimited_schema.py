@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 from jrec.data.blocks import WEIGHT_SUFFIX
 from jrec.data.readers import libsvm, places
 from jrec.data.readers.dense import STANDARDIZE, TRANSFORMS
-from jrec.data.schema import NO_TABLES, DatasetError
+from jrec.data.readers.source import History
+from jrec.data.schema import MAX_LENGTH, NO_TABLES, DatasetError
 from jrec.files import decode, load_toml, parse_json
 
 _REMEDY = "docs/formats.md has every key"
@@ -75,6 +77,7 @@ class CategoricalColumn:
     or last values (``too_long``); ``fixed_length`` demands ``max_length`` values everywhere. ``part`` takes the "hour"
     (UTC, "0" to "23") or "weekday" ("0" is Monday) of the column of times.
     ``quantiles`` puts numbers into that many buckets of about as many training values each.
+    ``history`` has preparation make the lists of earlier lines; only lines that are predicted have the column.
     """
 
     column: str
@@ -88,6 +91,7 @@ class CategoricalColumn:
     lists: bool = False
     part: str = ""
     quantiles: int = 0
+    history: History | None = None
 
     @property
     def feature(self) -> str:
@@ -97,7 +101,7 @@ class CategoricalColumn:
     @property
     def many(self) -> bool:
         """Whether the column has lists."""
-        return self.lists or bool(self.separator)
+        return self.lists or bool(self.separator) or self.history is not None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -194,12 +198,24 @@ class DelimitedSchema:
             categorical=join.categorical,
         )
 
+    @property
+    def histories(self) -> dict[str, History]:
+        """The histories by feature."""
+        return {c.feature: c.history for c in self.categorical if c.history is not None}
+
+    def table_of(self, feature: CategoricalColumn) -> str:
+        """The table of a categorical feature; that of a history is the table of its items."""
+        if feature.history is None:
+            return feature.table or feature.feature
+        items = (c for part in (self, *self.join) for c in part.categorical if c.feature == feature.history.of)
+        return next((c.table or c.feature for c in items), "")
+
     def used_columns(self) -> list[str]:
         """Every column that features, label and time read, as often as they read it; without joined files."""
         used = [
             *([self.label.column] if self.label else []),
             *(d.column for d in self.dense),
-            *(c.column for c in self.categorical if not c.part),
+            *(c.column for c in self.categorical if not (c.part or c.history)),
         ]
         return used + [c.weights for c in self.categorical if c.weights] + ([self.time.column] if self.time else [])
 
@@ -283,6 +299,8 @@ def _check_joins(schema: DelimitedSchema, path: str) -> None:
             raise DatasetError(f"{subject} is the name of several; give each [[join]] a name")
         if not (join.dense or join.categorical):
             raise DatasetError(f"{subject} has no feature; add a [[join.dense]] or a [[join.categorical]]")
+        if made := [c.feature for c in join.categorical if c.history is not None]:
+            raise DatasetError(f"{subject}: {made[0]!r} has a history, which is of the log's lines; put it there")
         if any(mark in join.delimiter for mark in '\n\r"'):
             raise DatasetError(f"{subject}: delimiter is {join.delimiter!r}; it must be without line ends or quotes")
         _check_columns(schema.side(join), [join.own_key], subject)
@@ -322,6 +340,7 @@ def _check(schema: DelimitedSchema, path: str) -> None:
     for dense in schema.dense:
         if dense.transform not in (transforms := [*TRANSFORMS, STANDARDIZE]):
             raise wrong(f"transform of {dense.feature!r} is {dense.transform!r}; choose one of {', '.join(transforms)}")
+    _check_histories(schema, wrong)
     for feature in schema.categorical:
         subject = f"categorical {feature.feature!r}"
         if feature.quantiles and not 2 <= feature.quantiles <= MAX_QUANTILES:
@@ -351,3 +370,36 @@ def _check(schema: DelimitedSchema, path: str) -> None:
             raise wrong(f"{subject}: fixed_length needs a max_length")
     if not schema.categorical:
         raise wrong(f"there is no [[categorical]] feature, but {NO_TABLES}")
+
+
+def _check_histories(schema: DelimitedSchema, wrong: Callable[[str], DatasetError]) -> None:
+    """Checks the histories of a schema whose joined files' columns are in the log."""
+    taken = [*schema.used_columns(), *schema.columns, *(c.column for c in schema.categorical if c.history)]
+    single = {c.feature: c for c in schema.categorical if not (c.many or c.quantiles)}
+    for feature in schema.categorical:
+        if (history := feature.history) is None:
+            continue
+        subject = f"categorical {feature.feature!r}: history"
+        for key, name in (("by", history.by), ("of", history.of)):
+            if name not in single:
+                raise wrong(
+                    f"{subject} has {key} = {name!r}; it must be a [[categorical]] feature of one value, one of"
+                    f" {', '.join(single) or 'which there is none'}"
+                )
+        if taken.count(feature.column) > 1:
+            raise wrong(
+                f"{subject} is made of earlier lines, but its column {feature.column!r}, which only lines that are"
+                " predicted have, is a column of the log or of another feature; choose another name for it"
+            )
+        if not 1 <= history.length <= MAX_LENGTH:
+            raise wrong(f"{subject} has length {history.length:,}; it must be 1 to {MAX_LENGTH:,}")
+        own = ("max_length", "fixed_length", "weights", "part", "quantiles")
+        if stated := [key for key in own if getattr(feature, key)]:
+            raise wrong(f"{subject} says what the lists are; leave out {', '.join(stated)}")
+        if feature.too_long != "error":
+            raise wrong(f"{subject} keeps the last {history.length:,} values; leave out too_long")
+        if feature.table not in ("", table := schema.table_of(feature)):
+            raise wrong(
+                f"{subject} is of {history.of!r}, which has table {table!r}, but table is {feature.table!r}; leave it"
+                " out"
+            )

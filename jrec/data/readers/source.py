@@ -20,6 +20,15 @@ MAX_INTEGER_ID = 2**56 - 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class History:
+    """The values of feature ``of`` in the earlier lines with the same value of feature ``by``, the last ``length``."""
+
+    by: str
+    of: str
+    length: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class CategoricalSpec:
     """A categorical feature before preparation: ``max_length`` None stands for the longest list of the log.
 
@@ -75,6 +84,7 @@ class Source:
       label: The field of the label, of formats of which there can be logs without one; "" where this log has none, and
         None for formats that make labels themselves.
       complete: The dense features of which no value may be missing in a log.
+      histories: By feature that preparation makes of all lines, what it is made of; chunks lack these features.
       key_seed: The seed of the hash of long values in files that are joined to the log; None where there are none.
     """
 
@@ -86,6 +96,7 @@ class Source:
     labels: Labels = "required"
     label: str | None = None
     complete: frozenset[str] = frozenset()
+    histories: Mapping[str, History] = {}
     key_seed: int | None = None
 
     def with_labels(self, labels: Labels) -> Self:

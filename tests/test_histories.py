@@ -1,0 +1,222 @@
+"""Histories that ``jrec prepare`` makes of a log, against plain Python."""
+
+import collections
+import random
+
+import numpy as np
+import pytest
+from prepare_reference import read_dataset, read_vocabulary
+
+from jrec.data.encoder import Encoder
+from jrec.data.histories import write_histories
+from jrec.data.joined import csv_source
+from jrec.data.prepare import prepare
+from jrec.data.prepare_options import PrepareOptions
+from jrec.data.readers import load_schema
+from jrec.data.schema import DatasetError, Schema
+from jrec.data.spill import PlainColumn
+
+SCHEMA = """
+[label]
+column = "label"
+
+[time]
+column = "at"
+
+[[categorical]]
+column = "user"
+
+[[categorical]]
+column = "item"
+
+[[categorical]]
+column = "history"
+separator = "|"
+history = {by = "user", of = "item", length = 3}
+"""
+UNTIMED = SCHEMA.replace('[time]\ncolumn = "at"\n', "")
+
+
+def reference(users, items, moments, length, missing=""):
+    """Each line's items of earlier moments, the last ``length``; lines in order of time."""
+    made, seen = [], collections.defaultdict(list)
+    for user, item, moment in zip(users, items, moments, strict=True):
+        earlier = [i for i, at in seen[user] if at < moment and i != missing]
+        made.append(earlier[-length:] if user != missing else [])
+        seen[user].append((item, moment))
+    return made
+
+
+def log(seed, lines=200):
+    """(label, user, item, time), with ties, repeated and missing values, long texts, in no order of time."""
+    draw = random.Random(seed)
+    items = ["", "a", "b", "c", "an item with a long name", "12345678"]
+    return [
+        (draw.randrange(2), draw.choice(["", "u1", "u2", "a user with a long name"]), draw.choice(items),
+         draw.randrange(-20, 40)) for _ in range(lines)
+    ]  # fmt: skip
+
+
+def written(path, lines):
+    path.write_text("label,user,item,at\n" + "".join(",".join(map(str, line)) + "\n" for line in lines))
+    return str(path)
+
+
+def source_of(folder, schema=SCHEMA):
+    (folder / "schema.toml").write_text(schema)
+    return csv_source(load_schema(str(folder / "schema.toml")))
+
+
+def values_of(folder, schema, rows):
+    """Lists of rows as lists of texts."""
+    vocabulary, _ = read_vocabulary(folder, schema.table("item"))
+    return [[vocabulary[row] for row in one] for one in rows]
+
+
+def column(path, values, dtype):
+    made = PlainColumn(path, np.dtype(dtype))
+    made.append(np.array(values, dtype))
+    made.finish()
+    return made
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_histories_of_random_columns(tmp_path, seed):
+    draw = np.random.default_rng(seed)
+    rows, length = int(draw.integers(0, 120)), int(draw.integers(1, 6))
+    users = draw.integers(0, 4, rows).astype(np.uint64) * np.uint64(2**62)  # 0 is the missing one
+    items, moments = draw.integers(0, 5, rows).astype(np.uint64), np.sort(draw.integers(-5, 20, rows))
+    timed = bool(seed % 3)
+    histories = write_histories(
+        column(tmp_path / "users", users, np.uint64),
+        column(tmp_path / "items", items, np.uint64),
+        column(tmp_path / "moments", moments, np.int64) if timed else None,
+        tmp_path / "work",
+        rows=rows,
+        length=length,
+        bucket_rows=int(draw.integers(1, 30)),
+    )
+    found = histories.read(0, rows)
+    lists = [found.values[a:b].tolist() for a, b in zip(found.offsets[:-1], found.offsets[1:], strict=True)]
+    assert histories.rows == rows
+    assert lists == reference(users.tolist(), items.tolist(), moments if timed else range(rows), length, missing=0)
+    assert histories.longest == max(map(len, lists), default=0)
+
+
+@pytest.mark.parametrize("timed", [True, False])
+def test_prepared_histories_hold_what_is_strictly_earlier(tmp_path, timed):
+    lines = log(int(timed))
+    files = [written(tmp_path / f"{k}.csv", lines[70 * k : 70 * (k + 1)]) for k in range(3)]
+    prepare(
+        source_of(tmp_path, SCHEMA if timed else UNTIMED), files, tmp_path / "out",
+        PrepareOptions(min_count=1, block_size=16, split=(0.5, 0.2, 0.3), keep_order=True),
+    )  # fmt: skip
+    schema, columns = read_dataset(tmp_path / "out")
+    ordered = sorted(lines, key=lambda line: line[3]) if timed else lines
+    _, users, items, moments = zip(*ordered, strict=True)
+    expected = reference(users, items, moments if timed else range(len(lines)), 3)
+    vocabulary, _ = read_vocabulary(tmp_path / "out", schema.table("item"))
+    known = set(vocabulary)
+    expected = [[item if item in known else None for item in one] for one in expected]
+    assert values_of(tmp_path / "out", schema, columns["history"]) == expected
+    feature = next(f for f in schema.categorical if f.name == "history")
+    assert (feature.table, feature.max_length, feature.fixed_length) == ("item", 3, False)
+    assert [t.name for t in schema.tables] == ["user", "item"]
+
+
+def test_lines_of_one_moment_are_not_in_each_others_histories(tmp_path):
+    lines = [(1, "u1", "a", 1), (1, "u1", "b", 1), (1, "u1", "a", 2), (1, "u1", "c", 3)]
+    prepare(source_of(tmp_path), [written(tmp_path / "log.csv", lines)], tmp_path / "out",
+            PrepareOptions(min_count=1, split=(1, 0, 0)))  # fmt: skip
+    schema, columns = read_dataset(tmp_path / "out")
+    assert values_of(tmp_path / "out", schema, columns["history"]) == [[], [], ["a", "b"], ["a", "b", "a"]]
+
+
+def test_test_lines_hold_training_items_of_files_for_each_split(tmp_path):
+    train = written(tmp_path / "train.csv", [(1, "u1", "a", 1), (0, "u1", "b", 2)])
+    test = written(tmp_path / "test.csv", [(1, "u1", "a", 3), (1, "u2", "b", 4)])
+    options = PrepareOptions(min_count=1)
+    prepare(source_of(tmp_path), {"train": [train], "test": [test]}, tmp_path / "out", options)
+    schema, columns = read_dataset(tmp_path / "out")
+    assert values_of(tmp_path / "out", schema, columns["history"]) == [[], ["a"], ["a", "b"], []]
+    with pytest.raises(DatasetError, match=r"earlier than some of the split before.*--input"):
+        prepare(source_of(tmp_path), {"train": [test], "test": [train]}, tmp_path / "other", options)
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_lines_that_are_predicted_give_their_histories(tmp_path, joined):
+    text = SCHEMA
+    if joined:
+        (tmp_path / "items.csv").write_text("item,maker\na,m\nb,n\n")
+        text += '[[join]]\nfile = "items.csv"\nkey = "item"\n[[join.categorical]]\ncolumn = "maker"\n'
+    lines = [(1, "u1", "a", 1), (1, "u1", "b", 2), (0, "u2", "a", 3), (1, "u1", "a", 4)]
+    prepare(source_of(tmp_path, text), [written(tmp_path / "log.csv", lines)], tmp_path / "out",
+            PrepareOptions(min_count=1, split=(1, 0, 0)))  # fmt: skip
+    schema = Schema.load(tmp_path / "out")
+    encoder = Encoder(schema)
+    raw = tmp_path / "new.csv"
+    raw.write_text("user,item,history\nu1,a,a|b|b|a\nstranger,b,\nu2,a,unseen\n")
+    pieces = list(encoder.stream(str(raw), batch_size=8))
+    lists = pieces[0].ids["history"]
+    row, oov = {v: i for i, v in enumerate(read_vocabulary(tmp_path / "out", schema.table("item"))[0])}, None
+    assert lists.offsets.tolist() == [0, 3, 3, 4]  # the last 3 of the first
+    assert lists.values.tolist() == [row["b"], row["b"], row["a"], row[oov]]
+    assert "history" in encoder.raw_columns
+    raw.write_text("user,item\nu1,a\n")
+    with pytest.raises(DatasetError, match=r"lacks column\(s\) history.*'history' is a history.*has to give"):
+        list(encoder.stream(str(raw), batch_size=8))
+
+
+def test_a_file_without_a_header_gives_histories_in_its_last_column(tmp_path):
+    text = 'columns = ["label", "user", "item", "at"]\n' + SCHEMA
+    (tmp_path / "log.csv").write_text("1,u1,a,1\n0,u1,b,2\n1,u1,a,3\n")
+    prepare(source_of(tmp_path, text), [str(tmp_path / "log.csv")], tmp_path / "out",
+            PrepareOptions(min_count=1, split=(1, 0, 0)))  # fmt: skip
+    schema = Schema.load(tmp_path / "out")
+    (tmp_path / "new.csv").write_text("1,u1,a,4,b|a\n")
+    (piece,) = Encoder(schema).stream(str(tmp_path / "new.csv"), batch_size=8)
+    assert values_of(tmp_path / "out", schema, [piece.ids["history"].values]) == [["b", "a"]]
+
+
+def test_a_later_log_begins_its_histories(tmp_path):
+    lines, options = [(1, "u1", "a", 1), (1, "u1", "b", 2)], PrepareOptions(min_count=1, split=(1, 0, 0))
+    prepare(source_of(tmp_path), [written(tmp_path / "log.csv", lines)], tmp_path / "out", options)
+    later, said = written(tmp_path / "later.csv", [(1, "u1", "b", 5), (1, "u1", "a", 6)]), []
+    options = PrepareOptions(vocabulary_from=str(tmp_path / "out"), split=(0, 0, 1))
+    prepare(source_of(tmp_path), [later], tmp_path / "later", options, report=said.append)
+    _, columns = read_dataset(tmp_path / "later")
+    assert values_of(tmp_path / "out", Schema.load(tmp_path / "out"), columns["history"]) == [[], ["b"]]
+    assert any("histories begin with this log" in message for message in said)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('by = "user"', 'by = "visitor"', "by = 'visitor'; it must be a .* one of user, item"),
+        ('of = "item"', 'of = "history"', "of = 'history'; it must be a"),
+        ("length = 3", "length = 0", "length 0; it must be 1 to"),
+        ('separator = "|"', 'separator = "|"\nmax_length = 3', "leave out max_length"),
+        ('separator = "|"', 'separator = "|"\ntoo_long = "last"', "leave out too_long"),
+        ('separator = "|"', 'separator = "|"\ntable = "user"', "which has table 'item', but table is 'user'"),
+        ('column = "history"', 'column = "at"\nname = "history"', "its column 'at'.* choose another name"),
+    ],
+)
+def test_schemas_that_make_no_history_are_refused(tmp_path, old, new, message):
+    assert SCHEMA.count(old) == 1
+    with pytest.raises(DatasetError, match=message):
+        source_of(tmp_path, SCHEMA.replace(old, new))
+
+
+def test_a_joined_file_has_no_history(tmp_path):
+    text = SCHEMA + '[[join]]\nfile = "items.csv"\nkey = "item"\n[[join.categorical]]\ncolumn = "other"\n'
+    with pytest.raises(DatasetError, match="'other' has a history, which is of the log's lines"):
+        source_of(tmp_path, text + 'history = {by = "user", of = "item", length = 3}\n')
+
+
+def test_logs_whose_histories_would_leak_or_are_there_are_refused(tmp_path):
+    path = written(tmp_path / "log.csv", log(0, 20))
+    with pytest.raises(DatasetError, match=r"--split-by random with the history 'history'.*leave --split-by out"):
+        prepare(source_of(tmp_path), [path], tmp_path / "out", PrepareOptions(split_by="random"))
+    (tmp_path / "has.csv").write_text("label,user,item,at,history\n1,u,i,1,a\n")
+    with pytest.raises(DatasetError, match="has column 'history', but the schema makes 'history' of earlier lines"):
+        prepare(source_of(tmp_path), [str(tmp_path / "has.csv")], tmp_path / "out")
