@@ -54,15 +54,32 @@ def services(monkeypatch):
         started = wandb.start(id, name, config)
         return types.SimpleNamespace(id=started, log=wandb.log, finish=wandb.end)
 
-    def start_run(*, run_id, run_name):
-        return types.SimpleNamespace(info=types.SimpleNamespace(run_id=mlflow.start(run_id, run_name, None)))
+    class MlflowClient:
+        def create_run(self, experiment, *, run_name):
+            assert experiment == "0"
+            return types.SimpleNamespace(info=types.SimpleNamespace(run_id=mlflow.start(None, run_name, None)))
 
-    def log_params(params):
-        mlflow.runs[mlflow.open]["config"] |= params
+        def update_run(self, id, *, status):
+            assert status == "RUNNING"
+            mlflow.start(id, None, None)
+
+        def log_batch(self, id, *, params=(), metrics=()):
+            assert len(params) <= 100
+            mlflow.runs[id]["config"] |= dict(params)
+            for key, value, milliseconds, step in metrics:
+                assert milliseconds > 1.6e12
+                mlflow.log({key: value}, step)
+
+        def set_terminated(self, id):
+            assert id == mlflow.open
+            mlflow.end()
 
     monkeypatch.setitem(sys.modules, "wandb", module("wandb", init=init))
-    functions = {"start_run": start_run, "log_params": log_params, "log_metrics": mlflow.log, "end_run": mlflow.end}
-    monkeypatch.setitem(sys.modules, "mlflow", module("mlflow", **functions))
+    entities = module("mlflow.entities", Metric=lambda *of: of, Param=lambda *of: of)
+    monkeypatch.setitem(sys.modules, "mlflow", module("mlflow", MlflowClient=MlflowClient, entities=entities))
+    monkeypatch.setitem(sys.modules, "mlflow.entities", entities)
+    for variable in ("MLFLOW_EXPERIMENT_NAME", "MLFLOW_EXPERIMENT_ID"):
+        monkeypatch.delenv(variable, raising=False)
     return {"wandb": wandb, "mlflow": mlflow}
 
 
@@ -105,3 +122,42 @@ def test_a_service_that_is_not_installed_is_refused_before_anything_is_made(tmp_
     assert main(["train", "quickstart", f"data.path={data}", f"out={out}", 'log.to=["wandb"]']) == 2
     assert "log.to has 'wandb', whose package is not installed: pip install 'jrec[wandb]'" in capsys.readouterr().err
     assert not out.exists()
+
+
+def written(folder, name, *, steps, config=None):
+    trackers = Trackers([name], folder, title="clicks", config=config or {})
+    for step in steps:
+        trackers.write(step, "train", {"loss": 0.5})
+    trackers.close()
+    return json.loads((folder / "trackers" / "ids.json").read_text())[name]
+
+
+@pytest.mark.slow
+def test_real_wandb_offline(tmp_path, monkeypatch):
+    pytest.importorskip("wandb", reason="wandb is not installed, which jrec's extra wandb has")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    made = written(tmp_path, "wandb", steps=[1], config={"name": "clicks"})
+    assert written(tmp_path, "wandb", steps=[2]) == made
+    assert list((tmp_path / "trackers" / "wandb").glob(f"offline-run-*-{made}/*.wandb"))
+
+
+@pytest.mark.slow
+def test_real_mlflow_in_files_beside_a_run_of_the_program(tmp_path, monkeypatch, caplog):
+    mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed, which jrec's extra mlflow has")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # newer versions prefer a database
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "clicks")
+    mlflow.set_tracking_uri((tmp_path / "store").as_uri())
+    with mlflow.start_run() as own:
+        made = written(tmp_path, "mlflow", steps=[1], config={f"key{i}": i for i in range(150)})
+        assert mlflow.active_run().info.run_id == own.info.run_id
+        failing = Trackers(["mlflow"], tmp_path / "failing")
+        failing.write(1, "train", {"a name?": 0.5})  # which MLflow refuses
+        assert written(tmp_path, "mlflow", steps=[2]) == made
+    assert [record.getMessage()[:20] for record in caplog.records if record.name.startswith("jrec")] == [
+        "log.to: mlflow fails"
+    ]
+    client = mlflow.MlflowClient()
+    assert len(client.get_run(made).data.params) == 150
+    assert sorted((m.step, m.value) for m in client.get_metric_history(made, "train/loss")) == [(1, 0.5), (2, 0.5)]
+    assert client.get_run(made).info.status == "FINISHED"

@@ -7,8 +7,11 @@ on where it was followed before, by the ids in ``RUN/trackers/ids.json``.
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import logging
+import os
 import pathlib
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -120,21 +123,37 @@ class _WandB:
 
 
 class _MLflow:
+    """By its client: MLflow's own functions share one active run of the process, which may be the program's."""
+
     def __init__(self, folder: pathlib.Path, known: str | None, title: str, config: dict[str, object]):
         del folder
-        import mlflow  # pyright: ignore[reportMissingImports]
+        from mlflow import MlflowClient  # pyright: ignore[reportMissingImports]
+        from mlflow.entities import Metric, Param  # pyright: ignore[reportMissingImports]
 
-        # Where to, and into which experiment, are the environment's: MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME.
-        self._mlflow = mlflow
-        self.id = str(mlflow.start_run(run_id=known, run_name=title).info.run_id)
+        self._client, self._metric = MlflowClient(), Metric
         if known is None:
-            mlflow.log_params({key: str(value)[:500] for key, value in config.items()})
+            self.id = str(self._client.create_run(_mlflow_experiment(self._client), run_name=title).info.run_id)
+            for some in itertools.batched(config.items(), 100):  # as many as a request takes
+                self._client.log_batch(self.id, params=[Param(key, str(value)[:500]) for key, value in some])
+        else:
+            self.id = known
+            self._client.update_run(known, status="RUNNING")
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        self._mlflow.log_metrics(dict(values), step=step)
+        now = int(time.time() * 1000)  # milliseconds
+        self._client.log_batch(self.id, metrics=[self._metric(name, v, now, step) for name, v in values.items()])
 
     def close(self) -> None:
-        self._mlflow.end_run()
+        self._client.set_terminated(self.id)
+
+
+def _mlflow_experiment(client: Any) -> str:
+    """The id of the experiment that MLflow's own variables name; made if absent. "0" is the default one."""
+    name = os.environ.get("MLFLOW_EXPERIMENT_NAME")
+    if not name:
+        return os.environ.get("MLFLOW_EXPERIMENT_ID", "0")
+    found = client.get_experiment_by_name(name)
+    return client.create_experiment(name) if found is None else found.experiment_id
 
 
 _TRACKERS = {"wandb": _WandB, "mlflow": _MLflow}
