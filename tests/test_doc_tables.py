@@ -164,7 +164,10 @@ def test_a_judged_figure_has_one_rule(rules):
 
 
 def test_the_page_shows_the_worst_value_first_and_what_is_left_out(monkeypatch, tmp_path):
-    path = tmp_path / "claims.toml"
+    path = tmp_path / "benchmarks" / "claims.toml"
+    path.parent.mkdir()
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "speed.md").write_text("<!-- claims: Paper -->")
     path.write_text(
         """
         [Paper."Figure 1"]
@@ -180,4 +183,4 @@ def test_the_page_shows_the_worst_value_first_and_what_is_left_out(monkeypatch, 
     shown = "by torch: **3×**; beside: time: **1,234 ms** (b) to 2.5 ms"  # noqa: RUF001
     assert rows[2] == f"| Figure 1 | fast | {shown} | **holds** | None. Left out: the machine broke. |"
     assert rows[3] == "\nLines and their commits: speed at abc."
-    assert list(claims.table(None, LINES))[2] == "| [Paper](#paper) |  | 1 |  |  |  |"
+    assert list(claims.table(None, LINES))[2] == "| [Paper](speed.md#paper) |  | 1 |  |  |  |"
