@@ -163,7 +163,7 @@ def test_lines_that_are_predicted_give_their_histories(tmp_path, joined):
     assert lists.values.tolist() == [row["b"], row["b"], row["a"], row[oov]]
     assert "history" in encoder.raw_columns
     raw.write_text("user,item\nu1,a\n")
-    with pytest.raises(DatasetError, match=r"lacks column\(s\) history.*'history' is a history.*has to give"):
+    with pytest.raises(DatasetError, match=r"lacks column\(s\) history.*'history' is a history: give each line"):
         list(encoder.stream(str(raw), batch_size=8))
 
 

@@ -129,7 +129,9 @@ class Delimited(Source):
             hint = "; a log without labels needs --no-labels" if lacking == [self._label] else ""
             made = (c for c in self._schema.categorical if c.feature in self.histories)
             if given := [c.feature for c in made if c.column in lacking]:
-                hint = f"; {given[0]!r} is a history, which a line that is predicted has to give; blank: empty"
+                hint = (
+                    f"; {given[0]!r} is a history: give each line the user's items, oldest first, or a blank for none"
+                )
             raise DatasetError(f"{subject} lacks column(s) {', '.join(lacking)}; it has {held}{remedy}{hint}")
 
     def _split(self, path: str) -> list[str]:
