@@ -118,7 +118,7 @@ def modules(kind: Literal["hstu", "sasrec"], items: int, seed: int) -> tuple[jre
 
 def serve(report: harness.Report, kind: Literal["hstu", "sasrec"], items: int, *, requests: int) -> None:
     """Milliseconds from a history of 200 to the user's vector, and to the 10 best items."""
-    rng, nothing = np.random.default_rng(0), np.full((1, 1), -1)
+    rng = np.random.default_rng(0)
     with jrec.distribute(*modules(kind, items, 0)) as run, tempfile.TemporaryDirectory() as folder:
         run.export(pathlib.Path(folder) / "export")
         model = jrec.serving.load(pathlib.Path(folder) / "export", batch_sizes=[1])
@@ -127,7 +127,7 @@ def serve(report: harness.Report, kind: Literal["hstu", "sasrec"], items: int, *
         for _ in range(requests):
             history = rng.integers(0, items, (1, LENGTH))
             start = time.perf_counter()
-            user = model.logits({"history": history, "next": nothing, "sampled": nothing})["user"]
+            user = model.logits({"history": history})["user"]
             vector.append(1e3 * (time.perf_counter() - start))
             model.top_k(user, "item", 10, seen=history, unit=True)
             best.append(1e3 * (time.perf_counter() - start))

@@ -11,6 +11,7 @@ import pytest
 from flax import nnx
 
 import jrec
+from jrec.data.schema import DatasetError
 from jrec.nn import NextItem, SequenceConfig, SequenceEncoder, next_item_layout, next_item_loss, ranking_metrics, ranks
 from jrec.nn.sequences import HSTUBlock, SASRecBlock
 
@@ -184,3 +185,23 @@ def test_bad_configurations(change, message):
     layout = jrec.EmbeddingLayout.build([table], [jrec.FeatureConfig(name="item", table="item")])
     with pytest.raises(ValueError, match="must have the features history, next and sampled"):
         NextItem(layout, SequenceConfig(), rngs=nnx.Rngs(0))
+
+
+def test_a_request_has_the_history_alone(tmp_path):
+    """Of an exported model: what only training reads is not asked for, and later deltas fit."""
+    layout = next_item_layout(ITEMS, dim=DIM, length=LENGTH, sampled=4)
+    model = NextItem(layout, SequenceConfig(), rngs=nnx.Rngs(0))
+    optimizer = jrec.nn.SparseOptimizer(model, dense=optax.sgd(0.1), embedding=jrec.ops.SGD(learning_rate=0.1))
+    columns = histories(9, 0)
+    with jrec.distribute(model, optimizer) as run:
+        step = run.compile(loss=next_item_loss())
+        run.export(tmp_path / "whole")
+        for batch in run.feed([columns], label=None, extras=["next", "sampled"]):
+            step(batch)
+        run.export(tmp_path / "delta", since=[tmp_path / "whole"])
+        want = run.predict(columns)["user"]
+    served = jrec.serving.load(tmp_path / "whole", [tmp_path / "delta"])
+    assert served.raw_columns == ("history",)
+    np.testing.assert_allclose(served.logits({"history": columns["history"]})["user"], want, rtol=1e-5, atol=1e-6)
+    with pytest.raises(DatasetError, match="history"):
+        served.logits({"next": columns["next"]})

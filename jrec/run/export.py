@@ -165,6 +165,8 @@ def write_export(
     """
     base = _Base([pathlib.Path(path) for path in since]) if since else None
     stored = _dtype_of(source, dtype, base)
+    served = source.layout.order if source.schema is not None else None if base is None else base.features
+    program, read = export_program(source.model, source.layout, len(source.dense), served=served)
     manifest = Manifest(
         id="",
         parent="" if base is None else base.manifests[-1].id,
@@ -174,7 +176,7 @@ def write_export(
         rows=source.meaning,
         dtype=stored,
         dense=source.dense,
-        features=_features(source.layout),
+        features=tuple(feature for feature in _features(source.layout) if feature.name in read),
         tables={},
         files={},
     )
@@ -183,7 +185,7 @@ def write_export(
         base.check(manifest)
     with new_folder(out, about, kind="export", overwrite=overwrite, inputs=[*inputs, *since], report=report) as folder:
         (folder / "tables").mkdir()
-        (folder / MODEL).write_bytes(export_program(source.model, source.layout, len(source.dense)))
+        (folder / MODEL).write_bytes(program)
         if onnx:
             (folder / ONNX).write_bytes(onnx_program(source.model, source.layout, len(source.dense)))
         writer = _Writer(source, folder, stored, base)
@@ -372,6 +374,11 @@ class _Base:
             change.write()
             self.tables = change.tables
         self._folder, self.dtype = folders[0], self.manifests[0].dtype
+
+    @property
+    def features(self) -> list[str]:
+        """The names of the features of a request."""
+        return [feature.name for feature in self.manifests[0].features]
 
     def check(self, manifest: Manifest) -> None:
         """Refuses a model that is not the export's model; tables that are not known yet are its own."""

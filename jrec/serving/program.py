@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import jax
@@ -62,7 +62,7 @@ class _Stacks(Mapping[str, Any]):
         )
 
 
-def dense_program(model: Any, layout: EmbeddingLayout) -> Program:
+def dense_program(model: Any, layout: EmbeddingLayout, unread: Collection[str] = ()) -> Program:
     """The function ``dense, vectors, masks -> outputs`` of a model in evaluation mode.
 
     ``dense`` is (batch, num_dense) float32, ``vectors`` float32 by feature: (batch, dim), of pooling "none"
@@ -73,13 +73,15 @@ def dense_program(model: Any, layout: EmbeddingLayout) -> Program:
     Args:
       model: Any NNX module with ``embeddings`` and ``logits``; it does not change.
       layout: Its tables and features.
+      unread: Features that are not among the inputs, of which the model sees zeros and no positions.
     """
     graph, state = nnx.split(model)  # of which only what ``logits`` reads becomes a constant: no table
 
     def outputs(dense: jax.Array, vectors: Mapping[str, jax.Array], masks: Mapping[str, jax.Array]) -> Any:
         served = nnx.merge(graph, state, copy=True)  # what it changes of its state stays in the trace
         served.eval()
-        _replace(served, served.embeddings, _Vectors(layout, vectors, masks))
+        zeros, nowhere = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), _shapes(layout, dense.shape[0], unread))
+        _replace(served, served.embeddings, _Vectors(layout, {**zeros, **vectors}, {**nowhere, **masks}))
         named = {}
         if "mask" in inspect.signature(served.logits).parameters:  # whose 0 marks padding, which requests have none of
             named["mask"] = jnp.ones(dense.shape[0], jnp.float32)
@@ -98,24 +100,35 @@ def _replace(model: nnx.Module, embeddings: object, by: _Vectors) -> None:
 
 
 def export_program(
-    model: object, layout: EmbeddingLayout, num_dense: int, platforms: Sequence[str] = PLATFORMS
-) -> bytes:
-    """``dense_program`` as ``jax.export`` serializes it, with the model's parameters inside.
+    model: object,
+    layout: EmbeddingLayout,
+    num_dense: int,
+    platforms: Sequence[str] = PLATFORMS,
+    *,
+    served: Collection[str] | None = None,
+) -> tuple[bytes, frozenset[str]]:
+    """``dense_program`` as ``jax.export`` serializes it, with the model's parameters inside, and the features it reads.
 
     Args:
       model: A trained model; its embeddings are not used.
       layout: Its tables and features.
       num_dense: Dense features of an example.
       platforms: What it can run on.
+      served: The features of a request; None for those that ``logits`` reads in evaluation mode, as a next-item model
+        reads the history alone.
 
     Raises:
       ExportError: If ``logits`` cannot be traced for a batch of any size, or its outputs are no arrays of an example
         each.
     """
     subject = f"{type(model).__name__}.logits"
-    inputs = symbolic_inputs(layout, num_dense)
-    program = jax.jit(dense_program(model, layout))
+    names = frozenset(layout.order)
     try:
+        if served is None:
+            served = _read_features(dense_program(model, layout), symbolic_inputs(layout, num_dense))
+        unread = names - set(served)
+        inputs = symbolic_inputs(layout, num_dense, unread)
+        program = jax.jit(dense_program(model, layout, unread))
         exported = export.export(program, platforms=tuple(platforms))(*inputs)
     except (ExportError, MemoryError):
         raise
@@ -126,7 +139,7 @@ def export_program(
         ) from problem
     _check_outputs(subject, exported, inputs[0].shape[0])
     try:
-        return bytes(exported.serialize())
+        return bytes(exported.serialize()), names - unread
     except ValueError as problem:  # of a container that was not registered
         raise ExportError(
             f"{subject} returns what cannot be stored ({problem}); return arrays, or dictionaries, lists or tuples of"
@@ -146,9 +159,29 @@ def _check_outputs(subject: str, exported: export.Exported, batch: object) -> No
             )
 
 
-def symbolic_inputs(layout: EmbeddingLayout, num_dense: int) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+def _read_features(program: Program, inputs: tuple[Any, dict[str, Any], dict[str, Any]]) -> frozenset[str]:
+    """The features whose vectors or masks have a part in the outputs."""
+    jaxpr = jax.make_jaxpr(program)(*inputs).jaxpr
+    needed = set(map(id, jaxpr.outvars))
+    for equation in reversed(jaxpr.eqns):
+        if not needed.isdisjoint(map(id, equation.outvars)):
+            needed.update(map(id, equation.invars))
+    paths = (path for path, _ in jax.tree_util.tree_leaves_with_path(inputs))
+    read = (path for path, variable in zip(paths, jaxpr.invars, strict=True) if id(variable) in needed)
+    return frozenset(path[1].key for path in read if len(path) == 2)  # the first leaf is ``dense``
+
+
+def symbolic_inputs(
+    layout: EmbeddingLayout, num_dense: int, unread: Collection[str] = ()
+) -> tuple[Any, dict[str, Any], dict[str, Any]]:
     """Shapes of the program's inputs for a batch of any size."""
     (batch,) = export.symbolic_shape("batch")
+    vectors, masks = _shapes(layout, batch, frozenset(layout.order) - set(unread))
+    return jax.ShapeDtypeStruct((batch, num_dense), jnp.float32), vectors, masks
+
+
+def _shapes(layout: EmbeddingLayout, batch: Any, names: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Of the vectors, and of the masks, of features with these names."""
 
     def shape(dtype: object, *sizes: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((batch, *sizes), dtype)
@@ -157,6 +190,6 @@ def symbolic_inputs(layout: EmbeddingLayout, num_dense: int) -> tuple[Any, dict[
         sizes = (feature.max_length, dim) if feature.pooling == "none" else (dim,)
         return shape(jnp.float32, *sizes)
 
-    vectors = {feature.name: of(feature, dim) for feature, dim in layout.features}
-    masks = {f.name: shape(jnp.bool_, f.max_length) for f, _ in layout.features if f.pooling == "none"}
-    return shape(jnp.float32, num_dense), vectors, masks
+    chosen = [(feature, dim) for feature, dim in layout.features if feature.name in names]
+    vectors = {feature.name: of(feature, dim) for feature, dim in chosen}
+    return vectors, {f.name: shape(jnp.bool_, f.max_length) for f, _ in chosen if f.pooling == "none"}
