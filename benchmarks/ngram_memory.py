@@ -1,8 +1,9 @@
 """A step of an n-gram memory, by rows: jrec's sparse update on the device and in host memory, beside an ``nnx.Embed``.
 
 The same dense part, Adagrad and batches of random tokens, 65,536 lookups a step, rows of 64 floats. Each side runs in a
-process of its own, whose peak memory is reported, less that of the imports. An ``nnx.Embed`` is measured as far as its
-table, gradient and slot fit: 64 million rows of it would need 50 GB.
+process of its own, whose peak memory is reported, less that of the imports. A side is left
+out where the machine's memory is less than its copies of the table: rows and slot on the device, gradient and update
+beside them of an ``nnx.Embed``, and of host memory only the rows that were read.
 
 Examples:
   python -m benchmarks.ngram_memory
@@ -12,6 +13,7 @@ Examples:
 from __future__ import annotations
 
 import json
+import os
 import resource
 import statistics
 import subprocess
@@ -32,7 +34,7 @@ from benchmarks import harness
 TEXTS, LENGTH, WIDTH, DIM, VOCABULARY, CLASSES = 32, 256, 64, 64, 1_000, 16
 SIDES = ("device", "host", "embed")
 STEPS, FIRST = 12, 2
-EMBED_ROWS = 8_000_000
+COPIES = {"device": 2, "host": 0, "embed": 4}
 
 
 def main() -> None:
@@ -48,7 +50,9 @@ def main() -> None:
         return
     with harness.Report(arguments, "ngram_memory") as report:
         for rows in [20_000] if arguments.quick else arguments.rows:
-            found = {side: worker(side, rows) for side in arguments.side if side != "embed" or rows <= EMBED_ROWS}
+            memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+            fit = [side for side in arguments.side if COPIES[side] * rows * DIM * 4 < memory]
+            found = {side: worker(side, rows) for side in fit}
             case, embed = f"{rows:,} rows x {DIM}, 65,536 lookups", found.get("embed")
             for side, (milliseconds, gigabytes) in found.items():
                 ratio = (
