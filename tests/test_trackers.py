@@ -11,13 +11,14 @@ from run_cases import quickstart
 from train_command import train_command
 
 from jrec.cli import main
+from jrec.errors import ConfigError
 from jrec.train.report.logs import METRICS_FILE, MetricLog, read_records
-from jrec.train.report.trackers import Trackers
+from jrec.train.report.trackers import Trackers, check_trackers
 
 
 def module(name, **values):
     made = types.ModuleType(name)
-    made.__spec__ = importlib.machinery.ModuleSpec(name, None)
+    made.__spec__ = importlib.machinery.ModuleSpec(name, None, origin="a test")
     vars(made).update(values)
     return made
 
@@ -122,6 +123,15 @@ def test_a_service_that_is_not_installed_is_refused_before_anything_is_made(tmp_
     assert main(["train", "quickstart", f"data.path={data}", f"out={out}", 'log.to=["wandb"]']) == 2
     assert "log.to has 'wandb', whose package is not installed: pip install 'jrec[wandb]'" in capsys.readouterr().err
     assert not out.exists()
+
+
+def test_a_folder_is_no_package(tmp_path, monkeypatch):
+    """wandb leaves one where it ran, and the command looks for modules there."""
+    (tmp_path / "mlflow").mkdir()
+    monkeypatch.delitem(sys.modules, "mlflow", raising=False)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    with pytest.raises(ConfigError, match=r"log\.to has 'mlflow', whose package is not installed"):
+        check_trackers(["mlflow"])
 
 
 def written(folder, name, *, steps, config=None):

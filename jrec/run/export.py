@@ -165,7 +165,9 @@ def write_export(
     """
     base = _Base([pathlib.Path(path) for path in since]) if since else None
     stored = _dtype_of(source, dtype, base)
-    served = source.layout.order if source.schema is not None else None if base is None else base.features
+    # With a schema a request has its columns, and onnxruntime all vectors; else what predictions read.
+    every = source.schema is not None or onnx
+    served = source.layout.order if every else None if base is None else base.features
     program, read = export_program(source.model, source.layout, len(source.dense), served=served)
     manifest = Manifest(
         id="",

@@ -46,7 +46,8 @@ def check_trackers(names: Sequence[str]) -> None:
       ConfigError: The message names the key, the package and the remedy.
     """
     for name in names:
-        if importlib.util.find_spec(name) is None:
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.origin is None:  # a folder of this name, such as wandb makes, is no package
             raise ConfigError(f"log.to has {name!r}, whose package is not installed: {remedy(name)}")
 
 
