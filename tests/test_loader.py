@@ -322,7 +322,13 @@ def test_damage_in_the_middle_is_raised_and_can_be_retried(dataset, monkeypatch)
         assert errors[0].endswith("train-00001-of-00003.array_record, block 3 cannot be read")
         assert 0 < len(seen) == loader.position < loader.total_batches
         damaged.clear()
-        seen.extend(numbers(batch) for batch in loader)
+        while True:
+            try:
+                seen.extend(numbers(batch) for batch in loader)
+                break
+            except DatasetError as error:  # of what was read ahead before the damage was gone
+                errors.append(str(error))
+                assert len(errors) < 5
         assert [n for part in seen for n in part] == list(range(2100))
 
 

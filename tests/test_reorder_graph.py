@@ -120,7 +120,7 @@ def test_no_edges_are_no_communities_and_no_igraph_is_said_plainly(monkeypatch):
     empty = communities(build([[1], [2]]), VERTICES, method="leiden", seed=0)
     assert (empty.count, empty.modularity, set(empty.of_vertex)) == (0, 0.0, {-1})
     monkeypatch.setitem(sys.modules, "igraph", None)
-    with pytest.raises(MissingIgraphError, match="pip install igraph"):
+    with pytest.raises(MissingIgraphError, match=r"igraph, which is not installed: pip install 'jrec\[reorder\]'"):
         communities(build([[1, 2]]), VERTICES, method="leiden", seed=0)
 
 
