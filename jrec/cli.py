@@ -24,7 +24,7 @@ from typing import NoReturn
 
 from jrec import signals
 from jrec.errors import JrecError, print_error
-from jrec.extras import explained
+from jrec.optional_packages import explained
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

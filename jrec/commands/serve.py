@@ -72,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serves until a signal; returns 0."""
     from jrec.errors import ConfigError
-    from jrec.extras import remedy
+    from jrec.optional_packages import remedy
 
     if missing := [name for name in _NEEDED if importlib.util.find_spec(name) is None]:
         raise ConfigError(f"jrec serve needs {', '.join(missing)}: {remedy('serve')}")

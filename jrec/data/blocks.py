@@ -26,7 +26,7 @@ import numpy as np
 
 from jrec.data.columns import Column, ListColumn
 from jrec.data.schema import CategoricalFeature, DatasetError, Schema, Shard
-from jrec.extras import explains_missing
+from jrec.optional_packages import explains_missing
 from jrec.outputs import NewFile
 
 if TYPE_CHECKING:

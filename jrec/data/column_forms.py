@@ -14,7 +14,7 @@ import numpy as np
 
 from jrec.data.columns import ListColumn
 from jrec.data.readers.arrow_values import is_list, plain, plain_type
-from jrec.extras import explains_missing
+from jrec.optional_packages import explains_missing
 
 if TYPE_CHECKING:
     import pyarrow as pa

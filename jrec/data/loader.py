@@ -18,8 +18,8 @@ from jrec.data.reorder.file import table_checksums
 from jrec.data.schema import DatasetError, Schema
 from jrec.data.value_rows import TableVocabulary
 from jrec.errors import CheckpointError
-from jrec.extras import explains_missing
 from jrec.ops.layout import EmbeddingLayout
+from jrec.optional_packages import explains_missing
 
 _STATE_VERSION = 1
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from jrec.errors import ConfigError
-from jrec.extras import remedy
+from jrec.optional_packages import remedy
 
 
 def require_ray(module: str = "ray") -> Any:

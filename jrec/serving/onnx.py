@@ -7,8 +7,8 @@ import logging
 import jax
 import jax.numpy as jnp
 
-from jrec.extras import remedy
 from jrec.ops.layout import EmbeddingLayout
+from jrec.optional_packages import remedy
 from jrec.serving.format import ExportError
 from jrec.serving.program import dense_program, symbolic_inputs
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from jrec.data.reorder.graph import Edges
 from jrec.errors import JrecError
-from jrec.extras import remedy
+from jrec.optional_packages import remedy
 
 Method = Literal["leiden", "louvain"]
 METHODS: tuple[str, ...] = get_args(Method)

@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from jrec.errors import CheckpointError, DivergedError
-from jrec.extras import explains_missing
+from jrec.optional_packages import explains_missing
 from jrec.outputs import writing
 from jrec.train.report.trackers import Trackers
 

@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from jrec.errors import CheckpointError, ConfigError
-from jrec.extras import remedy
 from jrec.files import load_json, save_json
+from jrec.optional_packages import remedy
 
 TRACKERS_FOLDER, _IDS = "trackers", "ids.json"
 _KIND, _VERSION = "jrec trackers", 1
@@ -104,8 +104,8 @@ class Trackers:
 def _known(place: pathlib.Path) -> dict[str, Any]:
     if not place.is_file():
         return {}
-    remedy = "remove it, and the services begin a new run"
-    return load_json(place, kind=_KIND, version=_VERSION, error=CheckpointError, remedy=remedy)
+    advice = "remove it, and the services begin a new run"
+    return load_json(place, kind=_KIND, version=_VERSION, error=CheckpointError, remedy=advice)
 
 
 class _WandB:
