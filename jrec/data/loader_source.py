@@ -140,24 +140,34 @@ class SharedCache[T]:
         self._futures: collections.OrderedDict[Hashable, concurrent.futures.Future[T]] = collections.OrderedDict()
 
     def get(self, key: Hashable, make: Callable[[], T]) -> T:
-        """The value of ``key``, from ``make`` if it is not there. A failure is raised and not kept."""
-        with self._lock:
-            future = self._futures.get(key)
-            ours = future is None
-            if future is None:
-                future = self._futures[key] = concurrent.futures.Future()
-                while len(self._futures) > self._capacity:
-                    self._futures.popitem(last=False)
-            self._futures.move_to_end(key)
-        if ours:
+        """The value of ``key``, from ``make`` if it is not there.
+
+        A failure is raised where it happened, and not kept: threads that waited for it make the value themselves, since
+        what failed may have been mended after the other one began.
+        """
+        while True:
+            with self._lock:
+                future = self._futures.get(key)
+                ours = future is None
+                if future is None:
+                    future = self._futures[key] = concurrent.futures.Future()
+                    while len(self._futures) > self._capacity:
+                        self._futures.popitem(last=False)
+                self._futures.move_to_end(key)
+            if not ours:
+                if future.exception() is None:
+                    return future.result()
+                continue
             try:
-                future.set_result(make())
+                value = make()
             except BaseException as error:
                 with self._lock:
                     if self._futures.get(key) is future:
                         del self._futures[key]
                 future.set_exception(error)
-        return future.result()
+                raise
+            future.set_result(value)
+            return value
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
