@@ -106,21 +106,30 @@ def look_at(page: str, folder: pathlib.Path, *, width: int, height: int = 2000, 
     Raises:
       FileNotFoundError: If Chromium is not installed.
     """
-    if CHROMIUM is None:
-        raise FileNotFoundError(ABSENT)
     file, netlog, picture = folder / "frame.html", folder / "net.json", folder / f"{width}.png"
     file.write_text(FRAME.format(width=width, height=height, page=html.escape(page, quote=True)))
-    flags = [*FLAGS, f"--user-data-dir={folder / 'profile'}", f"--log-net-log={netlog}", "--enable-logging=stderr",
-             f"--window-size={width},{height}", f"--blink-settings=preferredColorScheme={int(not dark)}"]  # fmt: skip
-    run = [CHROMIUM, *flags, "--virtual-time-budget=5000", "--dump-dom", f"--screenshot={picture}", file.as_uri()]
-    done = subprocess.run(run, capture_output=True, text=True, timeout=120, check=True)
-    layout = json.loads(html.unescape(re.search(r'<pre id="seen">(.+?)</pre>', done.stdout)[1]))
+    more = [f"--log-net-log={netlog}", "--enable-logging=stderr", f"--screenshot={picture}"]
+    layout, log = _opened(file.as_uri(), folder, more, window=(width, height), dark=dark, seconds=5)
     asked = set(re.findall(r'"url":"([^"]+)"', netlog.read_text()))
     return Seen(
         layout=layout,
-        console=[line for line in done.stderr.splitlines() if ":CONSOLE" in line],
+        console=[line for line in log.splitlines() if ":CONSOLE" in line],
         requests=sorted(url for url in asked if not OWN.match(url)),
     )
+
+
+def _opened(
+    address: str, folder: pathlib.Path, more: list[str], *, window: tuple[int, int], dark: bool, seconds: int
+) -> tuple[dict, str]:
+    """What a page wrote into its ``seen``, after at most so many seconds of its own time, and the browser's log."""
+    if CHROMIUM is None:
+        raise FileNotFoundError(ABSENT)
+    own = [f"--user-data-dir={folder / 'profile'}", f"--blink-settings=preferredColorScheme={int(not dark)}",
+           f"--window-size={window[0]},{window[1]}", f"--virtual-time-budget={1000 * seconds}"]  # fmt: skip
+    run = [CHROMIUM, *FLAGS, *own, *more, "--dump-dom", address]
+    done = subprocess.run(run, capture_output=True, text=True, timeout=115 + 5 * seconds, check=True)
+    seen = re.search(r'<pre id="seen">(.+?)</pre>', done.stdout, re.DOTALL)[1]
+    return json.loads(html.unescape(seen)), done.stderr
 
 
 def look_at_site(site: pathlib.Path, folder: pathlib.Path, *, width: int, dark: bool = False) -> dict[str, dict]:
@@ -140,8 +149,6 @@ def look_at_site(site: pathlib.Path, folder: pathlib.Path, *, width: int, dark: 
     Raises:
       FileNotFoundError: If Chromium is not installed.
     """
-    if CHROMIUM is None:
-        raise FileNotFoundError(ABSENT)
     pages = sorted(str(page.relative_to(site)) for page in site.rglob("*.html") if page.name != "404.html")
     tour = TOUR.format(width=width, pages=json.dumps([f"/{page}" for page in pages])).encode()
 
@@ -162,11 +169,9 @@ def look_at_site(site: pathlib.Path, folder: pathlib.Path, *, width: int, dark: 
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        scheme = f"--blink-settings=preferredColorScheme={int(not dark)}"
         address = f"http://127.0.0.1:{server.server_port}/tour"
-        flags = [*FLAGS, f"--user-data-dir={folder / 'profile'}", scheme, "--window-size=1400,2100"]
-        run = [CHROMIUM, *flags, "--virtual-time-budget=120000", "--dump-dom", address]
-        done = subprocess.run(run, capture_output=True, text=True, timeout=600, check=True)
-        server.shutdown()
-    found = json.loads(html.unescape(re.search(r'<pre id="seen">(.+?)</pre>', done.stdout, re.DOTALL)[1]))
+        try:
+            found, _ = _opened(address, folder, [], window=(1400, 2100), dark=dark, seconds=120)
+        finally:
+            server.shutdown()
     return {name.removeprefix("/"): seen for name, seen in found.items()}
