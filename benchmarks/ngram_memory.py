@@ -1,9 +1,9 @@
 """A step of an n-gram memory, by rows: jrec's sparse update on the device and in host memory, beside an ``nnx.Embed``.
 
 The same dense part, Adagrad and batches of random tokens, 65,536 lookups a step, rows of 64 floats. Each side runs in a
-process of its own, whose peak memory is reported, less that of the imports. A side is left
-out where the machine's memory is less than its copies of the table: rows and slot on the device, gradient and update
-beside them of an ``nnx.Embed``, and of host memory only the rows that were read.
+process of its own, whose peak memory is reported, less that of the imports. A side is left out where the machine's
+memory is less than its copies of the table: rows and slot on the device, gradient and update beside them of an
+``nnx.Embed``, and of host memory only the rows that were read.
 
 Examples:
   python -m benchmarks.ngram_memory

@@ -22,6 +22,6 @@ def test_examples_run_and_learn(page):
         # As a reader runs it: without the strictness of the tests.
         with contextlib.redirect_stdout(out), jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
             exec(compile(example, page, "exec"), names)
-        if 'print(f"loss' in example:
+        if "loss" in example:
             loss = float(re.fullmatch(r"loss (\d+\.\d+)\n", out.getvalue()).group(1))
             assert loss < 0.6
