@@ -8,7 +8,7 @@ import pytest
 from prepare_reference import read_dataset, read_vocabulary
 
 from jrec.data.encoder import Encoder
-from jrec.data.histories import write_histories
+from jrec.data.histories import last_lines, write_histories
 from jrec.data.joined import csv_source
 from jrec.data.prepare import prepare
 from jrec.data.prepare_options import PrepareOptions
@@ -122,6 +122,91 @@ def test_prepared_histories_hold_what_is_strictly_earlier(tmp_path, timed):
     feature = next(f for f in schema.categorical if f.name == "history")
     assert (feature.table, feature.max_length, feature.fixed_length) == ("item", 3, False)
     assert [t.name for t in schema.tables] == ["user", "item"]
+
+
+def last_reference(users, items, moments, missing=""):
+    """Each line's split, 3 for none: the last of a user 2, the one before 1, the one before that 0; users; dropped."""
+    lines = collections.defaultdict(list)
+    for at, (user, item) in enumerate(zip(users, items, strict=True)):
+        if missing not in (user, item):
+            lines[user].append(at)
+    splits, dropped = [3] * len(users), 0
+    for own in lines.values():
+        chosen = {own[-1]: 0} if len(own) < 3 else {own[-1]: 2, own[-2]: 1, own[-3]: 0}
+        for at, split in chosen.items():
+            if moments[at] > moments[own[0]]:
+                splits[at] = split
+            else:
+                dropped += 1
+    return splits, len(lines), dropped
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_last_lines_of_users(tmp_path, seed):
+    draw = np.random.default_rng(seed)
+    rows = int(draw.integers(1, 60))
+    users = draw.integers(0, int(draw.integers(2, 12)), rows).astype(np.uint64) * np.uint64(2**62 + 1)
+    items, moments = draw.integers(0, 9, rows).astype(np.uint64), np.sort(draw.integers(0, 40, rows))
+    timed = bool(seed % 3)
+    found = last_lines(
+        column(tmp_path / "users", users, np.uint64),
+        column(tmp_path / "items", items, np.uint64),
+        column(tmp_path / "moments", moments, np.int64) if timed else None,
+        tmp_path / "work",
+        rows=rows,
+        bucket_rows=int(draw.integers(1, 20)),
+    )
+    expected = last_reference(users.tolist(), items.tolist(), moments if timed else range(rows), missing=0)
+    assert (found.splits.read(0, rows).tolist(), found.users, found.without_history) == expected
+
+
+@pytest.mark.parametrize("timed", [True, False])
+def test_leave_one_out(tmp_path, monkeypatch, timed):
+    monkeypatch.setattr("jrec.data.splits._READ_ROWS", 32)
+    draw = random.Random(int(timed))
+    lines = [
+        (0, f"u{draw.randrange(40)}", draw.choice(["a", "b", "c", "d", ""]), draw.randrange(60)) for _ in range(150)
+    ]
+    said = []
+    options = PrepareOptions(min_count=1, split_by="leave-one-out")
+    path = written(tmp_path / "log.csv", lines)
+    source = source_of(tmp_path, SCHEMA if timed else UNTIMED)
+    prepare(source, [path], tmp_path / "out", options, report=said.append)
+    schema, columns = read_dataset(tmp_path / "out")
+    _, users, items, moments = zip(*(sorted(lines, key=lambda line: line[3]) if timed else lines), strict=True)
+    at = moments if timed else range(len(lines))
+    splits, count, dropped = last_reference(users, items, at)
+    histories = reference(users, items, at, 3)
+    order = [k for split in range(3) for k in range(len(lines)) if splits[k] == split]
+    names, _ = read_vocabulary(tmp_path / "out", schema.table("user"))
+    known = {users[k] for k in order if splits[k] == 0}
+    assert [names[row] for row in columns["user"]] == [users[k] if users[k] in known else None for k in order]
+    assert values_of(tmp_path / "out", schema, columns["history"]) == [histories[k] for k in order]
+    assert values_of(tmp_path / "out", schema, [columns["item"]])[0] == [items[k] for k in order]
+    sizes = [splits.count(split) for split in range(3)]
+    assert [schema.splits[name].examples for name in ("train", "valid", "test")] == sizes
+    assert all(sizes)
+    assert dropped
+    assert said[-1].startswith(f"{count:,} users of 150 lines: {sizes[0]} lines to train on")
+    assert f"{dropped} lines had no earlier one" in said[-1]
+    assert schema.provenance["options"]["split_by"] == "leave-one-out"
+    assert "split" not in schema.provenance["options"]
+
+
+def test_leave_one_out_needs_histories_of_one_user(tmp_path):
+    options, path = PrepareOptions(split_by="leave-one-out"), written(tmp_path / "log.csv", log(0, 20))
+    without = SCHEMA[: SCHEMA.rindex("[[categorical]]")]
+    by_item = (
+        SCHEMA
+        + '[[categorical]]\ncolumn = "users"\nseparator = "|"\nhistory = {by = "item", of = "user", length = 3}\n'
+    )
+    for schema, message in ((without, "the schema has no history"), (by_item, "has histories by item, user")):
+        with pytest.raises(DatasetError, match=message):
+            prepare(source_of(tmp_path, schema), [path], tmp_path / "out", options)
+    with pytest.raises(DatasetError, match="--split-by leave-one-out, which needs users of four lines or more"):
+        prepare(source_of(tmp_path), [written(tmp_path / "few.csv", log(1, 20)[:1])], tmp_path / "out", options)
+    with pytest.raises(DatasetError, match="leave --split out"):
+        PrepareOptions(split_by="leave-one-out", split=(1, 0, 0))
 
 
 def test_lines_of_one_moment_are_not_in_each_others_histories(tmp_path):

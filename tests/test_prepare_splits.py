@@ -121,7 +121,7 @@ def test_formats_and_arguments_that_are_refused(tmp_path, capsys):
     files = {"train": [str(tmp_path / "a")], "test": [str(tmp_path / "b")]}
     with pytest.raises(DatasetError, match="movielens makes examples of several lines"):
         prepare(MovieLens(MovieLensOptions(), 0), files, tmp_path / "out")
-    with pytest.raises(DatasetError, match="--split-by is 'user'; choose time or random"):
+    with pytest.raises(DatasetError, match="--split-by is 'user'; choose time, random or leave-one-out"):
         PrepareOptions(split_by="user")
     for inputs in ([], ["--input", "a", "--train", "b"]):
         assert cli.main(["prepare", "avazu", *inputs, "--out", str(tmp_path / "out")]) != 0

@@ -36,6 +36,7 @@ EPILOG = """examples:
   jrec prepare csv --schema clicks.toml --train a.parquet --valid b.parquet --test c.parquet --out data/clicks
   jrec prepare csv --schema clicks.toml --input monday.csv --growing user,item --out data/monday
   jrec prepare csv --schema clicks.toml --input tuesday.csv --join users=new_users.csv --out data/tuesday
+  jrec prepare csv --schema ratings.toml --input ratings.csv --split-by leave-one-out --out data/next_item
   jrec prepare csv --input ml-100k.inter --out data/ml100k  # guesses a schema that joins ml-100k.user and ml-100k.item
   jrec prepare avazu --input train.zst --out data/avazu
   jrec prepare csv --schema clicks.toml --input s3://logs/clicks/ --out data/clicks
@@ -108,7 +109,7 @@ def _add_taobao(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
-    from jrec.data.prepare_options import PrepareOptions
+    from jrec.data.prepare_options import SPLIT_BY, PrepareOptions
 
     default = PrepareOptions()
     parser.add_argument(
@@ -127,8 +128,9 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
         help="fractions of the examples, in order of time, for train, valid and test (default 0.8,0.1,0.1)",
     )  # fmt: skip
     parser.add_argument(
-        "--split-by", choices=("time", "random"), default=default.split_by,
-        help="split in order of time (default), or draw each example's split at random",
+        "--split-by", choices=SPLIT_BY, default=default.split_by,
+        help="split in order of time (default), draw each example's split at random, or take of each user the last"
+        " example for the test, the one before for validation and the one before that for training (needs a history)",
     )  # fmt: skip
     parser.add_argument(
         "--split-seed", type=SEED, default=default.split_seed, help="seed of --split-by random (default 0)"

@@ -7,6 +7,7 @@ other's histories, so that none has its own item.
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 
 import numpy as np
@@ -15,8 +16,10 @@ from jrec.data.columns import lists_at
 from jrec.data.readers.keys import MISSING
 from jrec.data.schema import DatasetError
 from jrec.data.spill import BUCKET_ROWS, PlainColumn, Spill, SpilledLists
+from jrec.data.splits import NO_SPLIT, SPLITS
 
-_USER, _ITEM, _AT, _MOMENT, _START, _LENGTH = "user", "item", "at", "moment", "start", "length"
+_USER, _ITEM, _AT, _MOMENT, _START, _LENGTH, _SPLIT = "user", "item", "at", "moment", "start", "length", "split"
+_TRAIN, _CHOSEN = SPLITS.index("train"), len(SPLITS)  # the last lines of a user, one a split
 _INT64 = np.dtype(np.int64)
 _VALUES = 1 << 22  # of histories, at most about so many in memory
 
@@ -29,9 +32,10 @@ def write_histories(
     *,
     rows: int,
     length: int,
+    lines: PlainColumn | None = None,
     bucket_rows: int = BUCKET_ROWS,
 ) -> SpilledLists:
-    """The history of every example.
+    """The history of every example, or of some.
 
     Memory is that of two external sorts, ``bucket_rows`` examples of one column each; disk takes 8 bytes for each
     value of a history, and about 60 for each example while the work goes on. A missing user has an empty history, and a
@@ -44,10 +48,11 @@ def write_histories(
       folder: For files; it must not exist.
       rows: How many examples there are.
       length: The most items of a history, the latest.
+      lines: (n,) int64, the numbers of the examples whose histories are wanted, in this order; None for all.
       bucket_rows: Examples that are sorted at a time.
 
     Returns:
-      (rows,) lists of uint64 keys.
+      (rows,) or (n,) lists of uint64 keys.
     """
     folder.mkdir()
     by_user = _by_user(users, items, moments, folder, rows, bucket_rows)
@@ -55,15 +60,89 @@ def write_histories(
     places = _places(by_user, kept, folder, length, bucket_rows)
     histories = SpilledLists(folder / "histories", np.dtype(np.uint64))
     # Users' items lie together; the system keeps as much of them in memory as there is room for.
-    values = np.memmap(kept.path, np.uint64, mode="r") if kept.rows else np.empty(0, np.uint64)
+    values = _mapped(kept)
     step = max(_VALUES // length, 1)
-    for start in range(0, rows, step):
-        starts, lengths = (places.plain(name).read(start, start + step) for name in (_START, _LENGTH))
-        histories.append(lists_at(values, starts, lengths))
+    starts, lengths = (_mapped(places.plain(name)) for name in (_START, _LENGTH))
+    for start in range(0, rows if lines is None else lines.rows, step):
+        chosen = slice(start, start + step) if lines is None else lines.read(start, start + step)
+        histories.append(lists_at(values, starts[chosen], lengths[chosen]))
     histories.finish()
     for column in (*places.columns.values(), kept):
         column.remove()
     return histories
+
+
+def _mapped(column: PlainColumn) -> np.ndarray:
+    return np.memmap(column.path, column.dtype, mode="r") if column.rows else np.empty(0, column.dtype)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LastLines:
+    """Which examples are the last ones of their users.
+
+    Attributes:
+      splits: (rows,) uint8, each example's place in ``SPLITS``, or ``NO_SPLIT``.
+      users: How many users have an example.
+      without_history: How many of the chosen examples were left out because nothing is in their history.
+    """
+
+    splits: PlainColumn
+    users: int
+    without_history: int
+
+
+def last_lines(
+    users: PlainColumn,
+    items: PlainColumn,
+    moments: PlainColumn | None,
+    folder: pathlib.Path,
+    *,
+    rows: int,
+    bucket_rows: int = BUCKET_ROWS,
+) -> LastLines:
+    """The last example of each user for the test, the one before for validation, the one before that for training.
+
+    All others are in no split: a training example's history holds them. A user of one or two examples is trained on
+    alone, by the last of them. Examples without a user or an item do not count, and those with an empty history are
+    left out. Memory and disk are those of two external sorts (``write_histories``, whose arguments these are).
+    """
+    folder.mkdir()
+    by_user = _by_user(users, items, moments, folder, rows, bucket_rows)
+    marked = Spill(folder / "marked", {_AT: _INT64, _SPLIT: np.dtype(np.uint8)}, {})
+    total = without = 0
+    held = {name: np.empty(0, by_user.plain(name).dtype) for name in by_user.columns}  # of a user who may go on
+    held_first = np.empty(0, np.int64)
+    for start in range(0, max(by_user.rows, 1), bucket_rows):
+        read = {name: by_user.plain(name).read(start, start + bucket_rows) for name in held}
+        unknown = (read[_ITEM] == MISSING) | (read[_USER] == MISSING.astype(np.int64))
+        marks = [(read[_AT][unknown], np.full(unknown.sum(), NO_SPLIT))]
+        lines = {name: np.concatenate([held[name], column[~unknown]]) for name, column in read.items()}
+        user, count, last = lines[_USER], len(lines[_USER]), start + bucket_rows >= by_user.rows
+        new = np.append(True, user[1:] != user[:-1])[:count]
+        begins = np.flatnonzero(new)
+        sizes, number = np.diff(np.append(begins, count)), np.cumsum(new) - 1
+        first = lines[_MOMENT][begins]  # each user's first moment
+        first[: len(held_first)] = held_first
+        from_end = (begins + sizes)[number] - 1 - np.arange(count)
+        keep = np.zeros(count, bool) if last else (number == len(begins) - 1) & (from_end < _CHOSEN)
+        split = np.where(from_end < _CHOSEN, NO_SPLIT - 1 - from_end, NO_SPLIT)
+        split[(sizes[number] < _CHOSEN) & (from_end == 0)] = _TRAIN
+        split[(sizes[number] < _CHOSEN) & (from_end > 0)] = NO_SPLIT
+        empty = (split != NO_SPLIT) & (lines[_MOMENT] <= first[number]) & ~keep
+        split[empty] = NO_SPLIT
+        marks.append((lines[_AT][~keep], split[~keep]))
+        at, of = (np.concatenate(column) for column in zip(*marks, strict=True))
+        order = np.argsort(at)
+        marked.append({_AT: at[order], _SPLIT: of[order]})
+        total += len(begins) if last else len(begins) - bool(keep.any())
+        without += int(empty.sum())
+        held = {name: column[keep] for name, column in lines.items()}
+        held_first = first[-1:] if keep.any() else first[:0]
+    marked.finish()
+    for column in by_user.columns.values():
+        column.remove()
+    marked = marked.sorted_by_time(folder / "in_order", _AT, bucket_rows)
+    return LastLines(splits=marked.plain(_SPLIT), users=total, without_history=without)
 
 
 def check_ascending(moments: PlainColumn, rows: int) -> None:

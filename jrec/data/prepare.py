@@ -19,17 +19,17 @@ from typing import Any
 
 from jrec.data import blocks
 from jrec.data.fit import fit
-from jrec.data.histories import check_ascending, write_histories
+from jrec.data.histories import check_ascending, last_lines, write_histories
 from jrec.data.ingest import BAD_LINES_FILE, TIME, BadLines, Log, fill_spill, keys_name, new_spill
 from jrec.data.parts import read_parts
-from jrec.data.prepare_options import PrepareOptions
+from jrec.data.prepare_options import LEAVE_ONE_OUT, PrepareOptions
 from jrec.data.readers.lines import check_inputs
-from jrec.data.readers.source import CategoricalSpec, Source
+from jrec.data.readers.source import CategoricalSpec, History, Source
 from jrec.data.readers.streams import Input, InputLike, is_stream, read_names, spool
 from jrec.data.schema import CategoricalFeature, DatasetError, Schema, Split, Table
 from jrec.data.shards import ShardRows, write_shards
 from jrec.data.spill import PlainColumn, Spill, SpilledLists
-from jrec.data.splits import SPLITS, drawn_splits, flat, joined_splits, split_bounds
+from jrec.data.splits import SPLITS, drawn_splits, flat, joined_splits, lines_of, random_splits, split_bounds
 from jrec.data.table_parts import TablePart, encode_table
 from jrec.data.tasks import Task, running
 from jrec.data.texts import TextStore, budget_of
@@ -89,6 +89,7 @@ def prepare(
     left_out = {"threads", "overwrite"}
     left_out |= {"vocabulary_from"} if earlier is None else set()
     left_out |= {"split_by", "split_seed"} if options.split_by == "time" else set()
+    left_out |= {"split", "split_seed"} if options.split_by == LEAVE_ONE_OUT else set()
     left_out |= set() if WHOLE in groups else {"split"}
     stated = {k: v for k, v in dataclasses.asdict(options).items() if k not in left_out}
     provenance = {
@@ -117,11 +118,19 @@ _ROOM = "Preparing needs about twice the size of the unpacked log"
 
 def _check_groups(groups: Mapping[str, Sequence[str]], source: Source, options: PrepareOptions) -> None:
     """Refuses files for each split that make no dataset."""
-    if source.histories and options.split_by != "time":
+    if source.histories and options.split_by == "random":
         raise DatasetError(
             f"--split-by {options.split_by} with the history {next(iter(source.histories))!r}: a line of training would"
-            " hold items of test lines; leave --split-by out, which splits by time"
+            " hold items of test lines; leave --split-by out, which splits by time, or give leave-one-out"
         )
+    if options.split_by == LEAVE_ONE_OUT:
+        by = sorted({history.by for history in source.histories.values()})
+        if len(by) != 1:
+            has = f"histories by {', '.join(by)}" if by else "no history"
+            raise DatasetError(
+                f"--split-by {LEAVE_ONE_OUT} tells users apart by what histories are of, but the schema has {has}; give"
+                ' it a feature with history = {by = "user", of = "item", length = 200}'
+            )
     if WHOLE in groups:
         return
     paths = flat(groups)
@@ -180,10 +189,12 @@ class _Preparation:
         }
         bad = BadLines(self.folder / BAD_LINES_FILE, skip=self.options.on_bad_line == "skip")
         spill, bounds = self._ingest(inputs, work, texts, bad)
-        self._add_histories(spill, work)
         shutil.rmtree(work / "streams", ignore_errors=True)
         if self.earlier is None and bounds[0] == 0:
-            raise DatasetError(f"{spill.rows} example(s) leave none to train on with --split {self.options.split}")
+            how = f"--split {self.options.split}"
+            if self.options.split_by == LEAVE_ONE_OUT:
+                how = f"--split-by {LEAVE_ONE_OUT}, which needs users of four lines or more"
+            raise DatasetError(f"{spill.rows} example(s) leave none to train on with {how}")
         self.source = fit(self.source, spill, bounds[0])
         if self.earlier is not None:
             features = self.earlier.features(spill)
@@ -252,34 +263,61 @@ class _Preparation:
                 raise DatasetError(f"no example in {', '.join(self.inputs[split])}: the input has no (good) line")
         fractions, new = self.options.split, functools.partial(new_spill, self.source)
         if WHOLE not in spills:
-            return joined_splits(new, work / "joined", spills)
-        spill = spills[WHOLE]
-        if self.options.split_by == "random":
+            spill, bounds = joined_splits(new, work / "joined", spills)
+            if self.source.histories and self.source.timed:
+                check_ascending(spill.plain(TIME), spill.rows)
+        elif self.options.split_by == "random":
+            split_of = random_splits(fractions, self.options.split_seed)
             with self.progress.stage("splitting", 1):
-                return drawn_splits(new, work / "drawn", spill, fractions, self.options.split_seed)
-        return spill, split_bounds(spill.rows, fractions)
+                return drawn_splits(new, work / "drawn", spills[WHOLE], split_of)
+        elif self.options.split_by == LEAVE_ONE_OUT:
+            return self._last_lines(new, spills[WHOLE], work)
+        else:
+            spill = spills[WHOLE]
+            bounds = split_bounds(spill.rows, fractions)
+        spill.columns.update(self._histories(spill, work))
+        return spill, bounds
 
-    def _add_histories(self, spill: Spill, work: pathlib.Path) -> None:
-        """Gives the spill a column for each history."""
-        histories = self.source.histories
-        if not histories:
-            return
+    def _last_lines(
+        self, new: Callable[[pathlib.Path], Spill], spill: Spill, work: pathlib.Path
+    ) -> tuple[Spill, tuple[int, int, int]]:
+        """The last lines of every user, one a split, with their histories."""
+        history, rows = next(iter(self.source.histories.values())), spill.rows
+        with self.progress.stage("splitting", 1):
+            last = last_lines(*self._columns_of(history, spill), work / "last", rows=rows)
+            lines = lines_of(last.splits.read, rows, work / "lines")
+        histories = self._histories(spill, work, lines)
+        drawn, bounds = drawn_splits(new, work / "drawn", spill, last.splits.read)
+        drawn.columns.update(histories)
+        counts = [stop - start for start, stop in zip((0, *bounds), bounds, strict=False)]
+        lacking = f"; {last.without_history:,} lines had no earlier one to learn from" if last.without_history else ""
+        self.report(
+            f"{last.users:,} users of {rows:,} lines: {counts[0]:,} lines to train on, whose histories hold those"
+            f" before them, {counts[1]:,} for validation, {counts[2]:,} for the test{lacking}"
+        )
+        return drawn, bounds
+
+    def _columns_of(self, history: History, spill: Spill) -> tuple[PlainColumn, PlainColumn, PlainColumn | None]:
+        """Users, items and moments of a history."""
         moments = spill.plain(TIME) if self.source.timed else None
-        if moments is not None and WHOLE not in self.inputs:
-            check_ascending(moments, spill.rows)
-        if self.earlier is not None:
+        return spill.plain(keys_name(history.by)), spill.plain(keys_name(history.of)), moments
+
+    def _histories(self, spill: Spill, work: pathlib.Path, lines: PlainColumn | None = None) -> dict[str, SpilledLists]:
+        """A column for each history, of all lines or of some in their order."""
+        histories, columns = self.source.histories, {}
+        if histories and self.earlier is not None:
             self.report("histories begin with this log: they lack what came before it")
         with self.progress.stage("making histories", len(histories)) as advance:
             for number, (name, history) in enumerate(histories.items()):
-                spill.columns[keys_name(name)] = write_histories(
-                    spill.plain(keys_name(history.by)),
-                    spill.plain(keys_name(history.of)),
-                    moments,
+                columns[keys_name(name)] = write_histories(
+                    *self._columns_of(history, spill),
                     work / f"history-{number:04d}",
                     rows=spill.rows,
                     length=history.length,
+                    lines=lines,
                 )
                 advance(number + 1)
+        return columns
 
     def _read(self, inputs: list[Input], work: pathlib.Path, texts: dict[str, TextStore], bad: BadLines) -> Spill:
         """The examples of some files, in order of time."""

@@ -7,6 +7,10 @@ import os
 
 from jrec.data.schema import DatasetError
 
+LEAVE_ONE_OUT = "leave-one-out"
+SPLIT_BY = ("time", "random", LEAVE_ONE_OUT)
+_SPLIT = (0.8, 0.1, 0.1)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PrepareOptions:
@@ -14,7 +18,9 @@ class PrepareOptions:
 
     Attributes:
       split: The fractions of the examples, in order of time, for train, valid and test.
-      split_by: "time" for the first examples, the next and the last ones; "random" to draw each one by its number.
+      split_by: "time" for the first examples, the next and the last ones; "random" to draw each one by its number;
+        "leave-one-out" for each user's last example as test, the one before as validation, and the one before that to
+        train on, whose history holds all earlier ones.
       split_seed: Of what "random" draws.
       min_count: A rarer value in training goes to the out-of-vocabulary row. At 1 that row would never be
         trained, so the default is 2.
@@ -32,7 +38,7 @@ class PrepareOptions:
         decides ``min_count``, ``max_rows``, ``growing`` and ``key_seed``, which must not be given.
     """
 
-    split: tuple[float, float, float] = (0.8, 0.1, 0.1)
+    split: tuple[float, float, float] = _SPLIT
     split_by: str = "time"
     split_seed: int = 0
     min_count: int = 2
@@ -51,8 +57,10 @@ class PrepareOptions:
     def __post_init__(self) -> None:
         if len(self.split) != 3 or not all(0 <= f <= 1 for f in self.split) or abs(sum(self.split) - 1) > 1e-6:
             raise DatasetError(f"--split is {self.split}; give three fractions that add up to 1, like 0.8,0.1,0.1")
-        if self.split_by not in ("time", "random"):
-            raise DatasetError(f"--split-by is {self.split_by!r}; choose time or random")
+        if self.split_by not in SPLIT_BY:
+            raise DatasetError(f"--split-by is {self.split_by!r}; choose {', '.join(SPLIT_BY[:-1])} or {SPLIT_BY[-1]}")
+        if self.split_by == LEAVE_ONE_OUT and self.split != _SPLIT:
+            raise DatasetError(f"--split with --split-by {LEAVE_ONE_OUT}, which has no fractions; leave --split out")
         if self.split[0] == 0 and self.vocabulary_from is None:
             raise DatasetError(
                 "--split leaves nothing to train on; its first fraction must be above 0, unless rows come from"

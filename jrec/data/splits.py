@@ -1,4 +1,6 @@
-"""Which examples are for training: the first ones in time, ones drawn by their number, or those of certain files."""
+"""Which examples are for training: the first ones in time, ones drawn by their number, those of certain files, or of
+each user the one before the last two.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,15 @@ import numpy as np
 
 from jrec.data.columns import gather_all
 from jrec.data.readers.keys import mix64
-from jrec.data.spill import Spill
+from jrec.data.spill import PlainColumn, Spill
 from jrec.kernel_cache import compiled
 
 SPLITS = ("train", "valid", "test")
 _READ_ROWS = 1 << 17
 _Bounds = tuple[int, int, int]
+SplitOf = Callable[[int, int], np.ndarray]
+"""Of the examples from a number up to another one: (n,) uint8, each one's place in ``SPLITS``, or ``NO_SPLIT``."""
+NO_SPLIT = len(SPLITS)
 
 
 def split_bounds(rows: int, fractions: tuple[float, float, float]) -> _Bounds:
@@ -37,39 +42,61 @@ def _draw(start, stop, seed, train, valid):
 
 
 def drawn_splits(
-    new: Callable[[pathlib.Path], Spill],
-    folder: pathlib.Path,
-    spill: Spill,
-    fractions: tuple[float, float, float],
-    seed: int,
+    new: Callable[[pathlib.Path], Spill], folder: pathlib.Path, spill: Spill, split_of: SplitOf
 ) -> tuple[Spill, _Bounds]:
-    """The same examples, each drawn into a split by its number and the seed; within a split they keep their order.
+    """The examples split by split; within a split they keep their order, and those in no split are left out.
 
     Args:
       new: Makes an empty spill of a folder.
       folder: For the examples; it must not exist.
       spill: The examples in order of time. Its files are deleted.
+      split_of: Says which example is in which split, such as ``random_splits``.
+    """
+    drawn, ends = new(folder), []
+    for split in range(len(SPLITS)):
+        for start, chosen in _chosen(split_of, split, spill.rows):
+            columns = {name: column.read(start, start + _READ_ROWS) for name, column in spill.columns.items()}
+            drawn.append(gather_all(columns, chosen))
+        ends.append(drawn.rows)
+    drawn.finish()
+    _remove(spill)
+    return drawn, (ends[0], ends[1], ends[2])
+
+
+def random_splits(fractions: tuple[float, float, float], seed: int) -> SplitOf:
+    """Each example in a split by its number and the seed.
+
+    Args:
       fractions: Of train, valid and test. Splits have about these.
       seed: Another seed draws others.
     """
     # Two fractions may add up to a hair less than 1.
     train, valid = fractions[0], 1.0 if fractions[2] == 0 else fractions[0] + fractions[1]
+    return lambda start, stop: _draw(start, stop, np.uint64(seed), train, valid)
 
-    def pieces(split: int) -> Iterator[tuple[int, int, np.ndarray]]:
-        for start in range(0, spill.rows, _READ_ROWS):
-            stop = min(start + _READ_ROWS, spill.rows)
-            yield start, stop, np.flatnonzero(_draw(start, stop, np.uint64(seed), train, valid) == split)
 
-    drawn, ends = new(folder), []
+def lines_of(split_of: SplitOf, rows: int, path: pathlib.Path) -> PlainColumn:
+    """The numbers of the examples as ``drawn_splits`` puts them, int64, in a new file.
+
+    Args:
+      split_of: As there.
+      rows: How many examples there are before.
+      path: The file.
+    """
+    lines = PlainColumn(path, np.dtype(np.int64))
     for split in range(len(SPLITS)):
-        for start, stop, chosen in pieces(split):
-            if len(chosen):
-                columns = {name: column.read(start, stop) for name, column in spill.columns.items()}
-                drawn.append(gather_all(columns, chosen))
-        ends.append(drawn.rows)
-    drawn.finish()
-    _remove(spill)
-    return drawn, (ends[0], ends[1], ends[2])
+        for start, chosen in _chosen(split_of, split, rows):
+            lines.append(start + chosen)
+    lines.finish()
+    return lines
+
+
+def _chosen(split_of: SplitOf, split: int, rows: int) -> Iterator[tuple[int, np.ndarray]]:
+    """The examples of a split, piece by piece: a piece's first row, and the chosen ones counted from it, not none."""
+    for start in range(0, rows, _READ_ROWS):
+        chosen = np.flatnonzero(split_of(start, min(start + _READ_ROWS, rows)) == split)
+        if len(chosen):
+            yield start, chosen
 
 
 def joined_splits(
