@@ -101,10 +101,12 @@ def test_a_run_predicts_by_the_scale_that_its_last_evaluation_fitted(load, run):
 
 
 @pytest.mark.usefixtures("quick_compilation")
-def test_predictions_and_exports_take_the_scale(tmp_path):
+@pytest.mark.parametrize("members", [1, 3])
+def test_predictions_and_exports_take_the_scale(tmp_path, members):
     shop_logs.write_log(tmp_path / "monday.csv")
     dataset = shop_logs.prepare(tmp_path, tmp_path / "monday.csv", "monday")
-    run = restore_run(shop_logs.trained(tmp_path, dataset, "model.calibrate=true", "evaluate.every_steps=4"))
+    keys = ("model.calibrate=true", "evaluate.every_steps=4", f"model.members={members}")
+    run = restore_run(shop_logs.trained(tmp_path, dataset, *keys))
     run.run.calibrate(1.0, 0.0)
     raw = run.scores("test").logits
     run.run.calibrate(2.0, 0.5)

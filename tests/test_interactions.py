@@ -1,5 +1,6 @@
 """Interactions and first-order terms of a DLRM against float64 NumPy: logits, gradients, errors, whole runs."""
 
+import dataclasses
 import itertools
 import pathlib
 
@@ -37,12 +38,15 @@ MODELS = {
     "dot with embeddings": {"dot_with": "embeddings"},
     "dot with bottom": {"dot_with": "bottom"},
     "wide concat": {"interaction": "concat", "wide": True},
+    "members": {"members": 3},
+    "deepfm members": {"interaction": "fm", "wide": True, "members": 2},
+    "dcn members": {"interaction": "dcn", "cross_layers": 2, "cross_rank": 5, "members": 2},
 }
 
 
 def layout_of(config):
     """A feature of one id, one of a sum of two, and one of three positions."""
-    dim = DIM + config.wide
+    dim = config.members * (DIM + config.wide)
     return jrec.EmbeddingLayout.build(
         [jrec.TableConfig(name=name, rows=9, dim=dim) for name in ("one", "two", "three")],
         [
@@ -70,7 +74,17 @@ def examples(layout, num_dense):
 
 
 def numpy_logits(config, dense, rows, parameters):
-    """Logits by the papers' formulas, one example at a time, from a nested dict of float64 parameters."""
+    """Logits by the papers' formulas, one example at a time, from a nested dict of float64 parameters.
+
+    Of several members, (batch, members), each by its part of rows and parameters.
+    """
+    if (members := config.members) > 1:
+        alone, logits = dataclasses.replace(config, members=1), []
+        for number in range(members):
+            parts = [np.split(r, members, axis=2)[number] for r in rows]
+            own = jax.tree.map(lambda x, number=number: x[number], parameters)
+            logits.append(numpy_logits(alone, dense, parts, own))
+        return np.stack(logits, axis=1)
 
     def mlp(x, layers, last):
         for number in range(len(layers)):
@@ -129,15 +143,16 @@ def check_model(config):
     layout = layout_of(config)
     model = DLRM(config, layout, rngs=nnx.Rngs(0))
     if model.first_order is not None:  # which starts as zeros
-        model.first_order.kernel[...] = jnp.asarray([[0.3], [-0.2], [0.7]])
+        kernel = model.first_order.kernel
+        kernel[...] = jnp.arange(1, kernel[...].size + 1, dtype=jnp.float32).reshape(kernel.shape) / 5
     _, batch = examples(layout, config.num_dense)
     activations, _ = model.embeddings.lookup(batch.bags)
     graph, parameters, rest = nnx.split(model, nnx.Param, ...)
-    weights = np.random.default_rng(1).normal(size=BATCH)
+    weights = np.random.default_rng(1).normal(size=BATCH * config.members)
 
     def loss(parameters, activations):
         logits = nnx.merge(graph, parameters, rest).logits(batch.dense, activations, batch.bags)
-        return jnp.sum(jnp.asarray(weights, jnp.float32) * logits), logits
+        return jnp.sum(jnp.asarray(weights, jnp.float32) * logits.reshape(-1)), logits
 
     slopes = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))
     (_, logits), gradients = slopes(parameters, activations)
@@ -153,7 +168,7 @@ def check_model(config):
     direction = jax.tree.map(lambda x: np.random.default_rng(x.size).normal(size=x.shape), exact)
     step = 1e-6
     up, down = (
-        weights @ reference(*jax.tree.map(lambda x, d, sign=sign: x + sign * step * d, exact, direction))
+        weights @ reference(*jax.tree.map(lambda x, d, sign=sign: x + sign * step * d, exact, direction)).reshape(-1)
         for sign in (1, -1)
     )
     found = (float64(nnx.to_pure_dict(gradients[0])), float64(gradients[1]))
@@ -172,6 +187,40 @@ def numpy_features(model, activations, bags):
     for feature in stack.features:
         begin, count = feature.first_bag * BATCH, feature.config.bags_per_example
         yield rows[begin : begin + count * BATCH].reshape(BATCH, count, stack.dim)
+
+
+def test_members_are_trained_apart_and_predict_by_their_mean():
+    config = config_of("members", 3, dropout=0.5, batch_norm=True)
+    model = DLRM(config, layout_of(config), rngs=nnx.Rngs(0, dropout=1))
+    for part in (model.bottom, model.top):
+        for parameter in jax.tree.leaves(nnx.state(part, nnx.Param), is_leaf=lambda x: isinstance(x, nnx.Variable)):
+            parameter[...] = jnp.broadcast_to(parameter[...][:1], parameter.shape)
+    for table in model.embeddings.stacks.values():
+        table[...] = jnp.tile(table[...][:, :DIM], (1, config.members))
+    _, batch = examples(model.embeddings.layout, 3)
+    first = model(batch)
+    assert first.shape == (BATCH, 3)
+    assert len({tuple(column) for column in np.asarray(first).T}) == 3  # by dropout alone
+    model.eval()
+    alike = model(batch)
+    assert alike.shape == (BATCH,)
+    means = [norm.mean[...] for norm in model.top.norms]
+    assert all(mean.shape[0] == 3 and np.abs(mean).max() > 0 for mean in means)
+    model.train()
+    assert not np.array_equal(model(batch), first)  # the streams went on
+
+
+def test_the_loss_of_members_is_the_mean_of_their_losses():
+    config = config_of("members", 3)
+    model = DLRM(config, layout_of(config), rngs=nnx.Rngs(0))
+    _, batch = examples(model.embeddings.layout, 3)
+    batch = dataclasses.replace(batch, mask=batch.mask.at[2].set(0), extras={"weight": jnp.arange(BATCH) / 3})
+    logits = model(batch)
+    for loss in (jrec.nn.binary_cross_entropy, jrec.nn.focal(), jrec.nn.weighted_binary_cross_entropy("weight")):
+        alone = [loss(logits[:, number], batch) for number in range(3)]
+        np.testing.assert_allclose(loss(logits, batch), np.mean(alone), rtol=1e-6)
+    model.eval()
+    np.testing.assert_allclose(model(batch), jnp.mean(logits, axis=1), rtol=1e-6)
 
 
 def test_second_order_term_is_the_sum_of_products_of_pairs():
@@ -206,6 +255,7 @@ def test_bfloat16_compute_is_near_float32(name):
         ({"interaction": "fm", "bottom_mlp": (3,)}, r"a fm interaction needs one dim .* \[3, 4\]"),
         ({"interaction": "dcn", "cross_layers": 0}, "cross_layers is 0"),
         ({"interaction": "dcn", "cross_rank": 99}, "cross_rank is 99, but the interaction is 24 wide"),
+        ({"members": 0}, "members is 0; a model has at least one"),
     ],
 )
 def test_models_that_do_not_fit_are_refused(changes, match):
@@ -223,6 +273,8 @@ def test_a_table_without_room_for_first_order_weights_is_refused():
     config = DLRMConfig(num_dense=0, bottom_mlp=(), top_mlp=(1,), interaction="concat", wide=True)
     with pytest.raises(ValueError, match="'user' has dim 1"):
         DLRM(config, layout, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match="has dim 1, no multiple of members=2"):
+        DLRM(dataclasses.replace(config, wide=False, members=2), layout, rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match="cross_rank is -1"):
         CrossNetwork(4, rank=-1, rngs=nnx.Rngs(0))
 
@@ -231,6 +283,7 @@ def test_a_table_without_room_for_first_order_weights_is_refused():
 
 SHORT = CONFIG.replace("seed = 3", "seed = 3\nmax_steps = 6")
 DEEPFM = ("model.interaction='fm'", "model.wide=true")
+MEMBERS = ("model.members=3", "model.wide=true")
 DCN = ("model.interaction='dcn'", "model.cross_layers=2", "model.cross_rank=8", "model.wide=true")
 
 
@@ -253,7 +306,9 @@ def configure(tmp_path, dataset):
         (["model.dot_with=bottom", "model.interaction=fm"], "dot_with is 'bottom', but model.interaction is 'fm'"),
         (["model.interaction=dcn", "model.kind=tbsm"], "a TBSM has interaction 'dot' or 'concat'"),
         (["model.wide=true", "model.kind=tbsm"], "model.wide True"),
-        (["model.wide=true", "model.embedding_dim=4096", "model.bottom_mlp=[]"], "4095"),
+        (["model.wide=true", "model.embedding_dim=4096", "model.bottom_mlp=[]"], "rows of 4,097 elements"),
+        (["model.members=5", "model.embedding_dim=1024", "model.bottom_mlp=[]"], "rows of 5,120 elements"),
+        (["model.members=2", "model.kind=tbsm"], "model.members 2"),
     ],
 )
 def test_configurations_that_do_not_fit_are_refused(configure, overrides, match):
@@ -262,7 +317,12 @@ def test_configurations_that_do_not_fit_are_refused(configure, overrides, match)
 
 
 @pytest.mark.parametrize(
-    "model", [pytest.param(DEEPFM, id="deepfm", marks=pytest.mark.slow), pytest.param(DCN, id="dcn")]
+    "model",
+    [
+        pytest.param(DEEPFM, id="deepfm", marks=pytest.mark.slow),
+        pytest.param(DCN, id="dcn"),
+        pytest.param(MEMBERS, id="members"),
+    ],
 )
 def test_every_tier_and_a_mesh_train_the_same_model(configure, model):
     places = {"device": (), "host": ("tables.tier='host'",), "mesh": ("mesh.devices=2",)}

@@ -10,6 +10,7 @@ from jrec.nn.interaction import concat_interaction as concat_interaction
 from jrec.nn.interaction import dot_interaction as dot_interaction
 from jrec.nn.interaction import fm_interaction as fm_interaction
 from jrec.nn.losses import all_examples as all_examples
+from jrec.nn.losses import binary_cross_entropy as binary_cross_entropy
 from jrec.nn.losses import bpr as bpr
 from jrec.nn.losses import focal as focal
 from jrec.nn.losses import in_batch_softmax as in_batch_softmax
@@ -25,7 +26,6 @@ from jrec.nn.ngrams import NGramConfig as NGramConfig
 from jrec.nn.ngrams import NGramMemory as NGramMemory
 from jrec.nn.ngrams import ngram_rows as ngram_rows
 from jrec.nn.optimizer import SparseOptimizer as SparseOptimizer
-from jrec.nn.optimizer import binary_cross_entropy as binary_cross_entropy
 from jrec.nn.ranking import ranking_metrics as ranking_metrics
 from jrec.nn.ranking import ranks as ranks
 from jrec.nn.ranking import top_k as top_k

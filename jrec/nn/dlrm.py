@@ -24,6 +24,7 @@ from jrec.ops.layout import EmbeddingLayout
 from jrec.ops.types import Bags
 
 Interaction = Literal["dot", "concat", "fm", "dcn"]
+_Layers = tuple[MLP | None, MLP, CrossNetwork | None, nnx.Linear | None]
 DotWith = Literal["auto", "bottom", "embeddings"]
 _ONE_DIM = ("dot", "fm")
 """Interactions of vectors of one dim, among which the bottom MLP's output is one."""
@@ -68,6 +69,11 @@ class DLRMConfig:
       dense_boundaries: Of each dense feature the boundaries of its pieces (``piecewise_linear``), none for one that the
         bottom MLP reads as it is; () leaves all as they are.
       calibrated: Whether a scale and a shift of the logit apply in eval mode (``Calibration``).
+      members: How many models are trained side by side on parts of the same rows, each with its own layers and its own
+        loss: member ``i`` has elements ``i * dim`` to ``(i + 1) * dim`` of each row, so that tables have ``members``
+        times the dim of an embedding (multi-embedding, Guo et al. 2024, arXiv 2310.04400). Logits are (batch, members)
+        in training, and their mean in eval mode: as of an ensemble of trainings (Lakshminarayanan et al. 2017), from
+        one, with one lookup and one update of the rows.
     """
 
     num_dense: int
@@ -83,10 +89,13 @@ class DLRMConfig:
     batch_norm: bool = False
     dense_boundaries: Boundaries = ()
     calibrated: bool = False
+    members: int = 1
 
     def __post_init__(self) -> None:
         check_rate(self.dropout)
         check_boundaries(self.dense_boundaries, self.num_dense)
+        if self.members < 1:
+            raise ValueError(f"members is {self.members}; a model has at least one")
         if not self.top_mlp or self.top_mlp[-1] != 1:
             raise ValueError(f"top_mlp {list(self.top_mlp)} must end in 1, the logit")
         for name, choices in (("interaction", get_args(Interaction)), ("dot_with", get_args(DotWith))):
@@ -163,22 +172,15 @@ class DLRM(nnx.Module):
             key=key,
             rngs=rngs,
         )
-        dtype = jnp.dtype(config.compute_dtype)
-        has_mlp = config.num_dense and config.bottom_mlp
-        bottom_sizes = (config.dense_width, *config.bottom_mlp)
-        options = {"dtype": dtype, "dropout": config.dropout, "batch_norm": config.batch_norm}
-        self.bottom = MLP(bottom_sizes, activate_last=True, **options, rngs=rngs) if has_mlp else None
         width = interaction_width(config, layout)
-        self.top = MLP((width, *config.top_mlp), activate_last=False, **options, rngs=rngs)
-        crosses = {"layers": config.cross_layers, "rank": config.cross_rank, "dtype": dtype}
-        self.cross = CrossNetwork(width, **crosses, rngs=rngs) if config.interaction == "dcn" else None
-        linear = {"use_bias": False, "kernel_init": nnx.initializers.zeros_init()}
-        weighs_dense = config.wide and config.num_dense
-        self.first_order = nnx.Linear(config.dense_width, 1, **linear, rngs=rngs) if weighs_dense else None
+        make = functools.partial(_layers, config, width)
+        layers = make(rngs) if config.members == 1 else nnx.split_rngs(splits=config.members)(nnx.vmap(make))(rngs)
+        self.bottom, self.top, self.cross, self.first_order = layers
         self.calibration = Calibration() if config.calibrated else None
+        self.deterministic = False  # set by ``train`` and ``eval``, as nnx.Dropout's
 
     def __call__(self, batch: Batch) -> jax.Array:
-        """Logits, (batch,) float32."""
+        """Logits, (batch,) float32; in training of ``config.members`` above 1 (batch, members)."""
         activations, _ = self.embeddings.lookup(batch.bags)
         return self.logits(batch.dense, activations, batch.bags, mask=batch.mask)
 
@@ -192,38 +194,70 @@ class DLRM(nnx.Module):
     ) -> jax.Array:
         """Phase two: from dense features (batch, num_dense) and looked-up activations to logits, (batch,) float32.
 
-        ``mask``, (batch,) float32, is 0 for examples that BatchNorm leaves out; None leaves out none.
+        With ``config.members`` above 1 they are (batch, members) in training. ``mask``, (batch,) float32, is 0 for
+        examples that BatchNorm leaves out; None leaves out none.
         """
         real = None if mask is None else mask > 0
-        dtype = jnp.dtype(self.config.compute_dtype)
-        dense = piecewise_linear(dense, self.config.dense_boundaries)
-        groups, terms = self.embeddings.vectors(activations, bags), []
-        if self.config.wide:
-            terms = self._first_order(dense, groups)
-            groups = [g[..., :-1] for g in groups]
-        groups = [g.astype(dtype) for g in groups]
-        bottom = dense.astype(dtype) if self.bottom is None else self.bottom(dense.astype(dtype), mask=real)
-        bottom = bottom if self.config.num_dense else None
-        if self.config.interaction == "fm":
-            terms.append(fm_interaction(_vectors(bottom, groups)))
-        logits = self.top(self._interaction(bottom, groups), mask=real)[:, 0].astype(jnp.float32)
-        logits = functools.reduce(jnp.add, terms, logits)
+        dense, members = piecewise_linear(dense, self.config.dense_boundaries), self.config.members
+        groups = self.embeddings.vectors(activations, bags)
+        member, layers = (
+            functools.partial(_member_logits, self.config),
+            (self.bottom, self.top, self.cross, self.first_order),
+        )
+        if members == 1:
+            logits = member(layers, groups, dense, real)
+        else:
+            parts = [g.reshape(*g.shape[:2], members, -1) for g in groups]
+            of_all = nnx.vmap(member, in_axes=(0, 2, None, None), out_axes=1)
+            logits = of_all(layers, parts, dense, real)
+            logits = jnp.mean(logits, axis=1) if self.deterministic else logits
         return logits if self.calibration is None else self.calibration(logits)
 
-    def _first_order(self, dense: jax.Array, groups: list[jax.Array]) -> list[jax.Array]:
-        """The first-order terms of ids and of dense features, (batch,) float32 each."""
-        terms = [_FIRST_ORDER_SCALE * jnp.sum(g[..., -1].astype(jnp.float32), axis=1) for g in groups]
-        return terms if self.first_order is None else [*terms, self.first_order(dense)[:, 0]]
 
-    def _interaction(self, bottom: jax.Array | None, groups: list[jax.Array]) -> jax.Array:
-        """What the top MLP reads, (batch, width)."""
-        parts = [] if bottom is None else [bottom]
-        if self.config.interaction == "dot":
-            parts.append(dot_interaction(_vectors(bottom, groups)))
-        if self.config.interaction != "dot" or self.config.joins_embeddings:
-            parts.extend(concat_interaction(g) for g in groups)
-        joined = jnp.concatenate(parts, axis=1)
-        return joined if self.cross is None else self.cross(joined)
+def _member_logits(
+    config: DLRMConfig, layers: _Layers, groups: list[jax.Array], dense: jax.Array, real: jax.Array | None
+) -> jax.Array:
+    """The logits of a member, (batch,) float32, by its layers and its part of the embeddings."""
+    bottom_mlp, top, cross, first_order = layers
+    dtype, terms = jnp.dtype(config.compute_dtype), list[jax.Array]()
+    if config.wide:
+        terms = [_FIRST_ORDER_SCALE * jnp.sum(g[..., -1].astype(jnp.float32), axis=1) for g in groups]
+        terms = terms if first_order is None else [*terms, first_order(dense)[:, 0]]
+        groups = [g[..., :-1] for g in groups]
+    groups = [g.astype(dtype) for g in groups]
+    bottom = dense.astype(dtype) if bottom_mlp is None else bottom_mlp(dense.astype(dtype), mask=real)
+    bottom = bottom if config.num_dense else None
+    if config.interaction == "fm":
+        terms.append(fm_interaction(_vectors(bottom, groups)))
+    joined = _interaction(config, bottom, groups)
+    joined = joined if cross is None else cross(joined)
+    logits = top(joined, mask=real)[:, 0].astype(jnp.float32)
+    return functools.reduce(jnp.add, terms, logits)
+
+
+def _interaction(config: DLRMConfig, bottom: jax.Array | None, groups: list[jax.Array]) -> jax.Array:
+    """What the top MLP, or the cross network before it, reads, (batch, width)."""
+    parts = [] if bottom is None else [bottom]
+    if config.interaction == "dot":
+        parts.append(dot_interaction(_vectors(bottom, groups)))
+    if config.interaction != "dot" or config.joins_embeddings:
+        parts.extend(concat_interaction(g) for g in groups)
+    return jnp.concatenate(parts, axis=1)
+
+
+def _layers(config: DLRMConfig, width: int, rngs: nnx.Rngs) -> _Layers:
+    """Bottom MLP, top MLP over ``width`` inputs, cross network, and first-order terms of dense features."""
+    dtype = jnp.dtype(config.compute_dtype)
+    bottom_sizes = (config.dense_width, *config.bottom_mlp)
+    options = {"dtype": dtype, "dropout": config.dropout, "batch_norm": config.batch_norm}
+    has_mlp = config.num_dense and config.bottom_mlp
+    bottom = MLP(bottom_sizes, activate_last=True, **options, rngs=rngs) if has_mlp else None
+    top = MLP((width, *config.top_mlp), activate_last=False, **options, rngs=rngs)
+    crosses = {"layers": config.cross_layers, "rank": config.cross_rank, "dtype": dtype}
+    cross = CrossNetwork(width, **crosses, rngs=rngs) if config.interaction == "dcn" else None
+    linear = {"use_bias": False, "kernel_init": nnx.initializers.zeros_init()}
+    weighs_dense = config.wide and config.num_dense
+    return bottom, top, cross, nnx.Linear(config.dense_width, 1, **linear, rngs=rngs) if weighs_dense else None
 
 
 def _vectors(bottom: jax.Array | None, groups: list[jax.Array]) -> jax.Array:
@@ -238,12 +272,18 @@ def interaction_width(config: DLRMConfig, layout: EmbeddingLayout) -> int:
       ValueError: On dims that the interaction cannot join.
     """
     bottom, name = config.bottom_width, config.interaction
-    if config.wide and (narrow := [feature.name for feature, dim in layout.features if dim == 1]):
+    members = config.members
+    if odd := [(feature.name, dim) for feature, dim in layout.features if dim % members]:
         raise ValueError(
-            f"the table of feature {narrow[0]!r} has dim 1, which a wide model takes for its first-order weight;"
-            " give it one more than the embedding's dim"
+            f"the table of feature {odd[0][0]!r} has dim {odd[0][1]}, no multiple of members={members}, each of which"
+            " has a part of every row"
         )
-    dims = [(feature.vectors, dim - config.wide) for feature, dim in layout.features]
+    if config.wide and (narrow := [feature.name for feature, dim in layout.features if dim == members]):
+        raise ValueError(
+            f"the table of feature {narrow[0]!r} has dim {members}, which a wide model takes for its first-order weight"
+            f"{'' if members == 1 else 's'}; give it one more than the embedding's dim"
+        )
+    dims = [(feature.vectors, dim // members - config.wide) for feature, dim in layout.features]
     embeddings = sum(vectors * dim for vectors, dim in dims)
     if name in _ONE_DIM and len(widths := {dim for _, dim in dims} | ({bottom} if bottom else set())) > 1:
         raise ValueError(

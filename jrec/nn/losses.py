@@ -7,6 +7,9 @@ return a ``Loss`` are for ``Run.compile`` or ``train_step``.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -156,6 +159,23 @@ def bpr(positive_scores: jax.Array, negative_scores: jax.Array) -> jax.Array:
     return jax.nn.softplus(negative_scores - positive_scores)
 
 
+def binary_cross_entropy(logits: jax.Array, batch: Batch) -> jax.Array:
+    """Mean log loss of the batch's real examples, () float32; of a model with members the mean of theirs.
+
+    Args:
+      logits: (batch,) float32, or (batch, members), each trained by its own loss.
+      batch: The batch, with its labels.
+    """
+    return masked_mean(_of_members(optax.sigmoid_binary_cross_entropy, logits, batch), batch.mask)
+
+
+def _of_members(function: Callable[[jax.Array, jax.Array], jax.Array], logits: jax.Array, batch: Batch) -> jax.Array:
+    """(batch,), the losses by the labels; of (batch, members) logits the mean of the members' losses."""
+    if logits.ndim == 1:
+        return function(logits, batch.labels)
+    return jnp.mean(function(logits, batch.labels[:, None]), axis=1)
+
+
 def focal(*, gamma: float = 2.0, positive_share: float | None = None) -> Loss:
     """Focal loss (Lin et al. 2017): binary cross entropy that counts examples less, the surer the model is of them.
 
@@ -170,8 +190,8 @@ def focal(*, gamma: float = 2.0, positive_share: float | None = None) -> Loss:
         raise ValueError(f"{gamma=} must not be negative, and {positive_share=} must lie within 0 and 1, or be None")
 
     def loss(logits: jax.Array, batch: Batch) -> jax.Array:
-        losses = optax.sigmoid_focal_loss(logits, batch.labels, alpha=positive_share, gamma=gamma)
-        return masked_mean(losses, batch.mask)
+        own = functools.partial(optax.sigmoid_focal_loss, alpha=positive_share, gamma=gamma)
+        return masked_mean(_of_members(own, logits, batch), batch.mask)
 
     return loss
 
@@ -184,7 +204,7 @@ def weighted_binary_cross_entropy(column: str) -> Loss:
     """
 
     def loss(logits: jax.Array, batch: Batch) -> jax.Array:
-        losses = optax.sigmoid_binary_cross_entropy(logits, batch.labels)
+        losses = _of_members(optax.sigmoid_binary_cross_entropy, logits, batch)
         return masked_mean(losses * batch.extras[column], batch.mask)
 
     return loss

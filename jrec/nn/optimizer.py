@@ -320,9 +320,3 @@ def _by_stack(
                 )
         optimizers.append((stack.name, own))
     return tuple(optimizers)
-
-
-def binary_cross_entropy(logits: jax.Array, batch: Batch) -> jax.Array:
-    """Mean log loss of the batch's real examples, () float32."""
-    losses = optax.sigmoid_binary_cross_entropy(logits, batch.labels)
-    return jnp.sum(losses * batch.mask) / jnp.maximum(jnp.sum(batch.mask), 1)

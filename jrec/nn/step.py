@@ -22,9 +22,10 @@ from flax import nnx
 from jrec.batch import Batch
 from jrec.mesh.communication import Communication
 from jrec.mesh.route import AXIS
+from jrec.nn.losses import binary_cross_entropy
 from jrec.nn.micro_batches import MicroBatches
 from jrec.nn.module_state import Changed, arrays_of, check_independent, logits_of, pure_logits, put, replaced, shared
-from jrec.nn.optimizer import Loss, SparseOptimizer, binary_cross_entropy
+from jrec.nn.optimizer import Loss, SparseOptimizer
 from jrec.nn.update import apply_gradients, step_contexts, step_stores
 from jrec.tiers.store import Stores, look_up
 

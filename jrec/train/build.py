@@ -95,7 +95,7 @@ def build_model(config: TrainConfig, schema: Schema, layout: EmbeddingLayout) ->
             "calibrated": model.calibrate,
         }
         if model.kind == "dlrm":
-            dense |= {key: getattr(model, key) for key in ("wide", "cross_layers", "cross_rank", "dot_with")}
+            dense |= {key: getattr(model, key) for key in ("wide", "cross_layers", "cross_rank", "dot_with", "members")}
             return DLRM(DLRMConfig(**dense), layout, **embeddings)
         own = {f.name: getattr(model.tbsm, f.name) for f in dataclasses.fields(model.tbsm)}
         own["histories"] = tuple(model.tbsm.histories.items())
@@ -237,6 +237,8 @@ def _model_description(model: ModelConfig, num_dense: int) -> dict[str, Any]:
         del keys["tbsm"]
     elif model.tbsm.top_with == "context":
         del keys["tbsm"]["top_with"]
+    if keys["members"] == 1:
+        del keys["members"]
     for key in ("wide", "dropout", "batch_norm", "dense_boundaries", "calibrate"):
         if not keys[key]:
             del keys[key]

@@ -84,6 +84,9 @@ class ModelConfig(Section):
       calibrate: Whether every evaluation in training fits a scale of the logit to the first of ``evaluate.splits``, by
         which the model predicts from then on. It changes no ranking and not the mean prediction; probabilities that
         became too extreme or too timid are put right.
+      members: How many models are trained side by side on parts of the same rows, each with layers of its own; the
+        logit is the mean of theirs, as of an ensemble. Rows have ``members`` times as many elements. On logs of up to
+        some million examples it ranks and predicts better than one model with as large rows.
       features: Settings of single categorical features, by name.
       tbsm: The rest of a TBSM.
       factory: A function that makes another model, as "package.module:function", see ``jrec.train.factory``; "" for
@@ -107,6 +110,7 @@ class ModelConfig(Section):
     batch_norm: bool = False
     dense_boundaries: Mapping[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
     calibrate: bool = False
+    members: Annotated[int, Range(minimum=1, maximum=64)] = 1
     features: Mapping[str, FeatureOverride] = dataclasses.field(default_factory=dict)
     tbsm: TBSMSection = dataclasses.field(default_factory=TBSMSection)
     factory: str = ""
@@ -133,8 +137,11 @@ class ModelConfig(Section):
                 f"model.bottom_mlp is {list(self.bottom_mlp)}, but under {self.interaction} interaction its last width"
                 f" must equal model.embedding_dim = {self.embedding_dim}"
             )
-        if self.wide and self.embedding_dim == 4096:
-            raise ConfigError("model.embedding_dim is 4096, but the greatest with model.wide = true is 4095")
+        if self.table_dim > 4096:
+            raise ConfigError(
+                f"model.embedding_dim = {self.embedding_dim} with model.wide = {str(self.wide).lower()} and"
+                f" model.members = {self.members} makes rows of {self.table_dim:,} elements; the most are 4,096"
+            )
         self._check_interaction()
         if not self.top_mlp or self.top_mlp[-1] != 1:
             raise ConfigError(f"model.top_mlp is {list(self.top_mlp)}, but its last width must be 1, the logit")
@@ -156,8 +163,8 @@ class ModelConfig(Section):
 
     @property
     def table_dim(self) -> int:
-        """Elements of a table's row: of an embedding, and the first-order weight of a wide model."""
-        return self.embedding_dim + self.wide
+        """Elements of a table's row: of each member an embedding, and the first-order weight of a wide model."""
+        return self.members * (self.embedding_dim + self.wide)
 
     def _check_interaction(self) -> None:
         """Refuses keys that the interaction does not read."""
@@ -173,10 +180,12 @@ class ModelConfig(Section):
                 )
 
     def _check_tbsm(self) -> None:
-        if self.interaction not in ("dot", "concat") or self.wide or self.dot_with != "auto":
+        others = self.wide or self.dot_with != "auto" or self.members > 1
+        if self.interaction not in ("dot", "concat") or others:
             raise ConfigError(
-                f"model.kind is 'tbsm', but model.interaction is {self.interaction!r}, model.wide {self.wide} and"
-                f" model.dot_with {self.dot_with!r}; a TBSM has interaction 'dot' or 'concat' and none of the others"
+                f"model.kind is 'tbsm', but model.interaction is {self.interaction!r}, model.wide {self.wide},"
+                f" model.dot_with {self.dot_with!r} and model.members {self.members}; a TBSM has interaction 'dot' or"
+                " 'concat' and none of the others"
             )
         if not self.tbsm.histories:
             raise ConfigError(

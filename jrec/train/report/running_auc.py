@@ -55,9 +55,12 @@ class RunningAuc:
     def updated(self, logits: ArrayLike, labels: ArrayLike, mask: ArrayLike) -> RunningAuc:
         """With a step's examples: (examples,) float logits, labels of 0 and 1, and 0 in ``mask`` for padding.
 
+        Logits may be (examples, members), whose means count.
+
         NaN logits are left out: they make the loss NaN, which ends a run.
         """
         bins, z = self.histograms.shape[1], jnp.asarray(logits, jnp.float32)
+        z = jnp.mean(z, axis=1) if z.ndim > 1 else z
         scaled = (jnp.clip(z, -_LIMIT, _LIMIT) + _LIMIT) * (bins / (2 * _LIMIT))
         which = jnp.minimum(scaled.astype(jnp.int32), bins - 1)
         counted = (jnp.asarray(mask, jnp.float32) != 0) & ~jnp.isnan(z)
