@@ -95,7 +95,9 @@ def test_every_candidate_loads_and_builds_a_model_of_the_dataset(sequences, tmp_
         (tmp_path / f"{number}.toml").write_text(render("x", first_config(str(sequences), facts, candidate), facts))
         config = load_config(tmp_path / f"{number}.toml")
         model, _ = build_modules(config, schema, build_layout(config, schema), total_steps=1, abstract=True)
-        assert model.embeddings.layout.features[0][1] == candidate.dim
+        alone = candidate.frozen or candidate.kind == "tbsm" or not candidate.top or examples >= 1_000_000
+        assert config.model.members == (1 if alone else 8)
+        assert model.embeddings.layout.features[0][1] == candidate.dim * config.model.members
         assert {name for name, own in config.optimizer.embedding.tables.items() if own.frozen} == set(candidate.frozen)
         assert {name: own.initial_bound for name, own in config.tables.overrides.items()} == candidate.bounds
         assert config.checkpoint.keep_best
@@ -111,6 +113,31 @@ def test_every_candidate_loads_and_builds_a_model_of_the_dataset(sequences, tmp_
     assert "Adam" in candidates(dataclasses.replace(facts, examples=10_000_000))[0].name
     huge = dataclasses.replace(facts, tables={"user id": 300_000_000})
     assert not any("Adam" in c.name for c in candidates(huge))
+
+
+def test_members_need_small_tables_and_trials_have_none(sequences):
+    facts = facts_of(sequences, Schema.load(sequences))
+    some = candidates(facts)[0]
+
+    def members(facts, **options):
+        return {key.name: key.value for key in first_config("d", facts, some, **options)}.get("members", 1)
+
+    assert members(facts) == 8
+    assert members(facts, trial=True) == 1
+    assert members(dataclasses.replace(facts, tables={"user id": 10_000_000})) == 1  # 5 GB of rows
+
+
+def test_rates_fall_where_a_trial_got_worse_after_its_best_step(sequences):
+    facts = facts_of(sequences, Schema.load(sequences))
+    some = candidates(facts)[0]
+    trials = [
+        first_trials.Trial(candidate=some, log_loss=0.4, auc=0.7, step=step, steps=1000, seconds=1.0)
+        for step in (500, 950)
+    ]
+    assert [trial.best_step for trial in trials] == [500, 0]
+    keys = {key.name: key.value for key in first_config("d", facts, some, best_step=500) if key.section != "model"}
+    assert (keys["max_steps"], keys["kind"]) == (1000, "warmup_linear")
+    assert "max_steps" not in {key.name for key in first_config("d", facts, some)}
 
 
 def test_tables_that_grow_are_never_frozen(sequences):

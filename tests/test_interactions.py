@@ -219,6 +219,8 @@ def test_the_loss_of_members_is_the_mean_of_their_losses():
     for loss in (jrec.nn.binary_cross_entropy, jrec.nn.focal(), jrec.nn.weighted_binary_cross_entropy("weight")):
         alone = [loss(logits[:, number], batch) for number in range(3)]
         np.testing.assert_allclose(loss(logits, batch), np.mean(alone), rtol=1e-6)
+        slopes = [jax.grad(loss)(logits[:, number], batch) for number in range(3)]
+        np.testing.assert_allclose(jax.grad(loss)(logits, batch), np.stack(slopes, axis=1), rtol=1e-6)  # each its own
     model.eval()
     np.testing.assert_allclose(model(batch), jnp.mean(logits, axis=1), rtol=1e-6)
 

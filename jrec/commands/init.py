@@ -72,5 +72,5 @@ def _first(args: argparse.Namespace) -> tuple[str, str]:
 
         trials = try_all(args.data, facts, chosen, on_trial=say)
         chosen, notes = [trial.candidate for trial in trials], notes_of(trials)
-    keys = first_config(args.data, facts, chosen[0])
+    keys = first_config(args.data, facts, chosen[0], best_step=trials[0].best_step if trials else 0)
     return render(schema.name, keys, facts, notes), first_page(schema.name, args.out, keys, facts, chosen, trials)

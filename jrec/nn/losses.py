@@ -170,10 +170,15 @@ def binary_cross_entropy(logits: jax.Array, batch: Batch) -> jax.Array:
 
 
 def _of_members(function: Callable[[jax.Array, jax.Array], jax.Array], logits: jax.Array, batch: Batch) -> jax.Array:
-    """(batch,), the losses by the labels; of (batch, members) logits the mean of the members' losses."""
+    """(batch,), the losses by the labels; of (batch, members) logits the mean of the members' losses.
+
+    The gradients are the sum's: rates and weight decay then mean to each member what they mean to a model alone.
+    """
     if logits.ndim == 1:
         return function(logits, batch.labels)
-    return jnp.mean(function(logits, batch.labels[:, None]), axis=1)
+    losses = function(logits, batch.labels[:, None])
+    total = jnp.sum(losses, axis=1)
+    return total + jax.lax.stop_gradient(jnp.mean(losses, axis=1) - total)
 
 
 def focal(*, gamma: float = 2.0, positive_share: float | None = None) -> Loss:

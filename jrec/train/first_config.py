@@ -22,6 +22,8 @@ _PIECES = 16  # of a dense feature, about equally many examples in each
 _OFTEN = 100.0  # lookups of a row, on average, from which Adam's own rate for every element of a row pays
 _STEPS = 50  # between evaluations at least: fewer change a model less than its score is uncertain
 _LARGE = 1 << 30  # bytes of rows, from which Adam's two slots of a row's size are left out
+_MEMBERS = 8
+_MANY = 1_000_000  # training examples from which one model learns about as much as several
 LARGE = 5_000_000
 """Training examples from which layers are wide, one pass is enough, and nothing is tried."""
 
@@ -204,13 +206,17 @@ def candidates(facts: Facts) -> list[Candidate]:
     return candidates
 
 
-def first_config(path: str, facts: Facts, candidate: Candidate) -> list[Key]:
+def first_config(
+    path: str, facts: Facts, candidate: Candidate, *, trial: bool = False, best_step: int = 0
+) -> list[Key]:
     """The keys of a configuration for a dataset.
 
     Args:
       path: The dataset's folder, for ``data.path``.
       facts: What the rules depend on.
       candidate: The kind of model.
+      trial: Whether it is to tell kinds of model apart: then one member is trained, in less time.
+      best_step: The step after which a trial of this kind got worse; 0 where that is not known.
     """
     n = facts.examples
     batch = next(size for limit, size in _BATCHES if n < limit)
@@ -219,25 +225,40 @@ def first_config(path: str, facts: Facts, candidate: Candidate) -> list[Key]:
         epochs, why = 1, "so many examples overfit in a second pass"
     steps = -(-n // batch)
     size = f"of {n:,} training examples: {steps:,} steps an epoch"
+    falls = f"the trial was best at step {best_step:,}, and rates fall until twice as many"
     keys = [
         Key(section="", name="epochs", value=epochs, reason=why),
+        *([Key(section="", name="max_steps", value=2 * best_step, reason=falls)] if best_step else ()),
         Key(section="data", name="path", value=path),
         Key(section="data", name="batch_size", value=batch, reason=size),
-        *_model(facts, candidate),
+        *_model(facts, candidate, 1 if trial else _members(facts, candidate)),
         *_rates(facts, candidate),
     ]
+    if best_step:
+        why = "the noise of the last batches, by which one click rate differs from another, averages out"
+        keys.append(Key(section="lr_schedule", name="kind", value="warmup_linear", reason=why))
     return [*keys, *(_watch(facts, steps) if facts.valid else ())]
 
 
 _BATCHES = ((50_000, 64), (150_000, 128), (500_000, 256), (3_000_000, 1024), (30_000_000, 2048), (float("inf"), 8192))
 
 
-def _model(facts: Facts, candidate: Candidate) -> Iterator[Key]:
+def _members(facts: Facts, candidate: Candidate) -> int:
+    alone = candidate.frozen or not candidate.top or facts.examples >= _MANY
+    return 1 if alone or facts.rows * candidate.dim * 4 * _MEMBERS >= _LARGE else _MEMBERS
+
+
+def _model(facts: Facts, candidate: Candidate, members: int) -> Iterator[Key]:
     dim = candidate.dim
     if candidate.kind != "dlrm":
         yield Key(section="model", name="kind", value=candidate.kind)
     yield Key(section="model", name="interaction", value=candidate.interaction, reason=candidate.name)
     yield Key(section="model", name="embedding_dim", value=dim)
+    if members > 1:
+        why = (
+            f"the mean of {members} models predicts better than one where examples are few; each has a part of the rows"
+        )
+        yield Key(section="model", name="members", value=members, reason=why)
     if facts.dense:
         last = dim if candidate.interaction == "dot" else 16
         bottom = [512, 256, 64, last] if facts.examples >= LARGE else [64, last]

@@ -39,6 +39,11 @@ class Trial:
     seconds: float
     records: Sequence[Mapping[str, Any]] = ()
 
+    @property
+    def best_step(self) -> int:
+        """``step`` where the model got worse after it; 0 where it may have become better still."""
+        return self.step if self.step < 0.7 * self.steps else 0
+
 
 def try_all(
     path: str, facts: Facts, some: Sequence[Candidate], *, on_trial: Callable[[Trial], None] = lambda trial: None
@@ -85,7 +90,7 @@ def try_all(
 
 def _config(path: str, facts: Facts, candidate: Candidate, out: pathlib.Path) -> TrainConfig:
     file = out.with_suffix(".toml")
-    keys = first_config(path, facts, candidate)
+    keys = first_config(path, facts, candidate, trial=True)
     file.write_text(render("a trial", keys, facts), encoding="utf-8")
     batch = next(key.value for key in keys if key.name == "batch_size")
     watch = ("log.progress=off", "log.tensorboard=false", "evaluate.final_splits=[]", "checkpoint.keep_best=false")
