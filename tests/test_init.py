@@ -95,7 +95,7 @@ def test_every_candidate_loads_and_builds_a_model_of_the_dataset(sequences, tmp_
         (tmp_path / f"{number}.toml").write_text(render("x", first_config(str(sequences), facts, candidate), facts))
         config = load_config(tmp_path / f"{number}.toml")
         model, _ = build_modules(config, schema, build_layout(config, schema), total_steps=1, abstract=True)
-        alone = candidate.frozen or candidate.kind == "tbsm" or not candidate.top or examples >= 1_000_000
+        alone = candidate.frozen or examples >= 1_000_000
         assert config.model.members == (1 if alone else 8)
         assert model.embeddings.layout.features[0][1] == candidate.dim * config.model.members
         assert {name for name, own in config.optimizer.embedding.tables.items() if own.frozen} == set(candidate.frozen)

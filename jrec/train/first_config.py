@@ -244,7 +244,7 @@ _BATCHES = ((50_000, 64), (150_000, 128), (500_000, 256), (3_000_000, 1024), (30
 
 
 def _members(facts: Facts, candidate: Candidate) -> int:
-    alone = candidate.frozen or not candidate.top or facts.examples >= _MANY
+    alone = candidate.frozen or facts.examples >= _MANY
     return 1 if alone or facts.rows * candidate.dim * 4 * _MEMBERS >= _LARGE else _MEMBERS
 
 
