@@ -71,7 +71,7 @@ def _run(args: argparse.Namespace, company: Company) -> int:
     from jrec.train.preflight import check_group
     from jrec.train.report import write_report
     from jrec.train.report.logs import METRICS_FILE
-    from jrec.train.report.metrics import evaluate
+    from jrec.train.report.ranking import evaluated
     from jrec.train.report.terminal import judgement_lines
     from jrec.train.report.writing import PAGE_FILE
     from jrec.train.run_folder import find_checkpoint
@@ -84,7 +84,7 @@ def _run(args: argparse.Namespace, company: Company) -> int:
         )
     if not first():
         return 0
-    metrics = evaluate(result.scores).to_dict()
+    metrics = evaluated(result.scores).to_dict()
     config, scores = result.config, {args.split: result.scores}
     if args.group:
         config = dataclasses.replace(config, evaluate=dataclasses.replace(config.evaluate, group=args.group))

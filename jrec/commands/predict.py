@@ -7,13 +7,13 @@ import pathlib
 import sys
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from jrec.commands.arguments import DEVICES, add_join, add_quiet, by_name
+from jrec.commands.arguments import COUNT, DEVICES, add_join, add_quiet, by_name
 from jrec.commands.processes import Company, add_process_arguments, in_company
 
 if TYPE_CHECKING:
-    from jrec.train.predict import LoadedRun, Scored
+    from jrec.train.predict import Best, LoadedRun, Scored
 
 DESCRIPTION = """\
 Score examples with a trained model.
@@ -23,11 +23,15 @@ Run.save wrote, or one checkpoint in either. INPUT is a raw log of the format th
 from (files, folders, URIs, - for standard input), Parquet files of its columns, or a dataset whose rows mean the same
 (`jrec prepare --vocabulary-from`). Values that training did not see are scored as unknown. Scores come in the order of
 the input: row (its number from 0), score (the probability) and logit; label where the input has one; split where it is
-a dataset. Memory does not grow with the input."""
+a dataset. Memory does not grow with the input.
+
+A model that ranks items (model.kind "hstu" or "sasrec") reads histories, of a Parquet file that column alone, and
+writes the --k best items for each: row, rank (from 1), item (its value) and score (a cosine)."""
 EPILOG = """examples:
   jrec predict runs/kaggle test.txt.gz --out scores.parquet
   jrec predict runs/clicks tomorrow.parquet --out scores.csv
   jrec predict runs/clicks tomorrow.csv --join users=new_users.csv --out scores.csv
+  jrec predict runs/next histories.parquet --k 20 --out best.parquet
   jrec predict runs/kaggle data/kaggle_tuesday --split test --out scores.parquet
   jrec predict runs/terabyte day_23.gz --devices 8 --plan serving_plan --out scores.parquet
 """
@@ -38,6 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a run folder, or one checkpoint")
     parser.add_argument("input", metavar="INPUT", nargs="+", help="files of a raw log, Parquet files, or one dataset")
     parser.add_argument("--out", required=True, metavar="FILE", help="scores.parquet or scores.csv")
+    parser.add_argument(
+        "--k", type=COUNT, metavar="N", help="of a model that ranks items: how many for each example (default 10)"
+    )
     parser.add_argument("--split", action="append", metavar="SPLIT", help="of a dataset: only this split (repeatable)")
     add_join(parser)
     parser.add_argument(
@@ -74,7 +81,7 @@ def _run(args: argparse.Namespace, company: Company) -> int:
 
     from jrec.run.processes import first
     from jrec.train.mesh_processes import one_of_many
-    from jrec.train.predict import check_score_file, is_dataset, load_run, write_scores
+    from jrec.train.predict import check_score_file, is_dataset, load_run, write_best, write_scores
 
     dataset = is_dataset(args.input[0])
     if dataset and len(args.input) > 1:
@@ -92,13 +99,24 @@ def _run(args: argparse.Namespace, company: Company) -> int:
         loaded = load_run(
             args.checkpoint, args.input[0] if dataset else args.data, devices=args.devices, plan=args.plan
         )
-        scored = _scored(args, loaded, dataset)
+        model = loaded.restored.config.model
+        if args.k is not None and not model.ranks:
+            raise ConfigError(
+                f"--k is of models that rank items, but the run's model.kind is {model.kind!r}; leave it out"
+            )
+        scored: Iterator[Scored | Best]
+        scored = _best(args, loaded, dataset) if model.ranks else _scored(args, loaded, dataset)
         if not first():
             for _ in scored:
                 pass
             return 0
         shown = _shown(scored, loaded, args, dataset)
-        count = write_scores(out, shown, splits=dataset, overwrite=args.overwrite)
+        if model.ranks:
+            best: Any = shown
+            count = write_best(out, best, loaded.items, splits=dataset, overwrite=args.overwrite)
+        else:
+            scores: Any = shown
+            count = write_scores(out, scores, splits=dataset, overwrite=args.overwrite)
     seconds = time.perf_counter() - begin
     print(f"{out}: {count:,} scores of step {loaded.restored.saved.step:,} in {seconds:.1f} s", file=sys.stderr)
     return 0
@@ -107,10 +125,23 @@ def _run(args: argparse.Namespace, company: Company) -> int:
 def _scored(args: argparse.Namespace, loaded: LoadedRun, dataset: bool) -> Iterator[Scored]:
     if dataset:
         return loaded.of_dataset(args.split or ())
-    return loaded.of_log(args.input, joined=by_name(args.join), report=lambda message: print(message, file=sys.stderr))
+    return loaded.of_log(args.input, joined=by_name(args.join), report=_say)
 
 
-def _shown(scored: Iterator[Scored], loaded: LoadedRun, args: argparse.Namespace, dataset: bool) -> Iterator[Scored]:
+def _say(message: str) -> None:
+    print(message, file=sys.stderr)
+
+
+def _best(args: argparse.Namespace, loaded: LoadedRun, dataset: bool) -> Iterator[Best]:
+    k = args.k or 10
+    if dataset:
+        return loaded.best_of_dataset(k, args.split or ())
+    return loaded.best_of_log(args.input, k, joined=by_name(args.join), report=_say)
+
+
+def _shown(
+    scored: Iterator[Scored | Best], loaded: LoadedRun, args: argparse.Namespace, dataset: bool
+) -> Iterator[Scored | Best]:
     """The same scores; a bar shows how many there are, of a dataset out of how many."""
     from jrec.progress import counted
 
@@ -120,5 +151,5 @@ def _shown(scored: Iterator[Scored], loaded: LoadedRun, args: argparse.Namespace
         total = sum(split.examples for name, split in splits.items() if not args.split or name in args.split)
     with counted("predicting", total, show=False if args.quiet else None) as advance:
         for one in scored:
-            advance(one.logits.size)
+            advance(one.examples)
             yield one

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
+from typing import TYPE_CHECKING
 
 from jrec.commands.arguments import COUNT_OR_ZERO
 from jrec.commands.processes import Company, add_process_arguments, in_company
+
+if TYPE_CHECKING:
+    from jrec.train.config import TrainConfig
 
 DESCRIPTION = """\
 Train a model as CONFIG says, evaluate it, and write a report.
@@ -82,6 +86,8 @@ def _run(args: argparse.Namespace, company: Company) -> int:
         from jrec.train import determinism
 
         determinism.request()  # before JAX reads its flags
+    if company.first and config.model.ranks:
+        _say_unread(config)
     flags = {"resume": args.resume, "resume-from": args.resume_from, "overwrite": args.overwrite}
     company.meet(training_facts(config, start.data, flags))
 
@@ -137,6 +143,16 @@ def _run(args: argparse.Namespace, company: Company) -> int:
     print(summary(content))
     print(f"{outcome.step:,} steps; report: {report / PAGE_FILE}")
     return 0
+
+
+def _say_unread(config: TrainConfig) -> None:
+    """Says which features a model that ranks items leaves out."""
+    from jrec.data.schema import Schema
+    from jrec.train.model_schema import unread
+
+    if names := unread(config.model, Schema.load(config.data.path, check_files=False)):
+        kind, own = config.model.kind, config.model.sequence
+        print(f"jrec: model.kind {kind!r} reads {own.history} and {own.item} alone, not {names}", file=sys.stderr)
 
 
 def _over(folder: str, taken: int, steps: int) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 from jrec.batch import Batch
 from jrec.data.blocks import LABEL
 from jrec.data.encoder import EncodedColumns
+from jrec.data.loader_source import AnyPacker
 from jrec.data.packing import CastPlace, OnBadId, Packer, kept_orders
 from jrec.data.reorder.file import load_orders
 from jrec.data.schema import CategoricalFeature, DatasetError, Schema
@@ -62,11 +63,11 @@ def dataset_packer(
     )
 
 
-def pack_encoded(packer: Packer, encoded: EncodedColumns, batch_size: int | None = None) -> Batch:
+def pack_encoded(packer: AnyPacker, encoded: EncodedColumns, batch_size: int | None = None) -> Batch:
     """A batch of encoded examples, bit for bit the loader's of the same examples.
 
     Args:
-      packer: Made by ``dataset_packer`` for the encoder's dataset.
+      packer: Made by ``dataset_packer`` for the encoder's dataset, or what takes its place.
       encoded: What ``Encoder.columns`` returns, or ``Encoder.stream`` yields.
       batch_size: Static size; missing examples are padding with mask 0. Default: as many as there are.
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from jrec.data.blocks import WEIGHT_SUFFIX
-from jrec.data.columns import Column, ListColumn, concatenate, cut
+from jrec.data.columns import Column, ListColumn, concatenate, cut, lists_at
 from jrec.data.ingest import BadLines, Log
 from jrec.data.joined import csv_source
 from jrec.data.raw_columns import parsed_columns
@@ -34,7 +34,7 @@ from jrec.data.readers.source import CategoricalSpec, Chunk, Source, learned_of
 from jrec.data.readers.streams import Input, InputLike, is_stream, read_names, spool
 from jrec.data.readers.taobao import Taobao
 from jrec.data.reorder.file import load_order
-from jrec.data.schema import CategoricalFeature, DatasetError, Schema
+from jrec.data.schema import KEEP_LAST, LISTS, CategoricalFeature, DatasetError, Schema
 from jrec.data.vocabulary_file import load_table
 from jrec.files import decode
 
@@ -357,7 +357,7 @@ class _FeatureColumns(Source):
     def __init__(self, schema: Schema):
         self.name = schema.name
         self.dense = schema.dense
-        self._features = schema.categorical
+        self._features, self._keeps_last = schema.categorical, schema.provenance.get(LISTS) == KEEP_LAST
         self.categorical = tuple(
             CategoricalSpec(name=f.name, table=f.table, many=not f.one_hot, weighted=f.weighted)
             for f in schema.categorical
@@ -377,9 +377,21 @@ class _FeatureColumns(Source):
         for feature in self.dense:
             reject_dense(parsed, feature.name, feature.transform)
         weights = {f.name: parsed.lists(f.name + WEIGHT_SUFFIX) for f in self._features if f.weighted}
+        keys = {f.name: parsed.columns[f.name] for f in self._features}
+        if self._keeps_last:
+            keys = {f.name: _last(keys[f.name], f.max_length) for f in self._features}
         return Chunk(
             labels=np.zeros(parsed.rows, np.float32),
             dense={f.name: dense_column(parsed, f.name, f, f.missing) for f in self.dense},
-            keys={f.name: parsed.columns[f.name] for f in self._features},
+            keys=keys,
             weights={name: ListColumn(w.offsets, w.values.astype(np.float32)) for name, w in weights.items()},
         )
+
+
+def _last(lists: Column, length: int) -> Column:
+    """The last values of each list, at most ``length``."""
+    if not isinstance(lists, ListColumn):
+        return lists
+    stops = lists.offsets[1:].astype(np.int64)
+    lengths = np.minimum(stops - lists.offsets[:-1], length)
+    return lists_at(lists.values, stops - lengths, lengths)

@@ -77,7 +77,13 @@ class Gathering:
         return self._packer.prepare(columns)
 
     def pack(
-        self, columns: PreparedColumns, batch_size: int, where: Callable[[int], str] = "example {}".format
+        self,
+        columns: PreparedColumns,
+        batch_size: int,
+        where: Callable[[int], str] = "example {}".format,
+        *,
+        number: int = 0,
     ) -> Gathered:
         """Leaves the examples as they are; see ``Packer``."""
+        del number
         return Gathered(packer=self._packer, columns=columns, batch_size=batch_size, where=where)

@@ -17,7 +17,7 @@ import os
 import pathlib
 import threading
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from jrec.batch import Batch
 from jrec.data.blocks import ShardReader
 from jrec.data.columns import Column, concatenate, count_examples, cut
 from jrec.data.gathering import Gathered, joined
-from jrec.data.packing import Packer
+from jrec.data.packing import CastPlace
 from jrec.data.packing_columns import PreparedColumns, join
 from jrec.data.packing_kernels import permutation
 from jrec.data.regroup import gathered
@@ -34,6 +34,30 @@ from jrec.ops.host_cast import with_cast
 from jrec.ops.layout import EmbeddingLayout
 
 _BLOCKS, _EXAMPLES = 1, 2  # keep the random numbers of the two permutations apart
+
+
+class AnyPacker(Protocol):
+    """What makes batches of columns: ``jrec.data.packing.Packer``, or what takes its place."""
+
+    @property
+    def cast(self) -> CastPlace:
+        """Where the cast is computed."""
+        ...
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of the columns that packing reads."""
+        ...
+
+    def prepare(self, columns: Any) -> PreparedColumns:
+        """Checks columns, and brings them into the form that ``pack`` reads."""
+        ...
+
+    def pack(
+        self, columns: PreparedColumns, batch_size: int, where: Callable[[int], str] = ..., *, number: int = 0
+    ) -> Any:
+        """Packs examples into a batch; see ``Packer``."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -208,7 +232,7 @@ class BatchSource:
         folder: str | os.PathLike[str],
         schema: Schema,
         split: str,
-        packer: Packer,
+        packer: AnyPacker,
         *,
         order: OrderConfig,
         batch_size: int,
@@ -258,7 +282,8 @@ class BatchSource:
 
         pieces = [window.columns.cut(i, j) for window, (_, i, j) in zip(windows, spans, strict=True)]
         columns = pieces[0] if len(pieces) == 1 else join(pieces or [self._no_columns])
-        return self._packer.pack(columns, self._batch_size, where)
+        of_run = int(index) * self._order_config.process_count + self._order_config.process_index
+        return self._packer.pack(columns, self._batch_size, where, number=of_run)
 
     def order(self, epoch: int) -> EpochOrder:
         """The order of an epoch."""

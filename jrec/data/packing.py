@@ -135,7 +135,7 @@ class Packer:
         self.dense = tuple(dense)
         self.label = label
         self.extras = tuple(extras)
-        self.cast = cast
+        self.cast: CastPlace = cast
         self.policy = _POLICIES[on_bad_id]
         self.orders = _checked_orders(layout, orders or {})
         known = self._checked_vocabularies(vocabularies or {})
@@ -187,7 +187,12 @@ class Packer:
         return known
 
     def pack(
-        self, columns: PreparedColumns, batch_size: int, where: Callable[[int], str] = "example {}".format
+        self,
+        columns: PreparedColumns,
+        batch_size: int,
+        where: Callable[[int], str] = "example {}".format,
+        *,
+        number: int = 0,
     ) -> Batch:
         """Packs examples into a batch of ``batch_size``, which is at least their number.
 
@@ -195,7 +200,9 @@ class Packer:
           columns: From ``prepare``; ``take`` and ``cut`` choose among its examples.
           batch_size: Static size of the batch.
           where: Names the place of the example at a position of the columns, for messages.
+          number: The batch's number among all of a run, which packers in the place of this one draw by.
         """
+        del number
         if columns.examples > batch_size:
             raise ValueError(f"{columns.examples} examples do not fit into a batch of {batch_size}")
         return _Pack(self, columns, batch_size, where).batch()

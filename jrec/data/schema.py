@@ -31,6 +31,8 @@ VERSION = 2
 MAX_ROWS = 2**32
 MAX_LENGTH = 2**31 - 1
 SCHEMA_FILE = "schema.json"
+LISTS, KEEP_LAST = "lists", "keep the last"
+"""In the provenance of a schema without a format: of longer lists the last values count."""
 
 
 # Keys of features and tables that are written only where they say something.

@@ -9,6 +9,7 @@ import concurrent.futures
 import hashlib
 import pathlib
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,6 +20,9 @@ from jrec.data.schema import DatasetError, Schema, Table
 from jrec.data.texts import TextStore
 from jrec.data.vocabulary import HashedTable, KeyTable, Vocabulary
 from jrec.files import sha256_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _ROWS = 1 << 17  # values of a vocabulary in memory at a time
 _AGAIN = "copy it again, or prepare the dataset again"
@@ -109,6 +113,36 @@ def load_table(
             " it; prepare a log with `jrec prepare`, or copy the folder again"
         )
     return HashedTable(table.rows, _read_buckets(path, table, key_seed))
+
+
+def table_values(folder: pathlib.Path, schema: Schema, table: Table) -> pa.Array | None:
+    """The values of a table's rows, (rows,) texts in the order of the rows, null for the OOV row.
+
+    Args:
+      folder: The dataset's folder, or an export's.
+      schema: The dataset.
+      table: One of its tables.
+
+    Returns:
+      The values; None of a table without a vocabulary, which was hashed or synthesized.
+
+    Raises:
+      DatasetError: If the vocabulary cannot be read, or has not the table's rows in their order.
+    """
+    if table.vocabulary is None:
+        return None
+    import pyarrow as pa
+
+    path = schema.check_file(folder, table.vocabulary)
+    pieces, at = [], 0
+    for batch in read_batches(path, ["value", "row"], _ROWS, remedy=_AGAIN):
+        if not np.array_equal(batch["row"].to_numpy(), np.arange(at, at + batch.num_rows)):
+            raise DatasetError(f"{path} does not have its rows in order; {_AGAIN}")
+        pieces.append(batch["value"].cast(pa.large_string()))
+        at += batch.num_rows
+    if at != table.rows:
+        raise DatasetError(f"{path} has {at:,} values, but table {table.name!r} has {table.rows:,} rows; {_AGAIN}")
+    return pa.concat_arrays(pieces)
 
 
 def _read_buckets(path: pathlib.Path, table: Table, key_seed: int) -> np.ndarray:

@@ -18,6 +18,7 @@ from jrec.batch import Batch
 from jrec.nn.embeddings import EmbeddingCollection
 from jrec.nn.losses import all_examples, mean_of_positions, sampled_softmax
 from jrec.nn.optimizer import Loss
+from jrec.nn.tt_stack import TTOptions
 from jrec.ops.dispatch import Implementation
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
 from jrec.ops.types import Bags
@@ -197,7 +198,9 @@ class NextItem(nnx.Module):
     Args:
       layout: The layout of the embedding tables.
       config: The encoder's layers.
+      names: What the layout calls the history, the next items and the sampled ones.
       implementation: The implementation of the embedding ops; None for the platform's fastest.
+      tt: Options of tensor-train tables.
       key: The key of the initial rows; see ``EmbeddingCollection``. None draws one.
       rngs: Its ``params`` and ``dropout`` streams.
 
@@ -210,20 +213,24 @@ class NextItem(nnx.Module):
         layout: EmbeddingLayout,
         config: SequenceConfig,
         *,
+        names: tuple[str, str, str] = ("history", "next", "sampled"),
         implementation: Implementation | None = None,
+        tt: TTOptions | None = None,
         key: jax.Array | None = None,
         rngs: nnx.Rngs,
     ):
         features = {name: places[0][0].features[places[0][1]].config for name, places in layout.places.items()}
-        wanted, tables = {"history", "next", "sampled"}, {feature.table for feature in features.values()}
-        if features.keys() != wanted or len(tables) != 1 or any(f.pooling != "none" for f in features.values()):
+        tables = {feature.table for feature in features.values()}
+        if features.keys() != set(names) or len(tables) != 1 or any(f.pooling != "none" for f in features.values()):
             raise ValueError(
-                "the layout must have the features history, next and sampled of one table with pooling 'none', as"
-                f" next_item_layout makes it; it has {', '.join(sorted(features))} of {', '.join(sorted(tables))}"
+                f"the layout must have the features {names[0]}, {names[1]} and {names[2]} of one table with pooling"
+                f" 'none', as next_item_layout makes it; it has {', '.join(sorted(features))} of"
+                f" {', '.join(sorted(tables))}"
             )
-        self.embeddings = EmbeddingCollection(layout, implementation=implementation, key=key, rngs=rngs)
-        dim = layout.places["history"][0][0].dim
-        self.encoder = SequenceEncoder(dim, features["history"].max_length, config, rngs=rngs)
+        self.embeddings = EmbeddingCollection(layout, implementation=implementation, tt=tt, key=key, rngs=rngs)
+        self.names = names
+        dim = layout.places[names[0]][0][0].dim
+        self.encoder = SequenceEncoder(dim, features[names[0]].max_length, config, rngs=rngs)
         self.deterministic = False  # set by ``train`` and ``eval``, as nnx.Dropout's
 
     def logits(
@@ -238,14 +245,15 @@ class NextItem(nnx.Module):
         """
         del dense
         rows, masks = self.embeddings.features(activations, bags), self.embeddings.masks(bags)
-        found = _unit(self.encoder(rows["history"], masks["history"]))
+        history, following, sampled = self.names
+        found = _unit(self.encoder(rows[history], masks[history]))
         if self.deterministic:
-            last = jnp.sum(masks["history"], axis=1) - 1
+            last = jnp.sum(masks[history], axis=1) - 1
             user = jnp.take_along_axis(found, jnp.maximum(last, 0)[:, None, None], axis=1)[:, 0]
             return {"user": jnp.where(last[:, None] >= 0, user, 0)}
-        counts = masks["history"] & masks["next"]
+        counts = masks[history] & masks[following]
         return {
-            "positions": found, "next": _unit(rows["next"]), "sampled": _unit(rows["sampled"]), "counts": counts
+            "positions": found, "next": _unit(rows[following]), "sampled": _unit(rows[sampled]), "counts": counts
         }  # fmt: skip
 
 

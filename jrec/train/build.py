@@ -11,16 +11,35 @@ from flax import nnx
 
 from jrec import ops
 from jrec.data.identity import Identity
+from jrec.data.next_items import feature_names
 from jrec.data.schema import CategoricalFeature, Schema
 from jrec.errors import ConfigError, value_errors_are_config_errors
-from jrec.nn import DLRM, TBSM, DLRMConfig, EmbeddingCollection, SparseOptimizer, TBSMConfig
+from jrec.nn import (
+    DLRM,
+    TBSM,
+    DLRMConfig,
+    EmbeddingCollection,
+    NextItem,
+    SequenceConfig,
+    SparseOptimizer,
+    TBSMConfig,
+    binary_cross_entropy,
+    next_item_loss,
+)
 from jrec.nn.dense_encoding import Boundaries
-from jrec.nn.optimizer import SparseModel
+from jrec.nn.optimizer import Loss, SparseModel
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig
 from jrec.run.identity import identity_of
 from jrec.run.run import Run
 from jrec.sharding import Plan
-from jrec.train.config import OWN_MODEL_KEYS, EmbeddingOptimizerConfig, ModelConfig, TrainConfig, TTSection
+from jrec.train.config import (
+    OWN_MODEL_KEYS,
+    SEQUENCE_KEYS,
+    EmbeddingOptimizerConfig,
+    ModelConfig,
+    TrainConfig,
+    TTSection,
+)
 from jrec.train.config.typed_toml import MOST
 from jrec.train.factory import made_by_factory
 from jrec.train.tables import plan_tables, tt_options
@@ -34,6 +53,8 @@ def build_layout(config: TrainConfig, schema: Schema, plan: Plan | None = None) 
     Raises:
       ConfigError: If ``[model.features]`` names a feature that the dataset lacks, or the tables cannot be placed.
     """
+    if config.model.ranks:
+        return _ranking_layout(config, schema, plan)
     names = [f.name for f in schema.categorical]
     if unknown := sorted(set(config.model.features) - set(names)):
         raise ConfigError(
@@ -47,6 +68,19 @@ def build_layout(config: TrainConfig, schema: Schema, plan: Plan | None = None) 
         )
     with value_errors_are_config_errors("the dataset's tables do not fit the model"):
         features = [_feature(config.model, f) for f in schema.categorical]
+        return EmbeddingLayout.build(plan_tables(config, schema, plan).tables, features, planned=config.planned)
+
+
+def _ranking_layout(config: TrainConfig, schema: Schema, plan: Plan | None) -> EmbeddingLayout:
+    """The layout of a ``NextItem`` over a table of the dataset."""
+    own = config.model.sequence
+    history = next(f for f in schema.categorical if f.name == own.history)
+    lengths = (history.max_length, history.max_length, own.sampled)
+    features = [
+        FeatureConfig(name=name, table=history.table, max_length=most, pooling="none")
+        for name, most in zip(feature_names(own.history, own.item), lengths, strict=True)
+    ]
+    with value_errors_are_config_errors("the dataset's tables do not fit the model"):
         return EmbeddingLayout.build(plan_tables(config, schema, plan).tables, features, planned=config.planned)
 
 
@@ -83,6 +117,18 @@ def build_model(config: TrainConfig, schema: Schema, layout: EmbeddingLayout) ->
         collection = EmbeddingCollection(layout, **embeddings)
         return made_by_factory(model, collection, num_dense=len(schema.dense), rngs=rngs)
     with value_errors_are_config_errors("the [model] section does not fit the dataset"):
+        if model.ranks:
+            own = model.sequence
+            encoder = SequenceConfig(
+                kind="hstu" if model.kind == "hstu" else "sasrec",
+                blocks=own.blocks,
+                heads=own.heads,
+                attention_dim=own.attention_dim or None,
+                hidden_dim=own.hidden_dim or None,
+                dropout=model.dropout,
+                compute_dtype=model.compute_dtype,
+            )
+            return NextItem(layout, encoder, names=feature_names(own.history, own.item), **embeddings)
         dense: dict[str, Any] = {
             "num_dense": len(schema.dense),
             "bottom_mlp": model.bottom_mlp,
@@ -115,6 +161,11 @@ def _boundaries(model: ModelConfig, schema: Schema) -> Boundaries:
             f" {', '.join(names) or 'none'}"
         )
     return tuple(model.dense_boundaries.get(name, ()) for name in names) if model.dense_boundaries else ()
+
+
+def build_loss(model: ModelConfig) -> Loss:
+    """What a step makes smaller."""
+    return next_item_loss(temperature=model.sequence.temperature) if model.ranks else binary_cross_entropy
 
 
 def check_model(config: TrainConfig, schema: Schema, layout: EmbeddingLayout) -> None:
@@ -232,7 +283,9 @@ def _model_description(model: ModelConfig, num_dense: int) -> dict[str, Any]:
     keys = dataclasses.asdict(model)
     if model.factory:
         return {key: keys[key] for key in OWN_MODEL_KEYS}
-    del keys["factory"], keys["options"]
+    if model.ranks:
+        return {key: keys[key] for key in SEQUENCE_KEYS}
+    del keys["factory"], keys["options"], keys["sequence"]
     if model.kind == "dlrm":
         del keys["tbsm"]
     elif model.tbsm.top_with == "context":

@@ -13,14 +13,16 @@ from jrec.data.readers.tables import read_batches
 from jrec.data.schema import DatasetError, Schema
 from jrec.train.baselines.examples import Split
 from jrec.train.baselines.measure import measure, wanted
+from jrec.train.baselines.popular_items import popular_items
 from jrec.train.config import TrainConfig
 from jrec.train.report.groups import describe_groups
 from jrec.train.report.metrics import Scores
+from jrec.train.report.ranking import AnyScores
 from jrec.train.report.slices import EACH, add_block, slicers
 
 
 def comparison_sections(
-    config: TrainConfig, schema: Schema, scores: Mapping[str, Scores], *, whole: bool = True, slices: bool = True
+    config: TrainConfig, schema: Schema, scores: Mapping[str, AnyScores], *, whole: bool = True, slices: bool = True
 ) -> dict[str, Any]:
     """The sections ``baselines``, ``groups`` and ``slices`` of a report, those that the configuration asks for.
 
@@ -37,6 +39,10 @@ def comparison_sections(
     folder, sections = schema.folder, {}
     if folder is None or not scores:
         return {}
+    if config.model.ranks:
+        compared = whole and wanted(config.evaluate.baselines, schema)
+        return {"baselines": popular_items(config, schema, list(scores))} if compared else {}
+    scores = {split: one for split, one in scores.items() if isinstance(one, Scores)}
     if whole and config.schedule == "plain" and wanted(config.evaluate.baselines, schema):
         sections["baselines"] = measure(folder, schema, list(scores))
     if group := config.evaluate.group:

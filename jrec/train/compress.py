@@ -8,7 +8,7 @@ import math
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -150,6 +150,11 @@ def compress_run(
     if ((out / CONFIG_FILE).exists() or holds_checkpoints(out)) and not overwrite:
         raise ConfigError(f"{out} holds a run already; replace it with --overwrite, or choose another --out")
     run = open_run(checkpoint, data)
+    if run.config.model.ranks:
+        raise ConfigError(
+            f"{checkpoint} is of model.kind {run.config.model.kind!r}, whose AUC `jrec compress` could not compare;"
+            " train it with a tensor train from the start (tables.overrides.NAME.tier = 'tt')"
+        )
     run.schema.check_numbered("`jrec compress` gives rows common cores")
     selected = _selected(run, selection)
     tables, rows = {}, 0
@@ -173,7 +178,7 @@ def _scores(
     if not splits:
         return {}
     run = restore_run(checkpoint, data)
-    return {split: run.scores(split) for split in splits}
+    return {split: cast("Scores", run.scores(split)) for split in splits}  # other models are refused
 
 
 def _selected(run: OpenedRun, selection: Selection) -> list[TableConfig]:

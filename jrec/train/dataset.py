@@ -10,6 +10,7 @@ from jrec.data.fae import FaeManifest, is_fae_folder
 from jrec.data.schema import Schema
 from jrec.errors import ConfigError
 from jrec.train.config import TrainConfig
+from jrec.train.model_schema import model_schema
 from jrec.train.run_folder import find_checkpoint, load_run_config
 
 if TYPE_CHECKING:
@@ -49,8 +50,9 @@ def open_data(config: TrainConfig) -> RunData:
                 f"data.path is {config.data.path}, hot and cold examples apart (`jrec fae pack`), but schedule is"
                 " 'plain'; set schedule=fae, or give the dataset that was packed"
             )
-        schema = Schema.load(config.data.path)
-        schema.check_labels()
+        schema = model_schema(config.model, Schema.load(config.data.path))
+        if not config.model.ranks:
+            schema.check_labels()
         return RunData(config=with_capacities(config, schema), schema=schema, plan=plan_of(config))
     if not packed:
         raise ConfigError(

@@ -8,7 +8,7 @@ import functools
 import os
 import pathlib
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -34,8 +34,11 @@ from jrec.train.dataset import evaluation_config, plan_of
 from jrec.train.loaders import eval_loader
 from jrec.train.make_run import make_run
 from jrec.train.mesh_processes import shared_scores
+from jrec.train.model_schema import model_schema
 from jrec.train.progress import TrainingProgress
+from jrec.train.rank_items import ItemRanker
 from jrec.train.report.metrics import ScoreAccumulator, Scores
+from jrec.train.report.ranking import AnyScores
 from jrec.train.run_dataset import check_evaluated
 from jrec.train.run_folder import (
     checkpoints_of,
@@ -51,7 +54,7 @@ from jrec.train.watch import chosen_step
 
 def score_split(
     config: TrainConfig, schema: Schema, run: Run, split: str, *, limit: int = 0, progress: TrainingProgress
-) -> Scores:
+) -> AnyScores:
     """Predicts every example of a split; each process of a mesh reads and cuts its own share of them.
 
     Args:
@@ -69,15 +72,21 @@ def score_split(
       DatasetError: If the split cannot be used.
       DivergedError: If a logit is NaN or infinite.
     """
-    schema.check_labels()
+    ranks = config.model.ranks
+    if not ranks:
+        schema.check_labels()
     run.flush()
     loading = run.predictions.loading
     with (
         eval_loader(config, schema, run.layout, split, limit=limit, **loading) as loader,
         progress.evaluating(split, loader.batches_per_epoch) as advance,
     ):
-        shared = loading.get("shared", False)
-        scores = collected(run.predictions.of_split(loader), check=not shared, on_batch=advance)
+        shared, predictions = loading.get("shared", False), run.predictions.of_split(loader)
+        if ranks:
+            predictions = cast("Iterable[tuple[Any, Batch]]", predictions)
+            scores = ItemRanker(run, config, schema).scores(predictions, on_batch=advance)
+            return shared_scores(scores) if shared else scores
+        scores = collected(predictions, check=not shared, on_batch=advance)
         return shared_scores(scores) if shared else scores
 
 
@@ -119,7 +128,7 @@ class CheckpointScores:
     """A checkpoint's scores on a split of a dataset."""
 
     step: int
-    scores: Scores
+    scores: AnyScores
     schema: Schema
     trained_on: Identity
     config: TrainConfig
@@ -177,7 +186,7 @@ class RestoredRun(OpenedRun):
         """The model with the checkpoint's state."""
         return self.run.modules()[0]
 
-    def scores(self, split: str, *, limit: int = 0) -> Scores:
+    def scores(self, split: str, *, limit: int = 0) -> AnyScores:
         """Scores a split with this model.
 
         Args:
@@ -209,7 +218,7 @@ def open_run(
             f"--devices is 1, but {processes} processes were started; give the number of all their devices"
         )
     config = evaluation_config(dataclasses.replace(config, lr_schedule=LRScheduleConfig()))
-    schema = Schema.load(config.data.path)
+    schema = model_schema(config.model, Schema.load(config.data.path))
     trained_on = check_evaluated(folder, schema.identity)
     config = on_devices(dataclasses.replace(config, schedule="plain"), schema, devices, plan_of(config))
     config = dataclasses.replace(config, plan=plan)
@@ -298,7 +307,8 @@ def evaluate_checkpoint(
     plan: str = "",
 ) -> CheckpointScores:
     """Scores a split with a checkpoint's model; see ``restore_run`` and ``RestoredRun.scores``."""
-    if data is not None and not is_fae_folder(data):
+    clicks = not load_run_config(find_checkpoint(pathlib.Path(checkpoint))[0]).model.ranks
+    if data is not None and clicks and not is_fae_folder(data):
         Schema.load(data).check_labels()
     run = restore_run(checkpoint, data, devices=devices, plan=plan)
     return CheckpointScores(

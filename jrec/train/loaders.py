@@ -10,6 +10,8 @@ import jax
 from jrec.batch import Batch
 from jrec.data.gathering import Gathering
 from jrec.data.loader import Loader, LoaderConfig, make_loader
+from jrec.data.loader_source import AnyPacker
+from jrec.data.next_items import NextItemPacker
 from jrec.data.packing import CastPlace
 from jrec.data.schema import Schema
 from jrec.data.value_rows import Keys, TableVocabulary
@@ -43,6 +45,30 @@ def train_loader(config: TrainConfig, schema: Schema, layout: EmbeddingLayout) -
         process_count=jax.process_count(),
         growing=growing or None,
         packer=Gathering if growing else None,
+        packs=ranking_packer(config, schema, layout, training=True) if config.model.ranks else None,
+    )
+
+
+def ranking_packer(config: TrainConfig, schema: Schema, layout: EmbeddingLayout, *, training: bool) -> AnyPacker:
+    """What packs batches of a model that ranks items.
+
+    Args:
+      config: The run's configuration.
+      schema: The features that the model reads (``model_schema``).
+      layout: Its layout.
+      training: Whether to train; else batches have the items to rank.
+    """
+    own = config.model.sequence
+    table = schema.table(next(f.table for f in schema.categorical if f.name == own.item))
+    return NextItemPacker(
+        layout,
+        history=own.history,
+        item=own.item,
+        rows=table.rows,
+        oov_row=table.oov_row,
+        seed=config.seed if training else None,
+        on_bad_id=config.data.on_bad_id,
+        cast=_train_order(config).cast if training else "none",
     )
 
 
@@ -93,6 +119,7 @@ def eval_loader(
         process_count=processes,
         transform=transform,
         growing=growing,
+        packs=ranking_packer(config, schema, layout, training=False) if config.model.ranks else None,
     )
 
 

@@ -26,7 +26,7 @@ from jrec.run.processes import first, several
 from jrec.run.run_feed import RunFeed
 from jrec.run.step import StepResults
 from jrec.train import determinism
-from jrec.train.build import build_layout, described, run_parameters
+from jrec.train.build import build_layout, build_loss, described, run_parameters
 from jrec.train.calibration import calibrated, fit_calibration
 from jrec.train.config import TrainConfig
 from jrec.train.dataset import RunData, open_data, with_capacities
@@ -41,8 +41,9 @@ from jrec.train.mesh_processes import AgreedStop, SilentLog, one_of_many, shared
 from jrec.train.progress import TrainingProgress
 from jrec.train.report.hit_rates import HitRates
 from jrec.train.report.logs import CHECKPOINTS, FORMS, SCHEDULE, MetricLog
-from jrec.train.report.metrics import Scores, evaluate, log_loss
-from jrec.train.report.running_auc import RunningAuc
+from jrec.train.report.metrics import Scores, log_loss
+from jrec.train.report.ranking import AnyScores, evaluated
+from jrec.train.report.running_auc import NoRunningAuc, RunningAuc
 from jrec.train.report.trackers import Trackers
 from jrec.train.report.writing import merged
 from jrec.train.run_dataset import keep_dataset
@@ -73,7 +74,7 @@ class Outcome:
     folder: pathlib.Path
     step: int
     finished: bool
-    scores: dict[str, Scores]
+    scores: dict[str, AnyScores]
     scored_step: int
     stopped_early: bool
     parameters: dict[str, dict[str, Any]]
@@ -136,7 +137,7 @@ def train(
         return outcome
 
 
-def _scores_of(config: TrainConfig, schema: Schema, folder: pathlib.Path, step: int) -> dict[str, Scores]:
+def _scores_of(config: TrainConfig, schema: Schema, folder: pathlib.Path, step: int) -> dict[str, AnyScores]:
     """The scores of the final splits by an earlier checkpoint."""
     saved = restore_run(folder / CHECKPOINT_FOLDER / str(step), devices=max(1, config.mesh.devices), plan=config.plan)
     return {split: saved.scores(split) for split in _final_splits(config, schema)}
@@ -185,7 +186,9 @@ class _Training:
         )
         self.parameters = run_parameters(self.run)
         self.log = self._opened_log() if first() else SilentLog()
-        self.auc = RunningAuc.empty(devices=None if self.run.mesh is None else self.run.mesh.devices.size)
+        self.auc = NoRunningAuc()
+        if not config.model.ranks:
+            self.auc = RunningAuc.empty(devices=None if self.run.mesh is None else self.run.mesh.devices.size)
         self.logged_auc: float | None = None
         self.hits = HitRates(self.layout, lambda: self.run.state)
         self.plan = plan_evaluations(config, schema, self.total)
@@ -316,7 +319,8 @@ class _Training:
 
     def _train(self, stop: StopRequest, progress: TrainingProgress) -> bool:
         config = self.config
-        step_on = self.run.compile(micro_batches=config.data.micro_batches, metrics=self.auc)
+        loss = build_loss(config.model)
+        step_on = self.run.compile(loss=loss, micro_batches=config.data.micro_batches, metrics=self.auc)
         scheduler = self.feed.scheduler if isinstance(self.feed, HotColdFeed) else None
         # Results are read back only after further steps are under way, which keeps the device busy.
         pending: collections.deque[StepResults] = collections.deque()
@@ -369,11 +373,11 @@ class _Training:
             if calibrates:
                 self.run.calibrate(1.0, 0.0)
             scores = self._score(split, self.plan.batches, progress)
-            if calibrates:
+            if calibrates and isinstance(scores, Scores):
                 scale, shift = fit_calibration(scores)
                 self.run.calibrate(scale, shift)
                 scores = calibrated(scores, scale, shift)
-            evaluation = evaluate(scores)
+            evaluation = evaluated(scores)
             self.log.write(self.step, evaluation.to_dict(), split=split)
             if number == 0:
                 improved = self.best.observe(self.step, evaluation)
@@ -383,6 +387,7 @@ class _Training:
     def _decide(self, scheduler: ShuffleScheduler, progress: TrainingProgress) -> None:
         """Tells the Shuffle Scheduler the loss after a schedule, and logs its decision."""
         scores = self._score(self.config.fae.split, self.config.fae.batches, progress)
+        assert isinstance(scores, Scores)  # a model that ranks items has no such schedule
         schedule = scheduler.observe(log_loss(scores.logits, scores.labels))
         self.log.write(self.step, dataclasses.asdict(schedule), split=SCHEDULE)
 
@@ -477,10 +482,10 @@ class _Training:
                 record[name] += self.preparing
             self.log.write_timing(self.step, record, split=CHECKPOINTS)
 
-    def _score(self, split: str, limit: int, progress: TrainingProgress) -> Scores:
+    def _score(self, split: str, limit: int, progress: TrainingProgress) -> AnyScores:
         return score_split(self.config, self.schema, self.run, split, limit=limit, progress=progress)
 
-    def _final_scores(self, progress: TrainingProgress) -> dict[str, Scores]:
+    def _final_scores(self, progress: TrainingProgress) -> dict[str, AnyScores]:
         return {split: self._score(split, 0, progress) for split in _final_splits(self.config, self.schema)}
 
     def close(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import pathlib
 from collections.abc import Iterator, Mapping
 
@@ -14,32 +15,37 @@ from jrec.run.processes import first, wait_for_all
 from jrec.train.config import TrainConfig
 from jrec.train.interrupt import StopRequest
 from jrec.train.report.metrics import Scores, check_finite
+from jrec.train.report.ranking import RankScores
 from jrec.train.run_folder import open_run_folder
 
 _STOP_EVERY = 16
 
 
-def shared_scores(scores: Scores) -> Scores:
+def shared_scores[S: (Scores, RankScores)](scores: S) -> S:
     """The scores of all processes, in the order of processes, in every process.
 
     Raises:
       DivergedError: In all processes, if a logit of any is NaN or infinite.
     """
-    if jax.process_count() > 1:
-        from jax.experimental import multihost_utils
-
-        sizes = np.asarray(multihost_utils.process_allgather(np.array(scores.labels.size, np.int32)))
-
-        def of_all(values: np.ndarray) -> np.ndarray:
-            padded = np.zeros(int(sizes.max()), values.dtype)
-            padded[: values.size] = values
-            lines = np.asarray(multihost_utils.process_allgather(padded))
-            return np.concatenate([line[:size] for line, size in zip(lines, sizes, strict=True)])
-
-        labels = of_all(scores.labels.astype(np.uint8)).astype(bool)
-        scores = Scores(logits=of_all(scores.logits), labels=labels)
+    if isinstance(scores, RankScores):
+        return dataclasses.replace(scores, ranks=_of_all(scores.ranks))
+    labels = _of_all(scores.labels.astype(np.uint8)).astype(bool)
+    scores = dataclasses.replace(scores, logits=_of_all(scores.logits), labels=labels)
     check_finite(scores.logits)
     return scores
+
+
+def _of_all(values: np.ndarray) -> np.ndarray:
+    """The values of all processes, (n,) in each, one after the other."""
+    if jax.process_count() == 1:
+        return values
+    from jax.experimental import multihost_utils
+
+    sizes = np.asarray(multihost_utils.process_allgather(np.array(values.size, np.int32)))
+    padded = np.zeros(int(sizes.max()), values.dtype)
+    padded[: values.size] = values
+    lines = np.asarray(multihost_utils.process_allgather(padded))
+    return np.concatenate([line[:size] for line, size in zip(lines, sizes, strict=True)])
 
 
 @contextlib.contextmanager

@@ -17,14 +17,18 @@ from jrec.batch import Batch
 from jrec.data.dataset_packer import dataset_packer, pack_encoded
 from jrec.data.encoder import EncodedColumns, Encoder
 from jrec.data.growing import StoredKeys
-from jrec.data.packing import Packer
+from jrec.data.loader_source import AnyPacker
+from jrec.data.next_items import SEEN
 from jrec.data.readers.streams import InputLike, read_names
 from jrec.data.readers.tables import column_types, is_table, read_batches
 from jrec.data.schema import SCHEMA_FILE, DatasetError
+from jrec.data.vocabulary_file import table_values
 from jrec.errors import ConfigError
 from jrec.outputs import new_file
 from jrec.train.evaluate import RestoredRun, restore_run
-from jrec.train.loaders import eval_loader
+from jrec.train.loaders import eval_loader, ranking_packer
+from jrec.train.model_schema import history_schema
+from jrec.train.rank_items import ItemRanker
 from jrec.train.report.metrics import check_finite
 
 if TYPE_CHECKING:
@@ -54,6 +58,32 @@ class Scored:
     def probabilities(self) -> np.ndarray:
         """(n,) float32."""
         return probabilities(self.logits)
+
+    @property
+    def examples(self) -> int:
+        """How many there are."""
+        return self.logits.size
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Best:
+    """The best items for some examples that follow each other.
+
+    Attributes:
+      split, first: As of ``Scored``.
+      scores: (n, k) float32, the best first; -inf where fewer items are left.
+      rows: (n, k) integers, the items' rows; -1 there.
+    """
+
+    split: str
+    first: int
+    scores: np.ndarray
+    rows: np.ndarray
+
+    @property
+    def examples(self) -> int:
+        """How many there are."""
+        return len(self.rows)
 
 
 def probabilities(logits: np.ndarray) -> np.ndarray:
@@ -107,8 +137,10 @@ class LoadedRun:
         return Encoder(self.restored.schema)
 
     @functools.cached_property
-    def _packer(self) -> Packer:
+    def _packer(self) -> AnyPacker:
         run = self.restored
+        if run.config.model.ranks:
+            return ranking_packer(run.config, run.schema, run.layout, training=False)
         options: dict[str, Any] = {"on_bad_id": run.config.data.on_bad_id, "growing": self._growing}
         return dataset_packer(run.config.data.path, run.schema, run.layout, **options)
 
@@ -137,8 +169,67 @@ class LoadedRun:
         return probabilities(self.logits(columns))
 
     def logits(self, columns: object) -> np.ndarray:
-        """Logits, (examples,) float32, of raw columns; see ``predict``."""
+        """Logits, (examples,) float32, of raw columns; see ``predict``.
+
+        Raises:
+          ConfigError: If the model ranks items; use ``best``.
+        """
+        self._check_clicks()
         return self._logits(self.encoder.columns(columns))
+
+    def best(self, columns: object, k: int = 10) -> tuple[np.ndarray, list[list[Any]]]:
+        """The k best items of histories, by a model that ranks items.
+
+        Args:
+          columns: The column of the history by name: ragged lists of raw values, oldest first, of which the last count.
+          k: How many.
+
+        Returns:
+          Cosines, (examples, k) float32, the best first, and by example the items' values; of a table without a
+          vocabulary rows. Where fewer than k items are left, -inf and None.
+
+        Raises:
+          ConfigError: If the model does not rank items, or has fewer than k.
+          DatasetError: If a column is missing, or is none that a log may have.
+        """
+        ranker = self._checked_ranker(k)
+        scores, rows = self._best_of(ranker, self._history_encoder.columns(columns), k)
+        return scores, [self.items(line).to_pylist() for line in rows]
+
+    def items(self, rows: np.ndarray) -> pa.Array:
+        """The values of rows of the items' table, (n,) integers, null for -1; rows where it has no vocabulary."""
+        import pyarrow as pa
+
+        chosen = pa.array(rows, mask=rows < 0)
+        return chosen if self._values is None else self._values.take(chosen)
+
+    @functools.cached_property
+    def _values(self) -> pa.Array | None:
+        schema = self.restored.schema
+        return table_values(pathlib.Path(self.restored.config.data.path), schema, schema.tables[0])
+
+    @functools.cached_property
+    def _ranker(self) -> ItemRanker:
+        run = self.restored
+        return ItemRanker(run.run, run.config, run.schema)
+
+    @functools.cached_property
+    def _history_encoder(self) -> Encoder:
+        return Encoder(history_schema(self.restored.config.model, self.restored.schema))
+
+    def _check_clicks(self) -> None:
+        if (model := self.restored.config.model).ranks:
+            raise ConfigError(
+                f"the run's model.kind is {model.kind!r}, which has no probabilities; ask for its best items"
+            )
+
+    def _checked_ranker(self, k: int) -> ItemRanker:
+        model = self.restored.config.model
+        if not model.ranks:
+            raise ConfigError(f"the run's model.kind is {model.kind!r}, which ranks no items; ask for its scores")
+        if not 1 <= k <= (most := self._ranker.candidates):
+            raise ConfigError(f"k is {k}, but must be between 1 and the {most:,} items of the run's table")
+        return self._ranker
 
     def of_log(
         self,
@@ -156,18 +247,48 @@ class LoadedRun:
 
         Raises:
           DatasetError: If the format makes examples of several lines, or a line is malformed.
+          ConfigError: If the model ranks items; use ``best_of_log``.
         """
-        paths, first = read_names(inputs), 0
+        self._check_clicks()
+        first = 0
+        for encoded in self._encoded(inputs, joined, report):
+            yield Scored(split="", first=first, logits=self._logits(encoded), labels=encoded.labels)
+            first += encoded.examples
+
+    def best_of_log(
+        self,
+        inputs: InputLike | Sequence[InputLike],
+        k: int,
+        *,
+        joined: Mapping[str, str] | None = None,
+        report: Callable[[str], None] = lambda message: None,
+    ) -> Iterator[Best]:
+        """The k best items of each line of a raw log; arguments and errors as of ``of_log``.
+
+        Parquet files need the column of the history alone.
+        """
+        ranker, first = self._checked_ranker(k), 0
+        for encoded in self._encoded(inputs, joined, report):
+            scores, rows = self._best_of(ranker, encoded, k)
+            yield Best(split="", first=first, scores=scores, rows=rows)
+            first += encoded.examples
+
+    def _encoded(
+        self,
+        inputs: InputLike | Sequence[InputLike],
+        joined: Mapping[str, str] | None,
+        report: Callable[[str], None],
+    ) -> Iterator[EncodedColumns]:
+        """A raw log's examples, in its order."""
+        paths = read_names(inputs)
+        if self.restored.config.model.ranks and all(is_table(path) for path in paths):
+            return self._encoded_parquet(paths, self._history_encoder)
         reads_parquet = "schema" in self.restored.schema.provenance.get("format_options", {})  # the csv format
         if not reads_parquet and any(is_table(path) for path in paths):
             if joined:
                 raise DatasetError(f"--join names {next(iter(joined))!r}, but {paths[0]} joins no files; leave it out")
-            pieces = self._encoded_parquet(paths)
-        else:
-            pieces = self.encoder.stream(paths, batch_size=self.batch_size, joined=joined, report=report)
-        for encoded in pieces:
-            yield Scored(split="", first=first, logits=self._logits(encoded), labels=encoded.labels)
-            first += encoded.examples
+            return self._encoded_parquet(paths, self.encoder)
+        return self.encoder.stream(paths, batch_size=self.batch_size, joined=joined, report=report)
 
     def of_dataset(self, splits: Sequence[str] = ()) -> Iterator[Scored]:
         """Scores of the dataset's examples, in their order.
@@ -177,7 +298,24 @@ class LoadedRun:
 
         Raises:
           DatasetError: If it has no such split.
+          ConfigError: If the model ranks items; use ``best_of_dataset``.
         """
+        self._check_clicks()
+        labelled = self.restored.schema.labels
+        for split, first, batch in self._batches(splits):
+            count = int(batch.mask.sum())
+            labels = np.asarray(batch.labels)[:count] if labelled else None
+            yield Scored(split=split, first=first, logits=self._of_batch(batch, count), labels=labels)
+
+    def best_of_dataset(self, k: int, splits: Sequence[str] = ()) -> Iterator[Best]:
+        """The k best items of each of the dataset's examples; ``splits`` and errors as of ``of_dataset``."""
+        ranker = self._checked_ranker(k)
+        for split, first, batch in self._batches(splits):
+            scores, rows = self._best_of_batch(ranker, batch, k)
+            yield Best(split=split, first=first, scores=scores, rows=rows)
+
+    def _batches(self, splits: Sequence[str]) -> Iterator[tuple[str, int, Batch]]:
+        """The dataset's batches, each with its split and the number of its first example there."""
         run = self.restored
         there = [name for name in SPLITS if name in run.schema.splits and run.schema.splits[name].examples]
         if missing := [name for name in splits if name not in there]:
@@ -188,20 +326,33 @@ class LoadedRun:
             first = 0
             with eval_loader(run.config, run.schema, run.layout, split, growing=self._growing) as loader:
                 for batch in loader:
-                    count = int(batch.mask.sum())
-                    logits = self._of_batch(batch, count)
-                    labels = np.asarray(batch.labels)[:count] if run.schema.labels else None
-                    yield Scored(split=split, first=first, logits=logits, labels=labels)
-                    first += count
+                    yield split, first, batch
+                    first += int(batch.mask.sum())
 
-    def _encoded_parquet(self, paths: Sequence[str]) -> Iterator[EncodedColumns]:
+    def _best_of(self, ranker: ItemRanker, encoded: EncodedColumns, k: int) -> tuple[np.ndarray, np.ndarray]:
+        found = [(np.zeros((0, k), np.float32), np.zeros((0, k), np.int32))]
+        for begin in range(0, encoded.examples, self.batch_size):
+            piece = encoded.cut(begin, min(begin + self.batch_size, encoded.examples))
+            prepared = self._packer.prepare(piece.by_name())
+            found.append(self._best_of_batch(ranker, self._packer.pack(prepared, self.batch_size), k))
+        scores, rows = zip(*found, strict=True)
+        return np.concatenate(scores), np.concatenate(rows)
+
+    def _best_of_batch(self, ranker: ItemRanker, batch: Batch, k: int) -> tuple[np.ndarray, np.ndarray]:
+        outputs: Any = self.restored.run.predictions.of_batch(batch)
+        users, count = np.asarray(jax.device_get(outputs["user"])), int(batch.mask.sum())
+        check_finite(users[:count])
+        scores, rows = ranker.best(users, np.asarray(batch.extras[SEEN]), k)
+        return scores[:count], rows[:count]
+
+    def _encoded_parquet(self, paths: Sequence[str], encoder: Encoder) -> Iterator[EncodedColumns]:
         """The columns of Parquet files of a format that is text otherwise, without labels."""
         for path in paths:
             types = column_types(path)
-            wanted = [name for name in self.encoder.raw_columns if name in types]
+            wanted = [name for name in encoder.raw_columns if name in types]
             for batch in read_batches(path, wanted, self.batch_size):
                 try:
-                    yield self.encoder.columns(batch)
+                    yield encoder.columns(batch)
                 except (DatasetError, ValueError) as error:  # a ValueError is about a column's type
                     raise DatasetError(f"{path}: {error}") from error
 
@@ -230,6 +381,48 @@ def check_score_file(path: pathlib.Path) -> None:
         )
 
 
+def write_best(
+    path: pathlib.Path,
+    pieces: Iterable[Best],
+    items: Callable[[np.ndarray], pa.Array],
+    *,
+    splits: bool,
+    overwrite: bool = False,
+) -> int:
+    """Writes the best items of examples as ``write_scores`` does scores, one a line.
+
+    Columns: split (of a dataset's examples), row (an example's number, from 0), rank (from 1), item, score.
+
+    Args:
+      path: The file, whose ending says the format.
+      pieces: The best items.
+      items: The values of rows (``LoadedRun.items``).
+      splits: Whether the examples are of a dataset's splits.
+      overwrite: Whether a file there is replaced.
+
+    Returns:
+      How many lines there are.
+
+    Raises:
+      ConfigError: If the ending is another.
+      OutputError: If the file may not or cannot be written.
+    """
+    csv = path.suffix == ".csv"
+    nothing = Best(split="", first=0, scores=np.zeros((0, 1), np.float32), rows=np.zeros((0, 1), np.int32))
+    tables = (_best_table(one, items, splits=splits, csv=csv) for one in pieces)
+    return _write(path, tables, lambda: _best_table(nothing, items, splits=splits, csv=csv), overwrite=overwrite)
+
+
+def _best_table(best: Best, items: Callable[[np.ndarray], pa.Array], *, splits: bool, csv: bool) -> pa.Table:
+    import pyarrow as pa
+
+    there = best.rows >= 0
+    line, rank = np.nonzero(there)
+    columns: dict[str, Any] = {"split": _split_column(best.split, len(line), csv=csv)} if splits else {}
+    columns |= {"row": line + best.first, "rank": (rank + 1).astype(np.int32), "item": items(best.rows[there])}
+    return pa.table({**columns, "score": best.scores[there]})
+
+
 def write_scores(path: pathlib.Path, pieces: Iterable[Scored], *, splits: bool, overwrite: bool = False) -> int:
     """Writes scores as they come to a Parquet or CSV file, which appears when it is whole.
 
@@ -248,17 +441,28 @@ def write_scores(path: pathlib.Path, pieces: Iterable[Scored], *, splits: bool, 
       ConfigError: If the ending is another.
       OutputError: If the file may not or cannot be written.
     """
-    import pyarrow as pa
+
+    def nothing() -> pa.Table:
+        import pyarrow as pa
+
+        fields = [("split", pa.string())] if splits else []
+        fields += [("row", pa.int64()), ("score", pa.float32()), ("logit", pa.float32())]
+        return pa.schema(fields).empty_table()
+
+    tables = (_table(one, splits=splits, csv=path.suffix == ".csv") for one in pieces)
+    return _write(path, tables, nothing, overwrite=overwrite)
+
+
+def _write(path: pathlib.Path, tables: Iterator[pa.Table], nothing: Callable[[], pa.Table], *, overwrite: bool) -> int:
+    """Writes tables of one schema, or ``nothing()`` where there are none; returns their lines."""
     import pyarrow.csv
     import pyarrow.parquet
 
     check_score_file(path)
-    count, tables = 0, (_table(one, splits=splits, csv=path.suffix == ".csv") for one in pieces)
+    count = 0
     with new_file(path, overwrite=overwrite) as partial:
         if (table := next(tables, None)) is None:
-            fields = [("split", pa.string())] if splits else []
-            fields += [("row", pa.int64()), ("score", pa.float32()), ("logit", pa.float32())]
-            table = pa.schema(fields).empty_table()
+            table = nothing()
         if path.suffix == ".csv":
             writer = pyarrow.csv.CSVWriter(partial, table.schema)
         else:
@@ -275,12 +479,18 @@ def _table(scored: Scored, *, splits: bool, csv: bool) -> pa.Table:
 
     size, columns = scored.logits.size, dict[str, Any]()
     if splits:
-        split = pa.DictionaryArray.from_arrays(pa.array(np.zeros(size, np.int8)), pa.array([scored.split]))
-        columns["split"] = split.cast(pa.string()) if csv else split
+        columns["split"] = _split_column(scored.split, size, csv=csv)
     columns["row"] = np.arange(scored.first, scored.first + size, dtype=np.int64)
     if scored.labels is not None:  # all examples of an input have labels, or none
         columns["label"] = scored.labels
     return pa.table({**columns, "score": scored.probabilities, "logit": scored.logits})
+
+
+def _split_column(split: str, size: int, *, csv: bool) -> pa.Array:
+    import pyarrow as pa
+
+    column = pa.DictionaryArray.from_arrays(pa.array(np.zeros(size, np.int8)), pa.array([split]))
+    return column.cast(pa.string()) if csv else column
 
 
 def is_dataset(path: str | os.PathLike[str]) -> bool:

@@ -12,6 +12,7 @@ from jrec.data.schema import Schema
 from jrec.run.identity import meta_of
 from jrec.train.config import TrainConfig
 from jrec.train.report.metrics import Evaluation
+from jrec.train.report.ranking import RankingEvaluation
 from jrec.train.run_folder import checkpoints_of, load_run_config
 
 _MOST, _LEAST, _BATCHES = 16, 5, 8
@@ -71,7 +72,7 @@ class BestStep:
     """The best evaluation so far, and how many have been no better since.
 
     Args:
-      metric: "auc" or "log_loss".
+      metric: What an evaluation calls it: "auc" or "log_loss", or of ranked items "ndcg", "hr" or "mrr".
       patience: Evaluations in a row without a better one after which training ends; 0 for no end.
 
     Attributes:
@@ -88,7 +89,7 @@ class BestStep:
         """Whether training ends here."""
         return 0 < self._patience <= self._since
 
-    def observe(self, step: int, evaluation: Evaluation) -> bool:
+    def observe(self, step: int, evaluation: Evaluation | RankingEvaluation) -> bool:
         """Whether this evaluation is the best so far. One whose metric is undefined does not count."""
         value = getattr(evaluation, self._metric)
         if value is None:

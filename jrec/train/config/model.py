@@ -1,11 +1,11 @@
-"""The ``[model]`` section: a DLRM, a TBSM or a model of one's own."""
+"""The ``[model]`` section: a DLRM, a TBSM, a model of sequences or a model of one's own."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Literal, override
 
 from jrec.errors import ConfigError
@@ -13,6 +13,10 @@ from jrec.train.config.typed_toml import Range, Section, Width
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 Pooling = Literal["sum", "mean", "sqrtn", "max", "none"]
+Kind = Literal["dlrm", "tbsm", "hstu", "sasrec"]
+SEQUENCE_KINDS = ("hstu", "sasrec")
+SEQUENCE_KEYS = ("kind", "embedding_dim", "table_dtype", "compute_dtype", "dropout", "sequence")
+"""The keys of ``[model]`` that these kinds read."""
 OWN_MODEL_KEYS = ("factory", "options", "embedding_dim", "pooling", "table_dtype", "features")
 """The keys of ``[model]`` that say something of a model by ``model.factory``."""
 
@@ -54,11 +58,49 @@ class TBSMSection(Section):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ModelConfig(Section):
-    """``[model]``: the DLRM or TBSM, or a model of one's own (``factory``).
+class SequenceSection(Section):
+    """``[model.sequence]``: what kinds "hstu" and "sasrec" read, and how they are trained (``jrec.nn.NextItem``).
+
+    At every position of a history the model is to tell the item that comes next from sampled ones.
 
     Attributes:
-      kind: "dlrm", or "tbsm", a DLRM tower on every step of a history with attention over them.
+      history: The list feature with a user's items in order of time, as the schema's ``history`` makes it.
+      item: The feature of the same table with the item that comes after them.
+      blocks: Layers.
+      heads: Attention heads of a layer.
+      attention_dim: Elements of a head's queries and keys; 0 for ``embedding_dim`` by ``heads``.
+      hidden_dim: HSTU: elements of a head's values and gates, 0 for ``embedding_dim`` by ``heads``. SASRec: the hidden
+        width of the position-wise layers, 0 for ``embedding_dim``.
+      sampled: Items that are drawn for each example of a batch, uniformly from the table; all of a batch's are the
+        negatives of every position.
+      temperature: What cosines of vectors are divided by, to be logits of the softmax.
+    """
+
+    history: str = "history"
+    item: str = "item"
+    blocks: Annotated[int, Range(minimum=1, maximum=256)] = 2
+    heads: Annotated[int, Range(minimum=1, maximum=256)] = 1
+    attention_dim: Annotated[int, Range(minimum=0, maximum=65536)] = 0
+    hidden_dim: Annotated[int, Range(minimum=0, maximum=65536)] = 0
+    sampled: Annotated[int, Range(minimum=1, maximum=2**16)] = 8
+    temperature: Annotated[float, Range(above=0, maximum=1000)] = 0.05
+
+    @override
+    def check(self) -> None:
+        if self.history == self.item:
+            raise ConfigError(
+                f"model.sequence.history and model.sequence.item are both {self.item!r}; name two of them"
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelConfig(Section):
+    """``[model]``: the DLRM or TBSM, a model of sequences, or a model of one's own (``factory``).
+
+    Attributes:
+      kind: "dlrm", or "tbsm", a DLRM tower on every step of a history with attention over them; "hstu" or "sasrec", an
+        encoder of a user's items that tells the next one (``sequence``). These two read of the keys below only
+        ``embedding_dim``, ``table_dtype``, ``compute_dtype``, ``dropout`` and ``sequence``.
       embedding_dim: Elements of an embedding.
       bottom_mlp: Widths of the layers over the dense features, without the input. Under interaction "dot" and "fm" the
         last must equal ``embedding_dim``. Empty for a dataset without dense features.
@@ -89,12 +131,13 @@ class ModelConfig(Section):
         some million examples it ranks and predicts better than one model with as large rows.
       features: Settings of single categorical features, by name.
       tbsm: The rest of a TBSM.
+      sequence: The rest of "hstu" and "sasrec".
       factory: A function that makes another model, as "package.module:function", see ``jrec.train.factory``; "" for
         none. Of the keys above only ``embedding_dim``, ``pooling``, ``table_dtype`` and ``features`` are then read.
       options: The factory's own keyword arguments.
     """
 
-    kind: Literal["dlrm", "tbsm"] = "dlrm"
+    kind: Kind = "dlrm"
     embedding_dim: Annotated[int, Range(minimum=1, maximum=4096)] = 16
     bottom_mlp: tuple[Width, ...] = (64, 16)
     top_mlp: tuple[Width, ...] = (64, 1)
@@ -113,6 +156,7 @@ class ModelConfig(Section):
     members: Annotated[int, Range(minimum=1, maximum=64)] = 1
     features: Mapping[str, FeatureOverride] = dataclasses.field(default_factory=dict)
     tbsm: TBSMSection = dataclasses.field(default_factory=TBSMSection)
+    sequence: SequenceSection = dataclasses.field(default_factory=SequenceSection)
     factory: str = ""
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -125,6 +169,9 @@ class ModelConfig(Section):
             raise ConfigError(
                 f"model.options has {', '.join(self.options)}, but model.factory, whose arguments they are, is not set"
             )
+        if self.ranks:
+            self._check_sequences()
+            return
         for name, own in self.dense_boundaries.items():
             if len(own) < 2 or any(not low < high for low, high in itertools.pairwise(own)):
                 raise ConfigError(
@@ -147,6 +194,11 @@ class ModelConfig(Section):
             raise ConfigError(f"model.top_mlp is {list(self.top_mlp)}, but its last width must be 1, the logit")
         if self.kind == "dlrm" and self.tbsm != TBSMSection():
             raise ConfigError("model.tbsm is set, but model.kind is 'dlrm'; set model.kind to 'tbsm', or leave it out")
+        if self.sequence != SequenceSection():
+            raise ConfigError(
+                f"model.sequence is set, but model.kind is {self.kind!r}; set model.kind to 'hstu' or 'sasrec', or"
+                " leave it out"
+            )
         if self.kind == "tbsm":
             self._check_tbsm()
 
@@ -154,12 +206,34 @@ class ModelConfig(Section):
         """Refuses keys that only the models of jrec read."""
         if not re.fullmatch(r"\w+(\.\w+)*:\w+(\.\w+)*", self.factory):
             raise ConfigError(f"model.factory is {self.factory!r}, not package.module:function")
-        default, own = ModelConfig().to_dict(), self.to_dict()
-        if odd := [f"model.{key}" for key in default if key not in OWN_MODEL_KEYS and own[key] != default[key]]:
+        if odd := self._set_besides(OWN_MODEL_KEYS):
             raise ConfigError(
-                f"{', '.join(odd)} {'is' if len(odd) == 1 else 'are'} set, but model.factory is {self.factory}, whose"
-                " model does not read that; leave it out, or give it to the factory as a key of [model.options]"
+                f"{odd} set, but model.factory is {self.factory}, whose model does not read that; leave it out, or give"
+                " it to the factory as a key of [model.options]"
             )
+
+    def _check_sequences(self) -> None:
+        """Refuses keys that only models of clicks read."""
+        if odd := self._set_besides(SEQUENCE_KEYS):
+            raise ConfigError(f"{odd} set, but model.kind is {self.kind!r}, which does not read that; leave it out")
+        own = self.sequence
+        if self.embedding_dim % own.heads and not (own.attention_dim and own.hidden_dim):
+            raise ConfigError(
+                f"model.sequence.heads is {own.heads}, which does not divide model.embedding_dim ="
+                f" {self.embedding_dim}; use another number of heads, or give model.sequence.attention_dim and"
+                " model.sequence.hidden_dim"
+            )
+
+    def _set_besides(self, read: Collection[str]) -> str:
+        """The keys that are set besides those that are read, for a message: "model.wide is"; "" for none."""
+        default, own = ModelConfig().to_dict(), self.to_dict()
+        odd = [f"model.{key}" for key in default if key not in read and own[key] != default[key]]
+        return f"{', '.join(odd)} {'is' if len(odd) == 1 else 'are'}" if odd else ""
+
+    @property
+    def ranks(self) -> bool:
+        """Whether the model ranks items for a user, in place of a click's probability."""
+        return not self.factory and self.kind in SEQUENCE_KINDS
 
     @property
     def table_dim(self) -> int:

@@ -28,7 +28,8 @@ class DataConfig(Section):
 
     Attributes:
       path: A dataset folder made by ``jrec prepare`` or ``jrec synth``.
-      batch_size, eval_batch_size: Examples in a step.
+      batch_size, eval_batch_size: Examples in a step. Of a model of sequences, whose examples are whole histories, the
+        defaults stand for 128 and 512.
       micro_batches: In how many slices of a batch, or of each device's part, the MLPs see the examples, one after
         another, so that their activations take the memory of one. A step stays one step of the whole batch.
       window_blocks: Blocks held in memory at a time, within which examples are shuffled; 0 keeps the order of the log.
@@ -77,11 +78,13 @@ class EarlyStoppingSection(Section):
     """``[evaluate.early_stopping]``: when training ends before its last step, and which step is the best.
 
     Attributes:
-      metric: The metric of the first of ``evaluate.splits`` by which steps are compared.
+      metric: The metric of the first of ``evaluate.splits`` by which steps are compared: "auc" or "log_loss"; of a
+        model that ranks items "ndcg", "hr" (both at the first of ``evaluate.at``) or "mrr", and "auc", the default,
+        stands for "ndcg".
       patience: Evaluations in a row without a better one after which training ends; 0 never ends it early.
     """
 
-    metric: Literal["auc", "log_loss"] = "auc"
+    metric: Literal["auc", "log_loss", "ndcg", "hr", "mrr"] = "auc"
     patience: Count = 0
 
 
@@ -100,6 +103,9 @@ class EvaluateConfig(Section):
       baselines: Whether the report compares the model with logistic regression and with popularity, which are fitted to
         the training split on the CPU; "auto" does up to 10 million training examples.
       group: A categorical feature of one id an example, such as a user: the report then has AUC by its values (GAUC).
+      at: Of a model that ranks items (``model.kind`` "hstu" or "sasrec"): the k of HR@k and NDCG@k.
+      leave_out_history: Of such a model: whether the items of a history are left out where the item after it is ranked
+        among all, and of predictions. An item that a user comes back to then counts as not found.
     """
 
     every_steps: Annotated[int, Range(minimum=0), Auto()] | None = None
@@ -109,9 +115,13 @@ class EvaluateConfig(Section):
     early_stopping: EarlyStoppingSection = dataclasses.field(default_factory=EarlyStoppingSection)
     baselines: Literal["auto", "on", "off"] = "auto"
     group: str = ""
+    at: tuple[Annotated[int, Range(minimum=1, maximum=10_000)], ...] = (10,)
+    leave_out_history: bool = True
 
     @override
     def check(self) -> None:
+        if not self.at or len(set(self.at)) < len(self.at):
+            raise ConfigError(f"evaluate.at is {list(self.at)}; give one k or more, each once, as [10, 50]")
         if self.early_stopping.patience and not (self.splits and self.every_steps != 0):
             raise ConfigError(
                 f"evaluate.early_stopping.patience is {self.early_stopping.patience}, but evaluate.every_steps is"
@@ -266,11 +276,46 @@ class TrainConfig(Section):
                 " evaluate.every_steps, or leave it out"
             )
 
+        if self.model.ranks:
+            self._settle_ranking()
+        self._check_metric()
         if self.model.calibrate and not self._evaluates:
             raise ConfigError(
                 f"model.calibrate is true, but evaluate.every_steps is {self.evaluate.every_steps}, evaluate.splits"
                 f" {list(self.evaluate.splits)} and schedule {self.schedule!r}, so nothing is evaluated in training, to"
                 " which logits could be calibrated; give evaluate.every_steps, or leave it out with schedule 'plain'"
+            )
+
+    def _settle_ranking(self) -> None:
+        """Puts what suits a model that ranks items into the place of defaults for models of clicks."""
+        data, wanted, stopping = self.data, self.evaluate, self.evaluate.early_stopping
+        if data.batch_size == DataConfig.batch_size:
+            data = dataclasses.replace(data, batch_size=128)
+        if data.eval_batch_size == DataConfig.eval_batch_size:
+            data = dataclasses.replace(data, eval_batch_size=512)
+        if stopping.metric == EarlyStoppingSection.metric:
+            wanted = dataclasses.replace(wanted, early_stopping=dataclasses.replace(stopping, metric="ndcg"))
+        object.__setattr__(self, "data", data)
+        object.__setattr__(self, "evaluate", wanted)
+
+    def _check_metric(self) -> None:
+        """Refuses what does not go with a model that ranks items, or with one of clicks."""
+        wanted, ranks = self.evaluate, self.model.ranks
+        stopping = wanted.early_stopping
+        fitting = ("ndcg", "hr", "mrr") if ranks else ("auc", "log_loss")
+        if stopping.metric not in fitting:
+            raise ConfigError(
+                f"evaluate.early_stopping.metric is {stopping.metric!r}, which model.kind {self.model.kind!r} does not"
+                f" have; choose one of {', '.join(fitting)}"
+            )
+        if ranks and self.schedule != "plain":
+            raise ConfigError(
+                f"schedule is {self.schedule!r}, but model.kind {self.model.kind!r} trains by 'plain'; leave it out"
+            )
+        if ranks and wanted.group:
+            raise ConfigError(
+                f"evaluate.group is {wanted.group!r}, but model.kind {self.model.kind!r} ranks items and has no AUC;"
+                " leave it out"
             )
 
     @property

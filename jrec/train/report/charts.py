@@ -29,10 +29,17 @@ def learning_curves(content: Mapping[str, Any], records: Sequence[Mapping[str, A
         return
     size = content["config"]["data"]["batch_size"]
     scored = content["training"].get("scored_step")
-    for title, metric, key, unit in (
+    shown = [
         ("Log loss by step", "log_loss", "loss", "log loss (nats per example)"),
         ("AUC by step", "auc", "running_auc", "AUC"),
-    ):
+    ]
+    if "ranking" in content:  # whose loss is of sampled items, and none of its evaluations'
+        first = next(iter(content["ranking"]["at"]))
+        shown = [
+            ("Loss by step", "", "loss", "loss of sampled items (nats per position)"),
+            (f"NDCG@{first} by step", f"ndcg@{first}", "", f"NDCG@{first}"),
+        ]
+    for title, metric, key, unit in shown:
         logged = [(r["step"], r[key]) for r in records if r.get(key) is not None]
         steps, values = np.array(logged, float).reshape(-1, 2).T
         curves = list(_training(steps, values, "train, running" if metric == "auc" else "train, moving median"))

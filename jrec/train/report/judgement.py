@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from jrec.train.report import ranking
 from jrec.train.report.advice import WORSE, advise, scored, valid_losses
 from jrec.train.report.terminal import BASELINES
 
@@ -44,6 +45,8 @@ def judge(content: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> d
     """
     if not content["splits"]:
         return {"warnings": [], "advice": []}
+    if "ranking" in content:
+        return ranking.findings(content)
     split, metrics = list(content["splits"].items())[-1]
     baselines = {
         name: metric_by_split(content, name).get(split, {}) for name in ("auc", "log_loss", "calibration_error")

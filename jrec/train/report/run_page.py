@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jrec.train.config import DataConfig, TrainConfig
-from jrec.train.report import charts
+from jrec.train.report import charts, ranking
 from jrec.train.report.elements import (
     NONE,
     Cell,
@@ -82,7 +82,8 @@ def _judgement(content: Mapping[str, Any]) -> Iterator[str]:
     if warnings:
         yield note("Warnings", warnings)
     elif content["splits"] and "baselines" in content:
-        yield note("No warnings: no baseline is better in AUC, log loss or calibration.", [], good=True)
+        by = "of these metrics" if "ranking" in content else "AUC, log loss or calibration"
+        yield note(f"No warnings: no baseline is better in {'any ' * ('ranking' in content)}{by}.", [], good=True)
     elif content["splits"]:
         yield note("No warnings; but there are no baselines to compare the model with (evaluate.baselines).", [])
     if advice:
@@ -94,9 +95,8 @@ def _tiles(content: Mapping[str, Any]) -> Iterator[str]:
     if not splits:
         return
     split = next(reversed(splits))
-    shown = {
-        f"{split} {_METRICS[key][0]}": (measured(splits[split][key]), _METRICS[key][1]) for key in list(_METRICS)[:4]
-    }
+    names, _ = _named(content)
+    shown = {f"{split} {name}": (measured(splits[split][key]), unit) for key, (name, unit) in list(names.items())[:4]}
     shown["steps"] = (f"{training['steps']:,}", "of training")
     if "seconds" in training:
         shown["training"] = (f"{training['seconds']:,.1f} s", "without evaluations and checkpoints")
@@ -105,24 +105,32 @@ def _tiles(content: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _scores(content: Mapping[str, Any]) -> Iterator[str]:
-    columns = {"": "", **dict((_METRICS | _OWN).values())}
+    names, others = _named(content)
+    columns, keys = {"": "", **dict((names | others).values())}, list(names | others)
     for split, metrics in reversed(content["splits"].items()):
-        rows = [["the model", *_metrics(metrics)]]
+        rows = [["the model", *_metrics(keys, metrics)]]
         for key, name in BASELINES.items():
             baseline = content.get("baselines", {}).get(key)
             if baseline is not None and split in baseline["splits"]:
                 feature = f" of {baseline['feature']}" if "feature" in baseline else ""
-                rows.append([name + feature, *_metrics(baseline["splits"][split])])
+                rows.append([name + feature, *_metrics(keys, baseline["splits"][split])])
         if split in content["ceiling"]:
             known = content["ceiling"][split]
             rows.append(
-                ["the teacher that made the labels", *_metrics({**known, "base_rate": known.get("click_rate")})]
+                ["the teacher that made the labels", *_metrics(keys, {**known, "base_rate": known.get("click_rate")})]
             )
         yield table(f"{split} split", columns, rows, marks={0: "own"})
 
 
-def _metrics(metrics: Mapping[str, Any]) -> list[Cell]:
-    return [metrics.get(key) for key in _METRICS | _OWN]
+def _named(content: Mapping[str, Any]) -> tuple[dict[str, tuple[str, str]], dict[str, tuple[str, str]]]:
+    """By key what texts call metrics, with units, and what else an evaluation has."""
+    if "ranking" in content:
+        return ranking.metric_names(content["ranking"]["at"]), ranking.OTHERS
+    return _METRICS, _OWN
+
+
+def _metrics(keys: Sequence[str], metrics: Mapping[str, Any]) -> list[Cell]:
+    return [metrics.get(key) for key in keys]
 
 
 def _calibration(content: Mapping[str, Any]) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -112,3 +113,26 @@ class RunningAuc:
         if isinstance(histograms, jax.Array) and not histograms.is_fully_addressable:
             histograms = multihost_utils.process_allgather(histograms, tiled=True)
         return np.asarray(histograms).reshape(-1, *self.histograms.shape[-2:])
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NoRunningAuc:
+    """Stands for ``RunningAuc`` of a model without logits of labels: counts nothing, and leaves nothing to be read."""
+
+    def updated(self, logits: Any, labels: ArrayLike, mask: ArrayLike) -> NoRunningAuc:
+        """Itself."""
+        del logits, labels, mask
+        return self
+
+    def value(self) -> None:
+        """None."""
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Nothing."""
+        return {}
+
+    def restored(self, state: Mapping[str, ArrayLike]) -> NoRunningAuc:
+        """Itself."""
+        del state
+        return self

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from jrec.train.report import ranking
 from jrec.train.report.groups import LEAST
 
 BASELINES = {"logistic_regression": "logistic regression", "popularity": "popularity"}
@@ -17,16 +18,10 @@ def summary(content: Mapping[str, Any]) -> str:
     Args:
       content: The content of ``metrics.json``.
     """
-    lines = [f"{'split':<8}{'AUC':>9}{'ceiling':>9}{'log loss':>10}{'NE':>9}{'accuracy':>10}{'calibration':>13}"]
-    for split, metrics in content["splits"].items():
-        ceiling = content["ceiling"].get(split, {}).get("auc")
-        cells = [
-            f"{split:<8}{_cell(metrics['auc'], 9)}{_cell(ceiling, 9)}{_cell(metrics['log_loss'], 10)}",
-            f"{_cell(metrics['normalized_entropy'], 9)}{_cell(metrics['accuracy'], 10)}",
-            f"{_cell(metrics['calibration'], 13)}",
-        ]
-        lines.append("".join(cells))
-    lines += [*_step_lines(content), *_baseline_lines(content), *_group_lines(content)]
+    if "ranking" in content:
+        lines = [*ranking.lines(content), *_step_lines(content)]
+    else:
+        lines = [*_click_lines(content), *_step_lines(content), *_baseline_lines(content), *_group_lines(content)]
     for name, group in content["parameters"].items():
         if "host_rows" in group:
             rows, size = group["host_rows"], group["host_bytes"]
@@ -40,6 +35,19 @@ def summary(content: Mapping[str, Any]) -> str:
     lines += _kernel_lines(content.get("kernels", {}))
     lines += _fae_lines(content["fae"]) if "fae" in content else []
     return "\n".join([*lines, *judgement_lines(content)])
+
+
+def _click_lines(content: Mapping[str, Any]) -> Iterator[str]:
+    """The metrics of every split, beside the teacher's ceiling."""
+    yield f"{'split':<8}{'AUC':>9}{'ceiling':>9}{'log loss':>10}{'NE':>9}{'accuracy':>10}{'calibration':>13}"
+    for split, metrics in content["splits"].items():
+        ceiling = content["ceiling"].get(split, {}).get("auc")
+        cells = [
+            f"{split:<8}{_cell(metrics['auc'], 9)}{_cell(ceiling, 9)}{_cell(metrics['log_loss'], 10)}",
+            f"{_cell(metrics['normalized_entropy'], 9)}{_cell(metrics['accuracy'], 10)}",
+            f"{_cell(metrics['calibration'], 13)}",
+        ]
+        yield "".join(cells)
 
 
 def judgement_lines(content: Mapping[str, Any]) -> list[str]:

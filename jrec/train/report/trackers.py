@@ -142,7 +142,8 @@ class _MLflow:
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         now = int(time.time() * 1000)  # milliseconds
-        self._client.log_batch(self.id, metrics=[self._metric(name, v, now, step) for name, v in values.items()])
+        named = ((name.replace("@", "_at_"), value) for name, value in values.items())  # MLflow refuses "@"
+        self._client.log_batch(self.id, metrics=[self._metric(name, value, now, step) for name, value in named])
 
     def close(self) -> None:
         self._client.set_terminated(self.id)

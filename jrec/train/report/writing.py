@@ -18,6 +18,7 @@ split the bins of its calibration. Each part of a run may give sections of its o
 ``baselines``: metrics of logistic regression and of popularity (``jrec.train.baselines``)
 ``groups``: AUC and log loss within the values of ``evaluate.group`` (``jrec.train.report.groups``)
 ``slices``: log loss and calibration within slices of the last split (``jrec.train.report.slices``)
+``ranking``: how items were ranked, where the model ranks them (``jrec.train.report.ranking``)
 ``kernels``: by kernel class, the choice on the GPU and the verdict behind it
 """
 
@@ -37,7 +38,8 @@ from jrec.train import determinism
 from jrec.train.config import TrainConfig
 from jrec.train.report.judgement import judge
 from jrec.train.report.logs import read_records
-from jrec.train.report.metrics import UNITS, Scores, evaluate, reliability_bins, sigmoid
+from jrec.train.report.metrics import UNITS, Scores, reliability_bins, sigmoid
+from jrec.train.report.ranking import AnyScores, RankScores, evaluated, units
 from jrec.train.report.run_page import run_page
 from jrec.train.tables import describe_tables, tables_total
 
@@ -89,7 +91,7 @@ def write_report(
     config: TrainConfig,
     schema: Schema,
     plan: Plan | None = None,
-    scores: Mapping[str, Scores],
+    scores: Mapping[str, AnyScores],
     parameters: Mapping[str, Mapping[str, object]],
     steps: int,
     seconds: float | None = None,
@@ -129,12 +131,14 @@ def write_report(
         "format": FORMAT,
         "version": VERSION,
         "name": config.name,
-        "splits": {split: evaluate(one).to_dict() for split, one in scores.items()},
+        "splits": {split: evaluated(one).to_dict() for split, one in scores.items()},
         "reliability": {
-            split: reliability_bins(sigmoid(one.logits), one.labels).to_dict() for split, one in scores.items()
+            split: reliability_bins(sigmoid(one.logits), one.labels).to_dict()
+            for split, one in scores.items()
+            if isinstance(one, Scores)
         },
         "ceiling": {split: dict(metrics) for split, metrics in schema.ceiling.items()},
-        "units": _UNITS,
+        "units": _UNITS | (units(config.evaluate.at) if config.model.ranks else {}),
         "data": _data(schema, config),
         "parameters": _with_total(parameters),
         "training": _training(steps, seconds, examples)
@@ -145,6 +149,10 @@ def write_report(
         "versions": environment.versions(),
         "config": config.to_dict(),
     }
+    if config.model.ranks:
+        candidates = next((one.candidates for one in scores.values() if isinstance(one, RankScores)), 0)
+        left_out = config.evaluate.leave_out_history
+        content["ranking"] = {"at": list(config.evaluate.at), "candidates": candidates, "history_left_out": left_out}
     described = describe_tables(config, schema, plan)
     content = merged(content, {"tables": described, "tables_total": tables_total(described)}, sections)
     if (fae := content.get("fae")) is not None:

@@ -1,0 +1,141 @@
+"""Packs histories for ``jrec.nn.NextItem``: what comes next at each position, and items that are drawn as negatives."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from jrec.batch import Batch
+from jrec.data.columns import Column, ListColumn, count_examples
+from jrec.data.packing import CastPlace, OnBadId, Packer
+from jrec.data.packing_columns import PreparedColumns
+from jrec.ops.layout import EmbeddingLayout
+
+NEXT, SAMPLED, TARGET, SEEN = "next", "sampled", "target", "seen"
+"""Extras of batches: the first two in training, the others in evaluation."""
+
+
+def feature_names(history: str, item: str) -> tuple[str, str, str]:
+    """What the layout calls the history, the items that come next, and those that are drawn.
+
+    Args:
+      history, item: The dataset's features.
+    """
+    return history, f"{item}.{NEXT}", f"{item}.{SAMPLED}"
+
+
+class NextItemPacker:
+    """Takes the place of a dataset's packer: examples of a history and the item after it.
+
+    In training the batch has for each position of a history the item that comes next, which is the history shifted by
+    one with the item behind it, and drawn items: both are features and extras, as ``jrec.nn.next_item_loss`` takes
+    them. In evaluation these features have no lookup; extras are the item, "target" (batch,), and the history, "seen"
+    (batch, length), int64 rows, -1 for none.
+
+    Args:
+      layout: The model's, with features of ``feature_names``, of pooling "none".
+      history, item: The dataset's features.
+      rows: Rows of their table.
+      oov_row: The row of items that the dataset does not tell apart, which is not drawn; None for none.
+      seed: Of the drawn items, with the batch's number; None for evaluation.
+      on_bad_id: How out-of-range ids are handled.
+      cast: Where the cast is computed.
+    """
+
+    def __init__(
+        self,
+        layout: EmbeddingLayout,
+        *,
+        history: str,
+        item: str,
+        rows: int,
+        oov_row: int | None,
+        seed: int | None = None,
+        on_bad_id: OnBadId = "raise",
+        cast: CastPlace = "none",
+    ):
+        self._names, self._item = feature_names(history, item), item
+        self._rows, self._oov_row, self._seed = rows, oov_row, seed
+        lengths = {config.name: config.max_length for config, _ in layout.features}
+        self._length, self._drawn = (lengths[name] for name in self._names[::2])
+        self._extras = (TARGET, SEEN) if seed is None else (NEXT, SAMPLED)
+        table = next(config.table for config, _ in layout.features)
+        self._packer = Packer(
+            layout, label=None, extras=self._extras, on_bad_id=on_bad_id, oov_rows={table: oov_row}, cast=cast
+        )
+
+    @property
+    def cast(self) -> CastPlace:
+        """Where the cast is computed."""
+        return self._packer.cast
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of the columns that packing reads."""
+        return [self._names[0], self._item]
+
+    def prepare(self, columns: Mapping[str, Any]) -> PreparedColumns:
+        """Checks columns, and brings them into the form that ``pack`` reads.
+
+        Args:
+          columns: Lists of the history and (examples,) items; in evaluation the items may be absent.
+        """
+        history, following, sampled = self._names
+        lists: Column = columns[history]
+        count = count_examples(lists)
+        nothing = ListColumn(np.zeros(count + 1, np.int64), np.zeros(0, np.int64))
+        items = np.asarray(columns.get(self._item, np.full(count, -1)), np.int64)
+        extras = {name: np.zeros((count, 0), np.int64) for name in self._extras}  # ``pack`` makes them
+        given = {history: lists, following: nothing, sampled: nothing} | extras
+        if self._seed is None:
+            given[TARGET] = items
+        else:
+            assert isinstance(lists, ListColumn)  # as blocks have them
+            given[following] = ListColumn(lists.offsets, _shifted(lists, items))
+        return self._packer.prepare(given)
+
+    def pack(
+        self,
+        columns: PreparedColumns,
+        batch_size: int,
+        where: Callable[[int], str] = "example {}".format,
+        *,
+        number: int = 0,
+    ) -> Batch:
+        """Packs examples into a batch; see ``Packer``. ``number`` says which items are drawn."""
+        history, following, sampled = self._names
+        if self._seed is None:
+            extras = {**columns.extras, SEEN: _matrix(columns.ids[history], columns.examples, self._length)}
+            return self._packer.pack(dataclasses.replace(columns, extras=extras), batch_size, where)
+        drawn = self._draw(columns.examples, number)
+        extras = {NEXT: _matrix(columns.ids[following], columns.examples, self._length), SAMPLED: drawn}
+        ids = {**columns.ids, sampled: drawn}
+        return self._packer.pack(dataclasses.replace(columns, ids=ids, extras=extras), batch_size, where)
+
+    def _draw(self, examples: int, number: int) -> np.ndarray:
+        """(examples, drawn) int64 rows, each as likely as another."""
+        random, unknown = np.random.default_rng([self._seed or 0, number]), self._oov_row
+        if unknown is None:
+            return random.integers(0, self._rows, (examples, self._drawn))
+        drawn = random.integers(0, self._rows - 1, (examples, self._drawn))
+        return drawn + (drawn >= unknown)
+
+
+def _shifted(lists: ListColumn, items: np.ndarray) -> np.ndarray:
+    """For each element of the lists the one behind it, and behind the last one the example's item, int64."""
+    shifted, lengths = np.empty(len(lists.values), np.int64), np.diff(lists.offsets)
+    shifted[:-1] = lists.values[1:]
+    shifted[lists.offsets[1:][lengths > 0] - 1] = items[lengths > 0]
+    return shifted
+
+
+def _matrix(lists: Column, examples: int, length: int) -> np.ndarray:
+    """(examples, length) int64: the lists, -1 behind their ends."""
+    if not isinstance(lists, ListColumn):
+        return np.asarray(lists, np.int64).reshape(examples, length)
+    matrix = np.full((examples, length), -1, np.int64)
+    matrix[np.arange(length) < np.diff(lists.offsets)[:, None]] = lists.values
+    return matrix

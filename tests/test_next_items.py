@@ -1,0 +1,235 @@
+"""Batches of models that rank items, against plain Python; the ranks that evaluations and popularity give."""
+
+import types
+from typing import Any
+
+import numpy as np
+import pytest
+
+import jrec
+from jrec.data.columns import ListColumn
+from jrec.data.next_items import NextItemPacker, feature_names
+from jrec.data.schema import CategoricalFeature, Schema, Table
+from jrec.errors import ConfigError
+from jrec.ops.layout import EmbeddingLayout, FeatureConfig
+from jrec.train.baselines import popular_items
+from jrec.train.config import DataConfig, EvaluateConfig, ModelConfig, SequenceSection, TrainConfig
+from jrec.train.model_schema import model_schema, unread
+from jrec.train.rank_items import ItemRanker
+from jrec.train.report.ranking import LEFT_OUT, NEVER, RankScores, evaluated
+
+ROWS, LENGTH, DRAWN = 9, 4, 3
+NAMES = feature_names("history", "item")
+
+
+def layout():
+    lengths = (LENGTH, LENGTH, DRAWN)
+    return EmbeddingLayout.build(
+        [jrec.TableConfig(name="item", rows=ROWS, dim=8)],
+        [
+            FeatureConfig(name=n, table="item", max_length=k, pooling="none")
+            for n, k in zip(NAMES, lengths, strict=True)
+        ],
+    )
+
+
+def packer(**options):
+    return NextItemPacker(layout(), history="history", item="item", rows=ROWS, **options)
+
+
+def columns_of(lists, items):
+    offsets = np.cumsum([0, *map(len, lists)]).astype(np.int64)
+    values = np.array([row for one in lists for row in one], np.uint32)
+    return {"history": ListColumn(offsets, values), "item": np.array(items, np.uint32)}
+
+
+def padded(lists, length, lines):
+    return [[*one, *[-1] * (length - len(one))] for one in lists] + [[0] * length] * (lines - len(lists))
+
+
+def looked_up(batch, name):
+    """The rows of a feature, (batch, length), -1 for none."""
+    (stack,) = layout().members
+    feature = next(f for f in stack.features if f.config.name == name)
+    lines, length = len(batch.labels), feature.config.max_length
+    bags, first = batch.bags[stack.name], feature.first_bag * lines
+    if bags.offsets is None:
+        return bags.ids.reshape(-1)[first : first + lines * length].reshape(lines, length).tolist()
+    found = np.full(lines * length, -1)
+    for k in range(lines * length):
+        begin, stop = bags.offsets[first + k : first + k + 2]
+        assert stop - begin <= 1
+        found[k] = bags.ids[begin] if stop > begin else -1
+    return found.reshape(lines, length).tolist()
+
+
+@pytest.mark.parametrize("lists", [[[1, 2, 3], [], [4], [5, 6, 7, 8]], [[1, 2, 3, 4]] * 3, [[], []]])
+@pytest.mark.parametrize("oov_row", [None, 0, 5])
+def test_training_batches(lists, oov_row):
+    items, size = [3, 1, 0, 2][: len(lists)], 5
+    one = packer(oov_row=oov_row, seed=7)
+    batch = one.pack(one.prepare(columns_of(lists, items)), size, number=2)
+    following = [[*own[1:], item] if own else [] for own, item in zip(lists, items, strict=True)]
+    assert batch.extras["next"].tolist() == padded(following, LENGTH, size)
+    blank = [[-1] * LENGTH] * (size - len(lists))
+    assert looked_up(batch, NAMES[0]) == padded(lists, LENGTH, len(lists)) + blank
+    assert looked_up(batch, NAMES[1]) == padded(following, LENGTH, len(lists)) + blank
+    sampled = batch.extras["sampled"][: len(lists)]
+    assert looked_up(batch, NAMES[2]) == sampled.tolist() + [[-1] * DRAWN] * (size - len(lists))
+    assert batch.mask.tolist() == [1] * len(lists) + [0] * (size - len(lists))
+
+
+@pytest.mark.parametrize("oov_row", [None, 0, 4, ROWS - 1])
+def test_negatives_are_uniform_and_depend_on_seed_and_batch_alone(oov_row):
+    one = packer(oov_row=oov_row, seed=1)
+    prepared = one.prepare(columns_of([[1]] * 3000, [2] * 3000))
+
+    def drawn(who, number):
+        return who.pack(prepared, 3000, number=number).extras["sampled"]
+
+    counts = np.bincount(drawn(one, 0).reshape(-1), minlength=ROWS)
+    wanted = 9000 / (ROWS - (oov_row is not None))
+    assert [abs(n - wanted) < 5 * wanted**0.5 for n in counts] == [row != oov_row for row in range(ROWS)]
+    np.testing.assert_array_equal(drawn(one, 3), drawn(packer(oov_row=oov_row, seed=1), 3))
+    assert (drawn(one, 3) != drawn(one, 4)).any()
+    assert (drawn(one, 3) != drawn(packer(oov_row=oov_row, seed=2), 3)).any()
+
+
+def test_evaluation_batches_have_the_item_and_the_history():
+    one, lists = packer(oov_row=0), [[1, 2, 3], [], [4]]
+    batch = one.pack(one.prepare(columns_of(lists, [5, 6, 7])), 4)
+    assert batch.extras["target"].tolist() == [5, 6, 7, 0]
+    assert batch.extras["seen"].tolist() == padded(lists, LENGTH, 4)
+    assert looked_up(batch, NAMES[0])[:3] == padded(lists, LENGTH, 3)
+    assert looked_up(batch, NAMES[1]) == [[-1] * LENGTH] * 4
+    assert looked_up(batch, NAMES[2]) == [[-1] * DRAWN] * 4
+    only_history = {"history": columns_of(lists, [0] * 3)["history"]}
+    assert one.pack(one.prepare(only_history), 3).extras["target"].tolist() == [-1] * 3
+
+
+def schema_of(**changes):
+    settings = {"rows": ROWS, "oov_row": 0, **changes}
+    return Schema(
+        name="log", block_size=16, dense=(), splits={}, provenance={}, tables=(
+            Table(name="user", rows=3), Table(name="item", **settings)
+        ), categorical=(
+            CategoricalFeature(name="user", table="user", fixed_length=True),
+            CategoricalFeature(name="item", table="item", fixed_length=True),
+            CategoricalFeature(name="history", table="item", max_length=LENGTH),
+        ),
+    )  # fmt: skip
+
+
+def configured(**evaluate):
+    return TrainConfig(
+        data=DataConfig(path="data"), model=ModelConfig(kind="hstu"), evaluate=EvaluateConfig(**evaluate)
+    )
+
+
+def plain_rank(scores, target, left_out):
+    own = scores[target]
+    if target in left_out:
+        return LEFT_OUT
+    return sum(s >= own for row, s in enumerate(scores) if row != target and row not in left_out)
+
+
+@pytest.mark.parametrize("leave_out", [True, False])
+@pytest.mark.parametrize("oov_row", [None, 0, 4])
+def test_ranks_and_best_items(leave_out, oov_row):
+    draw = np.random.default_rng(0)
+    rows, users = draw.normal(size=(ROWS, 8)).astype(np.float32), draw.normal(size=(40, 8)).astype(np.float32)
+    seen, targets = draw.integers(-1, ROWS, (40, 3)), draw.integers(0, ROWS, 40)
+    config, schema = (
+        configured(at=(2,), leave_out_history=leave_out),
+        model_schema(ModelConfig(kind="hstu"), schema_of(oov_row=oov_row)),
+    )
+    run: Any = types.SimpleNamespace(table=lambda name: rows, mesh=None)
+    ranker = ItemRanker(run, config, schema)
+    units = rows / np.linalg.norm(rows.astype(np.float64), axis=1, keepdims=True)
+    scores = users.astype(np.float64) @ units.T
+    found, (best_scores, best) = ranker.ranks(users, targets, seen), ranker.best(users, seen, 4)
+    for k in range(40):
+        out = {*(seen[k].tolist() if leave_out else ()), oov_row}
+        expected = NEVER if targets[k] == oov_row else plain_rank(scores[k], targets[k], out)
+        assert found[k] == expected
+        order = [row for row in np.argsort(-scores[k]) if row not in out][:4]
+        assert best[k].tolist() == order + [-1] * (4 - len(order))
+        np.testing.assert_allclose(best_scores[k][: len(order)], scores[k][order], rtol=1e-5, atol=1e-6)
+    assert ranker.candidates == ROWS - (oov_row is not None)
+
+
+@pytest.mark.parametrize("leave_out", [True, False])
+def test_popularity_ranks_by_training_counts(leave_out):
+    draw = np.random.default_rng(1)
+    counts, candidates = draw.integers(0, 4, ROWS), np.arange(ROWS) != 2
+    lists, items = [draw.integers(0, ROWS, n).tolist() for n in draw.integers(0, 6, 50)], draw.integers(0, ROWS, 50)
+    config = configured(leave_out_history=leave_out)
+    found = popular_items._ranks(config, counts, candidates, columns_of(lists, items))
+    for rank, seen, item in zip(found, lists, items, strict=True):
+        out = {*(seen if leave_out else ()), 2}
+        assert rank == (NEVER if item == 2 else plain_rank(counts, item, out))
+
+
+def test_metrics_count_unknown_items_as_not_found():
+    scores = RankScores(ranks=np.array([0, 1, 5, NEVER, LEFT_OUT, LEFT_OUT], np.int32), candidates=8, at=(2, 10))
+    found = evaluated(scores).to_dict()
+    assert found["hr@2"] == 2 / 6
+    assert found["hr@10"] == 0.5
+    assert found["ndcg@2"] == pytest.approx((1 + 1 / np.log2(3)) / 6)
+    assert found["mrr"] == pytest.approx((1 + 1 / 2 + 1 / 6) / 6)
+    assert (found["examples"], found["unknown_items"], found["repeated_items"]) == (6, 1, 2)
+
+
+def test_the_model_reads_its_features_alone():
+    model = ModelConfig(kind="sasrec")
+    read = model_schema(model, schema_of())
+    assert [f.name for f in read.categorical] == ["item", "history"][::-1]
+    assert [t.name for t in read.tables] == ["item"]
+    assert unread(model, schema_of()) == "user"
+    assert model_schema(ModelConfig(), schema_of()) == schema_of()
+
+
+@pytest.mark.parametrize(
+    ("own", "changes", "message"),
+    [
+        ({"history": "past"}, {}, "history is 'past', but the categorical features .* user, item, history"),
+        ({"history": "user"}, {}, "model.sequence.history is 'user', which is one id"),
+        ({"item": "user"}, {}, "model.sequence.item is 'user' of table 'user', but must be .* of table 'item'"),
+        ({}, {"growing": True, "oov_row": None}, "table 'item', but that table grows"),
+        ({}, {"rows": 2}, "table 'item' has 2 row"),
+    ],
+)  # fmt: skip
+def test_datasets_that_do_not_fit(own, changes, message):
+    model = ModelConfig(kind="hstu", sequence=SequenceSection(**own))
+    with pytest.raises(ConfigError, match=message):
+        model_schema(model, schema_of(**changes))
+
+
+@pytest.mark.parametrize(
+    ("model", "more", "message"),
+    [
+        ({"kind": "hstu", "top_mlp": (8, 1), "wide": True}, {}, "model.top_mlp, model.wide are set, but"),
+        ({"kind": "hstu", "calibrate": True}, {}, "model.calibrate is set"),
+        ({"kind": "dlrm", "sequence": SequenceSection(blocks=3)}, {}, "sequence is set, but model.kind is 'dlrm'"),
+        ({"kind": "hstu", "sequence": SequenceSection(heads=3)}, {}, "sequence.heads is 3, which does not divide"),
+        ({"kind": "hstu"}, {"schedule": "fae"}, "schedule is 'fae', but model.kind 'hstu'"),
+        ({"kind": "hstu"}, {"evaluate": EvaluateConfig(group="user")}, "evaluate.group is 'user'"),
+    ],
+)  # fmt: skip
+def test_configurations_that_are_refused(model, more, message):
+    with pytest.raises(ConfigError, match=message):
+        TrainConfig(data=DataConfig(path="data"), model=ModelConfig(**model), **more)
+
+
+def test_metrics_of_early_stopping():
+    assert configured().evaluate.early_stopping.metric == "ndcg"
+    assert (configured().data.batch_size, configured().data.eval_batch_size) == (128, 512)
+    plain = TrainConfig(data=DataConfig(path="data"))
+    assert plain.evaluate.early_stopping.metric == "auc"
+    for kind, metric, fitting in (("hstu", "log_loss", "ndcg, hr, mrr"), ("dlrm", "mrr", "auc, log_loss")):
+        with pytest.raises(ConfigError, match=f"metric is '{metric}', which model.kind '{kind}' .* {fitting}"):
+            TrainConfig.from_dict(
+                {"data": {"path": "d"}, "model": {"kind": kind}, "evaluate": {"early_stopping": {"metric": metric}}}
+            )
+    with pytest.raises(ConfigError, match=r"evaluate\.at is"):
+        EvaluateConfig(at=(10, 10))

@@ -1,0 +1,186 @@
+"""Models of sequences by the command, from a log to a served request."""
+
+import csv
+import json
+import random
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from prepare_reference import read_dataset, read_vocabulary
+
+import jrec
+from jrec import cli
+from jrec.data.schema import Schema
+from jrec.errors import ConfigError
+
+SCHEMA = """
+[time]
+column = "at"
+
+[[categorical]]
+column = "user"
+
+[[categorical]]
+column = "item"
+
+[[categorical]]
+column = "history"
+history = {by = "user", of = "item", length = 8}
+"""
+CONFIG = """
+epochs = 12
+[data]
+path = "{data}"
+batch_size = 32
+workers = 0
+[model]
+kind = "{kind}"
+embedding_dim = 32
+[model.sequence]
+sampled = 4
+[optimizer]
+learning_rate = 0.003
+[optimizer.embedding]
+name = "adam"
+learning_rate = 0.01
+[evaluate]
+at = [2, 10]
+every_steps = 50
+[log]
+every_steps = 10
+tensorboard = false
+progress = "off"
+"""
+ITEMS, USERS = 40, 240
+
+
+def onward(item, draw):
+    """Users go on from item i to i + 1 or i + 7, nearly always."""
+    return (item + draw.choice([1, 7])) % ITEMS if draw.random() < 0.9 else draw.randrange(ITEMS)
+
+
+def write_log(path):
+    draw, lines = random.Random(0), []
+    for user in range(USERS):
+        item, at = draw.randrange(ITEMS), draw.randrange(1000)
+        for _ in range(draw.randrange(5, 13)):
+            lines.append((f"u{user}", f"item {item}", at))
+            item, at = onward(item, draw), at + draw.randrange(1, 50)
+    draw.shuffle(lines)
+    path.write_text("user,item,at\n" + "".join(f"{u},{i},{t}\n" for u, i, t in lines))
+    return lines
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    """A log, and the dataset of its users' last lines."""
+    folder = tmp_path_factory.mktemp("sequences")
+    lines = write_log(folder / "log.csv")
+    (folder / "log.toml").write_text(SCHEMA)
+    arguments = ["prepare", "csv", "--schema", str(folder / "log.toml"), "--input", str(folder / "log.csv")]
+    arguments += ["--no-labels", "--split-by", "leave-one-out", "--out", str(folder / "data"), "--quiet"]
+    assert cli.main(arguments) == 0
+    return folder, lines
+
+
+def train(folder, name, *overrides, kind="hstu"):
+    """Trains; returns the report and the records of the log."""
+    config = folder / "next.toml"
+    config.write_text(CONFIG.format(data=folder / "data", kind=kind))
+    out = folder / name
+    assert cli.main(["train", str(config), f"out={out}", *overrides]) == 0
+    report = json.loads((out / "report" / "metrics.json").read_text())
+    return report, [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def trained(prepared):
+    folder, lines = prepared
+    return (*train(folder, "run"), folder, lines)
+
+
+@pytest.mark.slow
+def test_a_trained_model_beats_popularity(trained, capsys):
+    report, records, folder, _ = trained
+    test, popular = report["splits"]["test"], report["baselines"]["popularity"]["splits"]["test"]
+    assert test["hr@2"] > 0.6  # 0.9 is the upper bound
+    assert popular["hr@2"] < 0.2
+    assert report["judgement"]["warnings"] == []
+    assert report["ranking"] == {"at": [2, 10], "candidates": ITEMS, "history_left_out": True}
+    evaluations = [record for record in records if record["split"] == "valid"]
+    assert [record["step"] for record in evaluations] == [50]
+    assert 0 < evaluations[0]["ndcg@2"] < test["ndcg@2"] + 0.3
+    page = (folder / "run" / "report" / "report.html").read_text()
+    assert "NDCG@2 by step" in page
+    assert "test HR@2" in page
+    assert "AUC" not in page.split("<h2>Configuration")[0]
+    capsys.readouterr()
+    assert cli.main(["eval", str(folder / "run"), str(folder / "data")]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert {key: printed[key] for key in test} == test
+    assert printed["baselines"]["popularity"]["splits"]["test"] == popular
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["hstu", "sasrec"])
+def test_two_devices_train_the_model_of_one(prepared, kind):
+    folder, _ = prepared
+    steps = ["max_steps=20", "evaluate.every_steps=0", "evaluate.baselines=off"]
+    one, of_one = train(folder, f"one-{kind}", *steps, kind=kind)
+    two, of_two = train(folder, f"two-{kind}", *steps, "mesh.devices=2", kind=kind)
+    losses = [[record["loss"] for record in records if record["split"] == "train"] for records in (of_one, of_two)]
+    assert len(losses[0]) == 2
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-4)
+    for split in ("valid", "test"):
+        np.testing.assert_allclose(one["splits"][split]["ndcg@10"], two["splits"][split]["ndcg@10"], atol=0.01)
+
+
+@pytest.mark.slow
+def test_a_resumed_run_computes_the_same(trained):
+    report, records, folder, _ = trained
+    train(folder, "resumed", "max_steps=30", "evaluate.every_steps=0", "model.dropout=0.0")
+    again, of_again = train(folder, "resumed", "--resume", "evaluate.every_steps=50")
+    assert again["splits"] == report["splits"]
+    losses = [[r["loss"] for r in of if r["split"] == "train"] for of in (records, of_again)]
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.slow
+def test_predictions_are_the_best_items(trained, capsys):
+    report, _, folder, _ = trained
+    run, out = str(folder / "run"), folder / "best.parquet"
+    arguments = ["predict", run, str(folder / "data"), "--split", "test", "--k", "10", "--out", str(out), "--quiet"]
+    assert cli.main(arguments) == 0
+    found = pq.read_table(out).to_pydict()
+    assert set(found["split"]) == {"test"}
+    assert found["rank"] == [*range(1, 11)] * USERS
+    _, columns = read_dataset(folder / "data")
+    schema = Schema.load(folder / "data")
+    values, _ = read_vocabulary(folder / "data", schema.table("item"))
+    targets = [values[row] for row in columns["item"][-USERS:]]
+    histories = [[values[row] for row in one] for one in columns["history"][-USERS:]]
+    best = [found["item"][10 * k : 10 * (k + 1)] for k in range(USERS)]
+    assert np.mean([target in ten for target, ten in zip(targets, best, strict=True)]) == pytest.approx(
+        report["splits"]["test"]["hr@10"]
+    )
+    assert not any(set(ten) & set(history) for ten, history in zip(best, histories, strict=True))
+    assert all(np.all(np.diff(found["score"][10 * k : 10 * (k + 1)]) <= 0) for k in range(USERS))
+
+    given = folder / "histories.parquet"
+    pq.write_table(pa.table({"history": [["item 9"] * 5 + histories[0], histories[1], [], ["unseen"]]}), given)
+    assert cli.main(["predict", run, str(given), "--k", "2", "--out", str(folder / "best.csv"), "--quiet"]) == 0
+    rows = list(csv.DictReader((folder / "best.csv").read_text().splitlines()))
+    assert [(row["row"], row["rank"]) for row in rows] == [(str(k), str(rank)) for k in range(4) for rank in (1, 2)]
+    assert [row["item"] for row in rows[2:4]] == best[1][:2]
+    loaded = jrec.load_run(run)
+    scores, items = loaded.best({"history": [histories[1]]}, k=2)
+    assert items == [best[1][:2]]
+    np.testing.assert_allclose(scores[0], found["score"][10:12], rtol=1e-4)
+    with pytest.raises(ConfigError, match="k is 41, but must be between 1 and the 40 items"):
+        loaded.best({"history": [[]]}, k=ITEMS + 1)
+    with pytest.raises(ConfigError, match="'hstu', which has no probabilities"):
+        loaded.predict({"history": [[]]})
+    assert cli.main(["compress", run, "--rank", "4", "--largest", "1", "--out", str(folder / "small")]) != 0
+    assert "is of model.kind 'hstu', whose AUC" in capsys.readouterr().err
