@@ -40,6 +40,7 @@ MODELS = {
         "model.tbsm.tower_mlp=[8,7]", "model.tbsm.attention_mlp=[6]",
     ),
     "`model.wide`": ("model.wide=true",),
+    "`model.members`": ("model.members=2",),
     # The gradient of a bias before a norm is a rounding error, which other optimizers scale up.
     "`model.batch_norm`": ("model.batch_norm=true", "optimizer.name=sgd", "optimizer.learning_rate=0.1"),
     DRAWS: ("model.dropout=0.2",),

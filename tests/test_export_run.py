@@ -194,12 +194,14 @@ def test_a_damaged_or_foreign_export_is_refused(shop, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:'.value' access:DeprecationWarning")  # of jax2onnx, in Flax
-@pytest.mark.parametrize("interaction", ["dot", "concat"])
-def test_onnxruntime_gives_the_same_logits(interaction, shop, tmp_path):
+@pytest.mark.parametrize(
+    "keys", [("model.interaction=dot",), ("model.interaction=concat",), ("model.members=3", "model.dropout=0.1")]
+)
+def test_onnxruntime_gives_the_same_logits(keys, shop, tmp_path):
     pytest.importorskip("jax2onnx", reason="jax2onnx, of jrec[onnx], is not installed")
     onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime, of jrec[onnx], is not installed")
     _, dataset = shop
-    run = shop_logs.trained(tmp_path, dataset, f"model.interaction={interaction!r}")
+    run = shop_logs.trained(tmp_path, dataset, *keys)
     assert cli.main(["export", str(run), "--onnx", "--out", str(tmp_path / "export"), "--quiet"]) == 0
     model = serving.load(tmp_path / "export")
     dense, ids = _inputs(model, dataset)

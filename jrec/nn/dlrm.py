@@ -208,9 +208,15 @@ class DLRM(nnx.Module):
             logits = member(layers, groups, dense, real)
         else:
             parts = [g.reshape(*g.shape[:2], members, -1) for g in groups]
-            of_all = nnx.vmap(member, in_axes=(0, 2, None, None), out_axes=1)
-            logits = of_all(layers, parts, dense, real)
-            logits = jnp.mean(logits, axis=1) if self.deterministic else logits
+            if self.deterministic:  # nothing in the layers changes, and ONNX has no layers under vmap
+                graph, streams, state = nnx.split(layers, nnx.RngState, ...)
+                each = []
+                for n in range(members):
+                    own = nnx.merge(graph, streams, jax.tree.map(lambda x, n=n: x[n], state))
+                    each.append(member(own, [g[:, :, n] for g in parts], dense, real))
+                logits = functools.reduce(jnp.add, each) / members
+            else:
+                logits = nnx.vmap(member, in_axes=(0, 2, None, None), out_axes=1)(layers, parts, dense, real)
         return logits if self.calibration is None else self.calibration(logits)
 
 
