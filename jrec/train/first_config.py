@@ -206,16 +206,13 @@ def candidates(facts: Facts) -> list[Candidate]:
     return candidates
 
 
-def first_config(
-    path: str, facts: Facts, candidate: Candidate, *, trial: bool = False, best_step: int = 0
-) -> list[Key]:
+def first_config(path: str, facts: Facts, candidate: Candidate, *, best_step: int = 0) -> list[Key]:
     """The keys of a configuration for a dataset.
 
     Args:
       path: The dataset's folder, for ``data.path``.
       facts: What the rules depend on.
       candidate: The kind of model.
-      trial: Whether it is to tell kinds of model apart: then one member is trained, in less time.
       best_step: The step after which a trial of this kind got worse; 0 where that is not known.
     """
     n = facts.examples
@@ -231,7 +228,7 @@ def first_config(
         *([Key(section="", name="max_steps", value=2 * best_step, reason=falls)] if best_step else ()),
         Key(section="data", name="path", value=path),
         Key(section="data", name="batch_size", value=batch, reason=size),
-        *_model(facts, candidate, 1 if trial else _members(facts, candidate)),
+        *_model(facts, candidate),
         *_rates(facts, candidate),
     ]
     if best_step:
@@ -248,8 +245,8 @@ def _members(facts: Facts, candidate: Candidate) -> int:
     return 1 if alone or facts.rows * candidate.dim * 4 * _MEMBERS >= _LARGE else _MEMBERS
 
 
-def _model(facts: Facts, candidate: Candidate, members: int) -> Iterator[Key]:
-    dim = candidate.dim
+def _model(facts: Facts, candidate: Candidate) -> Iterator[Key]:
+    dim, members = candidate.dim, _members(facts, candidate)
     if candidate.kind != "dlrm":
         yield Key(section="model", name="kind", value=candidate.kind)
     yield Key(section="model", name="interaction", value=candidate.interaction, reason=candidate.name)

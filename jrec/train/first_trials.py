@@ -90,7 +90,7 @@ def try_all(
 
 def _config(path: str, facts: Facts, candidate: Candidate, out: pathlib.Path) -> TrainConfig:
     file = out.with_suffix(".toml")
-    keys = first_config(path, facts, candidate, trial=True)
+    keys = first_config(path, facts, candidate)
     file.write_text(render("a trial", keys, facts), encoding="utf-8")
     batch = next(key.value for key in keys if key.name == "batch_size")
     watch = ("log.progress=off", "log.tensorboard=false", "evaluate.final_splits=[]", "checkpoint.keep_best=false")
