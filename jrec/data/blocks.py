@@ -3,7 +3,8 @@
 A shard is an ArrayRecord file. One record is one block: an Arrow IPC stream that holds one record batch of up to
 ``block_size`` examples, one column a feature. Columns are ``label`` and dense features in float32, one-hot features in
 the narrowest unsigned integer that holds ``rows - 1`` (keys of tables that grow in uint64), other categorical features
-as lists of those, and their weights as lists of float32 under ``NAME:weight``.
+as lists of those, and their weights as lists of float32 under ``NAME:weight``. Of several labels ``label`` is the
+first, and the others are columns of float32 called as their tasks; -1 is a label that is not known.
 
 ArrayRecord tells damaged bytes, not that a record is another shard's. So each record ends in a tag, 16 bytes of the
 SHA-256 of its stream, and the last record lists the tags of all blocks; the schema has the digest of that list. A block
@@ -62,8 +63,8 @@ def weight_column(feature: CategoricalFeature) -> str | None:
 
 
 def column_names(schema: Schema) -> list[str]:
-    """All columns of a block, in order: label, dense, each categorical feature followed by its weights."""
-    names = [LABEL, *(f.name for f in schema.dense)]
+    """All columns of a block, in order: labels, dense, each categorical feature followed by its weights."""
+    names = [LABEL, *schema.tasks[1:], *(f.name for f in schema.dense)]
     for feature in schema.categorical:
         names.append(feature.name)
         names.extend(filter(None, [weight_column(feature)]))

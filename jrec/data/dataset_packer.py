@@ -55,6 +55,7 @@ def dataset_packer(
     return Packer(
         layout,
         dense=[f.name for f in schema.dense],
+        extras=schema.tasks[1:],
         on_bad_id=on_bad_id,
         oov_rows={t.name: t.oov_row for t in schema.tables if not t.growing},
         orders=load_orders(folder, schema, read) | own,
@@ -77,8 +78,10 @@ def pack_encoded(packer: AnyPacker, encoded: EncodedColumns, batch_size: int | N
     Raises:
       DatasetError: On what ``pack_batch`` raises it for.
     """
-    labels = np.zeros(encoded.examples, np.float32) if encoded.labels is None else encoded.labels
-    prepared = packer.prepare({**encoded.by_name(), LABEL: labels})
+    none = np.zeros(encoded.examples, np.float32)
+    labels = none if encoded.labels is None else encoded.labels
+    tasks = dict.fromkeys(packer.extras if isinstance(packer, Packer) else (), none) | dict(encoded.tasks)
+    prepared = packer.prepare({**encoded.by_name(), LABEL: labels, **tasks})
     size = encoded.examples if batch_size is None else batch_size
     return packer.pack(prepared, size)
 

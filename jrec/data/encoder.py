@@ -53,6 +53,7 @@ class EncodedColumns:
         ``ListColumn`` of them.
       weights: By weighted feature, float32 values parallel to those of its ``ListColumn``.
       labels: (examples,) float32 in {0, 1}; None where the examples have none.
+      tasks: Of several labels all but the first, which are ``labels``, by task; -1 is one that is not known.
     """
 
     dense_names: tuple[str, ...]
@@ -60,6 +61,7 @@ class EncodedColumns:
     ids: Mapping[str, Column]
     weights: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
     labels: np.ndarray | None = None
+    tasks: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
     @property
     def examples(self) -> int:
@@ -89,6 +91,7 @@ class EncodedColumns:
             ids={name: cut(column, start, stop) for name, column in self.ids.items()},
             weights=weights,
             labels=None if self.labels is None else self.labels[start:stop],
+            tasks={name: labels[start:stop] for name, labels in self.tasks.items()},
         )
 
 
@@ -169,7 +172,7 @@ class Encoder:
           (2,)
         """
         parsed = parsed_columns(self._fields, columns, self._key_seed)
-        return dataclasses.replace(self._encoded(self._columns.convert(parsed)), labels=None)
+        return self._encoded(self._columns.convert(parsed))
 
     def stream(
         self,
@@ -245,6 +248,7 @@ class Encoder:
             ids={f.name: self._ids(f, keys[f.name]) for f in self.schema.categorical},
             weights={name: lists.values.astype(np.float32) for name, lists in weights.items()},
             labels=chunk.labels if labelled else None,
+            tasks=chunk.tasks if labelled else {},
         )
 
     def _ids(self, feature: CategoricalFeature, keys: Column) -> Column:
@@ -306,6 +310,7 @@ def _joined(pieces: Sequence[EncodedColumns]) -> EncodedColumns:
         ids={name: concatenate([piece.ids[name] for piece in pieces]) for name in first.ids},
         weights={name: np.concatenate([piece.weights[name] for piece in pieces]) for name in first.weights},
         labels=np.concatenate(labels) if labels else None,
+        tasks={name: np.concatenate([piece.tasks[name] for piece in pieces]) for name in first.tasks},
     )
 
 

@@ -37,6 +37,11 @@ def keys_name(feature: str) -> str:
     return f"keys/{feature}"
 
 
+def task_name(task: str) -> str:
+    """The spill's column of a further label."""
+    return f"task/{task}"
+
+
 def weights_name(feature: str) -> str:
     """The spill's column of a feature's weights."""
     return f"weights/{feature}"
@@ -95,9 +100,10 @@ class Log:
 
     @property
     def labelled(self) -> bool:
-        """Whether every file has labels, as all files of most formats do."""
+        """Whether every file has labels, as all files of most formats do; of several labels, one is enough."""
         label = self._source.label
-        return label is None or all(has_label(dialect, label) for dialect in self._dialects)
+        names = self._source.task_fields or (label,)
+        return label is None or all(any(has_label(d, name) for name in names if name) for d in self._dialects)
 
     def converted(self, advance: Advance, bad: BadLines | None) -> Iterator[Any]:
         """What the source makes of every block, in the order of the files; parses in several threads.
@@ -157,6 +163,7 @@ def new_spill(source: Source, folder: pathlib.Path) -> Spill:
     plain: dict[str, np.dtype] = {LABEL: np.dtype(np.float32)} | {
         dense_name(d.name): np.dtype(np.float64 if d.unfitted else np.float32) for d in source.dense
     }
+    plain |= {task_name(task): np.dtype(np.float32) for task in source.tasks[1:]}
     lists: dict[str, np.dtype] = {}
     for spec in source.categorical:
         if spec.name in source.histories:
@@ -179,6 +186,7 @@ def fill_spill(source: Source, chunks: Iterator[Chunk], spill: Spill, texts: dic
         if not len(chunk.labels):
             continue
         columns: dict[str, Column] = {LABEL: chunk.labels}
+        columns |= {task_name(n): c for n, c in chunk.tasks.items()}
         columns |= {dense_name(n): c for n, c in chunk.dense.items()}
         columns |= {keys_name(n): c for n, c in chunk.keys.items()}
         columns |= {weights_name(n): c for n, c in chunk.weights.items()}

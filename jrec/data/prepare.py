@@ -213,6 +213,7 @@ class _Preparation:
             tables=tables,
             splits=splits,
             labels=self.options.labels,
+            tasks=self.source.tasks,
             provenance={
                 **provenance,
                 "inputs": read + self.source.joined_inputs(),
@@ -428,7 +429,8 @@ class _Preparation:
         with self.progress.stage("writing", spill.rows) as advance, self._executor() as executor:
             shards = write_shards(
                 slices, self.folder, spill, ids, self.source.dense, features,
-                block_size=self.options.block_size, executor=executor, attempts=self.attempts, advance=advance,
+                tasks=self.source.tasks, block_size=self.options.block_size, executor=executor, attempts=self.attempts,
+                advance=advance,
             )  # fmt: skip
         by_split: dict[str, list] = {name: [] for name in SPLITS}
         for shard_rows, shard in zip(slices, shards, strict=True):

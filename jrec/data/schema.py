@@ -30,6 +30,8 @@ FORMAT = "jrec-dataset"
 VERSION = 2
 MAX_ROWS = 2**32
 MAX_LENGTH = 2**31 - 1
+UNKNOWN = -1.0
+"""Of several labels, one that is not known."""
 SCHEMA_FILE = "schema.json"
 LISTS, KEEP_LAST = "lists", "keep the last"
 """In the provenance of a schema without a format: of longer lists the last values count."""
@@ -211,6 +213,8 @@ class Schema:
       files: SHA-256 of files of counts and vocabularies, by path relative to the folder.
       folder: Where it was read from; None where it was not.
       labels: Whether the examples have labels; where they have none, the blocks' labels are zeros.
+      tasks: The names of the labels where examples have several, each of which may be ``UNKNOWN``; else (). The first
+        is the blocks' ``label``, the others have columns of their names.
     """
 
     name: str
@@ -224,6 +228,7 @@ class Schema:
     files: Mapping[str, str] = dataclasses.field(default_factory=dict)
     folder: pathlib.Path | None = dataclasses.field(default=None, compare=False, repr=False)
     labels: bool = True
+    tasks: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not 1 <= self.block_size <= MAX_LENGTH:
@@ -232,7 +237,10 @@ class Schema:
         for feature in self.categorical:
             if feature.table not in names:
                 raise DatasetError(f"feature {feature.name!r} reads table {feature.table!r}, which the schema lacks")
-        for kind, all_names in (("feature", self.feature_names), ("table", names)):
+        if len(self.tasks) == 1 or (self.tasks and not self.labels):
+            raise DatasetError(f"the schema has tasks {list(self.tasks)}; there must be none, or two and labels")
+        columns = [*self.tasks, *self.feature_names]
+        for kind, all_names in (("feature", columns), ("table", names)):
             if repeated := sorted({n for n in all_names if all_names.count(n) > 1}):
                 raise DatasetError(f"{kind} name(s) {', '.join(repeated)} occur more than once in the schema")
         if (file := next((f for f in self._named_files() if not stays_inside(f)), None)) is not None:
@@ -320,6 +328,18 @@ class Schema:
         if not self.labels:
             raise DatasetError(f"{self.folder or self.name} has no labels; prepare it with them, or use `jrec predict`")
 
+    def check_one_label(self, what: str) -> None:
+        """Raises DatasetError where examples have several labels.
+
+        Args:
+          what: What needs one and what to do, as the beginning of a sentence: "`jrec init` tries models of one label".
+        """
+        if self.tasks:
+            raise DatasetError(
+                f"{what}, but {self.folder or self.name} has {len(self.tasks)}: {', '.join(self.tasks)}; write a"
+                " configuration with [model.multi_task] by hand"
+            )
+
     def check_file(self, folder: str | os.PathLike[str], file: str) -> pathlib.Path:
         """The path of a file of counts or a vocabulary, after comparing its checksum where the schema has one.
 
@@ -342,6 +362,8 @@ class Schema:
         del content["folder"]
         if self.labels:
             del content["labels"]
+        if not self.tasks:
+            del content["tasks"]
         for kind, keys in _LEARNED.items():
             content[kind] = [{k: v for k, v in f.items() if v is not None or k not in keys} for f in content[kind]]
         save_json(path, content, kind=FORMAT, version=VERSION, sealed=True)
@@ -371,6 +393,7 @@ class Schema:
         )
         content["folder"] = None
         content.setdefault("labels", True)
+        content.setdefault("tasks", [])
         for kind, keys in _LEARNED.items():
             for feature in content[kind] if isinstance(content.get(kind), list) else ():
                 if isinstance(feature, dict):

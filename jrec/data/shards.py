@@ -12,7 +12,7 @@ import numpy as np
 
 from jrec.data import blocks
 from jrec.data.columns import Column, ListColumn
-from jrec.data.ingest import LABEL, dense_name, keys_name, weights_name
+from jrec.data.ingest import LABEL, dense_name, keys_name, task_name, weights_name
 from jrec.data.schema import CategoricalFeature, DenseFeature, Shard
 from jrec.data.spill import PlainColumn, Spill, SpilledLists
 from jrec.data.tasks import Task, running
@@ -39,6 +39,7 @@ def write_shards(
     dense: Sequence[DenseFeature],
     categorical: Sequence[CategoricalFeature],
     *,
+    tasks: Sequence[str] = (),
     block_size: int,
     executor: concurrent.futures.Executor,
     attempts: int,
@@ -52,17 +53,17 @@ def write_shards(
       spill: The examples.
       ids: Row numbers by feature.
       dense, categorical: The features.
+      tasks: The names of all labels where there are several.
       block_size: Examples a block.
       executor: Who writes; processes among its workers see the same folders.
       attempts: How often a shard is tried.
       advance: Told the rows written.
     """
-    write = functools.partial(
-        _write, folder=folder, spill=spill, ids=ids, dense=dense, categorical=categorical, block_size=block_size
-    )
-    tasks = [Task(f"writing {one.file}", write, (one,)) for one in slices]
+    options = {"dense": dense, "categorical": categorical, "tasks": tasks, "block_size": block_size}
+    write = functools.partial(_write, folder=folder, spill=spill, ids=ids, **options)
+    writes = [Task(f"writing {one.file}", write, (one,)) for one in slices]
     shards = []
-    with running(executor, tasks, attempts=attempts) as written:
+    with running(executor, writes, attempts=attempts) as written:
         for one, shard in zip(slices, written, strict=True):
             shards.append(shard)
             advance(one.stop)
@@ -77,10 +78,13 @@ def _write(
     ids: Mapping[str, PlainColumn],
     dense: Sequence[DenseFeature],
     categorical: Sequence[CategoricalFeature],
+    tasks: Sequence[str],
     block_size: int,
 ) -> Shard:
     def columns(start: int, stop: int) -> dict[str, Column]:
         read: dict[str, Column] = {blocks.LABEL: spill.plain(LABEL).read(start, stop)}
+        for task in tasks[1:]:
+            read[task] = spill.plain(task_name(task)).read(start, stop)
         for feature in dense:
             read[feature.name] = spill.plain(dense_name(feature.name)).read(start, stop)
         for feature in categorical:

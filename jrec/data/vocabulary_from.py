@@ -86,7 +86,9 @@ class EarlierDataset:
         specs = [_of_spec(s, lengths) for s in source.categorical]
         self._check(_kinds("categorical feature", features), _kinds("categorical feature", specs))
         earlier, later = _csv_columns(self.schema.preparation.get("format_options")), _csv_columns(source.options())
-        both = (earlier.keys() & later.keys()) - (set() if source.labels == "required" else {"the label"})
+        both = earlier.keys() & later.keys()
+        if source.labels != "required":
+            both = {name for name in both if not name.startswith("the label")}
         self._check(*({name: columns[name] for name in sorted(both)} for columns in (earlier, later)))
         if source.key_seed not in (None, self.key_seed):
             raise DatasetError(
@@ -231,6 +233,10 @@ def _csv_columns(options: Any) -> dict[str, dict[str, Any]]:
     compared = {}
     if isinstance(label := schema.get("label"), Mapping):
         compared["the label"] = {k: v for k, v in label.items() if k not in _PLACES}
+    for label in schema.get("labels", ()):
+        compared[f"the label {label['name'] or label['column']!r}"] = {
+            k: v for k, v in label.items() if k not in _PLACES
+        }
     compared["the schema"] = {"missing_values": schema.get("missing_values", [""])}
     for part in (schema, *schema.get("join", ())):
         for one in (*part.get("dense", ()), *part.get("categorical", ())):

@@ -80,7 +80,9 @@ def content(columns: Columns, schema: Schema) -> int:
 
 def _kinds(schema: Schema) -> Mapping[str, tuple[str, bool]]:
     """By column, in order: the kind of its elements ("f" or "u", as NumPy's), and whether it holds lists."""
-    kinds: dict[str, tuple[str, bool]] = dict.fromkeys((LABEL, *(f.name for f in schema.dense)), ("f", False))
+    kinds: dict[str, tuple[str, bool]] = dict.fromkeys(
+        (LABEL, *schema.tasks[1:], *(f.name for f in schema.dense)), ("f", False)
+    )
     for feature in schema.categorical:
         kinds[feature.name] = ("u", not feature.one_hot)
         if (weights := weight_column(feature)) is not None:

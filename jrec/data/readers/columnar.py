@@ -190,7 +190,8 @@ def _numbers(field: Field, column: pa.Array) -> tuple[np.ndarray, np.ndarray, np
         where = np.stack([bounds[:-1], bounds[1:]], axis=1)
         absent = bounds[:-1] == bounds[1:]
         if field.kind == "label":
-            codes, values = spans.labels_of_texts(buffer, where, field.positive)
+            missing = field.missing if field.blank else None
+            codes, values = spans.labels_of_texts(buffer, where, field.positive, missing)
         elif field.kind == "time":
             codes, values = spans.times_of(buffer, where, field.unit, field.missing if field.blank else None)
         elif field.kind == "integer":

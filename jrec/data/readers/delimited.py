@@ -14,15 +14,15 @@ import numpy as np
 from jrec.data.columns import ListColumn, lists_at
 from jrec.data.readers import libsvm
 from jrec.data.readers.columnar import check_type
-from jrec.data.readers.delimited_schema import PARTS, CategoricalColumn, DelimitedSchema
+from jrec.data.readers.delimited_schema import PARTS, CategoricalColumn, DelimitedSchema, LabelColumn
 from jrec.data.readers.dense import bucket_keys, dense_column, reject_dense
 from jrec.data.readers.keys import MISSING
 from jrec.data.readers.lines import first_line
 from jrec.data.readers.parse import Dialect, Field, Kind, ParsedBlock, any_of_list
-from jrec.data.readers.source import CategoricalSpec, Chunk, Source, calendar_keys, labels_of, texts_by_feature
+from jrec.data.readers.source import CategoricalSpec, Chunk, Source, calendar_keys, texts_by_feature
 from jrec.data.readers.spans import NO_TIME
 from jrec.data.readers.tables import column_types, is_table
-from jrec.data.schema import DatasetError, DenseFeature
+from jrec.data.schema import UNKNOWN, DatasetError, DenseFeature
 
 _MISSING_HINT = "; if it stands for a missing value, add it to missing_values in the schema"
 _INTEGER_HINT = '; for dates set format = "iso" in [time], for fractions format = "seconds"'
@@ -41,9 +41,11 @@ class Delimited(Source):
         self._schema = schema
         self._keys = tuple(keys)
         self._limits: dict[str, int] = {}
-        self._zero = self._minus = False  # among the labels that were assembled
+        self._zero, self._minus = set[str](), set[str]()  # columns of labels that were assembled with a 0, or a -1
         self.name = schema.name
-        self.label = self._label = schema.label.column if schema.label else ""
+        self._labels = schema.all_labels
+        self.label = self._labels[0].column if self._labels else ""
+        self.tasks, self.task_fields = schema.tasks, tuple(label.column for label in schema.labels)
         self._predicted = False
         self.complete = frozenset(d.feature for d in schema.dense if d.missing is None)
         self.timed = schema.time is not None
@@ -84,7 +86,7 @@ class Delimited(Source):
     def dialect(self, path: str) -> Dialect:
         """Reads the header, unless the schema names the columns."""
         schema = self._schema
-        if schema.label is None and self.labels == "required":
+        if not self._labels and self.labels == "required":
             raise DatasetError("the schema has no [label]; add one, or pass --no-labels for a log without labels")
         if is_table(path):
             types = column_types(path)
@@ -95,9 +97,9 @@ class Delimited(Source):
                 check_type(path, field, types[field.name])
             return Dialect(fields=fields, table=True, missing_hint=_MISSING_HINT, integer_hint=_INTEGER_HINT)
         names = list(schema.columns)
-        may_lack = self.labels != "required" and schema.label is not None and self._label in names
-        if may_lack and len(self._split(path)) == len(names) - 1:
-            names.remove(self._label)
+        labels = [label.column for label in self._labels if label.column in names]
+        if self.labels != "required" and labels and len(self._split(path)) == len(names) - len(labels):
+            names = [name for name in names if name not in labels]
         if not names:
             names = self._split(path)
             remedy = ". If the file has no header, name its columns in the schema (columns = [...])"
@@ -121,12 +123,13 @@ class Delimited(Source):
                 f"{subject} has column {made[0].column!r}, but the schema makes {made[0].feature!r} of earlier lines;"
                 " leave out history in the schema to read the column, or give the feature another column"
             )
-        optional = {self._label} if self.labels != "required" else set()
+        labels = [label.column for label in self._labels]
+        optional = set(labels) if self.labels != "required" else set()
         if self._schema.time and self._predicted and not self._parts:
             optional.add(self._schema.time.column)
         if lacking := [c for c in self._read_columns if c not in names and c not in optional]:
             held = ", ".join(names)[:200]
-            hint = "; a log without labels needs --no-labels" if lacking == [self._label] else ""
+            hint = "; a log without labels needs --no-labels" if lacking == labels else ""
             made = (c for c in self._schema.categorical if c.feature in self.histories)
             if given := [c.feature for c in made if c.column in lacking]:
                 hint = (
@@ -147,18 +150,21 @@ class Delimited(Source):
     def raw_fields(self) -> tuple[Field, ...]:
         """Every column that features are made of."""
         time = self._schema.time.column if self._schema.time and not self._parts else ""
-        return tuple(self._field(name) for name in self._schema.used_columns() if name not in (self._label, time))
+        others = {time, *(label.column for label in self._labels)}
+        return tuple(self._field(name) for name in self._schema.used_columns() if name not in others)
 
     def _field(self, name: str) -> Field:
         schema = self._schema
         kind: Kind = "skip"
         blank, separator, missing = True, "|", ()
-        if schema.label and name == schema.label.column:
+        if (label := next((label for label in self._labels if label.column == name), None)) is not None:
             if self.labels == "none":
                 return Field(name=name, kind="skip")
-            kind = "label" if schema.label.positive_at_least is None else "number"
-            positive = schema.label.positive_values
-            return Field(name=name, kind=kind, blank=False, positive=positive, decimal=schema.decimal)
+            kind = "label" if label.positive_at_least is None else "number"
+            several = bool(self.tasks)
+            absent = self._missing if several else ()
+            positive = label.positive_values
+            return Field(name=name, kind=kind, blank=several, positive=positive, missing=absent, decimal=schema.decimal)
         if schema.time and name == schema.time.column:
             if self._predicted and not self._parts:
                 return Field(name=name, kind="skip")
@@ -232,11 +238,11 @@ class Delimited(Source):
             if feature.weights:
                 read = _cut(parsed.lists(feature.weights), feature)
                 weights[feature.feature] = ListColumn(read.offsets, read.values.astype(np.float32))
-        labels = labels_of(parsed, self._label)
-        if schema.label and schema.label.positive_at_least is not None and self._label in parsed.columns:
-            labels = (parsed.numbers(self._label) >= schema.label.positive_at_least).astype(np.float32)
+        read = self._labels if self.labels != "none" else ()
+        labels = [self._labels_of(parsed, label) for label in read] or [np.zeros(parsed.rows, np.float32)]
         return Chunk(
-            labels=labels,
+            labels=labels[0],
+            tasks=dict(zip(self.tasks[1:], labels[1:], strict=True)),
             dense={
                 feature.name: dense_column(parsed, d.column, feature, self._missing_of(feature, d.missing))
                 for d, feature in zip(schema.dense, self.dense, strict=True)
@@ -247,18 +253,40 @@ class Delimited(Source):
             texts=texts_by_feature(parsed, {c.column: c.feature for c in schema.categorical if not c.part}),
         )
 
+    def _labels_of(self, parsed: ParsedBlock, label: LabelColumn) -> np.ndarray:
+        """(rows,) float32 in {-1, 0, 1}; of several labels NaN where one is not known, as where the file lacks it."""
+        if label.column not in parsed.columns:
+            return np.full(parsed.rows, np.nan if self.tasks else 0, np.float32)
+        values = parsed.numbers(label.column)
+        if label.positive_at_least is not None:
+            values = np.where(np.isnan(values), np.nan, values >= label.positive_at_least)
+        return values.astype(np.float32)
+
     def assemble(self, converted: Iterator[Chunk]) -> Iterator[Chunk]:
-        """The same chunks, in whose labels -1 is 0.
+        """The same chunks, in whose labels -1 is 0, and of several labels -1 is one that is not known.
 
         Raises:
           DatasetError: If the log has both, since -1 may then stand for something else.
         """
-        self._zero = self._minus = False
+        self._zero, self._minus = set(), set()
         for chunk in converted:
-            self._zero |= bool((chunk.labels == 0).any())
-            self._minus |= bool((chunk.labels < 0).any())
+            labels = self._assembled(0, chunk.labels)
+            tasks = {name: self._assembled(k, own) for k, (name, own) in enumerate(chunk.tasks.items(), 1)}
             self.check_parts([self])
-            yield dataclasses.replace(chunk, labels=np.maximum(chunk.labels, 0)) if self._minus else chunk
+            yield dataclasses.replace(chunk, labels=labels, tasks=tasks)
+
+    def _assembled(self, number: int, labels: np.ndarray) -> np.ndarray:
+        column = self._labels[number].column if self._labels else ""
+        if (labels == 0).any():
+            self._zero.add(column)
+        if (labels < 0).any():
+            self._minus.add(column)
+            labels = np.maximum(labels, 0)
+        return np.where(np.isnan(labels), np.float32(UNKNOWN), labels) if self.tasks else labels
+
+    @property
+    def _section(self) -> str:
+        return "[[labels]]" if self.tasks else "[label]"
 
     @property
     def divisible(self) -> bool:
@@ -267,10 +295,11 @@ class Delimited(Source):
 
     def check_parts(self, parts: Sequence[Self]) -> None:
         """Raises a DatasetError if labels are both 0 and -1."""
-        if any(part._zero for part in parts) and any(part._minus for part in parts):
+        zero, minus = (set().union(*sets) for sets in ([p._zero for p in parts], [p._minus for p in parts]))
+        if both := sorted(zero & minus):
             raise DatasetError(
-                f"column {self._label!r} holds both 0 and -1 (or words for 0), so that jrec cannot tell what -1 is;"
-                ' say which values are positive, such as positive_values = ["1"] in [label]'
+                f"column {both[0]!r} holds both 0 and -1 (or words for 0), so that jrec cannot tell what -1 is;"
+                f' say which values are positive, such as positive_values = ["1"] in {self._section}'
             )
 
 
@@ -301,7 +330,7 @@ def stored_schema(schema: DelimitedSchema) -> dict[str, Any]:
         for column in part["categorical"]:
             if column["history"] is None:
                 del column["history"]
-    return stored if stored["join"] else {k: v for k, v in stored.items() if k != "join"}
+    return {k: v for k, v in stored.items() if v or k not in ("join", "labels")}
 
 
 def _spec(column: CategoricalColumn, table: str) -> CategoricalSpec:

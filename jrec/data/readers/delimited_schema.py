@@ -10,7 +10,7 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
-from jrec.data.blocks import WEIGHT_SUFFIX
+from jrec.data.blocks import LABEL, WEIGHT_SUFFIX
 from jrec.data.readers import libsvm, places
 from jrec.data.readers.dense import STANDARDIZE, TRANSFORMS
 from jrec.data.readers.source import History
@@ -37,6 +37,21 @@ class LabelColumn:
     column: str
     positive_at_least: float | None = None
     positive_values: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TaskLabelColumn(LabelColumn):
+    """One of several labels: that of the task ``name``, by default called as its column.
+
+    A blank, and whatever ``missing_values`` names, is a label that is not known.
+    """
+
+    name: str = ""
+
+    @property
+    def task(self) -> str:
+        """The task's name."""
+        return self.name or self.column
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -148,8 +163,9 @@ class Join:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DelimitedSchema:
     """A whole schema file. ``columns`` names the columns of files without a header; ``label`` may be left out of logs
-    that are prepared without labels. ``missing_values`` are the texts that stand for a missing value in dense and
-    categorical columns; a blank always does. ``join`` are files whose columns join the log's.
+    that are prepared without labels. ``labels`` are several in its place, one a task. ``missing_values`` are the texts
+    that stand for a missing value in dense and categorical columns, and for one of several labels that is not known; a
+    blank always does. ``join`` are files whose columns join the log's.
 
     ``decimal`` is "," where numbers of dense columns, quantiles and labels have a decimal comma. ``layout`` is "libsvm"
     for lines of ``LABEL INDEX:VALUE …``, whose columns are called "label", "features" and "values".
@@ -167,6 +183,17 @@ class DelimitedSchema:
     decimal: str = "."
     layout: str = "delimited"
     join: tuple[Join, ...] = ()
+    labels: tuple[TaskLabelColumn, ...] = ()
+
+    @property
+    def all_labels(self) -> tuple[LabelColumn, ...]:
+        """The label, or several, or none."""
+        return self.labels or ((self.label,) if self.label else ())
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The names of the labels where there are several."""
+        return tuple(label.task for label in self.labels)
 
     def prejoined(self) -> DelimitedSchema:
         """The schema of the same log with the joined files' columns in it, called as their features."""
@@ -213,7 +240,7 @@ class DelimitedSchema:
     def used_columns(self) -> list[str]:
         """Every column that features, label and time read, as often as they read it; without joined files."""
         used = [
-            *([self.label.column] if self.label else []),
+            *(label.column for label in self.all_labels),
             *(d.column for d in self.dense),
             *(c.column for c in self.categorical if not (c.part or c.history)),
         ]
@@ -320,14 +347,21 @@ def _check(schema: DelimitedSchema, path: str) -> None:
     for subject, mark in marks:
         if not mark or "\n" in mark or "\r" in mark or '"' in mark:
             raise wrong(f"{subject} is {mark!r}; it must be non-empty, without line ends or quotes")
-    names = ["label", *(d.feature for d in schema.dense), *(c.feature for c in schema.categorical)]
+    if schema.labels and schema.label:
+        raise wrong("there are [label] and [[labels]]; make the first one a [[labels]], too")
+    if len(schema.labels) == 1:
+        raise wrong("there is one [[labels]]; a log with one label has a [label] table")
+    tasks = [task for k, task in enumerate(schema.tasks) if k or task != LABEL]  # blocks call the first one LABEL
+    names = [LABEL, *tasks, *(d.feature for d in schema.dense), *(c.feature for c in schema.categorical)]
     if repeated := sorted({n for n in names if names.count(n) > 1}):
         raise wrong(f"feature name(s) {', '.join(repeated)} occur more than once, or are the label's")
     for name in [*names, *(c.table for c in schema.categorical if c.table)]:
         if "/" in name or "\0" in name or name.startswith(".") or name.endswith(":weight"):
             raise wrong(f"{name!r} cannot name a feature or table: files are called after them; set another name")
-    if schema.label and schema.label.positive_values and schema.label.positive_at_least is not None:
-        raise wrong("[label] has positive_values and positive_at_least; give one of them")
+    for label in schema.all_labels:
+        if label.positive_values and label.positive_at_least is not None:
+            where = "[label]" if schema.label else f"[[labels]] of column {label.column!r}"
+            raise wrong(f"{where} has positive_values and positive_at_least; give one of them")
     if schema.layout not in LAYOUTS:
         raise wrong(f"layout is {schema.layout!r}; choose one of {', '.join(LAYOUTS)}")
     if schema.decimal not in DECIMALS or schema.decimal == schema.delimiter:

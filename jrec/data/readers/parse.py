@@ -51,11 +51,11 @@ class Field:
     Attributes:
       name: The field's name, for messages and for the column that it becomes.
       kind: "number" (float64; a blank is NaN), "integer" (int64), "hex" (8 digits) and "text" (uint64 keys), "texts"
-        and "weights" (lists of keys and of float64), "label" (float64 in {-1, 0, 1}), "time" (int64 microseconds since
-        1970), "skip".
+        and "weights" (lists of keys and of float64), "label" (float64 in {-1, 0, 1}; a blank is NaN), "time" (int64
+        microseconds since 1970), "skip".
       blank: Whether the field may be blank.
       separator: Between the elements of a list; "" of lists as JSON or Python prints them.
-      missing: Texts that stand for a missing value as a blank does, of numbers and texts.
+      missing: Texts that stand for a missing value as a blank does, of numbers, labels and texts.
       positive: The texts of a label that are 1, all others being 0; without them 0, 1, -1 and words are read.
       unit: Of a time: "iso", "seconds", "milliseconds", "microseconds", "nanoseconds", or a pattern of strptime.
       decimal: The decimal mark of a number, "." or ",".
@@ -345,7 +345,7 @@ def _read_spans(parsed: ParsedBlock, field: Field, buffer: np.ndarray) -> None:
     where = parsed.numbers(field.name)
     reasons = _REASONS
     if field.kind == "label":
-        codes, values = spans.labels_of_texts(buffer, where, field.positive)
+        codes, values = spans.labels_of_texts(buffer, where, field.positive, field.missing if field.blank else None)
     elif field.kind == "time":
         codes, values = spans.times_of(buffer, where, field.unit, field.missing if field.blank else None)
         reasons = {spans.NOT_TIME: spans.time_reason(field.unit)}

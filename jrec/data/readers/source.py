@@ -61,6 +61,8 @@ class Chunk:
       weights: By weighted feature, lists of finite float32 of the lengths of its keys.
       times: (n,) int64 by which examples are ordered, or None where the order of the files is the order of time.
       texts: By feature, the texts whose keys are hashes.
+      tasks: By task but the first, (n,) float32 labels of a log with several, whose ``labels`` are the first task's; -1
+        is a label that is not known, in ``labels`` too.
     """
 
     labels: np.ndarray
@@ -69,6 +71,7 @@ class Chunk:
     weights: Mapping[str, ListColumn] = dataclasses.field(default_factory=dict)
     times: np.ndarray | None = None
     texts: Mapping[str, LongTexts] = dataclasses.field(default_factory=dict)
+    tasks: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
 
 class Source:
@@ -83,6 +86,8 @@ class Source:
       labels: Whether the log must have labels; "optional" takes them where a file has them, "none" ignores them.
       label: The field of the label, of formats of which there can be logs without one; "" where this log has none, and
         None for formats that make labels themselves.
+      tasks: The names of the labels where there are several, the first of which are ``Chunk.labels``; else ().
+      task_fields: Their fields.
       complete: The dense features of which no value may be missing in a log.
       histories: By feature that preparation makes of all lines, what it is made of; chunks lack these features.
       key_seed: The seed of the hash of long values in files that are joined to the log; None where there are none.
@@ -95,6 +100,8 @@ class Source:
     passes: int = 1
     labels: Labels = "required"
     label: str | None = None
+    tasks: tuple[str, ...] = ()
+    task_fields: tuple[str, ...] = ()
     complete: frozenset[str] = frozenset()
     histories: Mapping[str, History] = {}
     key_seed: int | None = None
@@ -109,6 +116,8 @@ class Source:
             raise DatasetError(f"{self.name} makes labels of what every line says; leave --no-labels out")
         other = copy.copy(self)
         other.labels = labels
+        if labels == "none":
+            other.tasks, other.task_fields = (), ()
         return other
 
     @property

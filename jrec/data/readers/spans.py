@@ -130,17 +130,31 @@ def numbers_of(
     return codes, values
 
 
-def labels_of_texts(buffer: np.ndarray, spans: np.ndarray, positive: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+def labels_of_texts(
+    buffer: np.ndarray, spans: np.ndarray, positive: Sequence[str], missing: Sequence[str] | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """Codes and values of labels.
 
     Args:
       buffer: uint8.
       spans: (n, 2) int64, where fields begin and end.
       positive: The texts of labels that are 1, all others being 0. Without them labels are 0, 1, -1, or words.
+      missing: Texts that stand for a missing label, as a blank does then; None where no label may be missing.
 
     Returns:
-      (n,) int64 codes, OK or NOT_LABEL, and (n,) float64 in {-1, 0, 1}.
+      (n,) int64 codes, OK or NOT_LABEL, and (n,) float64 in {-1, 0, 1}, or NaN where the label is missing.
     """
+    codes, values = _labels_of_texts(buffer, spans, positive)
+    if missing is not None:
+        absent = spans[:, 0] == spans[:, 1]
+        if missing:
+            absent |= match_texts(buffer, spans, *joined(missing), False) >= 0
+        codes, values = np.where(absent, OK, codes), np.where(absent, np.nan, values)
+    return codes, values
+
+
+def _labels_of_texts(buffer: np.ndarray, spans: np.ndarray, positive: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Codes and values of labels, of which none is missing."""
     if positive:
         values = (match_texts(buffer, spans, *joined(positive), False) >= 0).astype(np.float64)
         return check_texts(buffer, spans), values
