@@ -240,7 +240,9 @@ def test_what_logits_returns_may_be_a_tree(towers):
     for part in (slice(0, 1), slice(3, 40)):
         some = model.logits({name: column[part] for name, column in asked.items()})
         jax.tree.map(lambda a, b, part=part: close(a, b[part]), some, got)
-    with pytest.raises(ValueError, match=r"does not return one logit an example, but .*click.*; call Model.logits"):
+    with pytest.raises(
+        ValueError, match=r"does not return one logit an example, or one a task, but .*click.*; call Model.logits"
+    ):
         model(asked)
 
 

@@ -71,6 +71,7 @@ def _run(args: argparse.Namespace, company: Company) -> int:
     from jrec.train.preflight import check_group
     from jrec.train.report import write_report
     from jrec.train.report.logs import METRICS_FILE
+    from jrec.train.report.metrics import Scores, evaluate_tasks
     from jrec.train.report.ranking import evaluated
     from jrec.train.report.terminal import judgement_lines
     from jrec.train.report.writing import PAGE_FILE
@@ -85,6 +86,8 @@ def _run(args: argparse.Namespace, company: Company) -> int:
     if not first():
         return 0
     metrics = evaluated(result.scores).to_dict()
+    if isinstance(result.scores, Scores) and (by_task := evaluate_tasks(result.scores)):
+        metrics["tasks"] = {task: evaluation.to_dict() for task, evaluation in by_task.items()}
     config, scores = result.config, {args.split: result.scores}
     if args.group:
         config = dataclasses.replace(config, evaluate=dataclasses.replace(config.evaluate, group=args.group))

@@ -60,6 +60,7 @@ def _first(args: argparse.Namespace) -> tuple[str, str]:
     from jrec.train.first_trials import Trial, notes_of, try_all
 
     schema = Schema.load(args.data)
+    schema.check_one_label("`jrec init` tries models of one label")
     facts = facts_of(args.data, schema)
     for line in warnings(facts):
         print(f"jrec: {line}", file=sys.stderr)

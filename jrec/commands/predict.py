@@ -23,7 +23,8 @@ Run.save wrote, or one checkpoint in either. INPUT is a raw log of the format th
 from (files, folders, URIs, - for standard input), Parquet files of its columns, or a dataset whose rows mean the same
 (`jrec prepare --vocabulary-from`). Values that training did not see are scored as unknown. Scores come in the order of
 the input: row (its number from 0), score (the probability) and logit; label where the input has one; split where it is
-a dataset. Memory does not grow with the input.
+a dataset. A run with several labels has score_TASK, logit_TASK and label_TASK of each. Memory does not grow with the
+input.
 
 A model that ranks items (model.kind "hstu" or "sasrec") reads histories, of a Parquet file that column alone, and
 writes the --k best items for each: row, rank (from 1), item (its value) and score (a cosine)."""
@@ -116,7 +117,7 @@ def _run(args: argparse.Namespace, company: Company) -> int:
             count = write_best(out, best, loaded.items, splits=dataset, overwrite=args.overwrite)
         else:
             scores: Any = shown
-            count = write_scores(out, scores, splits=dataset, overwrite=args.overwrite)
+            count = write_scores(out, scores, splits=dataset, tasks=loaded.tasks, overwrite=args.overwrite)
     seconds = time.perf_counter() - begin
     print(f"{out}: {count:,} scores of step {loaded.restored.saved.step:,} in {seconds:.1f} s", file=sys.stderr)
     return 0

@@ -139,6 +139,9 @@ def _run(args: argparse.Namespace, company: Company) -> int:
     trackers = Trackers(config.log.to, outcome.folder, title=config.name)
     for split, metrics in content["splits"].items():
         trackers.write(outcome.step, split, metrics)
+    for task, scored in list(content.get("tasks", {}).items())[1:]:  # the first one's are those above
+        for split, metrics in scored["splits"].items():
+            trackers.write(outcome.step, f"{split}/{task}", metrics)
     trackers.close()
     print(summary(content))
     print(f"{outcome.step:,} steps; report: {report / PAGE_FILE}")

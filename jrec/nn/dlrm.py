@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -18,13 +18,14 @@ from jrec.nn.dense_encoding import Boundaries, check_boundaries, encoded_width, 
 from jrec.nn.embeddings import EmbeddingCollection
 from jrec.nn.interaction import concat_interaction, dot_interaction, fm_interaction
 from jrec.nn.mlp import MLP, check_rate
+from jrec.nn.multi_task import MultiTaskConfig, MultiTaskHeads
 from jrec.nn.tt_stack import TTOptions
 from jrec.ops.dispatch import Implementation
 from jrec.ops.layout import EmbeddingLayout
 from jrec.ops.types import Bags
 
 Interaction = Literal["dot", "concat", "fm", "dcn"]
-_Layers = tuple[MLP | None, MLP, CrossNetwork | None, nnx.Linear | None]
+_Layers = tuple[MLP | None, MLP | MultiTaskHeads, CrossNetwork | None, nnx.Linear | None]
 DotWith = Literal["auto", "bottom", "embeddings"]
 _ONE_DIM = ("dot", "fm")
 """Interactions of vectors of one dim, among which the bottom MLP's output is one."""
@@ -74,6 +75,8 @@ class DLRMConfig:
         times the dim of an embedding (multi-embedding, Guo et al. 2024, arXiv 2310.04400). Logits are (batch, members)
         in training, and their mean in eval mode: as of an ensemble of trainings (Lakshminarayanan et al. 2017), from
         one, with one lookup and one update of the rows.
+      multi_task: Heads for several tasks in place of the top MLP; ``top_mlp`` is then (), and logits are a dictionary
+        by task.
     """
 
     num_dense: int
@@ -90,19 +93,29 @@ class DLRMConfig:
     dense_boundaries: Boundaries = ()
     calibrated: bool = False
     members: int = 1
+    multi_task: MultiTaskConfig | None = None
 
     def __post_init__(self) -> None:
         check_rate(self.dropout)
         check_boundaries(self.dense_boundaries, self.num_dense)
         if self.members < 1:
             raise ValueError(f"members is {self.members}; a model has at least one")
-        if not self.top_mlp or self.top_mlp[-1] != 1:
+        if self.multi_task is not None:
+            self._check_multi_task()
+        elif not self.top_mlp or self.top_mlp[-1] != 1:
             raise ValueError(f"top_mlp {list(self.top_mlp)} must end in 1, the logit")
         for name, choices in (("interaction", get_args(Interaction)), ("dot_with", get_args(DotWith))):
             if (value := getattr(self, name)) not in choices:
                 raise ValueError(f"{name} {value!r} is unknown; choose {', '.join(choices[:-1])} or {choices[-1]}")
         if self.num_dense and not self.bottom_mlp and self.interaction in _ONE_DIM:
             raise ValueError(f"bottom_mlp is empty, but there are {self.num_dense} dense features")
+
+    def _check_multi_task(self) -> None:
+        odd = {"top_mlp": bool(self.top_mlp), "wide": self.wide, "calibrated": self.calibrated}
+        odd["interaction 'fm'"] = self.interaction == "fm"
+        odd |= {"batch_norm": self.batch_norm, "members": self.members > 1}
+        if named := [name for name, given in odd.items() if given]:
+            raise ValueError(f"{named[0]} is given beside multi_task, whose heads do not read it; leave it out")
 
     @property
     def bottom_width(self) -> int:
@@ -179,8 +192,8 @@ class DLRM(nnx.Module):
         self.calibration = Calibration() if config.calibrated else None
         self.deterministic = False  # set by ``train`` and ``eval``, as nnx.Dropout's
 
-    def __call__(self, batch: Batch) -> jax.Array:
-        """Logits, (batch,) float32; in training of ``config.members`` above 1 (batch, members)."""
+    def __call__(self, batch: Batch) -> Any:
+        """Logits, (batch,) float32, or by task; in training of ``config.members`` above 1 (batch, members)."""
         activations, _ = self.embeddings.lookup(batch.bags)
         return self.logits(batch.dense, activations, batch.bags, mask=batch.mask)
 
@@ -191,8 +204,9 @@ class DLRM(nnx.Module):
         bags: Mapping[str, Bags],
         *,
         mask: jax.Array | None = None,
-    ) -> jax.Array:
-        """Phase two: from dense features (batch, num_dense) and looked-up activations to logits, (batch,) float32.
+    ) -> Any:
+        """Phase two: from dense features (batch, num_dense) and looked-up activations to logits, (batch,) float32, or
+        to a dictionary of them by task.
 
         With ``config.members`` above 1 they are (batch, members) in training. ``mask``, (batch,) float32, is 0 for
         examples that BatchNorm leaves out; None leaves out none.
@@ -222,8 +236,8 @@ class DLRM(nnx.Module):
 
 def _member_logits(
     config: DLRMConfig, layers: _Layers, groups: list[jax.Array], dense: jax.Array, real: jax.Array | None
-) -> jax.Array:
-    """The logits of a member, (batch,) float32, by its layers and its part of the embeddings."""
+) -> Any:
+    """The logits of a member, (batch,) float32 or by task, by its layers and its part of the embeddings."""
     bottom_mlp, top, cross, first_order = layers
     dtype, terms = jnp.dtype(config.compute_dtype), list[jax.Array]()
     if config.wide:
@@ -237,6 +251,8 @@ def _member_logits(
         terms.append(fm_interaction(_vectors(bottom, groups)))
     joined = _interaction(config, bottom, groups)
     joined = joined if cross is None else cross(joined)
+    if isinstance(top, MultiTaskHeads):
+        return top(joined)
     logits = top(joined, mask=real)[:, 0].astype(jnp.float32)
     return functools.reduce(jnp.add, terms, logits)
 
@@ -258,7 +274,10 @@ def _layers(config: DLRMConfig, width: int, rngs: nnx.Rngs) -> _Layers:
     options = {"dtype": dtype, "dropout": config.dropout, "batch_norm": config.batch_norm}
     has_mlp = config.num_dense and config.bottom_mlp
     bottom = MLP(bottom_sizes, activate_last=True, **options, rngs=rngs) if has_mlp else None
-    top = MLP((width, *config.top_mlp), activate_last=False, **options, rngs=rngs)
+    if config.multi_task is None:
+        top = MLP((width, *config.top_mlp), activate_last=False, **options, rngs=rngs)
+    else:
+        top = MultiTaskHeads(width, config.multi_task, rngs=rngs)
     crosses = {"layers": config.cross_layers, "rank": config.cross_rank, "dtype": dtype}
     cross = CrossNetwork(width, **crosses, rngs=rngs) if config.interaction == "dcn" else None
     linear = {"use_bias": False, "kernel_init": nnx.initializers.zeros_init()}

@@ -94,7 +94,7 @@ class MultiTaskHeads(nnx.Module):
         return dict(zip(self.config.tasks, logits, strict=True))
 
 
-def multi_task_loss(weights: Mapping[str, float]) -> Loss:
+def multi_task_loss(weights: Mapping[str, float], *, label: str | None = None) -> Loss:
     """The sum of the tasks' binary cross entropies, each a mean over the examples that have the task's label.
 
     A label below 0 is missing, as a purchase is where nothing was clicked; NaN is not taken. On a mesh each mean is
@@ -103,6 +103,7 @@ def multi_task_loss(weights: Mapping[str, float]) -> Loss:
     Args:
       weights: How much each task counts. Its label is the column of that name, which batches carry as one of
         ``extras`` (``run.feed(..., label=None, extras=list(weights))``).
+      label: The task whose label is ``Batch.labels``, as in the batches of a dataset with several; None for none.
 
     Returns:
       A loss of what ``MultiTaskHeads`` returns, for ``Run.compile`` or ``train_step``.
@@ -118,7 +119,7 @@ def multi_task_loss(weights: Mapping[str, float]) -> Loss:
             raise ValueError(f"the model has no logits of task {absent[0]!r}, only of {', '.join(sorted(outputs))}")
         total = jnp.zeros((), jnp.float32)
         for task, weight in weights.items():
-            labels = batch.extras[task].astype(jnp.float32)
+            labels = (batch.labels if task == label else batch.extras[task]).astype(jnp.float32)
             losses = optax.sigmoid_binary_cross_entropy(outputs[task], labels)
             total += weight * mean_of_positions(losses[:, None], (labels >= 0)[:, None], batch.mask)
         return total

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ from jrec.nn.dense_encoding import Boundaries, check_boundaries, encoded_width, 
 from jrec.nn.embeddings import EmbeddingCollection
 from jrec.nn.interaction import dot_interaction
 from jrec.nn.mlp import MLP, check_rate
+from jrec.nn.multi_task import MultiTaskConfig, MultiTaskHeads
 from jrec.nn.tt_stack import TTOptions
 from jrec.ops.dispatch import Implementation
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig
@@ -61,6 +62,8 @@ class TBSMConfig:
       batch_norm: Whether these layers have BatchNorm before their ReLU; in the bottom MLP over all steps and targets.
       dense_boundaries: Of each dense feature the boundaries of its pieces; see ``DLRMConfig``.
       calibrated: Whether a scale and a shift of the logit apply in eval mode (``Calibration``).
+      multi_task: Heads for several tasks in place of the top MLP; ``top_mlp`` is then (), and logits are a dictionary
+        by task.
     """
 
     histories: tuple[tuple[str, str], ...]
@@ -78,13 +81,16 @@ class TBSMConfig:
     batch_norm: bool = False
     dense_boundaries: Boundaries = ()
     calibrated: bool = False
+    multi_task: MultiTaskConfig | None = None
 
     def __post_init__(self) -> None:
         check_rate(self.dropout)
         check_boundaries(self.dense_boundaries, self.num_dense)
         if not self.histories:
             raise ValueError("histories is empty; name the history of at least one feature of the target")
-        if not self.top_mlp or self.top_mlp[-1] != 1:
+        if self.multi_task is not None:
+            self._check_multi_task()
+        elif not self.top_mlp or self.top_mlp[-1] != 1:
             raise ValueError(f"top_mlp {list(self.top_mlp)} must end in 1, the logit")
         if not self.bottom_mlp or not self.tower_mlp:
             raise ValueError(
@@ -96,6 +102,13 @@ class TBSMConfig:
                 raise ValueError(f"{name} {getattr(self, name)!r} is unknown; choose {' or '.join(choices)}")
         if self.heads < 1:
             raise ValueError(f"heads is {self.heads}; there must be at least one")
+
+    def _check_multi_task(self) -> None:
+        odd = {"top_mlp": bool(self.top_mlp), "calibrated": self.calibrated, "batch_norm": self.batch_norm}
+        if named := [name for name, given in odd.items() if given]:
+            raise ValueError(f"{named[0]} is given beside multi_task, whose heads do not read it; leave it out")
+        if self.heads > 1:
+            raise ValueError(f"heads is {self.heads}, but of one time-series layer multi_task makes the tasks' logits")
 
     @property
     def history_of(self) -> dict[str, str]:
@@ -164,15 +177,18 @@ class TBSM(nnx.Module):
             for _ in range(config.heads)
         )
         inputs = 2 * width + (self.steps if config.top_with == "products" else 0)
-        self.top = nnx.List(
-            MLP((inputs, *config.top_mlp), activate_last=False, **options, rngs=rngs) for _ in range(config.heads)
-        )
+        if config.multi_task is None:
+            self.top = nnx.List(
+                MLP((inputs, *config.top_mlp), activate_last=False, **options, rngs=rngs) for _ in range(config.heads)
+            )
+        else:
+            self.tasks = MultiTaskHeads(inputs, config.multi_task, rngs=rngs)
         joint = (config.heads, config.heads + 4, 1)
         self.joint = MLP(joint, activate_last=False, dtype=dtype, rngs=rngs) if config.heads > 1 else None
         self.calibration = Calibration() if config.calibrated else None
 
-    def __call__(self, batch: Batch) -> jax.Array:
-        """Logits, (batch,) float32."""
+    def __call__(self, batch: Batch) -> Any:
+        """Logits, (batch,) float32, or a dictionary of them by task."""
         activations, _ = self.embeddings.lookup(batch.bags)
         return self.logits(batch.dense, activations, batch.bags, mask=batch.mask)
 
@@ -183,8 +199,9 @@ class TBSM(nnx.Module):
         bags: Mapping[str, Bags],
         *,
         mask: jax.Array | None = None,
-    ) -> jax.Array:
-        """Phase two: from dense features (batch, num_dense) and looked-up activations to logits, (batch,) float32.
+    ) -> Any:
+        """Phase two: from dense features (batch, num_dense) and looked-up activations to logits, (batch,) float32, or
+        to a dictionary of them by task.
 
         ``mask``, (batch,) float32, is 0 for examples that BatchNorm leaves out; None leaves out none.
         """
@@ -199,11 +216,14 @@ class TBSM(nnx.Module):
         history = self._vectors(of_steps, {n: vectors[self.config.history_of.get(n, n)] for n in self.own})
         target = self._vectors(of_target, {n: vectors[n] for n in self.own})[:, 0]
         taken = present[:, :, None] & (place[:, :, None] == jnp.arange(self.steps, dtype=jnp.int32)[None, None, :])
-        heads = []
-        for attention, top in zip(self.attention, self.top, strict=True):
+        read = []
+        for attention in self.attention:
             context, products = attention.attend(target, history, taken.astype(dtype))
             inputs = [context, target, *((products,) if self.config.top_with == "products" else ())]
-            heads.append(top(jnp.concatenate(inputs, axis=1), mask=real))
+            read.append(jnp.concatenate(inputs, axis=1))
+        if self.config.multi_task is not None:
+            return self.tasks(read[0])
+        heads = [top(each, mask=real) for top, each in zip(self.top, read, strict=True)]
         logits = heads[0] if self.joint is None else self.joint(jax.nn.sigmoid(jnp.concatenate(heads, axis=1)))
         logits = logits[:, 0].astype(jnp.float32)
         return logits if self.calibration is None else self.calibration(logits)

@@ -74,10 +74,16 @@ class LoadedProgram:
         ]
         return jax.tree.unflatten(self._tree, leaves)
 
-    def check_one_logit(self) -> None:
-        """Raises ValueError where the model does not return (batch,) logits, which alone are probabilities' logits."""
-        if self._tree.num_nodes != 1 or self._outputs != [(np.dtype(np.float32), ())]:
-            raise ValueError(f"the model does not return one logit an example, but {self._tree}; call Model.logits")
+    def check_logits(self) -> None:
+        """Raises ValueError where the model does not return (batch,) logits, or a dictionary of them by task."""
+        import jax
+
+        tree: Any = jax.tree.unflatten(self._tree, range(self._tree.num_leaves))
+        by_task = isinstance(tree, dict) and self._tree.num_nodes == len(tree) + 1
+        if not (by_task or self._tree.num_nodes == 1) or set(self._outputs) != {(np.dtype(np.float32), ())}:
+            raise ValueError(
+                f"the model does not return one logit an example, or one a task, but {self._tree}; call Model.logits"
+            )
 
 
 def _read(folder: pathlib.Path) -> Any:

@@ -46,11 +46,11 @@ class Scored(NamedTuple):
     """Probabilities, and what computed all of them.
 
     Attributes:
-      scores: (examples,) float32.
+      scores: (examples,) float32, or a dictionary of them by task.
       manifest: The manifest of the export, or of the last delta.
     """
 
-    scores: np.ndarray
+    scores: Any
     manifest: Manifest
 
 
@@ -107,8 +107,8 @@ class Model:
         """The names of the columns that a request needs."""
         return self._loaded.encoder.raw_columns
 
-    def __call__(self, columns: object) -> np.ndarray:
-        """Probabilities, (examples,) float32, of a model with one logit an example.
+    def __call__(self, columns: object) -> Any:
+        """Probabilities, (examples,) float32, of a model with one logit an example; of several tasks by task.
 
         Args:
           columns: Raw columns by name, as the log has them that the dataset was made of: NumPy arrays, lists, Arrow or
@@ -117,22 +117,23 @@ class Model:
 
         Raises:
           DatasetError: If a column is missing or holds what the feature cannot have; the message names it.
-          ValueError: If a row number is past its table, or the model has other outputs than one logit an example.
+          ValueError: If a row number is past its table, or the model has other outputs than one logit an example, or
+            a dictionary of such by task.
         """
         return self.scored(columns).scores
 
     def scored(self, columns: object) -> Scored:
         """Probabilities, and the manifest of what computed all of them; see ``__call__``."""
-        self.check_one_logit()
+        self.check_logits()
         request = self._request(columns)
         logits = self._scores(request)
-        with np.errstate(over="ignore"):  # 1 / infinity is 0
-            scores = (1 / (1 + np.exp(-logits.astype(np.float64)))).astype(np.float32)
-        return Scored(scores, request.loaded.manifest)
+        if isinstance(logits, dict):
+            return Scored({task: _probabilities(own) for task, own in logits.items()}, request.loaded.manifest)
+        return Scored(_probabilities(logits), request.loaded.manifest)
 
-    def check_one_logit(self) -> None:
-        """Raises ValueError where the model has other outputs than one logit an example, which scores are made of."""
-        self._loaded.program.check_one_logit()
+    def check_logits(self) -> None:
+        """Raises ValueError where the model has other outputs than one logit an example, or one a task."""
+        self._loaded.program.check_logits()
 
     def logits(self, columns: object) -> Any:
         """Logits, (examples,) float32, or what else the model's ``logits`` returns; see ``__call__``."""
@@ -300,6 +301,12 @@ class Model:
             padded[name] = np.zeros((size, mask.shape[1]), bool)
             padded[name][: stop - begin] = mask[begin:stop]
         return [array[: stop - begin] for array in program(numbers, padded)]
+
+
+def _probabilities(logits: np.ndarray) -> np.ndarray:
+    """Float32 probabilities of logits."""
+    with np.errstate(over="ignore"):  # 1 / infinity is 0
+        return (1 / (1 + np.exp(-logits.astype(np.float64)))).astype(np.float32)
 
 
 def load(

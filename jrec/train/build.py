@@ -19,11 +19,13 @@ from jrec.nn import (
     TBSM,
     DLRMConfig,
     EmbeddingCollection,
+    MultiTaskConfig,
     NextItem,
     SequenceConfig,
     SparseOptimizer,
     TBSMConfig,
     binary_cross_entropy,
+    multi_task_loss,
     next_item_loss,
 )
 from jrec.nn.dense_encoding import Boundaries
@@ -140,12 +142,26 @@ def build_model(config: TrainConfig, schema: Schema, layout: EmbeddingLayout) ->
             "dense_boundaries": _boundaries(model, schema),
             "calibrated": model.calibrate,
         }
+        if model.multi_task.tasks:
+            dense |= {"top_mlp": (), "multi_task": _heads(model)}
         if model.kind == "dlrm":
             dense |= {key: getattr(model, key) for key in ("wide", "cross_layers", "cross_rank", "dot_with", "members")}
             return DLRM(DLRMConfig(**dense), layout, **embeddings)
         own = {f.name: getattr(model.tbsm, f.name) for f in dataclasses.fields(model.tbsm)}
         own["histories"] = tuple(model.tbsm.histories.items())
         return TBSM(TBSMConfig(**dense, **own), layout, **embeddings)
+
+
+def _heads(model: ModelConfig) -> MultiTaskConfig:
+    """The heads of a model with several labels, which share the layers of ``top_mlp`` but the logit."""
+    return MultiTaskConfig(
+        tasks=model.multi_task.tasks,
+        experts=model.multi_task.experts,
+        expert_mlp=model.top_mlp[:-1],
+        tower_mlp=model.multi_task.tower_mlp,
+        compute_dtype=model.compute_dtype,
+        dropout=model.dropout,
+    )
 
 
 def _boundaries(model: ModelConfig, schema: Schema) -> Boundaries:
@@ -164,7 +180,9 @@ def _boundaries(model: ModelConfig, schema: Schema) -> Boundaries:
 
 
 def build_loss(model: ModelConfig) -> Loss:
-    """What a step makes smaller."""
+    """What a step makes smaller; of several labels the weighted sum of their losses."""
+    if (heads := model.multi_task).tasks:
+        return multi_task_loss(heads.weight_by_task, label=heads.tasks[0])
     return next_item_loss(temperature=model.sequence.temperature) if model.ranks else binary_cross_entropy
 
 
@@ -285,7 +303,9 @@ def _model_description(model: ModelConfig, num_dense: int) -> dict[str, Any]:
         return {key: keys[key] for key in OWN_MODEL_KEYS}
     if model.ranks:
         return {key: keys[key] for key in SEQUENCE_KEYS}
-    del keys["factory"], keys["options"], keys["sequence"]
+    del keys["factory"], keys["options"], keys["sequence"], keys["multi_task"]["weights"]
+    if not model.multi_task.tasks:
+        del keys["multi_task"]
     if model.kind == "dlrm":
         del keys["tbsm"]
     elif model.tbsm.top_with == "context":

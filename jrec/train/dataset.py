@@ -7,9 +7,9 @@ import pathlib
 from typing import TYPE_CHECKING
 
 from jrec.data.fae import FaeManifest, is_fae_folder
-from jrec.data.schema import Schema
+from jrec.data.schema import DatasetError, Schema
 from jrec.errors import ConfigError
-from jrec.train.config import TrainConfig
+from jrec.train.config import MultiTaskSection, TrainConfig
 from jrec.train.model_schema import model_schema
 from jrec.train.run_folder import find_checkpoint, load_run_config
 
@@ -53,7 +53,8 @@ def open_data(config: TrainConfig) -> RunData:
         schema = model_schema(config.model, Schema.load(config.data.path))
         if not config.model.ranks:
             schema.check_labels()
-        return RunData(config=with_capacities(config, schema), schema=schema, plan=plan_of(config))
+        config = with_tasks(with_capacities(config, schema), schema)
+        return RunData(config=config, schema=schema, plan=plan_of(config))
     if not packed:
         raise ConfigError(
             f"schedule is 'fae', but data.path is {config.data.path}, which does not have hot and cold examples apart;"
@@ -62,6 +63,7 @@ def open_data(config: TrainConfig) -> RunData:
     manifest = FaeManifest.load(config.data.path)
     config = evaluation_config(config)
     schema = manifest.cold_schema
+    config = with_tasks(config, schema)
     if config.fae.split not in schema.splits:
         raise ConfigError(
             f"fae.split is {config.fae.split!r}, whose loss decides about the order of hot and cold batches, but the"
@@ -85,6 +87,61 @@ def evaluation_config(config: TrainConfig) -> TrainConfig:
         return config
     folder = FaeManifest.load(config.data.path).cold_folder
     return dataclasses.replace(config, data=dataclasses.replace(config.data, path=str(folder)))
+
+
+def with_tasks(config: TrainConfig, schema: Schema) -> TrainConfig:
+    """The configuration with the tasks of a dataset with several labels, which it may leave open.
+
+    Args:
+      config: The run's configuration.
+      schema: The dataset to train on.
+
+    Raises:
+      ConfigError: If it says something of tasks that the dataset has not, or asks for what is of one label.
+    """
+    model, stopping = config.model, config.evaluate.early_stopping
+    heads, path = model.multi_task, config.data.path
+    if not schema.tasks:
+        one_label = {"model.multi_task": heads != MultiTaskSection(), "evaluate.early_stopping.task": stopping.task}
+        for key in (key for key, given in one_label.items() if given):
+            raise ConfigError(f"{key} is set, but {path} has one label; leave it out, or prepare [[labels]]")
+        return config
+    if heads.tasks not in ((), schema.tasks):
+        raise ConfigError(
+            f"model.multi_task.tasks is {list(heads.tasks)}, but the labels of {path} are {list(schema.tasks)}; leave"
+            " it out"
+        )
+    if model.factory:
+        raise ConfigError(
+            f"model.factory is {model.factory}, but {path} has several labels ({', '.join(schema.tasks)}), for which"
+            " the command trains jrec's own models; prepare it with one, or train by jrec.nn.multi_task_loss"
+        )
+    if config.data.micro_batches > 1:
+        raise ConfigError(
+            f"data.micro_batches is {config.data.micro_batches}, but {path} has several labels, of which slices of a"
+            " batch know unlike numbers, so that their losses are not the batch's; leave it out"
+        )
+    if stopping.task and stopping.task not in schema.tasks:
+        raise ConfigError(
+            f"evaluate.early_stopping.task is {stopping.task!r}, but the labels of {path} are {', '.join(schema.tasks)}"
+        )
+    heads = dataclasses.replace(heads, tasks=schema.tasks)
+    return dataclasses.replace(config, model=dataclasses.replace(model, multi_task=heads))
+
+
+def check_tasks(config: TrainConfig, schema: Schema) -> None:
+    """Refuses to score a dataset whose labels are not those of the run; one without labels may be predicted.
+
+    Raises:
+      DatasetError: Names the labels of both.
+    """
+    own = config.model.multi_task.tasks
+    if schema.labels and own != schema.tasks:
+        has, trained = ([*tasks] if tasks else "one label" for tasks in (schema.tasks, own))
+        raise DatasetError(
+            f"{schema.folder or schema.name} has {has} where the run was trained with {trained}; prepare it by the"
+            " schema file of the training data, or with --no-labels to predict it"
+        )
 
 
 def with_capacities(config: TrainConfig, schema: Schema) -> TrainConfig:

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import os
 import pathlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
 import jax
@@ -30,7 +30,7 @@ from jrec.train import determinism
 from jrec.train.build import build_layout, run_parameters
 from jrec.train.config import LRScheduleConfig, TrainConfig
 from jrec.train.config.typed_toml import MOST
-from jrec.train.dataset import evaluation_config, plan_of
+from jrec.train.dataset import check_tasks, evaluation_config, plan_of
 from jrec.train.loaders import eval_loader
 from jrec.train.make_run import make_run
 from jrec.train.mesh_processes import shared_scores
@@ -86,31 +86,42 @@ def score_split(
             predictions = cast("Iterable[tuple[Any, Batch]]", predictions)
             scores = ItemRanker(run, config, schema).scores(predictions, on_batch=advance)
             return shared_scores(scores) if shared else scores
-        scores = collected(predictions, check=not shared, on_batch=advance)
+        scores = collected(predictions, tasks=config.model.multi_task.tasks, check=not shared, on_batch=advance)
         return shared_scores(scores) if shared else scores
 
 
 def collected(
-    predictions: Iterable[tuple[jax.Array, Batch]], *, check: bool = True, on_batch: Callable[[], None] = lambda: None
+    predictions: Iterable[tuple[Any, Batch]],
+    *,
+    tasks: Sequence[str] = (),
+    check: bool = True,
+    on_batch: Callable[[], None] = lambda: None,
 ) -> Scores:
     """The scores of this process's examples.
 
     Args:
       predictions: Pairs of logits and batch, in order; with several processes, the logits of all their batches and the
-        process's own batch.
+        process's own batch. Of several tasks logits are dictionaries.
+      tasks: The names of the labels, of which batches have the first as their ``labels``; () where there is one.
       check: Whether a logit that is NaN or infinite raises; ``shared_scores`` checks the logits of all processes.
       on_batch: Called after each batch.
 
     Raises:
       DivergedError: If ``check`` and a logit is NaN or infinite.
     """
-    accumulator = ScoreAccumulator(check=check)
-    waiting: tuple[jax.Array, Batch] | None = None
+    accumulators = {task: ScoreAccumulator(check=check) for task in tasks or ("",)}
+    waiting: tuple[Any, Batch] | None = None
 
-    def add(logits: jax.Array, batch: Batch) -> None:
-        all_logits, examples = np.asarray(logits), len(batch.labels)
-        begin = 0 if all_logits.size == examples else jax.process_index() * examples
-        accumulator.update(all_logits[begin : begin + examples], batch.labels, batch.mask)
+    def add(logits: Any, batch: Batch) -> None:
+        examples = len(batch.labels)
+        for task, accumulator in accumulators.items():
+            all_logits = np.asarray(logits[task] if task else logits)
+            begin = 0 if all_logits.size == examples else jax.process_index() * examples
+            labels, mask = np.asarray(batch.labels), np.asarray(batch.mask)
+            if task:
+                labels = labels if task == tasks[0] else np.asarray(batch.extras[task])
+                mask = mask * (labels >= 0)
+            accumulator.update(all_logits[begin : begin + examples], labels, mask)
 
     for logits, batch in predictions:
         # The batch before is read back while this one computes.
@@ -120,7 +131,8 @@ def collected(
         on_batch()
     if waiting is not None:
         add(*waiting)
-    return accumulator.scores()
+    scores = {task: accumulator.scores() for task, accumulator in accumulators.items()}
+    return Scores.by_task(scores) if tasks else scores[""]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -220,6 +232,7 @@ def open_run(
     config = evaluation_config(dataclasses.replace(config, lr_schedule=LRScheduleConfig()))
     schema = model_schema(config.model, Schema.load(config.data.path))
     trained_on = check_evaluated(folder, schema.identity)
+    check_tasks(config, schema)
     config = on_devices(dataclasses.replace(config, schedule="plain"), schema, devices, plan_of(config))
     config = dataclasses.replace(config, plan=plan)
     placed = plan_of(config)

@@ -6,6 +6,7 @@ import collections
 import contextlib
 import dataclasses
 import functools
+import itertools
 import math
 import pathlib
 import time
@@ -29,7 +30,7 @@ from jrec.train import determinism
 from jrec.train.build import build_layout, build_loss, described, run_parameters
 from jrec.train.calibration import calibrated, fit_calibration
 from jrec.train.config import TrainConfig
-from jrec.train.dataset import RunData, open_data, with_capacities
+from jrec.train.dataset import RunData, open_data, with_capacities, with_tasks
 from jrec.train.dispatches import most_steps, steps_of_dispatches
 from jrec.train.evaluate import restore_run, score_split
 from jrec.train.hot_cold_feed import FaeLoaders, HotColdFeed
@@ -41,7 +42,7 @@ from jrec.train.mesh_processes import AgreedStop, SilentLog, one_of_many, shared
 from jrec.train.progress import TrainingProgress
 from jrec.train.report.hit_rates import HitRates
 from jrec.train.report.logs import CHECKPOINTS, FORMS, SCHEDULE, MetricLog
-from jrec.train.report.metrics import Scores, log_loss
+from jrec.train.report.metrics import Scores, evaluate_tasks, log_loss
 from jrec.train.report.ranking import AnyScores, evaluated
 from jrec.train.report.running_auc import NoRunningAuc, RunningAuc
 from jrec.train.report.trackers import Trackers
@@ -117,7 +118,7 @@ def train(
     if config.deterministic:
         determinism.request()
     data, resume = data or open_data(config), resume or resume_from is not None
-    config = with_capacities(config, data.schema)
+    config = with_tasks(with_capacities(config, data.schema), data.schema)
     longer = new_length(data, resume_from=resume_from) if resume else None
     folder = shared_run_folder(config, resume=resume, overwrite=overwrite)
     with one_of_many(), folder as folder, stop_on_signals() as stop:
@@ -188,7 +189,8 @@ class _Training:
         self.log = self._opened_log() if first() else SilentLog()
         self.auc = NoRunningAuc()
         if not config.model.ranks:
-            self.auc = RunningAuc.empty(devices=None if self.run.mesh is None else self.run.mesh.devices.size)
+            devices = None if self.run.mesh is None else self.run.mesh.devices.size
+            self.auc = RunningAuc.empty(devices=devices, task=next(iter(config.model.multi_task.tasks), ""))
         self.logged_auc: float | None = None
         self.hits = HitRates(self.layout, lambda: self.run.state)
         self.plan = plan_evaluations(config, schema, self.total)
@@ -377,10 +379,15 @@ class _Training:
                 scale, shift = fit_calibration(scores)
                 self.run.calibrate(scale, shift)
                 scores = calibrated(scores, scale, shift)
-            evaluation = evaluated(scores)
+            evaluation = decides = evaluated(scores)
             self.log.write(self.step, evaluation.to_dict(), split=split)
-            if number == 0:
-                improved = self.best.observe(self.step, evaluation)
+            if isinstance(scores, Scores) and scores.tasks:
+                by_task = evaluate_tasks(scores)
+                for task, own in itertools.islice(by_task.items(), 1, None):
+                    self.log.write(self.step, own.to_dict(), split=f"{split}/{task}")
+                decides = by_task.get(self.config.evaluate.early_stopping.task or next(iter(by_task)))
+            if number == 0 and decides is not None:
+                improved = self.best.observe(self.step, decides)
         self.evaluations, self.evaluating = self.evaluations + 1, self.evaluating + time.perf_counter() - begin
         return improved
 

@@ -29,6 +29,8 @@ def shared_scores[S: (Scores, RankScores)](scores: S) -> S:
     """
     if isinstance(scores, RankScores):
         return dataclasses.replace(scores, ranks=_of_all(scores.ranks))
+    if scores.tasks:
+        return Scores.by_task({task: shared_scores(own) for task, own in scores.tasks.items()})
     labels = _of_all(scores.labels.astype(np.uint8)).astype(bool)
     scores = dataclasses.replace(scores, logits=_of_all(scores.logits), labels=labels)
     check_finite(scores.logits)

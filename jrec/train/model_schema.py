@@ -35,7 +35,7 @@ def model_schema(model: ModelConfig, schema: Schema) -> Schema:
         )
     table = schema.table(item.table)
     _check_table(table, model.kind)
-    return dataclasses.replace(schema, dense=(), categorical=(history, item), tables=(table,))
+    return dataclasses.replace(schema, dense=(), categorical=(history, item), tables=(table,), tasks=())
 
 
 def history_schema(model: ModelConfig, schema: Schema) -> Schema:

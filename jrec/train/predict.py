@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 SPLITS = ("train", "valid", "test")
 SCORE_FORMATS = (".parquet", ".csv")
+ByTask = np.ndarray | Mapping[str, np.ndarray]
+"""Numbers of examples, (n,) float32; by task where a run has several labels."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,24 +47,24 @@ class Scored:
     Attributes:
       split: Of a dataset, the split that they are in; "" otherwise.
       first: The number of the first of them, from 0: in its split, or in the log.
-      logits: (n,) float32.
-      labels: (n,) float32, or None where the examples have none.
+      logits: (n,) float32, by task where there are several labels.
+      labels: Of the same form, or None where the examples have none; of several labels -1 is one that is not known.
     """
 
     split: str
     first: int
-    logits: np.ndarray
-    labels: np.ndarray | None
-
-    @property
-    def probabilities(self) -> np.ndarray:
-        """(n,) float32."""
-        return probabilities(self.logits)
+    logits: ByTask
+    labels: ByTask | None
 
     @property
     def examples(self) -> int:
         """How many there are."""
-        return self.logits.size
+        return len(next(iter(self.logits.values())) if isinstance(self.logits, Mapping) else self.logits)
+
+    @property
+    def probabilities(self) -> ByTask:
+        """(n,) float32, by task where there are several labels."""
+        return probabilities(self.logits)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,8 +88,10 @@ class Best:
         return len(self.rows)
 
 
-def probabilities(logits: np.ndarray) -> np.ndarray:
+def probabilities(logits: ByTask) -> ByTask:
     """The probabilities of logits, float32."""
+    if isinstance(logits, Mapping):
+        return {task: np.asarray(probabilities(own)) for task, own in logits.items()}
     return (1 / (1 + np.exp(-logits.astype(np.float64)))).astype(np.float32)
 
 
@@ -150,14 +154,19 @@ class LoadedRun:
         return self.restored.run.growing_tables.rows_of_keys()
 
     @property
+    def tasks(self) -> tuple[str, ...]:
+        """The names of the labels where the run has several; else ()."""
+        return self.restored.config.model.multi_task.tasks
+
+    @property
     def batch_size(self) -> int:
         """Examples that are predicted at once."""
         config = self.restored.config
         multiple = max(1, config.mesh.devices)
         return -(-config.data.eval_batch_size // multiple) * multiple
 
-    def predict(self, columns: object) -> np.ndarray:
-        """Probabilities, (examples,) float32, of raw columns.
+    def predict(self, columns: object) -> Any:
+        """Probabilities, (examples,) float32, of raw columns; of a run with several labels a dictionary by task.
 
         Args:
           columns: By name, as the raw log has them: NumPy arrays, lists, Arrow or polars columns; ragged lists for
@@ -168,8 +177,8 @@ class LoadedRun:
         """
         return probabilities(self.logits(columns))
 
-    def logits(self, columns: object) -> np.ndarray:
-        """Logits, (examples,) float32, of raw columns; see ``predict``.
+    def logits(self, columns: object) -> Any:
+        """Logits, (examples,) float32 or a dictionary by task, of raw columns; see ``predict``.
 
         Raises:
           ConfigError: If the model ranks items; use ``best``.
@@ -252,7 +261,10 @@ class LoadedRun:
         self._check_clicks()
         first = 0
         for encoded in self._encoded(inputs, joined, report):
-            yield Scored(split="", first=first, logits=self._logits(encoded), labels=encoded.labels)
+            labels: ByTask | None = encoded.labels
+            if self.tasks and encoded.labels is not None:
+                labels = {self.tasks[0]: encoded.labels, **encoded.tasks}
+            yield Scored(split="", first=first, logits=self._logits(encoded), labels=labels)
             first += encoded.examples
 
     def best_of_log(
@@ -304,7 +316,10 @@ class LoadedRun:
         labelled = self.restored.schema.labels
         for split, first, batch in self._batches(splits):
             count = int(batch.mask.sum())
-            labels = np.asarray(batch.labels)[:count] if labelled else None
+            labels: ByTask | None = np.asarray(batch.labels)[:count] if labelled else None
+            if self.tasks and labels is not None:
+                others = {task: np.asarray(batch.extras[task])[:count] for task in self.tasks[1:]}
+                labels = {self.tasks[0]: np.asarray(labels), **others}
             yield Scored(split=split, first=first, logits=self._of_batch(batch, count), labels=labels)
 
     def best_of_dataset(self, k: int, splits: Sequence[str] = ()) -> Iterator[Best]:
@@ -356,16 +371,21 @@ class LoadedRun:
                 except (DatasetError, ValueError) as error:  # a ValueError is about a column's type
                     raise DatasetError(f"{path}: {error}") from error
 
-    def _logits(self, encoded: EncodedColumns) -> np.ndarray:
-        parts = [np.zeros(0, np.float32)]
+    def _logits(self, encoded: EncodedColumns) -> ByTask:
+        none = np.zeros(0, np.float32)
+        parts: list[Any] = [dict.fromkeys(self.tasks, none) if self.tasks else none]
         for begin in range(0, encoded.examples, self.batch_size):
             piece = encoded.cut(begin, min(begin + self.batch_size, encoded.examples))
             parts.append(self._of_batch(pack_encoded(self._packer, piece, self.batch_size), piece.examples))
+        if self.tasks:
+            return {task: np.concatenate([part[task] for part in parts]) for task in self.tasks}
         return np.concatenate(parts)
 
-    def _of_batch(self, batch: Batch, count: int) -> np.ndarray:
-        logits = np.asarray(jax.device_get(self.restored.run.predictions.of_batch(batch)))[:count]
-        check_finite(logits)
+    def _of_batch(self, batch: Batch, count: int) -> Any:
+        found: Any = jax.device_get(self.restored.run.predictions.of_batch(batch))
+        logits = jax.tree.map(lambda array: np.asarray(array)[:count], found)
+        for one in jax.tree.leaves(logits):
+            check_finite(one)
         return logits
 
 
@@ -423,15 +443,24 @@ def _best_table(best: Best, items: Callable[[np.ndarray], pa.Array], *, splits: 
     return pa.table({**columns, "score": best.scores[there]})
 
 
-def write_scores(path: pathlib.Path, pieces: Iterable[Scored], *, splits: bool, overwrite: bool = False) -> int:
+def write_scores(
+    path: pathlib.Path,
+    pieces: Iterable[Scored],
+    *,
+    splits: bool,
+    tasks: Sequence[str] = (),
+    overwrite: bool = False,
+) -> int:
     """Writes scores as they come to a Parquet or CSV file, which appears when it is whole.
 
-    Columns: split (of a dataset's examples), row (an example's number, from 0), label (where known), score, logit.
+    Columns: split (of a dataset's examples), row (an example's number, from 0), label (where known), score, logit; of
+    several tasks label_TASK (null where one is not known), score_TASK and logit_TASK of each.
 
     Args:
       path: The file, whose ending says the format.
       pieces: The scores.
       splits: Whether the examples are of a dataset's splits.
+      tasks: The names of the labels where there are several.
       overwrite: Whether a file there is replaced.
 
     Returns:
@@ -446,7 +475,8 @@ def write_scores(path: pathlib.Path, pieces: Iterable[Scored], *, splits: bool, 
         import pyarrow as pa
 
         fields = [("split", pa.string())] if splits else []
-        fields += [("row", pa.int64()), ("score", pa.float32()), ("logit", pa.float32())]
+        fields += [("row", pa.int64())]
+        fields += [(f"{what}{end}", pa.float32()) for what in ("score", "logit") for end in _ends(tasks)]
         return pa.schema(fields).empty_table()
 
     tables = (_table(one, splits=splits, csv=path.suffix == ".csv") for one in pieces)
@@ -477,13 +507,22 @@ def _write(path: pathlib.Path, tables: Iterator[pa.Table], nothing: Callable[[],
 def _table(scored: Scored, *, splits: bool, csv: bool) -> pa.Table:
     import pyarrow as pa
 
-    size, columns = scored.logits.size, dict[str, Any]()
+    size, columns = scored.examples, dict[str, Any]()
     if splits:
         columns["split"] = _split_column(scored.split, size, csv=csv)
     columns["row"] = np.arange(scored.first, scored.first + size, dtype=np.int64)
-    if scored.labels is not None:  # all examples of an input have labels, or none
-        columns["label"] = scored.labels
-    return pa.table({**columns, "score": scored.probabilities, "logit": scored.logits})
+    for what, numbers in (("label", scored.labels), ("score", scored.probabilities), ("logit", scored.logits)):
+        if isinstance(numbers, Mapping):
+            for end, own in zip(_ends(tuple(numbers)), numbers.values(), strict=True):
+                columns[what + end] = pa.array(own, mask=own < 0) if what == "label" else own
+        elif numbers is not None:  # all examples of an input have labels, or none
+            columns[what] = numbers
+    return pa.table(columns)
+
+
+def _ends(tasks: Sequence[str]) -> list[str]:
+    """What the names of columns of labels, scores and logits end in."""
+    return [f"_{task}" for task in tasks] or [""]
 
 
 def _split_column(split: str, size: int, *, csv: bool) -> pa.Array:

@@ -248,7 +248,10 @@ def check_run_folder(config: TrainConfig, *, resume: bool, overwrite: bool) -> N
         )
     stored = load_run_config(folder)
     tables = config.tables.with_capacities(stored.tables.capacities)  # open ones were settled at the start
-    _check_same_run(stored, dataclasses.replace(config, tables=tables), folder)
+    model, tasks = config.model, stored.model.multi_task.tasks  # as those are
+    if not model.multi_task.tasks:
+        model = dataclasses.replace(model, multi_task=dataclasses.replace(model.multi_task, tasks=tasks))
+    _check_same_run(stored, dataclasses.replace(config, tables=tables, model=model), folder)
 
 
 def _holds_run(folder: pathlib.Path) -> bool:

@@ -167,11 +167,14 @@ class Batcher:
             self._answer(model, requests[:middle])
             self._answer(model, requests[middle:])
             return
-        self._metrics.batch(rows=len(scores), requests=len(requests), seconds=time.perf_counter() - begin)
+        count = sum(one.rows.count for one in requests)
+        self._metrics.batch(rows=count, requests=len(requests), seconds=time.perf_counter() - begin)
         first = 0
         for one in requests:
-            one.future.set_result(Scored(scores[first : first + one.rows.count], manifest))
-            first += one.rows.count
+            span = slice(first, first + one.rows.count)
+            own = {task: each[span] for task, each in scores.items()} if isinstance(scores, Mapping) else scores[span]
+            one.future.set_result(Scored(own, manifest))
+            first = span.stop
 
 
 def _weight(rows: Rows) -> int:

@@ -107,17 +107,22 @@ def _check_count(count: int, max_rows: int) -> None:
 def answer(scores: Any, version: str, kind: str) -> bytes:
     """The body of an answer: in JSON ``{"scores": [...], "version": "..."}``, in Arrow a float32 column ``score``.
 
+    Of several tasks JSON's scores are ``{"TASK": [...], ...}``, and Arrow's columns ``score_TASK``.
+
     Args:
-      scores: (rows,) float32.
+      scores: (rows,) float32, or a dictionary of them by task.
       version: What computed them.
       kind: ``JSON`` or ``ARROW``.
     """
+    by_task = isinstance(scores, Mapping)
     if kind == JSON:
-        return encode({"scores": scores.tolist(), "version": version})
-    schema = pa.schema([("score", pa.float32())], metadata={"version": version})
+        lists = {task: own.tolist() for task, own in scores.items()} if by_task else scores.tolist()
+        return encode({"scores": lists, "version": version})
+    columns = {f"score_{task}": own for task, own in scores.items()} if by_task else {"score": scores}
+    schema = pa.schema([(name, pa.float32()) for name in columns], metadata={"version": version})
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, schema) as writer:
-        writer.write_batch(pa.record_batch([pa.array(scores)], schema=schema))
+        writer.write_batch(pa.record_batch([pa.array(own) for own in columns.values()], schema=schema))
     return sink.getvalue().to_pybytes()
 
 

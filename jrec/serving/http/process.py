@@ -60,12 +60,12 @@ def ready_model(folder: pathlib.Path, *, check: bool, batch_rows: int, threads: 
 
     Raises:
       ExportError: If it cannot be loaded.
-      ConfigError: If the model's outputs are not one logit an example.
+      ConfigError: If the model's outputs are not one logit an example, or one a task.
     """
     sizes = {*(size for size in BATCH_SIZES if size < batch_rows), batch_rows}
     model = load(folder, check=check, batch_sizes=sorted(sizes), threads=threads)
     try:
-        model.check_one_logit()
+        model.check_logits()
     except ValueError as problem:
         raise ConfigError(f"{folder} cannot be served: {problem} in a program of your own") from problem
     model.warm_up()

@@ -9,8 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping
 import numpy as np
 
 from jrec.data.blocks import LABEL, Column, ListColumn, ShardReader, weight_column
+from jrec.data.columns import gather_all
 from jrec.data.readers.keys import buckets
-from jrec.data.schema import CategoricalFeature, Schema
+from jrec.data.schema import UNKNOWN, CategoricalFeature, Schema
 
 MAX_SLOTS = 1 << 21
 """Slots of one feature. Rows of a table descend by frequency, so what shares the last slot are its rarest rows."""
@@ -38,7 +39,7 @@ class Examples:
 
 
 class Split:
-    """Blocks of a dataset's split.
+    """Blocks of a dataset's split; of a dataset with several labels the examples whose first label is known.
 
     Args:
       folder: The dataset.
@@ -47,13 +48,15 @@ class Split:
     """
 
     def __init__(self, folder: str | os.PathLike[str], schema: Schema, split: str):
+        self._some = bool(schema.tasks)
         self._readers = [ShardReader(folder, shard) for shard in schema.splits[split].shards]
         self.blocks: list[BlockAt] = [(s, b) for s, reader in enumerate(self._readers) for b in range(len(reader))]
 
     def read(self, blocks: Iterable[BlockAt]) -> Iterator[Mapping[str, Column]]:
         """The columns of some blocks, in their order."""
         for shard, block in blocks:
-            yield self._readers[shard].read(block)
+            columns = self._readers[shard].read(block)
+            yield gather_all(columns, np.flatnonzero(columns[LABEL] != UNKNOWN)) if self._some else columns
 
 
 def lists_of(

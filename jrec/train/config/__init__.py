@@ -4,6 +4,7 @@ from jrec.train.config.model import OWN_MODEL_KEYS as OWN_MODEL_KEYS
 from jrec.train.config.model import SEQUENCE_KEYS as SEQUENCE_KEYS
 from jrec.train.config.model import FeatureOverride as FeatureOverride
 from jrec.train.config.model import ModelConfig as ModelConfig
+from jrec.train.config.model import MultiTaskSection as MultiTaskSection
 from jrec.train.config.model import SequenceSection as SequenceSection
 from jrec.train.config.optimizer import EmbeddingOptimizerConfig as EmbeddingOptimizerConfig
 from jrec.train.config.optimizer import LRScheduleConfig as LRScheduleConfig

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Literal, override
 
 from jrec.errors import ConfigError
-from jrec.train.config.typed_toml import Range, Section, Width
+from jrec.train.config.typed_toml import Amount, Range, Section, Width
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 Pooling = Literal["sum", "mean", "sqrtn", "max", "none"]
@@ -55,6 +55,44 @@ class TBSMSection(Section):
     inner: Literal["dot", "indefinite", "definite"] = "definite"
     heads: Annotated[int, Range(minimum=1, maximum=1024)] = 1
     top_with: Literal["context", "products"] = "context"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MultiTaskSection(Section):
+    """``[model.multi_task]``: the heads of a dataset with several labels (``jrec.nn.MultiTaskConfig``).
+
+    The layers of ``model.top_mlp`` but its last, the logit, are what the tasks share.
+
+    Attributes:
+      tasks: The tasks, which are the dataset's labels; the first is the one by which steps are compared, unless
+        ``evaluate.early_stopping.task`` names another. Empty takes them from the dataset.
+      experts: 1 for a shared bottom. More for MMoE: as many MLPs of the layers that are shared, of whose outputs each
+        task reads a mean with weights by a gate of its own.
+      tower_mlp: Widths of each task's own layers before its logit; empty for none.
+      weights: How much each task's loss counts, by task; 1 unless given. The loss is the sum of these times the mean
+        cross entropy over the examples whose label of the task is known.
+    """
+
+    tasks: tuple[str, ...] = ()
+    experts: Annotated[int, Range(minimum=1, maximum=1024)] = 1
+    tower_mlp: tuple[Width, ...] = (32,)
+    weights: Mapping[str, Amount] = dataclasses.field(default_factory=dict)
+
+    @override
+    def check(self) -> None:
+        if not all(self.tasks) or len(set(self.tasks)) < len(self.tasks):
+            raise ConfigError(f"model.multi_task.tasks is {list(self.tasks)}; name each task once")
+        if self.tasks and (unknown := sorted(self.weights.keys() - {*self.tasks})):
+            raise ConfigError(
+                f"model.multi_task.weights names {unknown[0]!r}, but the tasks are {', '.join(self.tasks)}"
+            )
+        if self.tasks and not any(self.weight_by_task.values()):
+            raise ConfigError("model.multi_task.weights are all 0, so that there is nothing to train; raise one")
+
+    @property
+    def weight_by_task(self) -> dict[str, float]:
+        """The weight of every task."""
+        return {task: self.weights.get(task, 1.0) for task in self.tasks}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -132,6 +170,7 @@ class ModelConfig(Section):
       features: Settings of single categorical features, by name.
       tbsm: The rest of a TBSM.
       sequence: The rest of "hstu" and "sasrec".
+      multi_task: The heads of a dataset with several labels.
       factory: A function that makes another model, as "package.module:function", see ``jrec.train.factory``; "" for
         none. Of the keys above only ``embedding_dim``, ``pooling``, ``table_dtype`` and ``features`` are then read.
       options: The factory's own keyword arguments.
@@ -157,6 +196,7 @@ class ModelConfig(Section):
     features: Mapping[str, FeatureOverride] = dataclasses.field(default_factory=dict)
     tbsm: TBSMSection = dataclasses.field(default_factory=TBSMSection)
     sequence: SequenceSection = dataclasses.field(default_factory=SequenceSection)
+    multi_task: MultiTaskSection = dataclasses.field(default_factory=MultiTaskSection)
     factory: str = ""
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -201,6 +241,8 @@ class ModelConfig(Section):
             )
         if self.kind == "tbsm":
             self._check_tbsm()
+        if self.multi_task.tasks:
+            self._check_multi_task()
 
     def _check_factory(self) -> None:
         """Refuses keys that only the models of jrec read."""
@@ -234,6 +276,24 @@ class ModelConfig(Section):
     def ranks(self) -> bool:
         """Whether the model ranks items for a user, in place of a click's probability."""
         return not self.factory and self.kind in SEQUENCE_KINDS
+
+    def _check_multi_task(self) -> None:
+        """Refuses keys that are of one logit."""
+        odd = {"model.wide": self.wide, "model.calibrate": self.calibrate, "model.batch_norm": self.batch_norm}
+        odd = {key: "true" for key, given in odd.items() if given}
+        odd |= {"model.members": f"{self.members}"} if self.members > 1 else {}
+        odd |= {"model.interaction": "'fm'"} if self.interaction == "fm" else {}
+        odd |= {"model.tbsm.heads": f"{self.tbsm.heads}"} if self.tbsm.heads > 1 else {}
+        for key, value in odd.items():
+            raise ConfigError(
+                f"{key} is {value}, which is of models with one label, but there are {len(self.multi_task.tasks)}"
+                f" (model.multi_task.tasks: {', '.join(self.multi_task.tasks)}); leave it out"
+            )
+        if len(self.top_mlp) < 2:
+            raise ConfigError(
+                f"model.top_mlp is {list(self.top_mlp)}, but its layers before the logit are what tasks share"
+                " (model.multi_task); give at least one, as in [64, 1]"
+            )
 
     @property
     def table_dim(self) -> int:

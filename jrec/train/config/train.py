@@ -82,10 +82,13 @@ class EarlyStoppingSection(Section):
         model that ranks items "ndcg", "hr" (both at the first of ``evaluate.at``) or "mrr", and "auc", the default,
         stands for "ndcg".
       patience: Evaluations in a row without a better one after which training ends; 0 never ends it early.
+      task: Of several labels, the task whose metric it is; "" is the first. A sum over tasks would mix losses of rare
+        and of frequent labels, and change with ``model.multi_task.weights``.
     """
 
     metric: Literal["auc", "log_loss", "ndcg", "hr", "mrr"] = "auc"
     patience: Count = 0
+    task: str = ""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -58,10 +58,24 @@ def judge(content: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> d
         *_calibration(split, metrics, baselines),
         *_course(content, records),
         *_slices(content),
+        *_tasks(content.get("tasks", {})),
         *_evictions(content.get("growing", {})),
     ]
     advice = advise(content, records, {finding.kind for finding in findings})
     return {"warnings": [finding.text for finding in findings], "advice": list(advice)}
+
+
+def _tasks(tasks: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:
+    """Of all tasks but the first, which the other findings are of."""
+    for task in list(tasks)[1:]:
+        splits = tasks[task]["splits"]
+        if not splits:
+            yield Finding(kind="data", text=f"{task}: no example of the splits has a known label of it")
+            continue
+        split, metrics = list(splits.items())[-1]
+        none: Baselines = {name: {} for name in ("auc", "log_loss", "calibration_error")}
+        found = (*_undefined(tasks[task]), *_log_loss(split, metrics, none), *_calibration(split, metrics, none))
+        yield from (dataclasses.replace(one, text=f"{task}: {one.text}") for one in found)
 
 
 def metric_by_split(content: Mapping[str, Any], metric: str) -> dict[str, dict[str, float]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -37,10 +38,22 @@ class Scores:
     Attributes:
       logits: (examples,) float32.
       labels: (examples,) bool.
+      tasks: Where examples have several labels, by task the scores of those whose label of it is known; ``logits`` and
+        ``labels`` are then the first task's. Empty where they have one.
     """
 
     logits: np.ndarray
     labels: np.ndarray
+    tasks: Mapping[str, Scores] = dataclasses.field(default_factory=dict)
+
+    def of(self, task: str) -> Scores:
+        """The scores of a task; of the first, or the only one, where it is ""."""
+        return self.tasks[task] if task else self
+
+    @staticmethod
+    def by_task(tasks: Mapping[str, Scores]) -> Scores:
+        """The scores of several tasks, the first of which is the one that counts where one must."""
+        return dataclasses.replace(next(iter(tasks.values())), tasks=dict(tasks))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -169,6 +182,11 @@ def evaluate(scores: Scores) -> Evaluation:
         calibration_error=reliability_bins(probabilities, labels).error,
         undefined=undefined,
     )
+
+
+def evaluate_tasks(scores: Scores) -> dict[str, Evaluation]:
+    """The metrics of every task of which any label is known; {} where examples have one label."""
+    return {task: evaluate(own) for task, own in scores.tasks.items() if own.labels.size}
 
 
 def sigmoid(logits: np.ndarray) -> np.ndarray:

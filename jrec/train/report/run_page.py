@@ -49,7 +49,7 @@ _SLICE = {
     "normalized_entropy": ("normalized entropy", "log loss / entropy of the slice's click rate"),
 }
 _SHOWN = {"format", "version", "name", "splits", "units", "config", "judgement", "reliability", "groups", "slices",
-          "baselines", "ceiling"}  # fmt: skip
+          "baselines", "ceiling", "tasks"}  # fmt: skip
 _MANY = 12  # slices that are shown unfolded
 
 
@@ -64,6 +64,7 @@ def run_page(content: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -
         *_judgement(content),
         *_tiles(content),
         *section("Scores", _scores(content)),
+        *section("Tasks", _tasks(content)),
         *section("Learning curves", side_by_side(charts.learning_curves(content, records))),
         *section("Hot and cold batches", side_by_side(charts.schedules(content, records))),
         *section("Calibration", _calibration(content)),
@@ -120,6 +121,28 @@ def _scores(content: Mapping[str, Any]) -> Iterator[str]:
                 ["the teacher that made the labels", *_metrics(keys, {**known, "base_rate": known.get("click_rate")})]
             )
         yield table(f"{split} split", columns, rows, marks={0: "own"})
+
+
+def _tasks(content: Mapping[str, Any]) -> Iterator[str]:
+    """The metrics of every task beside each other, and the calibration of those that other sections leave out."""
+    if not (tasks := content.get("tasks", {})):
+        return
+    first, *others = tasks
+    yield paragraph(
+        f"Examples have several labels. All other sections are of the first, {first}; each task's metrics are of the"
+        " examples whose label of it is known."
+    )
+    columns, keys = {"": "", **dict((_METRICS | _OWN).values())}, list(_METRICS | _OWN)
+    for split in reversed(content["splits"]):
+        scored = {task: one["splits"][split] for task, one in tasks.items() if split in one["splits"]}
+        rows = [[task, *_metrics(keys, metrics)] for task, metrics in scored.items()]
+        yield table(f"Tasks on the {split} split", columns, rows)
+    for task in others:
+        named = {
+            part: {f"{split}, {task}": one for split, one in tasks[task][part].items()}
+            for part in ("splits", "reliability")
+        }
+        yield from side_by_side(charts.calibration({**content, **named}))
 
 
 def _named(content: Mapping[str, Any]) -> tuple[dict[str, tuple[str, str]], dict[str, tuple[str, str]]]:

@@ -31,19 +31,22 @@ class RunningAuc:
     Attributes:
       histograms: (2, bins) float32 of negatives and positives; on a mesh (devices, 2, bins), of each one's examples.
       decay: The factor of a step.
+      task: The task that is counted, of examples with several labels of which it is the first; "" for one label.
     """
 
     histograms: jax.Array
     decay: float = dataclasses.field(default=0.99, metadata={"static": True})
+    task: str = dataclasses.field(default="", metadata={"static": True})
 
     @staticmethod
-    def empty(*, bins: int = 8192, decay: float = 0.99, devices: int | None = None) -> RunningAuc:
+    def empty(*, bins: int = 8192, decay: float = 0.99, devices: int | None = None, task: str = "") -> RunningAuc:
         """Without examples.
 
         Args:
           bins: The bins of a histogram.
           decay: See the class.
           devices: The mesh's devices; None for one without a mesh.
+          task: See the class.
 
         Raises:
           ValueError: If there would be no bins, or ``decay`` is not above 0 and up to 1.
@@ -51,15 +54,19 @@ class RunningAuc:
         if bins < 1 or not 0 < decay <= 1:
             raise ValueError(f"a running AUC needs {bins=} of at least 1 and {decay=} above 0 and up to 1")
         shape = (2, bins) if devices is None else (devices, 2, bins)
-        return RunningAuc(histograms=np.zeros(shape, np.float32), decay=decay)  # pyright: ignore[reportArgumentType]
+        histograms: Any = np.zeros(shape, np.float32)
+        return RunningAuc(histograms=histograms, decay=decay, task=task)
 
-    def updated(self, logits: ArrayLike, labels: ArrayLike, mask: ArrayLike) -> RunningAuc:
+    def updated(self, logits: Any, labels: ArrayLike, mask: ArrayLike) -> RunningAuc:
         """With a step's examples: (examples,) float logits, labels of 0 and 1, and 0 in ``mask`` for padding.
 
-        Logits may be (examples, members), whose means count.
+        Logits may be (examples, members), whose means count. Of a task they are a dictionary by task, and
+        labels below 0 are unknown.
 
         NaN logits are left out: they make the loss NaN, which ends a run.
         """
+        if self.task:
+            logits, mask = logits[self.task], jnp.where(jnp.asarray(labels) >= 0, jnp.asarray(mask, jnp.float32), 0)
         bins, z = self.histograms.shape[1], jnp.asarray(logits, jnp.float32)
         z = jnp.mean(z, axis=1) if z.ndim > 1 else z
         scaled = (jnp.clip(z, -_LIMIT, _LIMIT) + _LIMIT) * (bins / (2 * _LIMIT))

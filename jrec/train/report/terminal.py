@@ -38,12 +38,17 @@ def summary(content: Mapping[str, Any]) -> str:
 
 
 def _click_lines(content: Mapping[str, Any]) -> Iterator[str]:
-    """The metrics of every split, beside the teacher's ceiling."""
-    yield f"{'split':<8}{'AUC':>9}{'ceiling':>9}{'log loss':>10}{'NE':>9}{'accuracy':>10}{'calibration':>13}"
-    for split, metrics in content["splits"].items():
-        ceiling = content["ceiling"].get(split, {}).get("auc")
+    """The metrics of every split, or of several labels by split and task, beside the teacher's ceiling."""
+    scored: dict[str, Mapping[str, Any]] = content["splits"]
+    if (tasks := content.get("tasks")) is not None:
+        pairs = ((split, task) for split in scored for task in tasks if split in tasks[task]["splits"])
+        scored = {f"{split}, {task}": tasks[task]["splits"][split] for split, task in pairs}
+    width = max(8, *(len(name) + 2 for name in scored), 0)
+    yield f"{'split':<{width}}{'AUC':>9}{'ceiling':>9}{'log loss':>10}{'NE':>9}{'accuracy':>10}{'calibration':>13}"
+    for name, metrics in scored.items():
+        ceiling = content["ceiling"].get(name, {}).get("auc")
         cells = [
-            f"{split:<8}{_cell(metrics['auc'], 9)}{_cell(ceiling, 9)}{_cell(metrics['log_loss'], 10)}",
+            f"{name:<{width}}{_cell(metrics['auc'], 9)}{_cell(ceiling, 9)}{_cell(metrics['log_loss'], 10)}",
             f"{_cell(metrics['normalized_entropy'], 9)}{_cell(metrics['accuracy'], 10)}",
             f"{_cell(metrics['calibration'], 13)}",
         ]

@@ -19,6 +19,7 @@ split the bins of its calibration. Each part of a run may give sections of its o
 ``groups``: AUC and log loss within the values of ``evaluate.group`` (``jrec.train.report.groups``)
 ``slices``: log loss and calibration within slices of the last split (``jrec.train.report.slices``)
 ``ranking``: how items were ranked, where the model ranks them (``jrec.train.report.ranking``)
+``tasks``: of several labels by task "splits" and "reliability" as above, where those are the first task's
 ``kernels``: by kernel class, the choice on the GPU and the verdict behind it
 """
 
@@ -131,12 +132,8 @@ def write_report(
         "format": FORMAT,
         "version": VERSION,
         "name": config.name,
-        "splits": {split: evaluated(one).to_dict() for split, one in scores.items()},
-        "reliability": {
-            split: reliability_bins(sigmoid(one.logits), one.labels).to_dict()
-            for split, one in scores.items()
-            if isinstance(one, Scores)
-        },
+        **_scored(scores),
+        **({"tasks": by_task} if (by_task := _tasks(scores)) else {}),
         "ceiling": {split: dict(metrics) for split, metrics in schema.ceiling.items()},
         "units": _UNITS | (units(config.evaluate.at) if config.model.ranks else {}),
         "data": _data(schema, config),
@@ -163,6 +160,28 @@ def write_report(
     text = json.dumps(content, indent=1, allow_nan=False) + "\n"
     write_file(folder / METRICS_FILE, text)
     return content
+
+
+def _scored(scores: Mapping[str, AnyScores]) -> dict[str, Any]:
+    """Metrics and bins of calibration, by split."""
+    return {
+        "splits": {split: evaluated(one).to_dict() for split, one in scores.items()},
+        "reliability": {
+            split: reliability_bins(sigmoid(one.logits), one.labels).to_dict()
+            for split, one in scores.items()
+            if isinstance(one, Scores)
+        },
+    }
+
+
+def _tasks(scores: Mapping[str, AnyScores]) -> dict[str, Any]:
+    """By task what ``_scored`` has of the splits in which any of its labels is known."""
+    by_split = {split: one.tasks for split, one in scores.items() if isinstance(one, Scores)}
+    names = dict.fromkeys(task for tasks in by_split.values() for task in tasks)
+    return {
+        task: _scored({split: tasks[task] for split, tasks in by_split.items() if tasks[task].labels.size})
+        for task in names
+    }
 
 
 def merged(*sections: Mapping[str, object]) -> dict[str, Any]:
