@@ -70,7 +70,7 @@ def train(
     """
     from jrec.train.config import load_config
     from jrec.train.loop import train as train_run
-    from jrec.train.report.metrics import evaluate
+    from jrec.train.report.metrics import Scores, evaluate
 
     places = (f"data.path={str(data)!r}", f"out={str(data.with_name('run'))!r}", f"seed={seed}")
     watch = ("log.progress=off", "log.tensorboard=false", "checkpoint.every_steps=0", "evaluate.baselines=off")
@@ -84,7 +84,9 @@ def train(
         raise SystemExit("a signal stopped the training")
     log = (outcome.folder / "metrics.jsonl").read_text(encoding="utf-8")
     curve = [line for line in map(json.loads, log.splitlines()) if line["split"] == "valid"][:CURVE]
-    return Trained(config=config, outcome=outcome, test=evaluate(outcome.scores["test"]), curve=tuple(curve))
+    test = outcome.scores["test"]
+    assert isinstance(test, Scores)  # of clicks, which all of these models tell
+    return Trained(config=config, outcome=outcome, test=evaluate(test), curve=tuple(curve))
 
 
 def _steps(data: pathlib.Path, batch: int) -> int:
