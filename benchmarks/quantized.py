@@ -19,7 +19,7 @@ import numpy as np
 from benchmarks import harness, workloads
 from benchmarks.embedding import CASES, QUICK_CASES
 from benchmarks.peers import client
-from jrec.native.batched_lookup import Lookup, lookup_many
+from jrec.native.batched_lookup import Lookup, lookup_many, table_rows
 from jrec.serving.quantize import quantize
 
 BITS = (8, 4)
@@ -43,7 +43,7 @@ def _measure(report: harness.Report, workload: workloads.Workload, bits: int, pe
     ids = [np.ascontiguousarray(i, np.int32) for i in workloads.table_ids(workload, seed=0)]
 
     def lookups(rows: list[np.ndarray]) -> list[Lookup]:
-        return [Lookup(rows=r, dim=workload.dim, ids=i) for r, i in zip(rows, ids, strict=True)]
+        return [Lookup(rows=table_rows(r, workload.dim), ids=i) for r, i in zip(rows, ids, strict=True)]
 
     threads = harness.cores()
     of_floats, of_quantized = lookups(tables), lookups([quantize(table, bits) for table in tables])

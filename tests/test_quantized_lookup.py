@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from jrec.native.batched_lookup import Lookup, lookup_many, quantized_dtype
+from jrec.native.batched_lookup import Lookup, lookup_beside, lookup_many, quantized_dtype, table_rows
 from jrec.serving.quantize import dequantize, quantize
 
 KINDS = ("float32", "bfloat16", "float16", "int8", "int4")
@@ -62,18 +62,38 @@ def test_sums_of_every_kind_in_one_call(seed, threads):
             stored, exact = _stored(rng, kind, rows, dim)
             ids, offsets = _bags(rng, rows, form)
             weights = rng.normal(size=ids.shape).astype(np.float32) if rng.integers(2) else None
-            lookups.append(Lookup(rows=stored, dim=dim, ids=ids, offsets=offsets, weights=weights))
+            lookups.append(Lookup(rows=table_rows(stored, dim), ids=ids, offsets=offsets, weights=weights))
             wanted.append(_reference(exact, ids, offsets, weights))
     for one, got, (sums, size) in zip(lookups, lookup_many(lookups, threads=threads), wanted, strict=True):
         assert got.shape == sums.shape
-        assert (np.abs(got - sums) <= 1e-5 * size[:, None] + 1e-30).all(), one.rows.dtype
+        assert (np.abs(got - sums) <= 1e-5 * size[:, None] + 1e-30).all(), one.rows.values.dtype
+
+
+def test_sums_side_by_side_are_those_of_their_own_arrays():
+    rng = np.random.default_rng(1)
+    lookups = []
+    for kind, dim in itertools.product(KINDS, (1, 16, 31)):
+        stored, _ = _stored(rng, kind, 50, dim)
+        lookups.append(Lookup(rows=table_rows(stored, dim), ids=rng.integers(-1, 50, (700, 7), dtype=np.int32)))
+    wide = np.full((700, 10 + len(KINDS) * 48), 7.5, np.float32)
+    lookup_beside(lookups, wide[:, 10:], threads=2)
+    assert (wide[:, :10] == 7.5).all()
+    assert np.array_equal(wide[:, 10:], np.concatenate(lookup_many(lookups, threads=1), axis=1))
+
+
+@pytest.mark.parametrize("shape", [(3, 6), (2, 5), (2, 7)])
+def test_a_place_of_another_size_is_refused(shape):
+    lookup = Lookup(rows=table_rows(quantize(np.ones((4, 6)), 8), 6), ids=np.zeros((2, 1), np.int32))
+    lookup_beside([lookup], np.zeros((2, 6), np.float32))
+    with pytest.raises(ValueError, match="of 2 bags of 6 elements"):
+        lookup_beside([lookup], np.zeros(shape, np.float32))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_id_past_the_table_is_nan_and_no_other_bag_is(kind):
     stored, _ = _stored(np.random.default_rng(0), kind, 10, 5)
     ids = np.array([[1, 2], [3, 10], [-1, -1]], np.int32)
-    (out,) = lookup_many([Lookup(rows=stored, dim=5, ids=ids)])
+    (out,) = lookup_many([Lookup(rows=table_rows(stored, 5), ids=ids)])
     assert np.isnan(out[1]).all()
     assert np.isfinite(out[[0, 2]]).all()
     assert not out[2].any()
@@ -97,11 +117,11 @@ def test_what_does_not_fit_is_refused():
     stored = quantize(np.ones((4, 6)), 8)
     ids = np.zeros((1, 1), np.int32)
     with pytest.raises(ValueError, match=r"rows must be \(rows, 5\)"):
-        lookup_many([Lookup(rows=stored, dim=5, ids=ids)])
+        lookup_many([Lookup(rows=table_rows(stored, 5), ids=ids)])
     with pytest.raises(ValueError, match="ids must be int32"):
-        lookup_many([Lookup(rows=stored, dim=6, ids=ids.astype(np.int64))])
+        lookup_many([Lookup(rows=table_rows(stored, 6), ids=ids.astype(np.int64))])
     with pytest.raises(ValueError, match="weights must be float32"):
-        lookup_many([Lookup(rows=stored, dim=6, ids=ids, weights=np.ones((1, 2), np.float32))])
+        lookup_many([Lookup(rows=table_rows(stored, 6), ids=ids, weights=np.ones((1, 2), np.float32))])
     with pytest.raises(ValueError, match=r"row 1 .* holds nan"):
         quantize(np.array([[0.0], [np.nan]]), 8)
     with pytest.raises(ValueError, match="bits is 6"):

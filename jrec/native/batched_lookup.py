@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import enum
-import functools
+import itertools
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numba import types
@@ -35,6 +35,7 @@ class Job(enum.IntEnum):
     LENGTH = 8
     WEIGHTS = 9  # float32, or 0
     OUT = 10  # float32, (bags, DIM)
+    STEP = 11  # bytes from bag to bag
 
 
 class Chunk(enum.IntEnum):
@@ -46,7 +47,7 @@ class Chunk(enum.IntEnum):
 
 
 JOB_WORDS, CHUNK_WORDS = len(Job), len(Chunk)
-SOURCE, KIND, DIM, STRIDE, ROWS, INDICES, CAPACITY, OFFSETS, LENGTH, WEIGHTS, OUT = (int(word) for word in Job)
+SOURCE, KIND, DIM, STRIDE, ROWS, INDICES, CAPACITY, OFFSETS, LENGTH, WEIGHTS, OUT, STEP = (int(word) for word in Job)
 
 
 @kernel(types.void(types.int64, types.int64, types.int64))
@@ -62,7 +63,7 @@ def lookup_chunks(work, begin, end):
             first, last = bag * length, (bag + 1) * length
             if offsets != 0:
                 first, last = np.int64(get_i32(offsets, bag)), np.int64(get_i32(offsets, bag + 1))
-            out = get_i64(job, OUT) + 4 * dim * bag
+            out = get_i64(job, OUT) + get_i64(job, STEP) * bag
             if kind == 0:
                 sum_f32(out, source, dim, rows, indices, first, last, limit, weights, 0)
             elif kind == 1:
@@ -75,24 +76,40 @@ def lookup_chunks(work, begin, end):
                 sum_int4(out, source, dim, stride, rows, indices, first, last, limit, weights)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Lookup:
+class TableRows(NamedTuple):
+    """Rows that lookups read, checked once however often they are read: ``table_rows``.
+
+    Attributes:
+      values: The array.
+      dim: Elements of a row.
+      words: The first ones of a ``Job``.
+    """
+
+    values: np.ndarray
+    dim: int
+    words: tuple[int, int, int, int, int]
+
+
+class Lookup(NamedTuple):
     """Bags of one table.
 
     Attributes:
-      rows: The table, C-contiguous: (rows, dim) float32, bfloat16 or float16; or (rows,) of ``quantized_dtype``.
-      dim: Elements of a row.
+      rows: The table.
       ids: int32, (bags, length) or, with ``offsets``, (capacity,). Negative ids are absent, an id past the table makes
         its bag NaN.
       offsets: (bags + 1,) int32, ascending from 0, or None.
       weights: float32 of the shape of ``ids``, or None.
     """
 
-    rows: np.ndarray
-    dim: int
+    rows: TableRows
     ids: np.ndarray
     offsets: np.ndarray | None = None
     weights: np.ndarray | None = None
+
+    @property
+    def bags(self) -> int:
+        """How many there are."""
+        return len(self.ids) if self.offsets is None else len(self.offsets) - 1
 
 
 def quantized_dtype(bits: int, dim: int) -> np.dtype:
@@ -105,6 +122,32 @@ def quantized_dtype(bits: int, dim: int) -> np.dtype:
     if bits not in (8, 4):
         raise ValueError(f"bits is {bits}; choose 8 or 4")
     return np.dtype([("scale", "<f4"), ("bias", "<f4"), ("values", "u1", (-(-dim * bits // 8),))])
+
+
+def table_rows(values: np.ndarray, dim: int) -> TableRows:
+    """Rows as lookups take them.
+
+    Args:
+      values: C-contiguous, (rows, dim) float32, bfloat16 or float16; or (rows,) of ``quantized_dtype``.
+      dim: Elements of a row.
+
+    Raises:
+      ValueError: If they are no such array.
+    """
+    if not values.flags.c_contiguous:
+        raise ValueError(f"rows must be C-contiguous, but have strides {values.strides}")
+    kind = None
+    if values.shape[1:] == (dim,) and values.dtype.name in ("float32", "bfloat16", "float16"):
+        kind = KINDS[values.dtype.name]
+    elif values.ndim == 1:
+        kind = next((KINDS[f"int{bits}"] for bits in (8, 4) if values.dtype == quantized_dtype(bits, dim)), None)
+    if kind is None:
+        raise ValueError(
+            f"rows must be (rows, {dim}) float32, bfloat16 or float16, or (rows,) of quantized_dtype, but are"
+            f" {values.dtype}{list(values.shape)}"
+        )
+    stride = values.dtype.itemsize * (dim if values.ndim == 2 else 1)
+    return TableRows(values, dim, (pointer(values), kind, dim, stride, len(values)))
 
 
 def lookup_many(lookups: Sequence[Lookup], *, threads: int | None = None) -> list[np.ndarray]:
@@ -120,53 +163,63 @@ def lookup_many(lookups: Sequence[Lookup], *, threads: int | None = None) -> lis
     Raises:
       ValueError: On shapes or dtypes that do not fit.
     """
-    jobs, outs, kept, chunks, cost = np.zeros((len(lookups), JOB_WORDS), np.int64), [], [], [], 0
-    for number, (job, one) in enumerate(zip(jobs, lookups, strict=True)):
-        ids, offsets = checked_ids(one.ids, one.offsets)
-        weights = None if one.weights is None else np.ascontiguousarray(one.weights)
-        if weights is not None and (weights.shape != ids.shape or weights.dtype != np.float32):
-            raise ValueError(
-                f"weights must be float32 of the ids' shape {ids.shape}, but are {weights.dtype}{list(weights.shape)}"
-            )
-        bags = ids.shape[0] if offsets is None else offsets.size - 1
-        out = np.empty((bags, one.dim), np.float32)
-        kind, stride = _kind(one)
-        length = ids.shape[1] if offsets is None else 0
-        job[:] = (
-            pointer(one.rows), kind, one.dim, stride, one.rows.shape[0], pointer(ids), ids.size,
-            0 if offsets is None else pointer(offsets), length, 0 if weights is None else pointer(weights),
-            pointer(out),
-        )  # fmt: skip
-        outs.append(out)
-        kept.append((ids, offsets, weights))  # whose addresses the job holds
-        cost += ids.size + bags
-        each = max(1, int(_COST / (1 + ids.size / max(bags, 1))))
-        chunks += [(number, begin, min(begin + each, bags)) for begin in range(0, bags, each)]
-    if chunks:
-        every = np.array(chunks, np.int64)
-        work = np.array([pointer(every), pointer(jobs)], np.int64)
-        used = thread_count(threads) if cost > _COST else 1  # waking a thread costs more than a chunk does
-        thread_pool.run(lookup_chunks, pointer(work), len(every), used)
-    del kept
+    outs = [np.empty((one.bags, one.rows.dim), np.float32) for one in lookups]
+    _look_up(lookups, [(pointer(out), 4 * out.shape[1]) for out in outs], threads)
     return outs
 
 
-def _kind(lookup: Lookup) -> tuple[int, int]:
-    rows = lookup.rows
-    if not rows.flags.c_contiguous:
-        raise ValueError(f"rows must be C-contiguous, but have strides {rows.strides}")
-    code = _code(rows.dtype, rows.shape[1:], lookup.dim)
-    if code is None:
+def lookup_beside(lookups: Sequence[Lookup], out: np.ndarray, *, threads: int | None = None) -> None:
+    """Writes the sums of ``lookup_many`` side by side, of lookups that have equally many bags.
+
+    Args:
+      lookups: The bags of each table.
+      out: (bags, sum of dims) float32, of which each row lies together.
+      threads: As of ``lookup_many``.
+
+    Raises:
+      ValueError: On shapes or dtypes that do not fit.
+    """
+    begins = [0, *itertools.accumulate(one.rows.dim for one in lookups)]
+    bags = {one.bags for one in lookups}
+    if out.dtype != np.float32 or out.shape[1:] != (begins[-1],) or out.strides[1] != 4 or bags - {len(out)}:
         raise ValueError(
-            f"rows must be (rows, {lookup.dim}) float32, bfloat16 or float16, or (rows,) of quantized_dtype, but are"
-            f" {rows.dtype}{list(rows.shape)}"
+            f"out is {out.dtype}{list(out.shape)}, strides {out.strides}; give float32 for the sums of"
+            f" {' or '.join(map(str, sorted(bags)))} bags of {begins[-1]} elements, which lie together"
         )
-    return code, rows.dtype.itemsize * (lookup.dim if rows.ndim == 2 else 1)
+    address, stride = pointer(out), out.strides[0]
+    _look_up(lookups, [(address + 4 * begin, stride) for begin in begins[:-1]], threads)
 
 
-@functools.lru_cache
-def _code(dtype: np.dtype, tail: tuple[int, ...], dim: int) -> int | None:
-    """The kind of rows, of an array's shape but for their number; None where they are none."""
-    if tail == (dim,) and dtype.name in ("float32", "bfloat16", "float16"):
-        return KINDS[dtype.name]
-    return next((KINDS[f"int{bits}"] for bits in (8, 4) if not tail and dtype == quantized_dtype(bits, dim)), None)
+def _look_up(lookups: Sequence[Lookup], places: Sequence[tuple[int, int]], threads: int | None) -> None:
+    """Writes each lookup's sums from an address on, with so many bytes from bag to bag."""
+    words, chunks, cost, kept = [], [], 0, []
+    for number, ((rows, ids, offsets, weights), (out, step)) in enumerate(zip(lookups, places, strict=True)):
+        ids, offsets = checked_ids(ids, offsets)
+        if weights is not None:
+            weights = _checked_weights(weights, ids)
+        bags, length = ids.shape if offsets is None else (offsets.size - 1, 0)
+        words += rows.words
+        words += (
+            pointer(ids), ids.size, 0 if offsets is None else pointer(offsets), length,
+            0 if weights is None else pointer(weights), out, step,
+        )  # fmt: skip
+        kept.append((ids, offsets, weights))  # whose addresses the job holds
+        own = ids.size + bags
+        cost += own
+        each = bags if own <= _COST else max(1, _COST * bags // own)
+        for begin in range(0, bags, each or 1):
+            chunks += (number, begin, min(begin + each, bags))
+    if chunks:
+        every, jobs = np.array(chunks, np.int64), np.array(words, np.int64)
+        work = np.array([pointer(every), pointer(jobs)], np.int64)
+        used = thread_count(threads) if cost > _COST else 1  # waking a thread costs more than a chunk does
+        thread_pool.run(lookup_chunks, pointer(work), len(every) // CHUNK_WORDS, used)
+    del kept
+
+
+def _checked_weights(weights: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    if weights.shape != ids.shape or weights.dtype != np.float32:
+        raise ValueError(
+            f"weights must be float32 of the ids' shape {ids.shape}, but are {weights.dtype}{list(weights.shape)}"
+        )
+    return np.ascontiguousarray(weights)

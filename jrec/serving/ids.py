@@ -95,6 +95,16 @@ def checked_features(
         examples = count if examples is None else examples
         if count != examples:
             raise ValueError(f"feature {feature.name!r} has ids of {count:,} examples, but there are {examples:,}")
+    held = [_held(one.values, one.offsets).reshape(-1) for one in checked.values()]
+    starts = np.cumsum([0, *map(len, held)])[:-1]
+    every = np.concatenate([*held, [ABSENT]])  # one more, since ``reduceat`` wants every start to be a place
+    bounds = [rows[feature.table] for feature in features]
+    # At once for all features: two reductions of each took a third of the time of a request of one row. Where a feature
+    # has no ids, this looks at one of the next, which may be past its table; then each is looked at by itself.
+    if every.min() < ABSENT or (np.maximum.reduceat(every, starts) >= bounds).any():
+        for feature in features:
+            one = checked[feature.name]
+            _check_within(feature, _held(one.values, one.offsets), rows[feature.table])
     return checked
 
 
@@ -107,20 +117,34 @@ def _checked(feature: Feature, ids: Ids, rows: int) -> Ids:
         form = f"(examples, up to {feature.max_length:,})" if offsets is None else "(capacity,) beside offsets"
         raise ValueError(f"{subject} has ids of {values.dtype}{list(values.shape)}; give int32 of {form}")
     if offsets is None:
-        longest, held = values.shape[1], values
+        longest = values.shape[1]
     else:
         offsets = _checked_offsets(subject, offsets, values.size)
-        longest, held = int(np.diff(offsets).max(initial=0)), values[: offsets[-1]]
+        longest = int(np.diff(offsets).max(initial=0))
     if longest > feature.max_length:
         raise ValueError(f"{subject} has {longest:,} ids in an example, but at most {feature.max_length:,} fit")
-    low, high = (held.min(), held.max()) if held.size else (0, 0)
-    if low < -1 or high >= rows:
-        raise ValueError(
-            f"{subject} has id {high if high >= rows else low:,}, but table {feature.table!r} has {rows:,} rows; give"
-            f" -1 (absent) to {rows - 1:,}"
-        )
-    weights = _checked_weights(feature, ids.weights, values, len(held))
+    weights = ids.weights
+    if weights is not None or feature.weighted:
+        weights = _checked_weights(feature, weights, values, len(_held(values, offsets)))
+    if values.dtype != np.int32:
+        _check_within(feature, _held(values, offsets), rows)  # before they are made int32
+    elif values is ids.values and offsets is ids.offsets and weights is ids.weights and values.flags.c_contiguous:
+        return ids
     return Ids(values=np.ascontiguousarray(values, np.int32), offsets=offsets, weights=weights)
+
+
+def _held(values: np.ndarray, offsets: np.ndarray | None) -> np.ndarray:
+    """The ids of examples, without those behind the last one's."""
+    return values if offsets is None else values[: offsets[-1]]
+
+
+def _check_within(feature: Feature, held: np.ndarray, rows: int) -> None:
+    low, high = (held.min(), held.max()) if held.size else (0, 0)
+    if low < ABSENT or high >= rows:
+        raise ValueError(
+            f"feature {feature.name!r} has id {high if high >= rows else low:,}, but table {feature.table!r} has"
+            f" {rows:,} rows; give -1 (absent) to {rows - 1:,}"
+        )
 
 
 def _checked_offsets(subject: str, offsets: np.ndarray, size: int) -> np.ndarray:

@@ -22,6 +22,7 @@ class LoadedProgram:
 
     Attributes:
       sizes: The sizes of batches that it is compiled for.
+      width: How many numbers of an example it takes.
 
     Raises:
       ExportError: If it cannot be read, or takes or returns something else than the manifest's features need.
@@ -38,8 +39,7 @@ class LoadedProgram:
         self._masks = {f.name: f.max_length for f in manifest.features if f.pooling == "none"}
         self.sizes: frozenset[int] = frozenset()
         bounds = np.cumsum([len(manifest.dense), *(math.prod(shape) for shape in shapes)])
-
-        self._width = int(bounds[-1])
+        self.width = int(bounds[-1])
 
         def outputs(numbers: jax.Array, held: Mapping[str, jax.Array]) -> list[jax.Array]:
             dense, *rows = (numbers[:, begin:end] for begin, end in itertools.pairwise([0, *bounds.tolist()]))
@@ -62,7 +62,7 @@ class LoadedProgram:
         """Compiles it for batches of these sizes."""
         for size in sorted(sizes):
             masks = {name: np.zeros((size, length), bool) for name, length in self._masks.items()}
-            self(np.zeros((size, self._width), np.float32), masks)
+            self(np.zeros((size, self.width), np.float32), masks)
 
     def joined(self, batches: Sequence[Sequence[np.ndarray]]) -> Any:
         """The model's outputs of the examples of all batches, in arrays of their own."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import os
 import pathlib
 import threading
@@ -59,12 +58,14 @@ class _Request(NamedTuple):
 
     Attributes:
       loaded: What the rows were looked up in, with the dense part that belongs to them.
-      parts: (examples, n) float32 each: dense features, then vectors by feature.
-      masks: By feature of pooling "none".
+      count: How many examples there are.
+      numbers: (padded examples, n) float32: dense features, then vectors by feature, side by side.
+      masks: By feature of pooling "none", (padded examples, max_length) bool.
     """
 
     loaded: _Loaded
-    parts: Sequence[np.ndarray]
+    count: int
+    numbers: np.ndarray
     masks: Mapping[str, np.ndarray]
 
 
@@ -273,34 +274,30 @@ class Model:
     def _look_up(self, dense: np.ndarray, ids: Mapping[str, Ids]) -> _Request:
         """Checks a request and looks up its rows; the caller holds the rows' lock."""
         now = self._loaded
-        features = now.manifest.features
-        numbers = checked_dense(dense, now.manifest.dense)
-        vectors = now.tables.vectors(ids, examples=len(numbers), threads=self._threads)
-        flat = [v.reshape(len(numbers), math.prod(v.shape[1:])) for v in (vectors[f.name] for f in features)]
-        return _Request(now, [numbers, *flat], masks(features, ids))
+        dense = checked_dense(dense, now.manifest.dense)
+        count, given = dense.shape
+        numbers = np.empty((self._padded(count), now.program.width), np.float32)
+        numbers[:count, :given] = dense
+        now.tables.fill(numbers[:count, given:], ids, threads=self._threads)
+        numbers[count:] = 0
+        held = {}
+        for name, mask in masks(now.manifest.features, ids).items():
+            held[name] = np.zeros((len(numbers), mask.shape[1]), bool)
+            held[name][:count] = mask
+        return _Request(now, count, numbers, held)
+
+    def _padded(self, count: int) -> int:
+        """The examples of whole batches and of the size that holds the rest."""
+        rest = count % self._sizes[-1]
+        return count - rest + next(size for size in (0, *self._sizes) if size >= rest)
 
     def _scores(self, request: _Request) -> Any:
-        count, program = len(request.parts[0]), request.loaded.program
-        starts = range(0, count, self._sizes[-1])
-        return program.joined([self._run(program, request.parts, request.masks, begin, count) for begin in starts])
-
-    def _run(
-        self,
-        program: LoadedProgram,
-        parts: Sequence[np.ndarray],
-        held: Mapping[str, np.ndarray],
-        begin: int,
-        count: int,
-    ) -> list[np.ndarray]:
-        stop = min(begin + self._sizes[-1], count)
-        size = next(size for size in self._sizes if size >= stop - begin)
-        numbers = np.zeros((size, sum(part.shape[1] for part in parts)), np.float32)
-        np.concatenate([part[begin:stop] for part in parts], axis=1, out=numbers[: stop - begin])
-        padded = {}
-        for name, mask in held.items():
-            padded[name] = np.zeros((size, mask.shape[1]), bool)
-            padded[name][: stop - begin] = mask[begin:stop]
-        return [array[: stop - begin] for array in program(numbers, padded)]
+        program, size, batches = request.loaded.program, self._sizes[-1], []
+        for begin in range(0, request.count, size):
+            held = {name: mask[begin : begin + size] for name, mask in request.masks.items()}
+            leaves = program(request.numbers[begin : begin + size], held)
+            batches.append([leaf[: request.count - begin] for leaf in leaves])
+        return program.joined(batches)
 
 
 def _probabilities(logits: np.ndarray) -> np.ndarray:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
 import pathlib
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from jrec.native.batched_lookup import Lookup, lookup_many
+from jrec.native.batched_lookup import Lookup, TableRows, lookup_beside, lookup_many, table_rows
 from jrec.serving.arrays import BFLOAT16, loaded, mapped, row_array
 from jrec.serving.checks import tt_shape
 from jrec.serving.format import ExportError, Feature, Manifest, Part
@@ -58,10 +60,10 @@ class _Rows:
     """Rows of a part: a file that is mapped into memory; changed rows are private copies of its pages."""
 
     def __init__(self, part: Part, values: np.ndarray):
-        self.part, self.values = part, values
+        self.part, self.values, self._rows = part, values, table_rows(values, part.dim)
 
-    def of(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return self.values, ids
+    def of(self, ids: np.ndarray) -> tuple[TableRows, np.ndarray]:
+        return self._rows, ids
 
     def write(self, folder: pathlib.Path, part: Part) -> _Write:
         """What a delta's changed rows are to become."""
@@ -93,12 +95,12 @@ class _Train:
             order = np.argsort(numbers, kind="stable")
             self._cached = numbers[order], rows[order]
 
-    def of(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def of(self, ids: np.ndarray) -> tuple[TableRows, np.ndarray]:
         held = ids >= 0
         wanted, inverse = np.unique(ids[held], return_inverse=True)
         local = np.full(ids.shape, ABSENT, np.int32)
         local[held] = inverse
-        return self._rows(wanted), local
+        return table_rows(self._rows(wanted), self.part.dim), local
 
     def _rows(self, rows: np.ndarray) -> np.ndarray:
         """(n, dim) float32 of n distinct rows, ascending."""
@@ -135,6 +137,8 @@ class ServedTables:
     def __init__(self, features: Sequence[Feature], parts: Mapping[str, Sequence[_Part]]):
         self._features, self._parts = features, parts
         self._rows = {table: sum(held.part.rows for held in of_table) for table, of_table in parts.items()}
+        # Whether each vector is what one lookup gives.
+        self._sums_only = all(f.pooling not in ("none", "max") and len(parts[f.table]) == 1 for f in features)
 
     @staticmethod
     def load(folder: pathlib.Path, manifest: Manifest) -> ServedTables:
@@ -184,10 +188,8 @@ class ServedTables:
 
     def rows_between(self, table: str, begin: int, stop: int) -> np.ndarray:
         """(stop - begin, dim) float32: rows of a table, as lookups give them."""
-        ids, parts = np.arange(begin, stop, dtype=np.int32)[:, None], []
-        for held in self._parts[table]:
-            values, local = held.of(_within(ids, held.part, self._rows[table]))
-            parts.append(Lookup(rows=values, dim=held.part.dim, ids=local))
+        ids, rows = np.arange(begin, stop, dtype=np.int32)[:, None], self._rows[table]
+        parts = [Lookup(*held.of(_within(ids, held.part, rows))) for held in self._parts[table]]
         return np.sum(lookup_many(parts), axis=0)
 
     def vectors(
@@ -205,18 +207,40 @@ class ServedTables:
             table.
         """
         ids = checked_features(ids, self._features, self._rows, examples)
-        lookups, placed = [], []
+        looked_up = iter(lookup_many(self._lookups(ids), threads=threads))
+        vectors = {}
+        for feature in self._features:
+            sums = functools.reduce(np.add, (next(looked_up) for _ in self._parts[feature.table]))
+            vectors[feature.name] = _pooled(feature, ids[feature.name], sums)
+        return vectors
+
+    def fill(self, out: np.ndarray, ids: Mapping[str, Ids], *, threads: int | None = None) -> None:
+        """Writes the vectors of all features side by side.
+
+        Args:
+          out: (examples, elements of the vectors of all features) float32, of which each row lies together.
+          ids: As of ``vectors``, which raises the same.
+          threads: None for all.
+        """
+        if self._sums_only:
+            ids = checked_features(ids, self._features, self._rows, len(out))
+            lookup_beside(self._lookups(ids), out, threads=threads)
+            return
+        begin = 0
+        for vectors in self.vectors(ids, examples=len(out), threads=threads).values():
+            end = begin + math.prod(vectors.shape[1:])
+            out[:, begin:end] = vectors.reshape(len(out), end - begin)
+            begin = end
+
+    def _lookups(self, ids: Mapping[str, Ids]) -> list[Lookup]:
+        """The lookups of checked ids: one for each part of the table of each feature."""
+        lookups = []
         for feature in self._features:
             bags = _bags(feature, ids[feature.name])
             for held in self._parts[feature.table]:
-                values, local = held.of(_within(bags.values, held.part, self._rows[feature.table]))
-                one = Lookup(rows=values, dim=feature.dim, ids=local, offsets=bags.offsets, weights=bags.weights)
-                lookups.append(one)
-                placed.append(feature.name)
-        sums: dict[str, np.ndarray] = {}
-        for name, looked_up in zip(placed, lookup_many(lookups, threads=threads), strict=True):
-            sums[name] = looked_up if name not in sums else sums[name] + looked_up
-        return {feature.name: _pooled(feature, ids[feature.name], sums[feature.name]) for feature in self._features}
+                rows, local = held.of(_within(bags.values, held.part, self._rows[feature.table]))
+                lookups.append(Lookup(rows, local, bags.offsets, bags.weights))
+        return lookups
 
 
 def _opened(folder: pathlib.Path, part: Part) -> _Part:
