@@ -346,6 +346,17 @@ def test_bad_ids_are_refused(fault, loaded, few):
         loaded.vectors(ids)
 
 
+def test_the_last_row_is_one_and_the_next_is_none(loaded, few):
+    dense, ids = asked(loaded, few)
+    rows = sum(part.rows for part in loaded.manifest.tables["user"])
+    none = Ids(values=np.zeros(0, np.int32), offsets=np.zeros(10, np.int32), weights=np.zeros(0, np.float32))
+    last = {name: none if name == "history" else one for name, one in ids.items()} | user(ONES + rows - 1)
+    assert np.isfinite(loaded.logits_of(dense, last)).all()
+    for dtype in (np.int32, np.int64):
+        with pytest.raises(ValueError, match=f"feature 'user' has id {rows:,}, but table 'user' has {rows:,} rows"):
+            loaded.logits_of(dense, last | user((ONES + rows).astype(dtype)))
+
+
 @pytest.mark.parametrize("fault", BAD_WEIGHTS)
 def test_bad_weights_are_refused(fault, loaded, few):
     dense, ids = asked(loaded, few)

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -58,7 +59,12 @@ def parsed_columns(fields: Sequence[Field], columns: Any, key_seed: int) -> RawC
             f"column(s) {', '.join(lacking)} are missing; there are {', '.join(map(str, named)) or 'none'}. Give every"
             " column that the dataset's features are made of"
         )
-    read = {f.name: _read(f, form_of(f.name, named[f.name]), key_seed) for f in fields}
+    alike: dict[tuple[object, ...], list[Field]] = {}
+    for field in fields:
+        alike.setdefault((field.kind, field.blank, field.missing, field.decimal), []).append(field)
+    read: dict[str, Column] = {}
+    for some in alike.values():
+        read |= _read_alike(some, [named[f.name] for f in some], key_seed)
     lengths = {name: count_examples(column) for name, column in read.items()}
     if len(set(lengths.values())) > 1:
         raise ValueError(f"columns must be equally long, but have {lengths}")
@@ -70,6 +76,23 @@ def parsed_columns(fields: Sequence[Field], columns: Any, key_seed: int) -> RawC
         long_texts=None,
         block=_NO_BLOCK,
     )
+
+
+def _read_alike(fields: Sequence[Field], columns: Sequence[Any], key_seed: int) -> Mapping[str, Column]:
+    """Reads columns of which the same is to be made; equally long lists as one, one behind the other.
+
+    A request of one row takes as long as it has calls, and so there are as many as kinds of columns. Whatever is wrong
+    is said by the columns one by one, and so is what means something else beside other types.
+    """
+    kind, rows = fields[0].kind, len(columns[0]) if isinstance(columns[0], list) else 0
+    if kind in ("number", "hex", "text") and all(type(c) is list and len(c) == rows for c in columns):
+        with contextlib.suppress(DatasetError, ValueError):
+            form = form_of("", [*itertools.chain.from_iterable(columns)])
+            if form.offsets is None and (form.is_text or kind == "number"):  # integers beside booleans would be equal
+                values = _read(fields[0], form, key_seed)
+                assert isinstance(values, np.ndarray)  # of these kinds
+                return {field.name: values[rows * k : rows * (k + 1)] for k, field in enumerate(fields)}
+    return {f.name: _read(f, form_of(f.name, column), key_seed) for f, column in zip(fields, columns, strict=True)}
 
 
 def _read(field: Field, form: Form, key_seed: int) -> Column:
@@ -229,7 +252,7 @@ def _hex_keys(field: Field, form: Form, values: np.ndarray | pa.Array, key_seed:
     keys = value_keys(compute.ascii_lower(values.cast(pa.large_string())), key_seed)  # capitals are rare
     if (wrong := _no_hex(keys)).any():
         k = int(wrong.argmax())
-        raise _refused(field, form, k, values[k].as_py().decode(errors="replace"), "is not 8 hexadecimal digits")
+        raise _refused(field, form, k, values[k].as_py(), "is not 8 hexadecimal digits")
     return keys
 
 
