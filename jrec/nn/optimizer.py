@@ -160,7 +160,7 @@ class SparseOptimizer(nnx.Module):
 
           >>> activations, residuals = model.embeddings.lookup(batch.bags)
           >>> def loss(model, activations):
-          ...     return binary_cross_entropy(model.logits(batch.dense, activations, batch.bags), batch)
+          ...     return jrec.nn.binary_cross_entropy(model.logits(batch.dense, activations, batch.bags), batch)
           >>> dense_gradients, activation_gradients = nnx.grad(loss, argnums=(0, 1))(model, activations)
           >>> optimizer.update(model, residuals, dense_gradients, activation_gradients)
 
