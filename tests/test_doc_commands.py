@@ -40,6 +40,7 @@ NOT_RUN = {
 
 SMALLER = {
     r"(jrec train (?:configs/|criteo-kaggle)\S*.*)": r"\1 max_steps=24 data.batch_size=64 data.workers=0",
+    r"(jrec train next_item\S*.*)": r"\1 max_steps=8 model.embedding_dim=8 data.workers=0 evaluate.every_steps=4",
     r"max_steps=(\d)0000": r"max_steps=\g<1>0",
     r"capacity=1000000": "capacity=500",
     r"-hardware h200x8 (.*)--tables-on 4-7": r"-hardware h200x8 \1--devices 4 --tables-on 2-3",
@@ -183,8 +184,17 @@ def write_logs(folder):
     (folder / "clicks_users.toml").write_text(shop_logs.TWO_FEATURES + JOIN)
     ratings = "".join(f"u{n % 40}\ti{n % 7}\t{n % 5 + 1}\t{n}\n" for n in range(1000))
     (folder / "ml-100k.inter").write_text(f"user_id:token\titem_id:token\trating:float\ttimestamp:float\n{ratings}")
+    plays = "".join(f"u{n % 40},i{(n + 3 * (n // 40)) % 60},{n}\n" for n in range(400))
+    (folder / "plays.csv").write_text(f"user,item,at\n{plays}")
+    for name, text in zip(("plays", "next_item"), toml_blocks("docs/next_item.md"), strict=True):
+        (folder / f"{name}.toml").write_text(text)
     (folder / "clicks.toml").write_text(shop_logs.TWO_FEATURES)
     (folder / "model.toml").write_text(shop_logs.CONFIG.replace("[data]", '[data]\npath = "data/clicks"'))
+
+
+def toml_blocks(page):
+    """The TOML of a page, block by block."""
+    return re.findall(r"```toml\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
 
 
 def run(text, code=0):

@@ -1,7 +1,9 @@
 """Requests of `jrec serve` before they reach a model: scored together, refused when too many wait, bounded."""
 
+import json
 import threading
 import time
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +14,7 @@ from jrec.serving.http import bodies
 from jrec.serving.http.arrow import UnreadableError, _is_compressed, table_of
 from jrec.serving.http.batcher import Batcher, Limits, QueueFullError, Rows, StoppingError
 from jrec.serving.http.metrics import Metrics
+from jrec.serving.model import Best
 
 
 def rows(*values):
@@ -68,6 +71,46 @@ def test_the_first_request_waits_for_others_where_that_is_asked_for(fake):
     batcher.stop()  # nor does the end
     assert left.result(0).scores == 3
     assert time.monotonic() - begin < 15
+
+
+def test_requests_get_as_many_items_as_each_asks_for(fake, batcher):
+    asked = []
+
+    def best(columns, k):
+        fake.begun.set()
+        assert fake.go.wait(30)
+        asked.append(k)
+        lines = [[10 * x + rank for rank in range(k)] for x in columns["x"]]
+        return Best([[float(item) for item in line] for line in lines], lines, fake.manifest)
+
+    fake.ranks, fake.best = True, best
+    first = batcher.submit(Rows(columns={"x": [1]}, count=1, k=1))
+    assert fake.begun.wait(30)
+    others = [batcher.submit(Rows(columns={"x": x}, count=len(x), k=k)) for x, k in (([2, 3], 3), ([4], 2))]
+    fake.go.set()
+    assert first.result(30).items == [[10]]
+    assert [future.result(30).items for future in others] == [[[20, 21, 22], [30, 31, 32]], [[40, 41]]]
+    assert others[1].result(30).scores == [[40.0, 41.0]]
+    assert asked == [1, 3]
+
+
+@pytest.mark.parametrize("k", ["0", "1001", "-1", "x", "1e2", "", "9" * 400])
+def test_numbers_of_items_that_are_refused(k):
+    assert bodies.wanted_items(None) == 10
+    assert bodies.wanted_items("1000") == 1000
+    with pytest.raises(bodies.UnfitError, match="must be a number from 1 to 1,000"):
+        bodies.wanted_items(k)
+
+
+def test_answers_of_items():
+    nothing: Any = None
+    found = Best([[0.5, 0.25], []], [["a", "b"], []], nothing)
+    assert json.loads(bodies.answer(found, "v", bodies.JSON)) == {
+        "items": [["a", "b"], []], "scores": [[0.5, 0.25], []], "version": "v"
+    }  # fmt: skip
+    for items in (found.items, [[3, 4], []]):
+        table = pa.ipc.open_stream(bodies.answer(found._replace(items=items), "v", bodies.ARROW)).read_all()
+        assert table.to_pydict() == {"item": items, "score": [[0.5, 0.25], []]}
 
 
 def test_a_request_that_nobody_waits_for_is_left_out(fake, batcher):

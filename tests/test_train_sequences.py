@@ -1,6 +1,7 @@
 """Models of sequences by the command, from a log to a served request."""
 
 import csv
+import dataclasses
 import json
 import random
 
@@ -9,11 +10,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from prepare_reference import read_dataset, read_vocabulary
+from serve_cases import stream
+from test_serve import ARROW, ask, running
 
 import jrec
 from jrec import cli
 from jrec.data.schema import Schema
 from jrec.errors import ConfigError
+from jrec.serving.checks import faults, load_manifest
+from jrec.serving.format import ExportError
+from jrec.train.export import export_run
 
 SCHEMA = """
 [time]
@@ -184,3 +190,52 @@ def test_predictions_are_the_best_items(trained, capsys):
         loaded.predict({"history": [[]]})
     assert cli.main(["compress", run, "--rank", "4", "--largest", "1", "--out", str(folder / "small")]) != 0
     assert "is of model.kind 'hstu', whose AUC" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_an_export_serves_the_best_items(trained, tmp_path):
+    _, _, folder, _ = trained
+    run, whole = folder / "run", tmp_path / "whole"
+    assert cli.main(["export", str(run), "--out", str(whole), "--quiet"]) == 0
+    model, loaded = jrec.serving.load(whole, batch_sizes=[1, 4]), jrec.load_run(run)
+    histories = {"history": [["item 3", "item 4"], ["unseen"], ["item 9"] * 12 + ["item 1"]]}
+    scores, items = loaded.best(histories, k=5)
+    found = model.best(histories, k=5)
+    assert model.raw_columns == ("history",)
+    assert found.items == items
+    np.testing.assert_allclose(found.scores, scores, rtol=1e-4)
+    few = model.best(histories, k=ITEMS + 1)
+    assert [len(line) for line in few.items] == [ITEMS - 2, ITEMS, ITEMS - 2]
+    with pytest.raises(ValueError, match=f"k={ITEMS + 2} must be between 1 and the {ITEMS + 1} rows"):
+        model.best(histories, k=ITEMS + 2)
+    with pytest.raises(ValueError, match="logit"):
+        model(histories)
+    with running(whole) as served:
+        status, _, body = ask(served.port, "/predict?k=5", {"columns": histories})
+        assert (status, json.loads(body)["items"]) == (200, items)
+        status, _, body = ask(served.port, "/predict?k=5", stream(pa.table(histories)), ARROW)
+        assert pa.ipc.open_stream(body).read_all()["item"].to_pylist() == items
+        assert [len(line) for line in json.loads(ask(served.port, content={"columns": histories})[2])["items"]] == [
+            10
+        ] * 3
+        assert ask(served.port, "/predict?k=0", {"columns": histories})[0] == 422
+        assert ask(served.port, content={"columns": {"user": ["u1"]}})[0] == 422
+
+    train(folder, "later", f"init_from={run}", "max_steps=3", "evaluate.baselines=off", "seed=1")
+    arguments = ["export", str(folder / "later"), "--since", str(whole), "--out", str(tmp_path / "delta"), "--quiet"]
+    assert cli.main(arguments) == 0
+    model.apply(tmp_path / "delta")
+    scores, items = jrec.load_run(folder / "later").best(histories, k=5)
+    np.testing.assert_allclose(model.best(histories, k=5).scores, scores, rtol=1e-4)
+    with pytest.raises(ExportError, match="ranks items by a user's vector"):
+        export_run(run, tmp_path / "onnx", onnx=True)
+
+    manifest = load_manifest(whole)
+    assert manifest.retrieval is not None
+    for change, message in (
+        ({"history": "other"}, "has history 'other', which is no feature of table 'item'"),
+        ({"table": "other"}, "which is no feature of table 'other'"),
+        ({"left_out_row": ITEMS + 1}, f"leaves out row {ITEMS + 1} of table 'item', which has {ITEMS + 1} rows"),
+    ):
+        bad = dataclasses.replace(manifest, retrieval=dataclasses.replace(manifest.retrieval, **change))
+        assert any(message in fault for fault in faults(whole, bad))

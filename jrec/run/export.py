@@ -43,6 +43,7 @@ from jrec.serving.format import (
     Feature,
     Manifest,
     Part,
+    Retrieval,
     keys_file,
     save_manifest,
 )
@@ -68,6 +69,7 @@ class Exportable:
       schema: How raw values become rows, read from its folder; None where requests have row numbers.
       run: The run's name.
       step: Steps taken.
+      retrieval: Of a model that ranks items, how; a request then has the history alone.
     """
 
     model: SparseModel
@@ -78,6 +80,7 @@ class Exportable:
     schema: Schema | None
     run: str
     step: int
+    retrieval: Retrieval | None = None
 
     @property
     def tables(self) -> list[tuple[str, TableConfig]]:
@@ -168,6 +171,12 @@ def write_export(
     # With a schema a request has its columns, and onnxruntime all vectors; else what predictions read.
     every = source.schema is not None or onnx
     served = source.layout.order if every else None if base is None else base.features
+    if source.retrieval is not None:
+        served = [source.retrieval.history]
+        if onnx:
+            raise ExportError(
+                "the model ranks items by a user's vector, which model.onnx does not have; leave out --onnx"
+            )
     program, read = export_program(source.model, source.layout, len(source.dense), served=served)
     manifest = Manifest(
         id="",
@@ -181,6 +190,7 @@ def write_export(
         features=tuple(feature for feature in _features(source.layout) if feature.name in read),
         tables={},
         files={},
+        retrieval=source.retrieval,
     )
     _check_names(source)
     if base is not None:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from jrec.serving.format import ExportError as ExportError
     from jrec.serving.format import Manifest as Manifest
     from jrec.serving.ids import Ids as Ids
+    from jrec.serving.model import Best as Best
     from jrec.serving.model import Model as Model
     from jrec.serving.model import Scored as Scored
     from jrec.serving.model import load as load

@@ -26,6 +26,7 @@ from jrec.serving.format import (
     Feature,
     Manifest,
     Part,
+    Retrieval,
     identity,
 )
 
@@ -68,7 +69,7 @@ def read_manifest(folder: pathlib.Path) -> Manifest:
         raise ExportError(f"{folder} is not a folder; give one that `jrec export` made")
     path = folder / MANIFEST
     content = load_json(path, kind=FORMAT, version=VERSION, error=ExportError, remedy=_REMEDY, sealed=True)
-    manifest = decode(content, Manifest, where=str(path), error=ExportError, remedy=_REMEDY)
+    manifest = decode({"retrieval": None, **content}, Manifest, where=str(path), error=ExportError, remedy=_REMEDY)
     if manifest.id != identity(content):
         raise ExportError(f"{path} was edited: its id does not fit what it says; {_REMEDY}")
     return manifest
@@ -167,7 +168,7 @@ def check_follows(
 
 def difference(before: Manifest, after: Manifest) -> str | None:
     """How the model of an export differs from that of another, in words; None where both are of one model."""
-    for name in ("rows", "dtype", "dense", "features"):
+    for name in ("rows", "dtype", "dense", "features", "retrieval"):
         was, now = getattr(before, name), getattr(after, name)
         if was != now:
             return "rows mean other values (another dataset)" if name == "rows" else f"{name} is {now}, not {was}"
@@ -205,6 +206,8 @@ def faults(folder: pathlib.Path, manifest: Manifest) -> Iterator[str]:
     yield from (f"feature {name!r} is there more than once" for name in _repeated(_names(manifest)))
     for feature in manifest.features:
         yield from (f"feature {feature.name!r} {fault}" for fault in _feature_faults(feature, manifest))
+    if manifest.retrieval is not None:
+        yield from (f"retrieval {fault}" for fault in _retrieval_faults(manifest.retrieval, manifest))
 
 
 def _file_faults(folder: pathlib.Path, manifest: Manifest) -> Iterator[str]:
@@ -274,6 +277,15 @@ def _feature_faults(feature: Feature, manifest: Manifest) -> Iterator[str]:
         yield f"has pooling {feature.pooling!r}, which is none of {', '.join(_POOLINGS)}"
     if not 1 <= feature.max_length <= MAX_LENGTH:
         yield f"has max_length {feature.max_length:,}; it must be 1 to {MAX_LENGTH:,}"
+
+
+def _retrieval_faults(retrieval: Retrieval, manifest: Manifest) -> Iterator[str]:
+    history = next((feature for feature in manifest.features if feature.name == retrieval.history), None)
+    if history is None or history.table != retrieval.table or history.pooling != "none":
+        yield f"has history {retrieval.history!r}, which is no feature of table {retrieval.table!r} with pooling 'none'"
+    rows = sum(part.rows for part in manifest.tables.get(retrieval.table, ()))
+    if retrieval.left_out_row is not None and not 0 <= retrieval.left_out_row < rows:
+        yield f"leaves out row {retrieval.left_out_row:,} of table {retrieval.table!r}, which has {rows:,} rows"
 
 
 def schema_faults(folder: pathlib.Path, schema: Schema, manifest: Manifest) -> Iterator[str]:

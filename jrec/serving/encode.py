@@ -15,12 +15,15 @@ from jrec.data.encoder import Encoder
 from jrec.data.readers.keys import value_keys
 from jrec.data.schema import DatasetError
 from jrec.data.vocabulary import Vocabulary
+from jrec.data.vocabulary_file import table_values
 from jrec.serving.arrays import loaded
 from jrec.serving.checks import load_key_seeds, load_schema
 from jrec.serving.format import IDS, ExportError, Feature, Manifest, keys_file
 from jrec.serving.ids import Ids
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from jrec.ops.layout import Pooling
 
 RowsOfKeys = Callable[[np.ndarray], np.ndarray]
@@ -189,6 +192,18 @@ def rows_of_keys(folder: pathlib.Path, table: str, rows: int) -> Callable[[np.nd
     if not 1 <= keys.size <= rows:
         raise ExportError(f"{path} has {keys.size:,} keys, but table {table!r} has {rows:,} rows; export the run again")
     return Vocabulary(keys, oov_row=0).encoder()
+
+
+def item_values(folder: pathlib.Path, manifest: Manifest, table: str) -> pa.Array | None:
+    """The values of a table's rows, texts, by an export's vocabulary; None where it has none.
+
+    Raises:
+      DatasetError: If the vocabulary is damaged.
+    """
+    if IDS in manifest.files:
+        return None
+    schema = load_schema(folder, manifest)
+    return table_values(folder, schema, schema.table(table))
 
 
 def _ids(column: Any, weights: Any, feature: Feature, order: np.ndarray | None) -> Ids:

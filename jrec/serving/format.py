@@ -95,6 +95,23 @@ class Part:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Retrieval:
+    """How a model that ranks items is asked: by a user's vector, which its program gives, against the rows of a table.
+
+    Attributes:
+      history: The feature with a user's items.
+      table: The table of the items, the history's own.
+      leaves_out_history: Whether the items of the history are left out.
+      left_out_row: The row of items that the dataset does not tell apart, which is never among the best; None for none.
+    """
+
+    history: str
+    table: str
+    leaves_out_history: bool
+    left_out_row: int | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Manifest:
     """All about an export.
 
@@ -110,6 +127,7 @@ class Manifest:
       features: In the model's order.
       tables: Parts by table.
       files: SHA-256 of every file but the manifest, by path.
+      retrieval: Of a model that ranks items, how; None of others.
     """
 
     id: str
@@ -123,6 +141,7 @@ class Manifest:
     features: tuple[Feature, ...]
     tables: Mapping[str, tuple[Part, ...]]
     files: Mapping[str, str]
+    retrieval: Retrieval | None = None
 
     @property
     def follows(self) -> bool:
@@ -151,6 +170,14 @@ def save_manifest(folder: pathlib.Path, manifest: Manifest) -> Manifest:
     paths = sorted(p for p in folder.rglob("*") if p.is_file() and p.name not in (MANIFEST, UNFINISHED))
     files = {p.relative_to(folder).as_posix(): sha256_of(p) for p in paths}
     manifest = dataclasses.replace(manifest, files=files)
-    manifest = dataclasses.replace(manifest, id=identity(json.loads(json.dumps(dataclasses.asdict(manifest)))))
-    save_json(folder / MANIFEST, dataclasses.asdict(manifest), kind=FORMAT, version=VERSION, sealed=True)
+    manifest = dataclasses.replace(manifest, id=identity(json.loads(json.dumps(_content(manifest)))))
+    save_json(folder / MANIFEST, _content(manifest), kind=FORMAT, version=VERSION, sealed=True)
     return manifest
+
+
+def _content(manifest: Manifest) -> dict[str, object]:
+    """A manifest in JSON types, without what older ones lack where it says nothing."""
+    content = dataclasses.asdict(manifest)
+    if manifest.retrieval is None:
+        del content["retrieval"]
+    return content

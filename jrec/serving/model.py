@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jrec.serving.checks import check_follows, load_manifest, verify
-from jrec.serving.encode import RawValues, RowNumbers, RowsOfKeys, encoder_of, rows_of_keys
-from jrec.serving.format import ExportError, Manifest, keys_file
+from jrec.serving.encode import RawValues, RowNumbers, RowsOfKeys, encoder_of, item_values, rows_of_keys
+from jrec.serving.format import ExportError, Manifest, Retrieval, keys_file
 from jrec.serving.ids import Ids, checked_dense, masks
 from jrec.serving.loaded_program import LoadedProgram
 from jrec.serving.nearest import nearest
@@ -50,6 +50,20 @@ class Scored(NamedTuple):
     """
 
     scores: Any
+    manifest: Manifest
+
+
+class Best(NamedTuple):
+    """The best items of some histories, and what computed all of them.
+
+    Attributes:
+      scores: By example, cosines as floats, the best first.
+      items: By example, the items' values; rows of a table without a vocabulary.
+      manifest: The manifest of the export, or of the last delta.
+    """
+
+    scores: list[list[float]]
+    items: list[list[Any]]
     manifest: Manifest
 
 
@@ -95,6 +109,7 @@ class Model:
             program=LoadedProgram(folder, manifest),
             encoder=encoder.with_keys(self._keys(folder, manifest)),
         )
+        self._values = None if manifest.retrieval is None else item_values(folder, manifest, manifest.retrieval.table)
         self._applying = threading.Lock()  # held while a delta is read and applied, so that they come one by one
         self._rows_lock = threading.Lock()  # held while rows are looked up or written: both, or neither, of a delta
 
@@ -102,6 +117,11 @@ class Model:
     def manifest(self) -> Manifest:
         """What is loaded: of the last delta, where some were applied."""
         return self._loaded.manifest
+
+    @property
+    def ranks(self) -> bool:
+        """Whether the model ranks items: ``best`` gives them, and there are no probabilities."""
+        return self.manifest.retrieval is not None
 
     @property
     def raw_columns(self) -> tuple[str, ...]:
@@ -131,6 +151,38 @@ class Model:
         if isinstance(logits, dict):
             return Scored({task: _probabilities(own) for task, own in logits.items()}, request.loaded.manifest)
         return Scored(_probabilities(logits), request.loaded.manifest)
+
+    def best(self, columns: object, k: int = 10) -> Best:
+        """The k best items of histories, by a model that ranks items; fewer where fewer are left.
+
+        Args:
+          columns: The column of the history by name: ragged lists of raw values, oldest first, of which the last count.
+          k: How many.
+
+        Raises:
+          DatasetError: If the column is missing or holds what the feature cannot have.
+          ValueError: If the model does not rank items, or has fewer than k.
+        """
+        retrieval = self.manifest.retrieval
+        if retrieval is None:
+            raise ValueError("the model ranks no items; call it for probabilities")
+        _, ids = self.encode(columns)
+        numbers = np.zeros((_examples(ids[retrieval.history]), 0), np.float32)
+        seen = _seen(ids[retrieval.history], retrieval)
+        while True:
+            request = self._looked_up(numbers, ids)
+            users = self._scores(request)["user"]
+            with self._rows_lock:  # a delta in between would have users of one version and items of another
+                if self._loaded is request.loaded:
+                    scores, rows = self._nearest(users, retrieval.table, k, seen=seen, unit=True)
+                    break
+        there = np.isfinite(scores)
+        items = [self._named(line[kept]) for line, kept in zip(rows, there, strict=True)]
+        kept = [line[kept].tolist() for line, kept in zip(scores, there, strict=True)]
+        return Best(kept, items, request.loaded.manifest)
+
+    def _named(self, rows: np.ndarray) -> list[Any]:
+        return rows.tolist() if self._values is None else self._values.take(rows).to_pylist()
 
     def check_logits(self) -> None:
         """Raises ValueError where the model has other outputs than one logit an example, or one a task."""
@@ -193,22 +245,28 @@ class Model:
           ValueError: If there is no such table, shapes do not fit, or a query is not finite.
         """
         with self._rows_lock:
-            tables = self._loaded.tables
-            if table not in tables.rows:
-                raise ValueError(f"there is no table {table!r}; there are {', '.join(sorted(tables.rows))}")
-            rows, dim = tables.rows[table], self.manifest.tables[table][0].dim
-            queries = np.asarray(queries, np.float32)
-            if queries.ndim != 2 or queries.shape[1] != dim or not np.isfinite(queries).all():
-                raise ValueError(f"queries must be finite, of shape (queries, {dim}), but are of shape {queries.shape}")
-            if not 1 <= k <= rows:
-                raise ValueError(f"k={k} must be between 1 and the {rows} rows of table {table!r}")
-            if seen is not None:
-                seen = np.asarray(seen)
-                if seen.ndim != 2 or len(seen) != len(queries) or not np.issubdtype(seen.dtype, np.integer):
-                    raise ValueError(
-                        f"seen must be integers of shape ({len(queries)}, length), but is {seen.dtype}{seen.shape}"
-                    )
-            return nearest(functools.partial(tables.rows_between, table), rows, queries, k, seen=seen, unit=unit)
+            return self._nearest(queries, table, k, seen=seen, unit=unit)
+
+    def _nearest(
+        self, queries: np.ndarray, table: str, k: int, *, seen: np.ndarray | None, unit: bool
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """See ``top_k``; the caller holds the rows' lock."""
+        tables = self._loaded.tables
+        if table not in tables.rows:
+            raise ValueError(f"there is no table {table!r}; there are {', '.join(sorted(tables.rows))}")
+        rows, dim = tables.rows[table], self.manifest.tables[table][0].dim
+        queries = np.asarray(queries, np.float32)
+        if queries.ndim != 2 or queries.shape[1] != dim or not np.isfinite(queries).all():
+            raise ValueError(f"queries must be finite, of shape (queries, {dim}), but are of shape {queries.shape}")
+        if not 1 <= k <= rows:
+            raise ValueError(f"k={k} must be between 1 and the {rows} rows of table {table!r}")
+        if seen is not None:
+            seen = np.asarray(seen)
+            if seen.ndim != 2 or len(seen) != len(queries) or not np.issubdtype(seen.dtype, np.integer):
+                raise ValueError(
+                    f"seen must be integers of shape ({len(queries)}, length), but is {seen.dtype}{seen.shape}"
+                )
+        return nearest(functools.partial(tables.rows_between, table), rows, queries, k, seen=seen, unit=unit)
 
     def apply(self, delta: str | os.PathLike[str]) -> None:
         """Takes the next delta, while other threads go on: rows, their keys and the dense part change at once.
@@ -304,6 +362,25 @@ def _probabilities(logits: np.ndarray) -> np.ndarray:
     """Float32 probabilities of logits."""
     with np.errstate(over="ignore"):  # 1 / infinity is 0
         return (1 / (1 + np.exp(-logits.astype(np.float64)))).astype(np.float32)
+
+
+def _examples(ids: Ids) -> int:
+    return len(ids.values) if ids.offsets is None else len(ids.offsets) - 1
+
+
+def _seen(ids: Ids, retrieval: Retrieval) -> np.ndarray:
+    """(examples, n) rows that are left out, -1 for none."""
+    examples = _examples(ids)
+    seen = np.full((examples, 0), -1, np.int64)
+    if retrieval.leaves_out_history and ids.offsets is None:
+        seen = np.asarray(ids.values, np.int64)
+    elif retrieval.leaves_out_history and ids.offsets is not None:
+        lengths = np.diff(ids.offsets)
+        seen = np.full((examples, lengths.max(initial=0)), -1, np.int64)
+        seen[np.arange(seen.shape[1]) < lengths[:, None]] = ids.values.reshape(-1)
+    if retrieval.left_out_row is None:
+        return seen
+    return np.concatenate([seen, np.full((examples, 1), retrieval.left_out_row, np.int64)], axis=1)
 
 
 def load(

@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from jrec.checkpoint.manifest import VALUES
 from jrec.progress import Progress
 from jrec.run.export import Exportable, write_export
-from jrec.serving.format import Dtype, Manifest
+from jrec.serving.format import Dtype, Manifest, Retrieval
 from jrec.train.evaluate import load_opened, open_run
+from jrec.train.model_schema import history_schema
 
 
 def export_run(
@@ -47,6 +48,15 @@ def export_run(
       OutputError: If ``out`` may not or cannot be written.
     """
     run = load_opened(open_run(checkpoint, data), rows=False)
+    schema, retrieval, model = run.schema, None, run.config.model
+    if model.ranks:
+        (table,), schema = schema.tables, history_schema(model, schema)
+        retrieval = Retrieval(
+            history=model.sequence.history,
+            table=table.name,
+            leaves_out_history=run.config.evaluate.leave_out_history,
+            left_out_row=table.oov_row,
+        )
     with run.reading():
         source = Exportable(
             model=run.model,
@@ -54,9 +64,10 @@ def export_run(
             rows=lambda table, rows: run.saved.table(table).read(VALUES, rows),
             growing=run.run.growing,
             dense=tuple(feature.name for feature in run.schema.dense),
-            schema=run.schema,
+            schema=schema,
             run=run.config.name,
             step=run.saved.step,
+            retrieval=retrieval,
         )
         return write_export(
             source,

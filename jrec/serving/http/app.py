@@ -123,10 +123,13 @@ class Server:
         kind = _kind_of(request)
         content = await _body(request, self._options.max_bytes)
         rows = bodies.rows_of(content, kind, max_rows=self._options.max_rows, max_bytes=self._options.max_bytes)
-        scores, manifest = await asyncio.wrap_future(self._batcher.submit(rows))
+        if (k := request.query_params.get("k")) is not None and not self._follower.model.ranks:
+            raise bodies.UnfitError("the model ranks no items, so that a request has no k; leave it out")
+        rows = dataclasses.replace(rows, k=bodies.wanted_items(k))
+        found = await asyncio.wrap_future(self._batcher.submit(rows))
         kind = _accepted(request, kind)
-        version = version_of(manifest)
-        return Response(bodies.answer(scores, version, kind), media_type=kind, headers={VERSION_HEADER: version})
+        version = version_of(found.manifest)
+        return Response(bodies.answer(found, version, kind), media_type=kind, headers={VERSION_HEADER: version})
 
     def _failed(self, problem: Exception) -> tuple[Response, str]:
         code, kind = next((_FAILURES[of] for of in type(problem).__mro__ if of in _FAILURES), (500, "internal"))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jrec.errors import JrecError
-from jrec.serving.model import Model, Scored
+from jrec.serving.model import Best, Model, Scored
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from jrec.serving.http.metrics import Metrics
 
 Columns = Mapping[str, Sequence[Any]]
-Future = concurrent.futures.Future[Scored]
+Future = concurrent.futures.Future[Scored | Best]
 
 
 class QueueFullError(JrecError):
@@ -38,10 +38,12 @@ class Rows:
     Attributes:
       columns: By name, or an Arrow table.
       count: How many rows there are.
+      k: How many items are wanted for each, of a model that ranks items.
     """
 
     columns: Columns | pa.Table
     count: int
+    k: int = 10
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -158,7 +160,8 @@ class Batcher:
         """Scores requests together. Where that fails, scores each half, and so finds the request that is to blame."""
         begin = time.perf_counter()
         try:
-            scores, manifest = model.scored(_joined([one.rows for one in requests], model.raw_columns))
+            columns = _joined([one.rows for one in requests], model.raw_columns)
+            found = model.best(columns, max(one.rows.k for one in requests)) if model.ranks else model.scored(columns)
         except Exception as problem:
             if len(requests) == 1:
                 requests[0].future.set_exception(problem)
@@ -171,10 +174,19 @@ class Batcher:
         self._metrics.batch(rows=count, requests=len(requests), seconds=time.perf_counter() - begin)
         first = 0
         for one in requests:
-            span = slice(first, first + one.rows.count)
-            own = {task: each[span] for task, each in scores.items()} if isinstance(scores, Mapping) else scores[span]
-            one.future.set_result(Scored(own, manifest))
-            first = span.stop
+            lines = slice(first, first + one.rows.count)
+            one.future.set_result(_of_request(found, lines, one.rows.k))
+            first = lines.stop
+
+
+def _of_request(found: Scored | Best, lines: slice, k: int) -> Scored | Best:
+    """What a request gets of a batch: its own lines, of ranked items as many as it wants."""
+    if isinstance(found, Best):
+        scores, items = ([line[:k] for line in column[lines]] for column in (found.scores, found.items))
+        return Best(scores, items, found.manifest)
+    scores = found.scores
+    own = {task: each[lines] for task, each in scores.items()} if isinstance(scores, Mapping) else scores[lines]
+    return Scored(own, found.manifest)
 
 
 def _weight(rows: Rows) -> int:

@@ -11,8 +11,10 @@ import pyarrow as pa
 from jrec.errors import JrecError
 from jrec.serving.http.arrow import table_of
 from jrec.serving.http.batcher import Rows
+from jrec.serving.model import Best, Scored
 
 JSON, ARROW = "application/json", "application/vnd.apache.arrow.stream"
+MOST_ITEMS = 1_000
 _FORMS = 'give {"rows": [{"COLUMN": VALUE, ...}, ...]} or {"columns": {"COLUMN": [VALUE, ...], ...}}'
 
 
@@ -104,26 +106,55 @@ def _check_count(count: int, max_rows: int) -> None:
         raise TooManyRowsError(f"the request has {count:,} rows, but at most {max_rows:,} may be; send several")
 
 
-def answer(scores: Any, version: str, kind: str) -> bytes:
+def answer(found: Scored | Best, version: str, kind: str) -> bytes:
     """The body of an answer: in JSON ``{"scores": [...], "version": "..."}``, in Arrow a float32 column ``score``.
 
-    Of several tasks JSON's scores are ``{"TASK": [...], ...}``, and Arrow's columns ``score_TASK``.
+    Of several tasks JSON's scores are ``{"TASK": [...], ...}``, and Arrow's columns ``score_TASK``. Of a model that
+    ranks items scores are lists, the best first, beside the lists "items", in Arrow ``item``.
 
     Args:
-      scores: (rows,) float32, or a dictionary of them by task.
+      found: The scores, or the best items.
       version: What computed them.
       kind: ``JSON`` or ``ARROW``.
     """
+    if isinstance(found, Best):
+        return _of_items(found, version, kind)
+    scores: Any = found.scores
     by_task = isinstance(scores, Mapping)
     if kind == JSON:
         lists = {task: own.tolist() for task, own in scores.items()} if by_task else scores.tolist()
         return encode({"scores": lists, "version": version})
     columns = {f"score_{task}": own for task, own in scores.items()} if by_task else {"score": scores}
-    schema = pa.schema([(name, pa.float32()) for name in columns], metadata={"version": version})
+    return _stream({name: pa.array(own, pa.float32()) for name, own in columns.items()}, version)
+
+
+def _of_items(found: Best, version: str, kind: str) -> bytes:
+    if kind == JSON:
+        return encode({"items": found.items, "scores": found.scores, "version": version})
+    numbers = any(isinstance(item, int) for line in found.items for item in line)
+    items = pa.array(found.items, pa.list_(pa.int64() if numbers else pa.string()))
+    return _stream({"item": items, "score": pa.array(found.scores, pa.list_(pa.float32()))}, version)
+
+
+def _stream(columns: Mapping[str, pa.Array], version: str) -> bytes:
+    schema = pa.schema([(name, column.type) for name, column in columns.items()], metadata={"version": version})
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, schema) as writer:
-        writer.write_batch(pa.record_batch([pa.array(own) for own in columns.values()], schema=schema))
+        writer.write_batch(pa.record_batch(list(columns.values()), schema=schema))
     return sink.getvalue().to_pybytes()
+
+
+def wanted_items(k: str | None) -> int:
+    """How many items a request's parameter ``k`` asks for; 10 without one.
+
+    Raises:
+      UnfitError: If it is no number from 1 to ``MOST_ITEMS``.
+    """
+    if k is None:
+        return 10
+    if not k.isdecimal() or not 1 <= int(k[:9]) <= MOST_ITEMS or len(k) > len(str(MOST_ITEMS)):
+        raise UnfitError(f"k={k[:40]!r} must be a number from 1 to {MOST_ITEMS:,}, as in /predict?k=20")
+    return int(k)
 
 
 def failure(message: str, kind: str) -> bytes:

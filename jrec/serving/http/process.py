@@ -65,12 +65,14 @@ def ready_model(folder: pathlib.Path, *, check: bool, batch_rows: int, threads: 
     sizes = {*(size for size in BATCH_SIZES if size < batch_rows), batch_rows}
     model = load(folder, check=check, batch_sizes=sorted(sizes), threads=threads)
     try:
-        model.check_logits()
+        if not model.ranks:
+            model.check_logits()
     except ValueError as problem:
         raise ConfigError(f"{folder} cannot be served: {problem} in a program of your own") from problem
     model.warm_up()
     with contextlib.suppress(JrecError, ValueError):  # it is for what the first request would import and load
-        model({name: [""] for name in model.raw_columns})  # a missing value of every kind of column
+        nothing = {name: [""] for name in model.raw_columns}  # a missing value of every kind of column
+        _ = model.best(nothing, 1) if model.ranks else model(nothing)
     return model
 
 

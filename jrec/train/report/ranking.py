@@ -92,7 +92,7 @@ def evaluated(scores: AnyScores) -> Evaluation | RankingEvaluation:
         examples=scores.ranks.size,
         unknown_items=int(np.count_nonzero(scores.ranks == NEVER)),
         repeated_items=int(np.count_nonzero(scores.ranks == LEFT_OUT)),
-        metrics=ranking_metrics(scores.ranks, scores.at),
+        metrics=ranking_metrics(np.where(scores.ranks >= LEFT_OUT, np.inf, scores.ranks), scores.at),
         first=scores.at[0],
     )
 
