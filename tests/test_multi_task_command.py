@@ -230,3 +230,9 @@ def test_scores_of_one_label_know_no_task():
     scores = Scores(logits=np.array([0.5, -0.5], np.float32), labels=np.array([True, False]))
     assert evaluate_tasks(scores) == {}
     assert scores.of("") is scores
+
+
+def test_init_is_refused(dataset, tmp_path, capsys):
+    assert cli.main(["init", str(dataset / "data"), "--out", str(tmp_path / "first.toml")]) == 2
+    assert "tries models of one label, but" in capsys.readouterr().err
+    assert not (tmp_path / "first.toml").exists()
