@@ -326,9 +326,16 @@ def _config(args: argparse.Namespace) -> TrainConfig | None:
     """The run's configuration that the arguments name, if any."""
     if not args.config:
         return None
+    from jrec.errors import ConfigError
     from jrec.train.config import load_config
 
-    return load_config(args.config, () if args.data is None else (f"data.path={args.data}",))
+    config = load_config(args.config, () if args.data is None else (f"data.path={args.data}",))
+    if config.model.ranks:
+        raise ConfigError(
+            f"--config {args.config} has model.kind {config.model.kind!r}, whose drawn items no profile counts; train"
+            " it without a plan: mesh.devices deals the rows to the devices in turn"
+        )
+    return config
 
 
 def _options(args: argparse.Namespace, problem: Problem, schema: Schema, config: TrainConfig | None) -> PlanOptions:
