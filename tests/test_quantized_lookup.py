@@ -81,6 +81,12 @@ def test_sums_side_by_side_are_those_of_their_own_arrays():
     assert np.array_equal(wide[:, 10:], np.concatenate(lookup_many(lookups, threads=1), axis=1))
 
 
+def test_no_bags_have_no_sums():
+    """Of an array of no elements, whose strides NumPy makes 0."""
+    lookup = Lookup(rows=table_rows(quantize(np.ones((4, 6)), 8), 6), ids=np.zeros((0, 1), np.int32))
+    lookup_beside([lookup], np.empty((0, 8), np.float32)[:0, 2:])
+
+
 @pytest.mark.parametrize("shape", [(3, 6), (2, 5), (2, 7)])
 def test_a_place_of_another_size_is_refused(shape):
     lookup = Lookup(rows=table_rows(quantize(np.ones((4, 6)), 8), 6), ids=np.zeros((2, 1), np.int32))

@@ -181,7 +181,8 @@ def lookup_beside(lookups: Sequence[Lookup], out: np.ndarray, *, threads: int | 
     """
     begins = [0, *itertools.accumulate(one.rows.dim for one in lookups)]
     bags = {one.bags for one in lookups}
-    if out.dtype != np.float32 or out.shape[1:] != (begins[-1],) or out.strides[1] != 4 or bags - {len(out)}:
+    apart = out.size > 0 and out.strides[1] != 4  # NumPy gives an array of no elements any strides
+    if out.dtype != np.float32 or out.shape[1:] != (begins[-1],) or apart or bags - {len(out)}:
         raise ValueError(
             f"out is {out.dtype}{list(out.shape)}, strides {out.strides}; give float32 for the sums of"
             f" {' or '.join(map(str, sorted(bags)))} bags of {begins[-1]} elements, which lie together"
