@@ -54,12 +54,17 @@ def run(args: argparse.Namespace) -> int:
 
 def _first(args: argparse.Namespace) -> tuple[str, str]:
     """The configuration, as TOML, and its page, as HTML."""
-    from jrec.data.schema import Schema
+    from jrec.data.schema import DatasetError, Schema
     from jrec.train.first_config import LARGE, candidates, facts_of, first_config, render, warnings
     from jrec.train.first_page import first_page
     from jrec.train.first_trials import Trial, notes_of, try_all
 
     schema = Schema.load(args.data)
+    if not schema.labels:
+        raise DatasetError(
+            f"{args.data} has no labels, and `jrec init` writes models of clicks; prepare it with them, or train a model"
+            " of the next item of its histories: docs/next_item.md has its configuration"
+        )
     schema.check_one_label("`jrec init` tries models of one label")
     facts = facts_of(args.data, schema)
     for line in warnings(facts):
