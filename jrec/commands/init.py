@@ -62,8 +62,8 @@ def _first(args: argparse.Namespace) -> tuple[str, str]:
     schema = Schema.load(args.data)
     if not schema.labels:
         raise DatasetError(
-            f"{args.data} has no labels, and `jrec init` writes models of clicks; prepare it with them, or train a model"
-            " of the next item of its histories: docs/next_item.md has its configuration"
+            f"{args.data} has no labels, and `jrec init` writes models of clicks; prepare it with them, or train a"
+            " model of the next item of its histories: docs/next_item.md has its configuration"
         )
     schema.check_one_label("`jrec init` tries models of one label")
     facts = facts_of(args.data, schema)
