@@ -188,6 +188,10 @@ def write_logs(folder):
     (folder / "plays.csv").write_text(f"user,item,at\n{plays}")
     for name, text in zip(("plays", "next_item"), toml_blocks("docs/next_item.md"), strict=True):
         (folder / f"{name}.toml").write_text(text)
+    lines = "".join(f"{n % 2},{'' if n % 2 == 0 else n % 3 // 2},{n % 7},u{n % 40},i{n % 9}\n" for n in range(1000))
+    (folder / "log.csv").write_text(f"click,bought,price,user,item\n{lines}")
+    for name, text in zip(("columns", "tasks"), toml_blocks("docs/several_labels.md"), strict=True):
+        (folder / f"{name}.toml").write_text(text)
     (folder / "clicks.toml").write_text(shop_logs.TWO_FEATURES)
     (folder / "model.toml").write_text(shop_logs.CONFIG.replace("[data]", '[data]\npath = "data/clicks"'))
 
