@@ -139,6 +139,18 @@ def test_rates_fall_where_a_trial_got_worse_after_its_best_step(sequences):
     assert "max_steps" not in {key.name for key in first_config("d", facts, some)}
 
 
+def test_among_trials_of_about_the_same_log_loss_auc_decides(sequences):
+    some = candidates(facts_of(sequences, Schema.load(sequences)))
+    scores = [(0.4362, 0.776), (0.4364, 0.778), (0.4369, 0.777), (0.4391, 0.79), (0.4448, None)]
+    trials = [
+        first_trials.Trial(candidate=one, log_loss=loss, auc=auc, step=1, steps=2, seconds=1.0)
+        for one, (loss, auc) in zip(some, scores, strict=False)
+    ]
+    assert first_trials.best_first(trials[::-1]) == [trials[1], trials[0], *trials[2:]]
+    no_auc = [dataclasses.replace(trial, auc=None) for trial in trials]
+    assert first_trials.best_first(no_auc[::-1]) == no_auc
+
+
 def test_tables_that_grow_are_never_frozen(sequences):
     schema = Schema.load(sequences)
     grows = [dataclasses.replace(table, growing=table.name == "item" or None) for table in schema.tables]
@@ -174,13 +186,14 @@ def test_the_command_tries_the_candidates_and_writes_the_best(dataset, tmp_path,
     for line in said.err.splitlines():
         name, found, rest = line.removeprefix("jrec: ").partition(": valid log loss ")
         if found:
-            tried[name] = float(rest.partition(",")[0])
-            assert 0.5 < float(rest.rpartition(" AUC ")[2]) < 1
+            tried[name] = float(rest.partition(",")[0]), float(rest.rpartition(" AUC ")[2])
+            assert 0.5 < tried[name][1] < 1
     assert len(tried) == 5
-    best = min(tried, key=tried.__getitem__)
+    least = min(tried.values())[0]
+    best = max((name for name in tried if tried[name][0] <= 1.002 * least), key=lambda name: tried[name][1])
     text = out.read_text()
     assert f"  # {best}" in text
-    assert f"#   {tried[best]:.4f}  {best}" in text
+    assert f"#   {tried[best][0]:.4f}  {best}" in text
     assert f"jrec train {out}" in said.out
     assert load_config(out).data.path == str(dataset)
 

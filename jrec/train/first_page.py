@@ -44,9 +44,10 @@ def first_page(
 
 def _why(facts: Facts, trials: Sequence[Trial]) -> str:
     if trials:
-        return (
-            f"Of {len(trials)} kinds of model that may suit the dataset, it has the least log loss on the valid split."
-        )
+        least = "the least log loss on the valid split"
+        if any(trial.log_loss < trials[0].log_loss for trial in trials):
+            least = "the greatest AUC of those whose log loss on the valid split is the least or about the same"
+        return f"Of {len(trials)} kinds of model that may suit the dataset, it has {least}."
     if facts.examples >= LARGE:
         return f"By its numbers alone: with {LARGE:,} training examples or more nothing is tried."
     if not facts.valid:

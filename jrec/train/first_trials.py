@@ -1,4 +1,4 @@
-"""Short trainings of the kinds of model that may suit a dataset, to choose one by log loss on the valid split."""
+"""Short trainings of the kinds of model that may suit a dataset, to choose one by its scores on the valid split."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from jrec.train.report.logs import METRICS_FILE, read_records
 
 EXAMPLES, STEPS = 1_000_000, 3_000
 """Training examples that a trial reads at most, and steps that it takes at most."""
+CLOSE = 0.002
+"""The share of a log loss by which trials on small valid splits differ by chance."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -85,7 +87,15 @@ def try_all(
                 )
             )
             on_trial(trials[-1])
-    return sorted(trials, key=lambda trial: trial.log_loss)
+    return best_first(trials)
+
+
+def best_first(trials: Sequence[Trial]) -> list[Trial]:
+    """Trials by log loss, but first the one of the greatest AUC among those that are within ``CLOSE`` of the least."""
+    ordered = sorted(trials, key=lambda trial: trial.log_loss)
+    close = [trial for trial in ordered if trial.log_loss <= (1 + CLOSE) * ordered[0].log_loss]
+    first = max(close, key=lambda trial: trial.auc or 0.0)
+    return [first, *(trial for trial in ordered if trial is not first)]
 
 
 def _config(path: str, facts: Facts, candidate: Candidate, out: pathlib.Path) -> TrainConfig:

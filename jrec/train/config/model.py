@@ -165,8 +165,8 @@ class ModelConfig(Section):
         which the model predicts from then on. It changes no ranking and not the mean prediction; probabilities that
         became too extreme or too timid are put right.
       members: How many models are trained side by side on parts of the same rows, each with layers of its own; the
-        logit is the mean of theirs, as of an ensemble. Rows have ``members`` times as many elements. On logs of up to
-        some million examples it ranks and predicts better than one model with as large rows.
+        logit is the mean of theirs, as of an ensemble. Rows have ``members`` times as many elements. On small logs it
+        ranks and predicts better than one model with rows as large.
       features: Settings of single categorical features, by name.
       tbsm: The rest of a TBSM.
       sequence: The rest of "hstu" and "sasrec".
