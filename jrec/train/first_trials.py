@@ -13,7 +13,7 @@ from jrec.train.first_config import Candidate, Facts, first_config, render
 from jrec.train.loop import train
 from jrec.train.report.logs import METRICS_FILE, read_records
 
-EXAMPLES, STEPS = 1_000_000, 3_000
+EXAMPLES, STEPS = 1_000_000, 8_000
 """Training examples that a trial reads at most, and steps that it takes at most."""
 CLOSE = 0.002
 """The share of a log loss by which trials on small valid splits differ by chance."""
