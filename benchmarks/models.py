@@ -14,7 +14,7 @@ from benchmarks import workloads
 from jrec import ops
 from jrec.batch import Batch
 from jrec.data.packing import CastPlace, pack_batch
-from jrec.nn import DLRM, DLRMConfig, SparseOptimizer
+from jrec.nn import DLRM, MLP, DLRMConfig, SparseOptimizer
 from jrec.ops.dispatch import Implementation
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig, Tier
 from jrec.run.step import CompiledRun, State, compile_run
@@ -104,7 +104,7 @@ def training_run(
     (name,) = model.embeddings.arrays()
     model.embeddings.set_arrays({name: jnp.asarray(table_stack(workload, seed=seed))})
     for which, mlp in (("bottom", model.bottom), ("top", model.top)):
-        assert mlp is not None
+        assert isinstance(mlp, MLP)
         for layer, (kernel, bias) in zip(mlp.layers, workloads.initial_mlp(workload, which, seed=seed), strict=True):
             assert layer.bias is not None
             layer.kernel[...] = jnp.asarray(kernel)
