@@ -104,6 +104,7 @@ def test_every_candidate_loads_and_builds_a_model_of_the_dataset(sequences, tmp_
         assert config.model.calibrate
         assert config.model.dense_boundaries == facts.boundaries
         assert config.optimizer.embedding.weight_decay == candidate.decay
+        assert config.evaluate.early_stopping.patience == (18 if candidate.decay else 6)
         assert (config.epochs == 1) == (examples >= LARGE)
     of_history = [c for c in candidates(facts) if c.frozen]
     assert [(c.kind, c.frozen) for c in of_history] == [(kind, ("user id", "item")) for kind in ("dlrm", "tbsm")]

@@ -22,6 +22,7 @@ _PIECES = 16  # of a dense feature, about equally many examples in each
 _OFTEN = 100.0  # lookups of a row, on average, from which Adam's own rate for every element of a row pays
 _STEPS = 50  # between evaluations at least: fewer change a model less than its score is uncertain
 _LARGE = 1 << 30  # bytes of rows, from which Adam's two slots of a row's size are left out
+_PATIENT = 18  # evaluations: rows that are kept small may stay alike for 1,000 steps before they get better by far
 _MEMBERS = 8
 _MANY = 1_000_000  # training examples from which one model learns about as much as several
 LARGE = 5_000_000
@@ -234,7 +235,7 @@ def first_config(path: str, facts: Facts, candidate: Candidate, *, best_step: in
     if best_step:
         why = "the noise of the last batches, by which one click rate differs from another, averages out"
         keys.append(Key(section="lr_schedule", name="kind", value="warmup_linear", reason=why))
-    return [*keys, *(_watch(facts, steps) if facts.valid else ())]
+    return [*keys, *(_watch(facts, candidate, steps) if facts.valid else ())]
 
 
 _BATCHES = ((50_000, 64), (150_000, 128), (500_000, 256), (3_000_000, 1024), (30_000_000, 2048), (float("inf"), 8192))
@@ -302,15 +303,15 @@ def _rates(facts: Facts, candidate: Candidate) -> Iterator[Key]:
         )
 
 
-def _watch(facts: Facts, steps: int) -> Iterator[Key]:
+def _watch(facts: Facts, candidate: Candidate, steps: int) -> Iterator[Key]:
     every = max(_STEPS, steps // 6) if facts.examples < LARGE else steps // 16
     batches = min(-(-facts.valid // 8192), 25)
     yield Key(section="evaluate", name="every_steps", value=every)
     yield Key(
         section="evaluate", name="batches", value=batches, reason=f"of the valid split's {facts.valid:,} examples"
     )
-    stop = {"metric": "log_loss", "patience": 6}
-    why = "of calibrated probabilities; 6 evaluations without a better one end training"
+    stop = {"metric": "log_loss", "patience": _PATIENT if candidate.decay else 6}
+    why = f"of calibrated probabilities; {stop['patience']} evaluations without a better one end training"
     yield Key(section="evaluate", name="early_stopping", value=stop, reason=why)
     yield Key(section="checkpoint", name="keep_best", value=True, reason="the report is of the best step")
 
