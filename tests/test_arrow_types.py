@@ -288,4 +288,4 @@ def test_predictions_of_a_format_that_is_text_name_the_file(tmp_path):
     encoder = SimpleNamespace(raw_columns=("c",), columns=lambda batch: form_of("c", batch.column("c")))
     run: Any = SimpleNamespace(encoder=encoder, batch_size=5)
     with pytest.raises(DatasetError, match=r"log.parquet: column 'c' holds struct<a: int64>, which"):
-        next(LoadedRun._encoded_parquet(run, [str(tmp_path / "log.parquet")]))
+        next(LoadedRun._encoded_parquet(run, [str(tmp_path / "log.parquet")], run.encoder))

@@ -44,7 +44,7 @@ class MultiTaskConfig:
     def __post_init__(self) -> None:
         if not self.tasks or not all(self.tasks) or len(set(self.tasks)) < len(self.tasks):
             raise ValueError(f"tasks={list(self.tasks)} must be names, at least one, each once")
-        if self.experts < 1 or not self.expert_mlp or min(*self.expert_mlp, *self.tower_mlp) < 1:
+        if self.experts < 1 or not self.expert_mlp or min((*self.expert_mlp, *self.tower_mlp)) < 1:
             raise ValueError(
                 f"experts={self.experts} must be at least 1, expert_mlp={list(self.expert_mlp)} have a layer, and"
                 f" layers, those of tower_mlp={list(self.tower_mlp)} too, at least 1 element"

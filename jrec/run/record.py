@@ -119,9 +119,15 @@ def _described(model: Any) -> dict[str, Any] | None:
     keys: dict[str, Any] = dataclasses.asdict(model.config)
     del keys["num_dense"]
     keys["calibrate"] = keys.pop("calibrated")
+    heads = keys.pop("multi_task")
+    if heads is not None and any(str(heads[key]) != str(keys[key]) for key in ("compute_dtype", "dropout")):
+        return None  # a configuration has one of each for the whole model
     if isinstance(model, TBSM):
         own = {key: value for key, value in keys.items() if key not in _OF_DLRM}
         own["histories"] = dict(own["histories"])
         keys = {"kind": "tbsm", "tbsm": own, **{key: keys[key] for key in _OF_DLRM}}
+    if heads is not None:
+        keys["top_mlp"] = (*heads["expert_mlp"], 1)
+        keys["multi_task"] = {key: heads[key] for key in ("tasks", "experts", "tower_mlp")}
     (dim, *_) = {dim for _, dim in model.embeddings.layout.features}
-    return {"embedding_dim": dim - bool(keys.get("wide")), **keys}
+    return {"embedding_dim": dim // keys.get("members", 1) - bool(keys.get("wide")), **keys}

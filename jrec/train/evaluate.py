@@ -19,7 +19,7 @@ from jrec.checkpoint import Checkpoints, Saved
 from jrec.data.fae import is_fae_folder
 from jrec.data.identity import Identity
 from jrec.data.schema import Schema
-from jrec.errors import ConfigError
+from jrec.errors import CheckpointError, ConfigError
 from jrec.nn.optimizer import SparseModel
 from jrec.ops.layout import EmbeddingLayout
 from jrec.run.processes import first
@@ -310,6 +310,14 @@ def _remedy(folder: pathlib.Path, step: int | None) -> str:
     return f"the newest earlier one that is whole is {checkpoints_of(folder) / str(step)}"
 
 
+def _ranks(checkpoint: str | os.PathLike[str]) -> bool:
+    """Whether a run's model ranks items, which takes no labels; False where there is no run, as is said later."""
+    try:
+        return load_run_config(find_checkpoint(pathlib.Path(checkpoint))[0]).model.ranks
+    except (CheckpointError, ConfigError):
+        return False
+
+
 def evaluate_checkpoint(
     checkpoint: str | os.PathLike[str],
     data: str | os.PathLike[str] | None,
@@ -320,8 +328,7 @@ def evaluate_checkpoint(
     plan: str = "",
 ) -> CheckpointScores:
     """Scores a split with a checkpoint's model; see ``restore_run`` and ``RestoredRun.scores``."""
-    clicks = not load_run_config(find_checkpoint(pathlib.Path(checkpoint))[0]).model.ranks
-    if data is not None and clicks and not is_fae_folder(data):
+    if data is not None and not is_fae_folder(data) and not _ranks(checkpoint):
         Schema.load(data).check_labels()
     run = restore_run(checkpoint, data, devices=devices, plan=plan)
     return CheckpointScores(
