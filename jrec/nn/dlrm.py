@@ -111,9 +111,14 @@ class DLRMConfig:
             raise ValueError(f"bottom_mlp is empty, but there are {self.num_dense} dense features")
 
     def _check_multi_task(self) -> None:
-        odd = {"top_mlp": bool(self.top_mlp), "wide": self.wide, "calibrated": self.calibrated}
-        odd["interaction 'fm'"] = self.interaction == "fm"
-        odd |= {"batch_norm": self.batch_norm, "members": self.members > 1}
+        odd = {
+            "top_mlp": bool(self.top_mlp),
+            "wide": self.wide,
+            "calibrated": self.calibrated,
+            "interaction 'fm'": self.interaction == "fm",
+            "batch_norm": self.batch_norm,
+            "members": self.members > 1,
+        }
         if named := [name for name, given in odd.items() if given]:
             raise ValueError(f"{named[0]} is given beside multi_task, whose heads do not read it; leave it out")
 
@@ -214,24 +219,33 @@ class DLRM(nnx.Module):
         real = None if mask is None else mask > 0
         dense, members = piecewise_linear(dense, self.config.dense_boundaries), self.config.members
         groups = self.embeddings.vectors(activations, bags)
-        member, layers = (
-            functools.partial(_member_logits, self.config),
-            (self.bottom, self.top, self.cross, self.first_order),
-        )
+        layers = self.bottom, self.top, self.cross, self.first_order
         if members == 1:
-            logits = member(layers, groups, dense, real)
+            logits = _member_logits(self.config, layers, groups, dense, real)
         else:
             parts = [g.reshape(*g.shape[:2], members, -1) for g in groups]
-            if self.deterministic:  # nothing in the layers changes, and ONNX has no layers under vmap
-                graph, streams, state = nnx.split(layers, nnx.RngState, ...)
-                each = []
-                for n in range(members):
-                    own = nnx.merge(graph, streams, jax.tree.map(lambda x, n=n: x[n], state))
-                    each.append(member(own, [g[:, :, n] for g in parts], dense, real))
-                logits = functools.reduce(jnp.add, each) / members
-            else:
-                logits = nnx.vmap(member, in_axes=(0, 2, None, None), out_axes=1)(layers, parts, dense, real)
+            logits = (_mean_logits if self.deterministic else _all_logits)(self.config, layers, parts, dense, real)
         return logits if self.calibration is None else self.calibration(logits)
+
+
+def _all_logits(
+    config: DLRMConfig, layers: _Layers, parts: list[jax.Array], dense: jax.Array, real: jax.Array | None
+) -> jax.Array:
+    """(batch, members) of embeddings (batch, vectors, members, dim), by layers whose arrays have a leading axis."""
+    member = functools.partial(_member_logits, config)
+    return nnx.vmap(member, in_axes=(0, 2, None, None), out_axes=1)(layers, parts, dense, real)
+
+
+def _mean_logits(
+    config: DLRMConfig, layers: _Layers, parts: list[jax.Array], dense: jax.Array, real: jax.Array | None
+) -> jax.Array:
+    """(batch,), the mean of ``_all_logits`` in eval mode, one member after another: ONNX has no layers under vmap."""
+    graph, streams, state = nnx.split(layers, nnx.RngState, ...)
+    each = []
+    for n in range(config.members):
+        own = nnx.merge(graph, streams, jax.tree.map(lambda x, n=n: x[n], state))
+        each.append(_member_logits(config, own, [g[:, :, n] for g in parts], dense, real))
+    return functools.reduce(jnp.add, each) / config.members
 
 
 def _member_logits(

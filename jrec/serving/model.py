@@ -148,9 +148,7 @@ class Model:
         self.check_logits()
         request = self._request(columns)
         logits = self._scores(request)
-        if isinstance(logits, dict):
-            return Scored({task: _probabilities(own) for task, own in logits.items()}, request.loaded.manifest)
-        return Scored(_probabilities(logits), request.loaded.manifest)
+        return Scored(probabilities(logits), request.loaded.manifest)
 
     def best(self, columns: object, k: int = 10) -> Best:
         """The k best items of histories, by a model that ranks items; fewer where fewer are left.
@@ -358,8 +356,10 @@ class Model:
         return program.joined(batches)
 
 
-def _probabilities(logits: np.ndarray) -> np.ndarray:
-    """Float32 probabilities of logits."""
+def probabilities(logits: Any) -> Any:
+    """Float32 probabilities of logits, an array or a mapping of them by task."""
+    if isinstance(logits, Mapping):
+        return {task: probabilities(own) for task, own in logits.items()}
     with np.errstate(over="ignore"):  # 1 / infinity is 0
         return (1 / (1 + np.exp(-logits.astype(np.float64)))).astype(np.float32)
 

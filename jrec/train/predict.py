@@ -25,6 +25,7 @@ from jrec.data.schema import SCHEMA_FILE, DatasetError
 from jrec.data.vocabulary_file import table_values
 from jrec.errors import ConfigError
 from jrec.outputs import new_file
+from jrec.serving.model import probabilities
 from jrec.train.evaluate import RestoredRun, restore_run
 from jrec.train.loaders import eval_loader, ranking_packer
 from jrec.train.model_schema import history_schema
@@ -86,13 +87,6 @@ class Best:
     def examples(self) -> int:
         """How many there are."""
         return len(self.rows)
-
-
-def probabilities(logits: ByTask) -> ByTask:
-    """The probabilities of logits, float32."""
-    if isinstance(logits, Mapping):
-        return {task: np.asarray(probabilities(own)) for task, own in logits.items()}
-    return (1 / (1 + np.exp(-logits.astype(np.float64)))).astype(np.float32)
 
 
 def load_run(
