@@ -3,10 +3,8 @@
 python examples/two_tower.py
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
@@ -14,32 +12,6 @@ from flax import nnx
 import jrec
 
 USERS, ITEMS, TASTES, BATCH = 2_000, 400, 8, 256
-
-
-class TwoTower(nnx.Module):
-    """Vectors of users and of items, whose product scores a pair."""
-
-    def __init__(self, layout: jrec.EmbeddingLayout, *, rngs: nnx.Rngs):
-        self.embeddings = jrec.nn.EmbeddingCollection(layout, rngs=rngs)
-        self.user = nnx.Linear(16, 16, rngs=rngs)
-        self.item = nnx.Linear(16, 16, rngs=rngs)
-
-    def logits(
-        self, dense: jax.Array, activations: Mapping[str, jax.Array], bags: Mapping[str, jrec.Bags]
-    ) -> tuple[jax.Array, jax.Array]:
-        """(batch, 16) vectors of users and of items, of length one."""
-        del dense
-        features = self.embeddings.features(activations, bags)
-        user = self.user(features["user"])
-        item = self.item(features["item"])
-        return user / jnp.linalg.norm(user, axis=1, keepdims=True), item / jnp.linalg.norm(item, axis=1, keepdims=True)
-
-
-def loss_of(vectors: tuple[jax.Array, jax.Array], batch: jrec.Batch) -> jax.Array:
-    """Each user's own item against all items of the whole batch; frequent ones count less (logQ correction)."""
-    ids, log_q = batch.extras["item"], batch.extras["log_frequency"]
-    losses = jrec.nn.in_batch_softmax(*vectors, ids=ids, mask=batch.mask, log_q=log_q, temperature=0.1)
-    return jrec.nn.masked_mean(losses, batch.mask)
 
 
 def pairs(count: int, seed: int) -> dict[str, np.ndarray]:
@@ -58,7 +30,10 @@ def main(steps: int = 300) -> dict[str, float]:
     ]
     features = [jrec.FeatureConfig(name=table.name, table=table.name) for table in tables]
     layout = jrec.EmbeddingLayout.build(tables, features)
-    model = TwoTower(layout, rngs=nnx.Rngs(0))
+    towers = jrec.nn.TwoTowerConfig(user=("user",), item=("item",), user_mlp=(16,), item_mlp=(16,))
+    model = jrec.nn.TwoTower(layout, towers, rngs=nnx.Rngs(0))
+    # Each user's own item against all items of the whole batch; frequent ones count less (log-Q correction).
+    loss_of = jrec.nn.two_tower_loss("item", log_q="log_frequency", temperature=0.1)
     rows = jrec.ops.Adagrad(learning_rate=0.1)
     optimizer = jrec.nn.SparseOptimizer(model, dense=optax.adam(1e-3), embedding=rows)
 
@@ -77,8 +52,8 @@ def main(steps: int = 300) -> dict[str, float]:
             if run.steps % 100 == 0:
                 print(f"step {run.steps}: loss {float(loss):.3f}")
         later = pairs(2_000, seed=1)
-        user, _ = run.predict(later)
-        _, items = run.predict({"user": np.zeros(ITEMS, np.int32), "item": np.arange(ITEMS)})
+        user = run.predict(later)["user"]
+        items = run.predict({"user": np.zeros(ITEMS, np.int32), "item": np.arange(ITEMS)})["item"]
 
     found = jrec.nn.ranking_metrics(jrec.nn.ranks(user, items, later["item"]), at=[20])
     frequent = np.argsort(-frequency)[:20]

@@ -43,3 +43,7 @@ from jrec.nn.tt import TTEmbeddingBag as TTEmbeddingBag
 from jrec.nn.tt_stack import CacheHits as CacheHits
 from jrec.nn.tt_stack import TTCore as TTCore
 from jrec.nn.tt_stack import TTOptions as TTOptions
+from jrec.nn.two_tower import TwoTower as TwoTower
+from jrec.nn.two_tower import TwoTowerConfig as TwoTowerConfig
+from jrec.nn.two_tower import UserTower as UserTower
+from jrec.nn.two_tower import two_tower_loss as two_tower_loss

@@ -246,14 +246,14 @@ class NextItem(nnx.Module):
         del dense
         rows, masks = self.embeddings.features(activations, bags), self.embeddings.masks(bags)
         history, following, sampled = self.names
-        found = _unit(self.encoder(rows[history], masks[history]))
+        found = unit(self.encoder(rows[history], masks[history]))
         if self.deterministic:
             last = jnp.sum(masks[history], axis=1) - 1
             user = jnp.take_along_axis(found, jnp.maximum(last, 0)[:, None, None], axis=1)[:, 0]
             return {"user": jnp.where(last[:, None] >= 0, user, 0)}
         counts = masks[history] & masks[following]
         return {
-            "positions": found, "next": _unit(rows[following]), "sampled": _unit(rows[sampled]), "counts": counts
+            "positions": found, "next": unit(rows[following]), "sampled": unit(rows[sampled]), "counts": counts
         }  # fmt: skip
 
 
@@ -308,7 +308,7 @@ def _of_head(dim: int, heads: int) -> int:
     return dim // heads
 
 
-def _unit(vectors: jax.Array) -> jax.Array:
+def unit(vectors: jax.Array) -> jax.Array:
     """Vectors of length one; zeros stay zeros, with a gradient of zeros."""
     squares = jnp.sum(jnp.square(vectors), axis=-1, keepdims=True)
     return vectors * jax.lax.rsqrt(jnp.maximum(squares, 1e-12))
