@@ -154,8 +154,9 @@ def _say_unread(config: TrainConfig) -> None:
     from jrec.train.model_schema import unread
 
     if names := unread(config.model, Schema.load(config.data.path, check_files=False)):
-        kind, own = config.model.kind, config.model.sequence
-        print(f"jrec: model.kind {kind!r} reads {own.history} and {own.item} alone, not {names}", file=sys.stderr)
+        model = config.model
+        read = "the features of its towers" if model.kind == "two_tower" else f"{model.history} and {model.ranked}"
+        print(f"jrec: model.kind {model.kind!r} reads {read} alone, not {names}", file=sys.stderr)
 
 
 def _over(folder: str, taken: int, steps: int) -> str:

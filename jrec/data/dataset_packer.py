@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -27,6 +27,7 @@ def dataset_packer(
     cast: CastPlace = "none",
     orders: Mapping[str, np.ndarray] | None = None,
     growing: Mapping[str, TableVocabulary] | None = None,
+    extras: Sequence[str] = (),
 ) -> Packer:
     """Packs batches of a layout from a dataset's stored rows.
 
@@ -39,6 +40,7 @@ def dataset_packer(
       orders: By table of which the dataset numbers only some rows, (numbered rows,) uint32: the row of the layout's
         table for each of them.
       growing: By table that grows, the rows that keys have (``GrowingVocabulary.of_keys``).
+      extras: Further arrays that columns to pack will have, beside the dataset's.
 
     Raises:
       DatasetError: If layout and dataset do not fit together, a bijection is damaged, or nothing gives a table's keys
@@ -55,7 +57,7 @@ def dataset_packer(
     return Packer(
         layout,
         dense=[f.name for f in schema.dense],
-        extras=schema.tasks[1:],
+        extras=(*schema.tasks[1:], *extras),
         on_bad_id=on_bad_id,
         oov_rows={t.name: t.oov_row for t in schema.tables if not t.growing},
         orders=load_orders(folder, schema, read) | own,

@@ -133,6 +133,11 @@ class Encoder:
         """The names of the columns that ``columns`` needs."""
         return tuple(field.name for field in self._fields)
 
+    @property
+    def streams(self) -> bool:
+        """Whether ``stream`` takes a log of the dataset's format, whose lines then make examples."""
+        return self._log is not None
+
     @functools.cached_property
     def orders(self) -> dict[str, np.ndarray]:
         """By table that was reordered (``jrec reorder``), (rows,) uint32: the model's row of every stored one."""

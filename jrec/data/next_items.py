@@ -108,10 +108,10 @@ class NextItemPacker:
         """Packs examples into a batch; see ``Packer``. ``number`` says which items are drawn."""
         history, following, sampled = self._names
         if self._seed is None:
-            extras = {**columns.extras, SEEN: _matrix(columns.ids[history], columns.examples, self._length)}
+            extras = {**columns.extras, SEEN: matrix(columns.ids[history], columns.examples, self._length)}
             return self._packer.pack(dataclasses.replace(columns, extras=extras), batch_size, where)
         drawn = self._draw(columns.examples, number)
-        extras = {NEXT: _matrix(columns.ids[following], columns.examples, self._length), SAMPLED: drawn}
+        extras = {NEXT: matrix(columns.ids[following], columns.examples, self._length), SAMPLED: drawn}
         ids = {**columns.ids, sampled: drawn}
         return self._packer.pack(dataclasses.replace(columns, ids=ids, extras=extras), batch_size, where)
 
@@ -132,7 +132,7 @@ def _shifted(lists: ListColumn, items: np.ndarray) -> np.ndarray:
     return shifted
 
 
-def _matrix(lists: Column, examples: int, length: int) -> np.ndarray:
+def matrix(lists: Column, examples: int, length: int) -> np.ndarray:
     """(examples, length) int64: the lists, -1 behind their ends."""
     if not isinstance(lists, ListColumn):
         return np.asarray(lists, np.int64).reshape(examples, length)

@@ -36,6 +36,7 @@ from jrec.serving.checks import (
     verify,
 )
 from jrec.serving.format import (
+    ITEMS,
     MODEL,
     ONNX,
     Dtype,
@@ -69,7 +70,11 @@ class Exportable:
       schema: How raw values become rows, read from its folder; None where requests have row numbers.
       run: The run's name.
       step: Steps taken.
-      retrieval: Of a model that ranks items, how; a request then has the history alone.
+      retrieval: Of a model that ranks items, how.
+      requested: Of such a model, the features of a request.
+      vectors: Of such a model, the table of vectors of its items, which is in no layout; None for none. Only it and the
+        tables of ``requested`` are then exported, and no delta.
+      items: (items,) int64, which row of ``retrieval.items`` each of ``vectors`` is of; None without vectors.
     """
 
     model: SparseModel
@@ -81,11 +86,17 @@ class Exportable:
     run: str
     step: int
     retrieval: Retrieval | None = None
+    requested: tuple[str, ...] = ()
+    vectors: TableConfig | None = None
+    items: np.ndarray | None = None
 
     @property
     def tables(self) -> list[tuple[str, TableConfig]]:
         """Stacks' names and tables, or parts of them, those of a table in the order of its rows."""
         parts = [(stack.name, table) for stack in self.layout.members for table in stack.tables]
+        if self.vectors is not None:
+            read = {feature.table for feature, _ in self.layout.features if feature.name in self.requested}
+            parts = [("", self.vectors), *(part for part in parts if part[1].name in read)]
         return sorted(parts, key=lambda part: (part[1].name, part[1].first_row))
 
     @property
@@ -172,7 +183,7 @@ def write_export(
     every = source.schema is not None or onnx
     served = source.layout.order if every else None if base is None else base.features
     if source.retrieval is not None:
-        served = [source.retrieval.history]
+        served = list(source.requested)
         if onnx:
             raise ExportError(
                 "the model ranks items by a user's vector, which model.onnx does not have; leave out --onnx"
@@ -198,6 +209,8 @@ def write_export(
     with new_folder(out, about, kind="export", overwrite=overwrite, inputs=[*inputs, *since], report=report) as folder:
         (folder / "tables").mkdir()
         (folder / MODEL).write_bytes(program)
+        if source.items is not None:
+            np.save(folder / ITEMS, source.items, allow_pickle=False)
         if onnx:
             (folder / ONNX).write_bytes(onnx_program(source.model, source.layout, len(source.dense)))
         writer = _Writer(source, folder, stored, base)

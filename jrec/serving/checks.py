@@ -18,6 +18,7 @@ from jrec.files import decode, load_json, save_json, sha256_of, stays_inside
 from jrec.serving.format import (
     FORMAT,
     IDS,
+    ITEMS,
     MANIFEST,
     MODEL,
     VERSION,
@@ -69,7 +70,10 @@ def read_manifest(folder: pathlib.Path) -> Manifest:
         raise ExportError(f"{folder} is not a folder; give one that `jrec export` made")
     path = folder / MANIFEST
     content = load_json(path, kind=FORMAT, version=VERSION, error=ExportError, remedy=_REMEDY, sealed=True)
-    manifest = decode({"retrieval": None, **content}, Manifest, where=str(path), error=ExportError, remedy=_REMEDY)
+    known = {"retrieval": None, **content}
+    if isinstance(known["retrieval"], dict):
+        known["retrieval"] = {"items": "", **known["retrieval"]}
+    manifest = decode(known, Manifest, where=str(path), error=ExportError, remedy=_REMEDY)
     if manifest.id != identity(content):
         raise ExportError(f"{path} was edited: its id does not fit what it says; {_REMEDY}")
     return manifest
@@ -281,7 +285,12 @@ def _feature_faults(feature: Feature, manifest: Manifest) -> Iterator[str]:
 
 def _retrieval_faults(retrieval: Retrieval, manifest: Manifest) -> Iterator[str]:
     history = next((feature for feature in manifest.features if feature.name == retrieval.history), None)
-    if history is None or history.table != retrieval.table or history.pooling != "none":
+    if retrieval.items:
+        if retrieval.history and (history is None or history.table != retrieval.items):
+            yield f"has history {retrieval.history!r}, which is no feature of table {retrieval.items!r}"
+        if retrieval.table not in manifest.tables or ITEMS not in manifest.files:
+            yield f"ranks vectors of items, but table {retrieval.table!r} or {ITEMS} is not there"
+    elif history is None or history.table != retrieval.table or history.pooling != "none":
         yield f"has history {retrieval.history!r}, which is no feature of table {retrieval.table!r} with pooling 'none'"
     rows = sum(part.rows for part in manifest.tables.get(retrieval.table, ()))
     if retrieval.left_out_row is not None and not 0 <= retrieval.left_out_row < rows:

@@ -17,8 +17,8 @@ from jrec.data.schema import DatasetError
 from jrec.data.vocabulary import Vocabulary
 from jrec.data.vocabulary_file import table_values
 from jrec.serving.arrays import loaded
-from jrec.serving.checks import load_key_seeds, load_schema
-from jrec.serving.format import IDS, ExportError, Feature, Manifest, keys_file
+from jrec.serving.checks import MAX_ROWS, load_key_seeds, load_schema
+from jrec.serving.format import IDS, ITEMS, ExportError, Feature, Manifest, keys_file
 from jrec.serving.ids import Ids
 
 if TYPE_CHECKING:
@@ -204,6 +204,29 @@ def item_values(folder: pathlib.Path, manifest: Manifest, table: str) -> pa.Arra
         return None
     schema = load_schema(folder, manifest)
     return table_values(folder, schema, schema.table(table))
+
+
+def item_rows(folder: pathlib.Path, manifest: Manifest, values: pa.Array | None) -> np.ndarray:
+    """(items,) int64, ascending: the rows of the items that an export's vectors are of.
+
+    Args:
+      folder: The export's folder.
+      manifest: Its manifest, with a ``retrieval``.
+      values: The values of all rows of the items' table (``item_values``).
+
+    Raises:
+      ExportError: If the file cannot be read, or does not hold such rows.
+    """
+    path, retrieval = folder / ITEMS, manifest.retrieval
+    assert retrieval is not None
+    count = sum(part.rows for part in manifest.tables[retrieval.table])
+    rows = loaded(path, np.int64, (count,))
+    most = MAX_ROWS if values is None else len(values)
+    if rows[0] < 0 or rows[-1] >= most or (rows[1:] <= rows[:-1]).any():
+        raise ExportError(
+            f"{path} does not hold ascending rows of table {retrieval.items!r} below {most:,}; export the run again"
+        )
+    return rows
 
 
 def _ids(column: Any, weights: Any, feature: Feature, order: np.ndarray | None) -> Ids:

@@ -7,6 +7,7 @@
       tables/TABLE.npy         (rows, dim) floats, or (rows,) quantized rows (``jrec.serving.quantize``)
       tables/TABLE.core-K.npy  instead, of a tensor-train table: its cores
       keys/TABLE.npy           (rows in use,) uint64, of a table that grows: the key of each row but row 0
+      items.npy                of two towers: (items,) int64, the row of each row of the table of items' vectors
       schema.json, vocabulary/, buckets/, reorder/   how raw values become rows, as in the dataset
       ids.json                 instead, where requests have row numbers (``Run.export`` without a schema)
 
@@ -30,7 +31,7 @@ from jrec.outputs import MANIFEST as UNFINISHED
 
 MANIFEST = "manifest.json"
 MODEL, ONNX = "model.jax_export", "model.onnx"
-IDS = "ids.json"
+IDS, ITEMS = "ids.json", "items.npy"
 FORMAT, VERSION = "jrec-export", 1
 Dtype = Literal["float32", "bfloat16", "float16", "int8", "int4"]
 
@@ -99,16 +100,23 @@ class Retrieval:
     """How a model that ranks items is asked: by a user's vector, which its program gives, against the rows of a table.
 
     Attributes:
-      history: The feature with a user's items.
-      table: The table of the items, the history's own.
+      history: The feature with a user's items; "" for none.
+      table: The table whose rows are ranked: the items' own, or vectors that a tower made of them.
       leaves_out_history: Whether the items of the history are left out.
       left_out_row: The row of items that the dataset does not tell apart, which is never among the best; None for none.
+      items: The items' own table where ``table`` has vectors of them, of the rows in ``items.npy``; else "".
     """
 
     history: str
     table: str
     leaves_out_history: bool
     left_out_row: int | None
+    items: str = ""
+
+    @property
+    def item_table(self) -> str:
+        """The items' own table."""
+        return self.items or self.table
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -180,4 +188,6 @@ def _content(manifest: Manifest) -> dict[str, object]:
     content = dataclasses.asdict(manifest)
     if manifest.retrieval is None:
         del content["retrieval"]
+    elif not manifest.retrieval.items:
+        del content["retrieval"]["items"]
     return content

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jrec.serving.checks import check_follows, load_manifest, verify
-from jrec.serving.encode import RawValues, RowNumbers, RowsOfKeys, encoder_of, item_values, rows_of_keys
+from jrec.serving.encode import RawValues, RowNumbers, RowsOfKeys, encoder_of, item_rows, item_values, rows_of_keys
 from jrec.serving.format import ExportError, Manifest, Retrieval, keys_file
 from jrec.serving.ids import Ids, checked_dense, masks
 from jrec.serving.loaded_program import LoadedProgram
@@ -54,7 +54,7 @@ class Scored(NamedTuple):
 
 
 class Best(NamedTuple):
-    """The best items of some histories, and what computed all of them.
+    """The best items of some users, and what computed all of them.
 
     Attributes:
       scores: By example, cosines as floats, the best first.
@@ -109,7 +109,9 @@ class Model:
             program=LoadedProgram(folder, manifest),
             encoder=encoder.with_keys(self._keys(folder, manifest)),
         )
-        self._values = None if manifest.retrieval is None else item_values(folder, manifest, manifest.retrieval.table)
+        retrieval = manifest.retrieval
+        self._values = None if retrieval is None else item_values(folder, manifest, retrieval.item_table)
+        self._items = None if retrieval is None or not retrieval.items else item_rows(folder, manifest, self._values)
         self._applying = threading.Lock()  # held while a delta is read and applied, so that they come one by one
         self._rows_lock = threading.Lock()  # held while rows are looked up or written: both, or neither, of a delta
 
@@ -151,22 +153,22 @@ class Model:
         return Scored(probabilities(logits), request.loaded.manifest)
 
     def best(self, columns: object, k: int = 10) -> Best:
-        """The k best items of histories, by a model that ranks items; fewer where fewer are left.
+        """The k best items of users, by a model that ranks items; fewer where fewer are left.
 
         Args:
-          columns: The column of the history by name: ragged lists of raw values, oldest first, of which the last count.
+          columns: ``raw_columns``: of a model of sequences the history, ragged lists of raw values, oldest first, of
+            which the last count; of two towers those of the user's features.
           k: How many.
 
         Raises:
-          DatasetError: If the column is missing or holds what the feature cannot have.
+          DatasetError: If a column is missing or holds what the feature cannot have.
           ValueError: If the model does not rank items, or has fewer than k.
         """
         retrieval = self.manifest.retrieval
         if retrieval is None:
             raise ValueError("the model ranks no items; call it for probabilities")
-        _, ids = self.encode(columns)
-        numbers = np.zeros((_examples(ids[retrieval.history]), 0), np.float32)
-        seen = _seen(ids[retrieval.history], retrieval)
+        numbers, ids = self.encode(columns)
+        seen = self._seen(ids.get(retrieval.history), len(numbers), retrieval)
         while True:
             request = self._looked_up(numbers, ids)
             users = self._scores(request)["user"]
@@ -179,7 +181,20 @@ class Model:
         kept = [line[kept].tolist() for line, kept in zip(scores, there, strict=True)]
         return Best(kept, items, request.loaded.manifest)
 
+    def _seen(self, history: Ids | None, examples: int, retrieval: Retrieval) -> np.ndarray:
+        """(examples, n) rows of the ranked table that are left out, -1 for none."""
+        seen = np.full((examples, 0), -1, np.int64)
+        if history is not None and retrieval.leaves_out_history:
+            seen = _matrix(history)
+        if self._items is not None:
+            place = np.minimum(np.searchsorted(self._items, seen), len(self._items) - 1)
+            seen = np.where(self._items[place] == seen, place, -1)
+        if retrieval.left_out_row is None:
+            return seen
+        return np.concatenate([seen, np.full((examples, 1), retrieval.left_out_row, np.int64)], axis=1)
+
     def _named(self, rows: np.ndarray) -> list[Any]:
+        rows = rows if self._items is None else self._items[rows]
         return rows.tolist() if self._values is None else self._values.take(rows).to_pylist()
 
     def check_logits(self) -> None:
@@ -364,23 +379,14 @@ def probabilities(logits: Any) -> Any:
         return (1 / (1 + np.exp(-logits.astype(np.float64)))).astype(np.float32)
 
 
-def _examples(ids: Ids) -> int:
-    return len(ids.values) if ids.offsets is None else len(ids.offsets) - 1
-
-
-def _seen(ids: Ids, retrieval: Retrieval) -> np.ndarray:
-    """(examples, n) rows that are left out, -1 for none."""
-    examples = _examples(ids)
-    seen = np.full((examples, 0), -1, np.int64)
-    if retrieval.leaves_out_history and ids.offsets is None:
-        seen = np.asarray(ids.values, np.int64)
-    elif retrieval.leaves_out_history and ids.offsets is not None:
-        lengths = np.diff(ids.offsets)
-        seen = np.full((examples, lengths.max(initial=0)), -1, np.int64)
-        seen[np.arange(seen.shape[1]) < lengths[:, None]] = ids.values.reshape(-1)
-    if retrieval.left_out_row is None:
-        return seen
-    return np.concatenate([seen, np.full((examples, 1), retrieval.left_out_row, np.int64)], axis=1)
+def _matrix(ids: Ids) -> np.ndarray:
+    """(examples, n) int64, -1 behind the end of a list."""
+    if ids.offsets is None:
+        return np.asarray(ids.values, np.int64)
+    lengths = np.diff(ids.offsets)
+    matrix = np.full((len(lengths), lengths.max(initial=0)), -1, np.int64)
+    matrix[np.arange(matrix.shape[1]) < lengths[:, None]] = ids.values.reshape(-1)
+    return matrix
 
 
 def load(

@@ -11,8 +11,9 @@ from flax import nnx
 
 from jrec import ops
 from jrec.data.identity import Identity
-from jrec.data.next_items import feature_names
+from jrec.data.next_items import TARGET, feature_names
 from jrec.data.schema import CategoricalFeature, Schema
+from jrec.data.user_items import LOG_Q
 from jrec.errors import ConfigError, value_errors_are_config_errors
 from jrec.nn import (
     DLRM,
@@ -24,9 +25,12 @@ from jrec.nn import (
     SequenceConfig,
     SparseOptimizer,
     TBSMConfig,
+    TwoTower,
+    TwoTowerConfig,
     binary_cross_entropy,
     multi_task_loss,
     next_item_loss,
+    two_tower_loss,
 )
 from jrec.nn.dense_encoding import Boundaries
 from jrec.nn.optimizer import Loss, SparseModel
@@ -36,7 +40,7 @@ from jrec.run.run import Run
 from jrec.sharding import Plan
 from jrec.train.config import (
     OWN_MODEL_KEYS,
-    SEQUENCE_KEYS,
+    RANKING_KEYS,
     EmbeddingOptimizerConfig,
     ModelConfig,
     TrainConfig,
@@ -55,8 +59,8 @@ def build_layout(config: TrainConfig, schema: Schema, plan: Plan | None = None) 
     Raises:
       ConfigError: If ``[model.features]`` names a feature that the dataset lacks, or the tables cannot be placed.
     """
-    if config.model.ranks:
-        return _ranking_layout(config, schema, plan)
+    if config.model.ranks and config.model.kind != "two_tower":
+        return _sequence_layout(config, schema, plan)
     names = [f.name for f in schema.categorical]
     if unknown := sorted(set(config.model.features) - set(names)):
         raise ConfigError(
@@ -73,7 +77,7 @@ def build_layout(config: TrainConfig, schema: Schema, plan: Plan | None = None) 
         return EmbeddingLayout.build(plan_tables(config, schema, plan).tables, features, planned=config.planned)
 
 
-def _ranking_layout(config: TrainConfig, schema: Schema, plan: Plan | None) -> EmbeddingLayout:
+def _sequence_layout(config: TrainConfig, schema: Schema, plan: Plan | None) -> EmbeddingLayout:
     """The layout of a ``NextItem`` over a table of the dataset."""
     own = config.model.sequence
     history = next(f for f in schema.categorical if f.name == own.history)
@@ -119,6 +123,8 @@ def build_model(config: TrainConfig, schema: Schema, layout: EmbeddingLayout) ->
         collection = EmbeddingCollection(layout, **embeddings)
         return made_by_factory(model, collection, num_dense=len(schema.dense), rngs=rngs)
     with value_errors_are_config_errors("the [model] section does not fit the dataset"):
+        if model.kind == "two_tower":
+            return TwoTower(layout, _towers(model, schema), **embeddings)
         if model.ranks:
             own = model.sequence
             encoder = SequenceConfig(
@@ -152,6 +158,21 @@ def build_model(config: TrainConfig, schema: Schema, layout: EmbeddingLayout) ->
         return TBSM(TBSMConfig(**dense, **own), layout, **embeddings)
 
 
+def _towers(model: ModelConfig, schema: Schema) -> TwoTowerConfig:
+    """The towers over a dataset's features (``model_schema``), whose dense ones are the user's first."""
+    own, dense = model.two_tower, {feature.name for feature in schema.dense}
+    return TwoTowerConfig(
+        user=tuple(name for name in own.user if name not in dense),
+        item=tuple(name for name in own.item if name not in dense),
+        user_dense=len(dense.intersection(own.user)),
+        item_dense=len(dense.intersection(own.item)),
+        user_mlp=own.user_mlp,
+        item_mlp=own.item_mlp,
+        dropout=model.dropout,
+        compute_dtype=model.compute_dtype,
+    )
+
+
 def _heads(model: ModelConfig) -> MultiTaskConfig:
     """The heads of a model with several labels, which share the layers of ``top_mlp`` but the logit."""
     return MultiTaskConfig(
@@ -179,8 +200,12 @@ def _boundaries(model: ModelConfig, schema: Schema) -> Boundaries:
     return tuple(model.dense_boundaries.get(name, ()) for name in names) if model.dense_boundaries else ()
 
 
-def build_loss(model: ModelConfig) -> Loss:
+def build_loss(model: ModelConfig, schema: Schema) -> Loss:
     """What a step makes smaller; of several labels the weighted sum of their losses."""
+    if model.kind == "two_tower":
+        own = model.two_tower
+        log_q = LOG_Q if own.log_q else ""
+        return two_tower_loss(TARGET, log_q=log_q, by_label=schema.labels, temperature=own.temperature)
     if (heads := model.multi_task).tasks:
         return multi_task_loss(heads.weight_by_task, label=heads.tasks[0])
     return next_item_loss(temperature=model.sequence.temperature) if model.ranks else binary_cross_entropy
@@ -302,8 +327,8 @@ def _model_description(model: ModelConfig, num_dense: int) -> dict[str, Any]:
     if model.factory:
         return {key: keys[key] for key in OWN_MODEL_KEYS}
     if model.ranks:
-        return {key: keys[key] for key in SEQUENCE_KEYS}
-    del keys["factory"], keys["options"], keys["sequence"], keys["multi_task"]["weights"]
+        return {key: keys[key] for key in RANKING_KEYS[model.kind]}
+    del keys["factory"], keys["options"], keys["sequence"], keys["two_tower"], keys["multi_task"]["weights"]
     if not model.multi_task.tasks:
         del keys["multi_task"]
     if model.kind == "dlrm":

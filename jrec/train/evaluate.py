@@ -28,6 +28,7 @@ from jrec.run.run import Run
 from jrec.sharding import Plan
 from jrec.train import determinism
 from jrec.train.build import build_layout, run_parameters
+from jrec.train.catalogue import Catalogue, catalogue_of
 from jrec.train.config import LRScheduleConfig, TrainConfig
 from jrec.train.config.typed_toml import MOST
 from jrec.train.dataset import check_tasks, evaluation_config, plan_of
@@ -53,7 +54,14 @@ from jrec.train.watch import chosen_step
 
 
 def score_split(
-    config: TrainConfig, schema: Schema, run: Run, split: str, *, limit: int = 0, progress: TrainingProgress
+    config: TrainConfig,
+    schema: Schema,
+    run: Run,
+    split: str,
+    *,
+    limit: int = 0,
+    progress: TrainingProgress,
+    catalogue: Catalogue | None = None,
 ) -> AnyScores:
     """Predicts every example of a split; each process of a mesh reads and cuts its own share of them.
 
@@ -64,6 +72,7 @@ def score_split(
       split: "train", "valid" or "test".
       limit: Batches to read at most; 0 for all.
       progress: Shows the batches.
+      catalogue: The items to rank, where a tower makes their vectors.
 
     Returns:
       The scores of all processes' examples, in the order of time, in every process.
@@ -84,7 +93,7 @@ def score_split(
         shared, predictions = loading.get("shared", False), run.predictions.of_split(loader)
         if ranks:
             predictions = cast("Iterable[tuple[Any, Batch]]", predictions)
-            scores = ItemRanker(run, config, schema).scores(predictions, on_batch=advance)
+            scores = ItemRanker(run, config, schema, catalogue).scores(predictions, on_batch=advance)
             return shared_scores(scores) if shared else scores
         scores = collected(predictions, tasks=config.model.multi_task.tasks, check=not shared, on_batch=advance)
         return shared_scores(scores) if shared else scores
@@ -193,6 +202,11 @@ class RestoredRun(OpenedRun):
         """The state of model and optimizer."""
         return self.run.state
 
+    @functools.cached_property
+    def catalogue(self) -> Catalogue | None:
+        """The items that the model ranks, where a tower makes their vectors; else None."""
+        return catalogue_of(self.folder, self.config, self.schema, self.trained_on)
+
     @property
     def model(self) -> SparseModel:
         """The model with the checkpoint's state."""
@@ -210,7 +224,9 @@ class RestoredRun(OpenedRun):
           DivergedError: If a logit is NaN or infinite.
         """
         with TrainingProgress("auto" if first() else "off", total=0, start=0) as progress:
-            return score_split(self.config, self.schema, self.run, split, limit=limit, progress=progress)
+            return score_split(
+                self.config, self.schema, self.run, split, limit=limit, progress=progress, catalogue=self.catalogue
+            )
 
 
 def open_run(

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Sequence
 
 from jrec.checkpoint.manifest import VALUES
+from jrec.nn import TwoTower
+from jrec.ops.layout import TableConfig
 from jrec.progress import Progress
 from jrec.run.export import Exportable, write_export
-from jrec.serving.format import Dtype, Manifest, Retrieval
-from jrec.train.evaluate import load_opened, open_run
-from jrec.train.model_schema import history_schema
+from jrec.serving.format import Dtype, ExportError, Manifest, Retrieval
+from jrec.train.evaluate import RestoredRun, load_opened, open_run
+from jrec.train.model_schema import item_table, request_schema
+from jrec.train.rank_items import item_vectors
 
 
 def export_run(
@@ -47,16 +51,14 @@ def export_run(
       DatasetError: If the dataset cannot be used.
       OutputError: If ``out`` may not or cannot be written.
     """
-    run = load_opened(open_run(checkpoint, data), rows=False)
-    schema, retrieval, model = run.schema, None, run.config.model
-    if model.ranks:
-        (table,), schema = schema.tables, history_schema(model, schema)
-        retrieval = Retrieval(
-            history=model.sequence.history,
-            table=table.name,
-            leaves_out_history=run.config.evaluate.leave_out_history,
-            left_out_row=table.oov_row,
+    opened = open_run(checkpoint, data)
+    towers = opened.config.model.kind == "two_tower"
+    if towers and since:
+        raise ExportError(
+            "the vectors of all items change with the item tower, so that there is no delta (--since) of model.kind"
+            " 'two_tower'; make a whole export"
         )
+    run = load_opened(opened, rows=towers)
     with run.reading():
         source = Exportable(
             model=run.model,
@@ -64,11 +66,12 @@ def export_run(
             rows=lambda table, rows: run.saved.table(table).read(VALUES, rows),
             growing=run.run.growing,
             dense=tuple(feature.name for feature in run.schema.dense),
-            schema=schema,
+            schema=run.schema,
             run=run.config.name,
             step=run.saved.step,
-            retrieval=retrieval,
         )
+        if run.config.model.ranks:
+            source = _ranking(run, source)
         return write_export(
             source,
             out,
@@ -81,3 +84,32 @@ def export_run(
             progress=progress,
             report=report,
         )
+
+
+def _ranking(run: RestoredRun, source: Exportable) -> Exportable:
+    """What of a model that ranks items is exported: what makes a user's vector, and the rows to rank."""
+    model, table = run.config.model, item_table(run.config.model, run.schema)
+    schema = request_schema(model, run.schema)
+    retrieval = Retrieval(
+        history=model.history,
+        table=table.name,
+        leaves_out_history=run.config.evaluate.leave_out_history and bool(model.history),
+        left_out_row=table.oov_row,
+    )
+    dense, requested = (tuple(feature.name for feature in of) for of in (schema.dense, schema.categorical))
+    ranking = dataclasses.replace(source, schema=schema, dense=dense, requested=requested, retrieval=retrieval)
+    if run.catalogue is None:
+        return ranking
+    assert isinstance(run.model, TwoTower)
+    name = f"{table.name}.vectors"
+    if name in {other.name for other in schema.tables}:
+        raise ExportError(f"table {name!r} is called as that of the vectors of {table.name!r}; give it another name")
+    found = item_vectors(run.run, run.config, run.schema, run.catalogue)
+    return dataclasses.replace(
+        ranking,
+        model=run.model.for_users(),
+        rows=lambda of, rows: found[rows] if of == name else source.rows(of, rows),
+        retrieval=dataclasses.replace(retrieval, table=name, left_out_row=None, items=table.name),
+        vectors=TableConfig(name=name, rows=len(found), dim=found.shape[1], dtype=model.table_dtype),
+        items=run.catalogue.rows,
+    )

@@ -6,18 +6,23 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import numpy as np
 
 from jrec.batch import Batch
+from jrec.data.dataset_packer import dataset_packer
 from jrec.data.gathering import Gathering
 from jrec.data.loader import Loader, LoaderConfig, make_loader
 from jrec.data.loader_source import AnyPacker
 from jrec.data.next_items import NextItemPacker
 from jrec.data.packing import CastPlace
-from jrec.data.schema import Schema
+from jrec.data.schema import Schema, Table
+from jrec.data.user_items import UserItemPacker
 from jrec.data.value_rows import Keys, TableVocabulary
 from jrec.errors import ConfigError
 from jrec.ops.layout import EmbeddingLayout
+from jrec.train.catalogue import training_counts
 from jrec.train.config import TrainConfig
+from jrec.train.model_schema import item_table
 from jrec.train.tables import vocabularies_of
 
 
@@ -50,7 +55,7 @@ def train_loader(config: TrainConfig, schema: Schema, layout: EmbeddingLayout) -
 
 
 def ranking_packer(config: TrainConfig, schema: Schema, layout: EmbeddingLayout, *, training: bool) -> AnyPacker:
-    """What packs batches of a model that ranks items.
+    """What packs batches of a model that ranks items; of two towers, also items without users and the reverse.
 
     Args:
       config: The run's configuration.
@@ -58,18 +63,34 @@ def ranking_packer(config: TrainConfig, schema: Schema, layout: EmbeddingLayout,
       layout: Its layout.
       training: Whether to train; else batches have the items to rank.
     """
-    own = config.model.sequence
-    table = schema.table(next(f.table for f in schema.categorical if f.name == own.item))
+    table, on_bad_id = item_table(config.model, schema), config.data.on_bad_id
+    cast: CastPlace = _train_order(config).cast if training else "none"
+    if config.model.kind == "two_tower":
+        own = config.model.two_tower
+        log_q = _log_shares(schema, table) if training and own.log_q else None
+        extras = UserItemPacker.names(training=training, log_q=log_q is not None)
+        packer = dataset_packer(config.data.path, schema, layout, on_bad_id=on_bad_id, cast=cast, extras=extras)
+        return UserItemPacker(packer, item=own.id, history=own.history, log_q=log_q)
     return NextItemPacker(
         layout,
-        history=own.history,
-        item=own.item,
+        history=config.model.history,
+        item=config.model.ranked,
         rows=table.rows,
         oov_row=table.oov_row,
         seed=config.seed if training else None,
-        on_bad_id=config.data.on_bad_id,
-        cast=_train_order(config).cast if training else "none",
+        on_bad_id=on_bad_id,
+        cast=cast,
     )
+
+
+def _log_shares(schema: Schema, table: Table) -> np.ndarray:
+    """(rows,) float32, the logarithm of the share of training's accesses that each row has."""
+    if (counts := training_counts(schema, table)) is None:
+        raise ConfigError(
+            f"model.two_tower.log_q is true, but {schema.folder or schema.name} has no counts of table {table.name!r};"
+            " set it to false, or prepare the dataset again"
+        )
+    return np.log(np.maximum(counts, 1) / max(counts.sum(), 1)).astype(np.float32)
 
 
 def eval_loader(

@@ -29,6 +29,7 @@ from jrec.run.step import StepResults
 from jrec.train import determinism
 from jrec.train.build import build_layout, build_loss, described, run_parameters
 from jrec.train.calibration import calibrated, fit_calibration
+from jrec.train.catalogue import Catalogue, catalogue_of
 from jrec.train.config import TrainConfig
 from jrec.train.dataset import RunData, open_data, with_capacities, with_tasks
 from jrec.train.dispatches import most_steps, steps_of_dispatches
@@ -321,7 +322,7 @@ class _Training:
 
     def _train(self, stop: StopRequest, progress: TrainingProgress) -> bool:
         config = self.config
-        loss = build_loss(config.model)
+        loss = build_loss(config.model, self.schema)
         step_on = self.run.compile(loss=loss, micro_batches=config.data.micro_batches, metrics=self.auc)
         scheduler = self.feed.scheduler if isinstance(self.feed, HotColdFeed) else None
         # Results are read back only after further steps are under way, which keeps the device busy.
@@ -490,7 +491,14 @@ class _Training:
             self.log.write_timing(self.step, record, split=CHECKPOINTS)
 
     def _score(self, split: str, limit: int, progress: TrainingProgress) -> AnyScores:
-        return score_split(self.config, self.schema, self.run, split, limit=limit, progress=progress)
+        return score_split(
+            self.config, self.schema, self.run, split, limit=limit, progress=progress, catalogue=self.catalogue
+        )
+
+    @functools.cached_property
+    def catalogue(self) -> Catalogue | None:
+        """The items that the model ranks, where a tower makes their vectors; the first process keeps them."""
+        return catalogue_of(self.folder, self.config, self.schema, self.schema.identity, keep=first())
 
     def _final_scores(self, progress: TrainingProgress) -> dict[str, AnyScores]:
         return {split: self._score(split, 0, progress) for split in _final_splits(self.config, self.schema)}

@@ -28,7 +28,7 @@ from jrec.outputs import new_file
 from jrec.serving.model import probabilities
 from jrec.train.evaluate import RestoredRun, restore_run
 from jrec.train.loaders import eval_loader, ranking_packer
-from jrec.train.model_schema import history_schema
+from jrec.train.model_schema import item_table, request_schema
 from jrec.train.rank_items import ItemRanker
 from jrec.train.report.metrics import check_finite
 
@@ -181,10 +181,11 @@ class LoadedRun:
         return self._logits(self.encoder.columns(columns))
 
     def best(self, columns: object, k: int = 10) -> tuple[np.ndarray, list[list[Any]]]:
-        """The k best items of histories, by a model that ranks items.
+        """The k best items of users, by a model that ranks items.
 
         Args:
-          columns: The column of the history by name: ragged lists of raw values, oldest first, of which the last count.
+          columns: Of a model of sequences the column of the history by name: ragged lists of raw values, oldest first,
+            of which the last count. Of two towers the columns of the user's features, as the raw log has them.
           k: How many.
 
         Returns:
@@ -196,7 +197,7 @@ class LoadedRun:
           DatasetError: If a column is missing, or is none that a log may have.
         """
         ranker = self._checked_ranker(k)
-        scores, rows = self._best_of(ranker, self._history_encoder.columns(columns), k)
+        scores, rows = self._best_of(ranker, self._request_encoder.columns(columns), k)
         return scores, [self.items(line).to_pylist() for line in rows]
 
     def items(self, rows: np.ndarray) -> pa.Array:
@@ -208,17 +209,17 @@ class LoadedRun:
 
     @functools.cached_property
     def _values(self) -> pa.Array | None:
-        schema = self.restored.schema
-        return table_values(pathlib.Path(self.restored.config.data.path), schema, schema.tables[0])
+        config, schema = self.restored.config, self.restored.schema
+        return table_values(pathlib.Path(config.data.path), schema, item_table(config.model, schema))
 
     @functools.cached_property
     def _ranker(self) -> ItemRanker:
         run = self.restored
-        return ItemRanker(run.run, run.config, run.schema)
+        return ItemRanker(run.run, run.config, run.schema, run.catalogue)
 
     @functools.cached_property
-    def _history_encoder(self) -> Encoder:
-        return Encoder(history_schema(self.restored.config.model, self.restored.schema))
+    def _request_encoder(self) -> Encoder:
+        return Encoder(request_schema(self.restored.config.model, self.restored.schema))
 
     def _check_clicks(self) -> None:
         if (model := self.restored.config.model).ranks:
@@ -231,7 +232,7 @@ class LoadedRun:
         if not model.ranks:
             raise ConfigError(f"the run's model.kind is {model.kind!r}, which ranks no items; ask for its scores")
         if not 1 <= k <= (most := self._ranker.candidates):
-            raise ConfigError(f"k is {k}, but must be between 1 and the {most:,} items of the run's table")
+            raise ConfigError(f"k is {k}, but must be between 1 and the {most:,} items that the run ranks")
         return self._ranker
 
     def of_log(
@@ -271,7 +272,7 @@ class LoadedRun:
     ) -> Iterator[Best]:
         """The k best items of each line of a raw log; arguments and errors as of ``of_log``.
 
-        Parquet files need the column of the history alone.
+        Files need the columns of ``best`` alone, but for text of a model of sequences, which has all of the log.
         """
         ranker, first = self._checked_ranker(k), 0
         for encoded in self._encoded(inputs, joined, report):
@@ -287,14 +288,17 @@ class LoadedRun:
     ) -> Iterator[EncodedColumns]:
         """A raw log's examples, in its order."""
         paths = read_names(inputs)
-        if self.restored.config.model.ranks and all(is_table(path) for path in paths):
-            return self._encoded_parquet(paths, self._history_encoder)
+        encoder = self.encoder
+        if self.restored.config.model.ranks:
+            if all(is_table(path) for path in paths):
+                return self._encoded_parquet(paths, self._request_encoder)
+            encoder = self._request_encoder if self._request_encoder.streams else encoder
         reads_parquet = "schema" in self.restored.schema.provenance.get("format_options", {})  # the csv format
         if not reads_parquet and any(is_table(path) for path in paths):
             if joined:
                 raise DatasetError(f"--join names {next(iter(joined))!r}, but {paths[0]} joins no files; leave it out")
             return self._encoded_parquet(paths, self.encoder)
-        return self.encoder.stream(paths, batch_size=self.batch_size, joined=joined, report=report)
+        return encoder.stream(paths, batch_size=self.batch_size, joined=joined, report=report)
 
     def of_dataset(self, splits: Sequence[str] = ()) -> Iterator[Scored]:
         """Scores of the dataset's examples, in their order.

@@ -4,6 +4,7 @@ RUN/config.toml     the resolved configuration
 RUN/dataset.json    the identity of the dataset, see jrec.train.run_dataset
 RUN/initial.json    the checkpoint that it began from, see jrec.train.initial
 RUN/kernels.json    which GPU kernels it uses, see jrec.commands.kernel_check
+RUN/catalogue       of two towers, the items that are ranked, see jrec.train.catalogue
 RUN/checkpoints/    see jrec.checkpoint
 RUN/metrics.jsonl, timing.jsonl, tensorboard/
 RUN/report/         report.html and metrics.json, written at the end
@@ -38,6 +39,7 @@ CONFIG_FILE = "config.toml"
 DATASET_FILE = "dataset.json"
 INITIAL_FILE = "initial.json"
 KERNELS_FILE = "kernels.json"
+CATALOGUE_FILE = "catalogue"
 CHECKPOINT_FOLDER = "checkpoints"
 OLD_FOLDERS = ("host_checkpoints", "mesh_checkpoints")  # of earlier versions
 REPORT_FOLDER = "report"
@@ -48,7 +50,8 @@ RUN_FOLDERS = (CHECKPOINT_FOLDER, *OLD_FOLDERS, REPORT_FOLDER, TENSORBOARD_FOLDE
 """Folders that a run writes; ``--overwrite`` deletes them."""
 
 _FILES = (
-    CONFIG_FILE, DATASET_FILE, INITIAL_FILE, KERNELS_FILE, METRICS_FILE, TIMING_FILE, TRACE_FILE, "access"
+    CATALOGUE_FILE, CONFIG_FILE, DATASET_FILE, INITIAL_FILE, KERNELS_FILE, METRICS_FILE, TIMING_FILE, TRACE_FILE,
+    "access",
 )  # fmt: skip
 
 # Keys that a resumed run may change: how it is logged and saved, and how long it is.
@@ -301,7 +304,7 @@ def _clear(folder: pathlib.Path) -> None:
             (folder / name).rename(aside)
             shutil.rmtree(aside, ignore_errors=True)
     # kernels.json is of the run that begins.
-    for name in (INITIAL_FILE, METRICS_FILE, TIMING_FILE, TRACE_FILE, CONFIG_FILE):
+    for name in (CATALOGUE_FILE, INITIAL_FILE, METRICS_FILE, TIMING_FILE, TRACE_FILE, CONFIG_FILE):
         (folder / name).unlink(missing_ok=True)
 
 

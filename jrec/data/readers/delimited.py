@@ -6,7 +6,7 @@ import copy
 import csv
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -14,7 +14,14 @@ import numpy as np
 from jrec.data.columns import ListColumn, lists_at
 from jrec.data.readers import libsvm
 from jrec.data.readers.columnar import check_type
-from jrec.data.readers.delimited_schema import PARTS, CategoricalColumn, DelimitedSchema, LabelColumn
+from jrec.data.readers.delimited_schema import (
+    PARTS,
+    CategoricalColumn,
+    DelimitedSchema,
+    DenseColumn,
+    Join,
+    LabelColumn,
+)
 from jrec.data.readers.dense import bucket_keys, dense_column, reject_dense
 from jrec.data.readers.keys import MISSING
 from jrec.data.readers.lines import first_line
@@ -321,6 +328,19 @@ def with_given_histories(schema: DelimitedSchema) -> DelimitedSchema:
     made = tuple(c.column for c in schema.categorical if c.history)
     columns = schema.columns + made if schema.columns else ()
     return dataclasses.replace(schema, categorical=tuple(given), columns=columns)
+
+
+def schema_of_features(schema: DelimitedSchema, names: Collection[str]) -> DelimitedSchema:
+    """The schema of lines that are predicted and have only the columns of some features, histories among them."""
+
+    def kept[T: DenseColumn | CategoricalColumn](columns: Iterable[T]) -> tuple[T, ...]:
+        return tuple(column for column in columns if column.feature in names)
+
+    def of[S: DelimitedSchema | Join](part: S) -> S:
+        return dataclasses.replace(part, dense=kept(part.dense), categorical=kept(part.categorical))
+
+    joins = [one for one in map(of, schema.join) if one.dense or one.categorical]
+    return dataclasses.replace(of(with_given_histories(schema)), join=tuple(joins))
 
 
 def stored_schema(schema: DelimitedSchema) -> dict[str, Any]:

@@ -8,10 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from jrec.data.columns import Column, ListColumn, count_examples
-from jrec.data.schema import DatasetError, Schema
+from jrec.data.blocks import LABEL
+from jrec.data.columns import Column, ListColumn, count_examples, gather_all
+from jrec.data.schema import Schema
 from jrec.train.baselines.examples import Split
+from jrec.train.catalogue import training_counts
 from jrec.train.config import TrainConfig
+from jrec.train.model_schema import item_table
 from jrec.train.report.ranking import LEFT_OUT, NEVER, RankScores, evaluated
 
 
@@ -29,25 +32,23 @@ def popular_items(config: TrainConfig, schema: Schema, splits: Sequence[str]) ->
     Raises:
       DatasetError: If the dataset cannot be read.
     """
-    begin, (table,), folder = time.perf_counter(), schema.tables, schema.folder
-    if folder is None or table.counts is None:
+    begin, table, folder = time.perf_counter(), item_table(config.model, schema), schema.folder
+    if folder is None or (counts := training_counts(schema, table)) is None:
         return {"seconds": 0.0, "cached": False}
-    path = schema.check_file(folder, table.counts)
-    try:
-        counts = np.load(path, allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise DatasetError(f"{path} cannot be read ({error}); copy the dataset again") from error
     candidates = np.ones(table.rows, bool)
     if table.oov_row is not None:
         candidates[table.oov_row] = False
     metrics = {}
     for split in splits:
         blocks = Split(folder, schema, split)
-        ranks = [_ranks(config, counts, candidates, columns) for columns in blocks.read(blocks.blocks)]
+        read = blocks.read(blocks.blocks)
+        if schema.labels:
+            read = (gather_all(columns, np.flatnonzero(np.asarray(columns[LABEL]) > 0)) for columns in read)
+        ranks = [_ranks(config, counts, candidates, columns) for columns in read]
         scores = RankScores(ranks=np.concatenate(ranks), candidates=int(candidates.sum()), at=config.evaluate.at)
         metrics[split] = evaluated(scores).to_dict()
     chosen_by = f"training counts of table {table.name!r}"
-    popularity = {"splits": metrics, "feature": config.model.sequence.item, "ranked_by": chosen_by}
+    popularity = {"splits": metrics, "feature": config.model.ranked, "ranked_by": chosen_by}
     return {"popularity": popularity, "seconds": time.perf_counter() - begin, "cached": False}
 
 
@@ -55,12 +56,12 @@ def _ranks(
     config: TrainConfig, counts: np.ndarray, candidates: np.ndarray, columns: Mapping[str, Column]
 ) -> np.ndarray:
     """(examples,) int32: how many other candidates are counted at least as often as an example's item."""
-    own = config.model.sequence
-    items, histories = np.asarray(columns[own.item]).astype(np.int64), columns[own.history]
+    items = np.asarray(columns[config.model.ranked]).astype(np.int64)
     known = candidates[items]
     ascending = np.sort(counts[candidates])
     above = len(ascending) - np.searchsorted(ascending, counts[items]) - 1
-    if config.evaluate.leave_out_history:
+    if config.evaluate.leave_out_history and config.model.history:
+        histories = columns[config.model.history]
         assert isinstance(histories, ListColumn)  # as ``model_schema`` has it
         example = np.repeat(np.arange(count_examples(histories)), np.diff(histories.offsets))
         pairs = np.unique(np.stack([example, histories.values.astype(np.int64)], axis=1), axis=0)

@@ -1,11 +1,12 @@
 """The configuration of a training run: one module per section, and how TOML and overrides are read."""
 
 from jrec.train.config.model import OWN_MODEL_KEYS as OWN_MODEL_KEYS
-from jrec.train.config.model import SEQUENCE_KEYS as SEQUENCE_KEYS
+from jrec.train.config.model import RANKING_KEYS as RANKING_KEYS
 from jrec.train.config.model import FeatureOverride as FeatureOverride
 from jrec.train.config.model import ModelConfig as ModelConfig
 from jrec.train.config.model import MultiTaskSection as MultiTaskSection
 from jrec.train.config.model import SequenceSection as SequenceSection
+from jrec.train.config.model import TwoTowerSection as TwoTowerSection
 from jrec.train.config.optimizer import EmbeddingOptimizerConfig as EmbeddingOptimizerConfig
 from jrec.train.config.optimizer import LRScheduleConfig as LRScheduleConfig
 from jrec.train.config.optimizer import OptimizerConfig as OptimizerConfig

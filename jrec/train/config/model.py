@@ -1,4 +1,4 @@
-"""The ``[model]`` section: a DLRM, a TBSM, a model of sequences or a model of one's own."""
+"""The ``[model]`` section: a DLRM, a TBSM, a model that ranks items or a model of one's own."""
 
 from __future__ import annotations
 
@@ -13,10 +13,15 @@ from jrec.train.config.typed_toml import Amount, Range, Section, Width
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 Pooling = Literal["sum", "mean", "sqrtn", "max", "none"]
-Kind = Literal["dlrm", "tbsm", "hstu", "sasrec"]
-SEQUENCE_KINDS = ("hstu", "sasrec")
-SEQUENCE_KEYS = ("kind", "embedding_dim", "table_dtype", "compute_dtype", "dropout", "sequence")
-"""The keys of ``[model]`` that these kinds read."""
+Kind = Literal["dlrm", "tbsm", "hstu", "sasrec", "two_tower"]
+_RANKING = ("kind", "embedding_dim", "table_dtype", "compute_dtype", "dropout")
+_SEQUENCES = (*_RANKING, "sequence")
+RANKING_KEYS = {
+    "hstu": _SEQUENCES,
+    "sasrec": _SEQUENCES,
+    "two_tower": (*_RANKING, "pooling", "features", "two_tower"),
+}
+"""By kind that ranks items, the keys of ``[model]`` that it reads."""
 OWN_MODEL_KEYS = ("factory", "options", "embedding_dim", "pooling", "table_dtype", "features")
 """The keys of ``[model]`` that say something of a model by ``model.factory``."""
 
@@ -132,13 +137,43 @@ class SequenceSection(Section):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class TwoTowerSection(Section):
+    """``[model.two_tower]``: what kind "two_tower" reads, and how it is trained (``jrec.nn.TwoTower``).
+
+    Each line's own item is told from the items of all other lines of the batch; of a dataset with labels, by the lines
+    with label 1.
+
+    Attributes:
+      user, item: The features of each tower, categorical and dense ones of the dataset. Lists of ids are pooled, as
+        ``pooling`` and ``features`` say.
+      id: The feature among ``item`` whose values are ranked, of one id an example.
+      history: A list feature among ``user`` of the same table, whose items ``evaluate.leave_out_history`` leaves out of
+        the ranking; "" for none.
+      user_mlp, item_mlp: Widths of each tower's layers; the last, the vector's, is the same in both.
+      temperature: What cosines of vectors are divided by, to be logits of the softmax.
+      log_q: Whether the logarithm of an item's share in training is taken off its scores, so that frequent items are
+        not pushed away for being negatives often. The share is that of the table's accesses.
+    """
+
+    user: tuple[str, ...] = ()
+    item: tuple[str, ...] = ()
+    id: str = ""
+    history: str = ""
+    user_mlp: tuple[Width, ...] = (128, 64)
+    item_mlp: tuple[Width, ...] = (128, 64)
+    temperature: Annotated[float, Range(above=0, maximum=1000)] = 0.05
+    log_q: bool = True
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig(Section):
-    """``[model]``: the DLRM or TBSM, a model of sequences, or a model of one's own (``factory``).
+    """``[model]``: the DLRM or TBSM, a model that ranks items, or a model of one's own (``factory``).
 
     Attributes:
       kind: "dlrm", or "tbsm", a DLRM tower on every step of a history with attention over them; "hstu" or "sasrec", an
-        encoder of a user's items that tells the next one (``sequence``). These two read of the keys below only
-        ``embedding_dim``, ``table_dtype``, ``compute_dtype``, ``dropout`` and ``sequence``.
+        encoder of a user's items that tells the next one (``sequence``), or "two_tower", a tower for users and one for
+        items (``two_tower``). These three read of the keys below only ``embedding_dim``, ``table_dtype``,
+        ``compute_dtype``, ``dropout`` and their own; "two_tower" also ``pooling`` and ``features``.
       embedding_dim: Elements of an embedding.
       bottom_mlp: Widths of the layers over the dense features, without the input. Under interaction "dot" and "fm" the
         last must equal ``embedding_dim``. Empty for a dataset without dense features.
@@ -170,6 +205,7 @@ class ModelConfig(Section):
       features: Settings of single categorical features, by name.
       tbsm: The rest of a TBSM.
       sequence: The rest of "hstu" and "sasrec".
+      two_tower: The rest of "two_tower".
       multi_task: The heads of a dataset with several labels.
       factory: A function that makes another model, as "package.module:function", see ``jrec.train.factory``; "" for
         none. Of the keys above only ``embedding_dim``, ``pooling``, ``table_dtype`` and ``features`` are then read.
@@ -196,6 +232,7 @@ class ModelConfig(Section):
     features: Mapping[str, FeatureOverride] = dataclasses.field(default_factory=dict)
     tbsm: TBSMSection = dataclasses.field(default_factory=TBSMSection)
     sequence: SequenceSection = dataclasses.field(default_factory=SequenceSection)
+    two_tower: TwoTowerSection = dataclasses.field(default_factory=TwoTowerSection)
     multi_task: MultiTaskSection = dataclasses.field(default_factory=MultiTaskSection)
     factory: str = ""
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -210,7 +247,7 @@ class ModelConfig(Section):
                 f"model.options has {', '.join(self.options)}, but model.factory, whose arguments they are, is not set"
             )
         if self.ranks:
-            self._check_sequences()
+            self._check_ranking()
             return
         for name, own in self.dense_boundaries.items():
             if len(own) < 2 or any(not low < high for low, high in itertools.pairwise(own)):
@@ -239,6 +276,11 @@ class ModelConfig(Section):
                 f"model.sequence is set, but model.kind is {self.kind!r}; set model.kind to 'hstu' or 'sasrec', or"
                 " leave it out"
             )
+        if self.two_tower != TwoTowerSection():
+            raise ConfigError(
+                f"model.two_tower is set, but model.kind is {self.kind!r}; set model.kind to 'two_tower', or leave it"
+                " out"
+            )
         if self.kind == "tbsm":
             self._check_tbsm()
         if self.multi_task.tasks:
@@ -254,10 +296,13 @@ class ModelConfig(Section):
                 " it to the factory as a key of [model.options]"
             )
 
-    def _check_sequences(self) -> None:
-        """Refuses keys that only models of clicks read."""
-        if odd := self._set_besides(SEQUENCE_KEYS):
+    def _check_ranking(self) -> None:
+        """Refuses keys that other models read."""
+        if odd := self._set_besides(RANKING_KEYS[self.kind]):
             raise ConfigError(f"{odd} set, but model.kind is {self.kind!r}, which does not read that; leave it out")
+        if self.kind == "two_tower":
+            self._check_towers()
+            return
         own = self.sequence
         if self.embedding_dim % own.heads and not (own.attention_dim and own.hidden_dim):
             raise ConfigError(
@@ -265,6 +310,34 @@ class ModelConfig(Section):
                 f" {self.embedding_dim}; use another number of heads, or give model.sequence.attention_dim and"
                 " model.sequence.hidden_dim"
             )
+
+    def _check_towers(self) -> None:
+        own = self.two_tower
+        for key in ("user", "item"):
+            if not getattr(own, key):
+                raise ConfigError(
+                    f"model.two_tower.{key} is empty; name the features of the {key} tower, as {key} ="
+                    f' ["{key}"], of the dataset that data.path names'
+                )
+        names = [*own.user, *own.item]
+        if repeated := sorted({name for name in names if names.count(name) > 1}):
+            raise ConfigError(
+                f"{repeated[0]!r} is named twice in model.two_tower.user and item; a feature is of one tower"
+            )
+        for key, tower in (("id", own.item), ("history", own.user)):
+            if (name := getattr(own, key)) not in tower and (name or key == "id"):
+                side = "item" if key == "id" else "user"
+                raise ConfigError(
+                    f"model.two_tower.{key} is {name!r}, but must be one of model.two_tower.{side} = {list(tower)}"
+                )
+        if not own.user_mlp or not own.item_mlp or own.user_mlp[-1] != own.item_mlp[-1]:
+            raise ConfigError(
+                f"model.two_tower.user_mlp is {list(own.user_mlp)} and item_mlp {list(own.item_mlp)}; give both a"
+                " layer, and last layers of one width, that of the vectors"
+            )
+        pooled = {f"model.features.{name}": feature.pooling for name, feature in self.features.items()}
+        if whole := [key for key, pooling in {"model.pooling": self.pooling, **pooled}.items() if pooling == "none"]:
+            raise ConfigError(f"{whole[0]} is 'none', but a tower reads one vector of each feature; pool it")
 
     def _set_besides(self, read: Collection[str]) -> str:
         """The keys that are set besides those that are read, for a message: "model.wide is"; "" for none."""
@@ -275,7 +348,17 @@ class ModelConfig(Section):
     @property
     def ranks(self) -> bool:
         """Whether the model ranks items for a user, in place of a click's probability."""
-        return not self.factory and self.kind in SEQUENCE_KINDS
+        return not self.factory and self.kind in RANKING_KEYS
+
+    @property
+    def ranked(self) -> str:
+        """Of a model that ranks items, the feature with the item that a user is to find."""
+        return self.two_tower.id if self.kind == "two_tower" else self.sequence.item
+
+    @property
+    def history(self) -> str:
+        """Of a model that ranks items, the feature with a user's items, which may be left out; "" for none."""
+        return self.two_tower.history if self.kind == "two_tower" else self.sequence.history
 
     def _check_multi_task(self) -> None:
         """Refuses keys that are of one logit."""

@@ -106,7 +106,7 @@ class EvaluateConfig(Section):
       baselines: Whether the report compares the model with logistic regression and with popularity, which are fitted to
         the training split on the CPU; "auto" does up to 10 million training examples.
       group: A categorical feature of one id an example, such as a user: the report then has AUC by its values (GAUC).
-      at: Of a model that ranks items (``model.kind`` "hstu" or "sasrec"): the k of HR@k and NDCG@k.
+      at: Of a model that ranks items (``model.kind`` "hstu", "sasrec" or "two_tower"): the k of HR@k and NDCG@k.
       leave_out_history: Of such a model: whether the items of a history are left out where the item after it is ranked
         among all, and of predictions. An item that a user comes back to then counts as not found.
     """
@@ -292,9 +292,10 @@ class TrainConfig(Section):
     def _settle_ranking(self) -> None:
         """Puts what suits a model that ranks items into the place of defaults for models of clicks."""
         data, wanted, stopping = self.data, self.evaluate, self.evaluate.early_stopping
-        if data.batch_size == DataConfig.batch_size:
+        histories = self.model.kind != "two_tower"  # whose examples are large
+        if histories and data.batch_size == DataConfig.batch_size:
             data = dataclasses.replace(data, batch_size=128)
-        if data.eval_batch_size == DataConfig.eval_batch_size:
+        if histories and data.eval_batch_size == DataConfig.eval_batch_size:
             data = dataclasses.replace(data, eval_batch_size=512)
         if stopping.metric == EarlyStoppingSection.metric:
             wanted = dataclasses.replace(wanted, early_stopping=dataclasses.replace(stopping, metric="ndcg"))
@@ -314,6 +315,11 @@ class TrainConfig(Section):
         if ranks and self.schedule != "plain":
             raise ConfigError(
                 f"schedule is {self.schedule!r}, but model.kind {self.model.kind!r} trains by 'plain'; leave it out"
+            )
+        if self.model.kind == "two_tower" and self.data.micro_batches > 1:
+            raise ConfigError(
+                f"data.micro_batches is {self.data.micro_batches}, but model.kind 'two_tower' tells an item from all"
+                " others of the batch, of which a slice has only some; leave it out"
             )
         if ranks and wanted.group:
             raise ConfigError(

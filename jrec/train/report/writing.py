@@ -148,7 +148,7 @@ def write_report(
     }
     if config.model.ranks:
         candidates = next((one.candidates for one in scores.values() if isinstance(one, RankScores)), 0)
-        left_out = config.evaluate.leave_out_history
+        left_out = config.evaluate.leave_out_history and bool(config.model.history)
         content["ranking"] = {"at": list(config.evaluate.at), "candidates": candidates, "history_left_out": left_out}
     described = describe_tables(config, schema, plan)
     content = merged(content, {"tables": described, "tables_total": tables_total(described)}, sections)

@@ -1,0 +1,260 @@
+"""Batches of two towers against plain Python, what they may read of a dataset, and the ranks of a catalogue's items."""
+
+import types
+from typing import Any
+
+import numpy as np
+import pytest
+
+import jrec
+from jrec.data.columns import ListColumn
+from jrec.data.dataset_packer import dataset_packer
+from jrec.data.schema import CategoricalFeature, DenseFeature, Schema, Table
+from jrec.data.user_items import LOG_Q, UserItemPacker
+from jrec.errors import CheckpointError, ConfigError
+from jrec.train import rank_items
+from jrec.train.baselines import popular_items
+from jrec.train.catalogue import Catalogue, catalogue_of
+from jrec.train.config import DataConfig, EvaluateConfig, FeatureOverride, ModelConfig, TrainConfig, TwoTowerSection
+from jrec.train.model_schema import item_table, model_schema, request_schema, unread
+from jrec.train.rank_items import ItemRanker
+from jrec.train.report.ranking import LEFT_OUT, NEVER
+
+ROWS, LENGTH = 9, 3
+
+
+def schema_of(*, labels=True, **changes):
+    settings = {"rows": ROWS, "oov_row": 0, **changes}
+    return Schema(
+        name="log",
+        block_size=16,
+        dense=tuple(DenseFeature(name=n) for n in ("price", "age", "time")),
+        splits={},
+        provenance={},
+        labels=labels,
+        tables=(Table(name="user", rows=5), Table(name="item", **settings), Table(name="tag", rows=4)),
+        categorical=(
+            CategoricalFeature(name="user", table="user", fixed_length=True),
+            CategoricalFeature(name="item", table="item", fixed_length=True),
+            CategoricalFeature(name="past", table="item", max_length=LENGTH),
+            CategoricalFeature(name="tags", table="tag", max_length=2, weighted=True),
+            CategoricalFeature(name="page", table="user", fixed_length=True),
+        ),
+    )
+
+
+def section(**changes):
+    own = {"user": ("past", "age", "user"), "item": ("price", "item", "tags"), "id": "item", "history": "past"}
+    return TwoTowerSection(**{**own, **changes})
+
+
+def model(**changes):
+    return ModelConfig(kind="two_tower", two_tower=section(**changes))
+
+
+def configured(own=None, **evaluate):
+    return TrainConfig(data=DataConfig(path="data"), model=own or model(), evaluate=EvaluateConfig(**evaluate))
+
+
+def packer(*, training, log_q=None):
+    schema = model_schema(model(), schema_of())
+    tables = [jrec.TableConfig(name=table.name, rows=table.rows, dim=4) for table in schema.tables]
+    features = [
+        jrec.FeatureConfig(
+            name=f.name, table=f.table, max_length=f.max_length, fixed_length=f.fixed_length, weighted=f.weighted
+        )
+        for f in schema.categorical
+    ]
+    extras = UserItemPacker.names(training=training, log_q=log_q is not None)
+    layout = jrec.EmbeddingLayout.build(tables, features)
+    inner = dataset_packer("data", schema, layout, extras=extras)
+    return UserItemPacker(inner, item="item", history="past", log_q=log_q), inner
+
+
+def columns():
+    offsets = np.array([0, 2, 2, 5])
+    return {
+        "label": np.array([1, 0, 1], np.float32),
+        "age": np.array([1, 2, 3], np.float32),
+        "price": np.array([4, 5, 6], np.float32),
+        "user": np.array([4, 0, 2], np.uint32),
+        "item": np.array([8, 1, 3], np.uint32),
+        "past": ListColumn(offsets, np.array([1, 2, 3, 4, 5], np.uint32)),
+        "tags": ListColumn(np.array([0, 1, 3, 3]), np.array([0, 1, 3], np.uint32)),
+        "tags:weight": ListColumn(np.array([0, 1, 3, 3]), np.array([0.5, 1, 2], np.float32)),
+    }
+
+
+def test_a_line_has_both_sides_its_item_and_the_items_share():
+    log_q = np.linspace(-3, 0, ROWS).astype(np.float32)
+    one, inner = packer(training=True, log_q=log_q)
+    assert set(one.columns) == set(columns())
+    batch = one.pack(one.prepare(columns()), 4)
+    assert batch.dense.tolist() == [[1, 4], [2, 5], [3, 6], [0, 0]]  # the user's before the item's
+    assert batch.labels.tolist() == [1, 0, 1, 0]
+    assert batch.extras["target"].tolist() == [8, 1, 3, 0]
+    np.testing.assert_array_equal(batch.extras[LOG_Q][:3], log_q[[8, 1, 3]])
+    plain = inner.pack(inner.prepare({**columns(), "target": np.zeros(3, int), LOG_Q: np.zeros(3)}), 4)
+    for name, bags in plain.bags.items():
+        np.testing.assert_array_equal(batch.bags[name].ids, bags.ids)
+        np.testing.assert_array_equal(batch.bags[name].weights, bags.weights)
+    assert set(packer(training=True)[0].pack(one.prepare(columns()), 3).extras) == {"target"}
+
+
+def test_in_evaluation_there_is_the_history_and_a_side_may_be_missing():
+    one, inner = packer(training=False)
+    batch = one.pack(one.prepare(columns()), 4)
+    assert batch.extras["seen"].tolist()[:3] == [[1, 2, -1], [-1] * 3, [3, 4, 5]]
+    user = {name: columns()[name] for name in ("past", "user", "age")}
+    alone = one.pack(one.prepare(user), 4)
+    assert alone.extras["target"].tolist()[:3] == [-1] * 3
+    np.testing.assert_array_equal(alone.extras["seen"], batch.extras["seen"])
+    assert alone.dense.tolist() == [[1, 0], [2, 0], [3, 0], [0, 0]]
+    items = {name: columns()[name] for name in ("item", "price", "tags", "tags:weight")}
+    alone = one.pack(one.prepare(items), 4)
+    assert alone.dense.tolist() == [[0, 4], [0, 5], [0, 6], [0, 0]]
+    assert alone.extras["target"].tolist()[:3] == [8, 1, 3]
+    for name, want in (("item", 8), ("tags", 0)):
+        stack, number = inner.layout.places[name][0]
+        ids, offsets = alone.bags[stack.name].ids.reshape(-1), alone.bags[stack.name].offsets
+        first = stack.features[number].first_bag * 4
+        at = first if offsets is None else offsets[first]
+        assert ids[at] - stack.features[number].base == want
+
+
+def test_what_is_read_is_what_the_towers_name():
+    read = model_schema(model(), schema_of())
+    assert [f.name for f in read.dense] == ["age", "price"]
+    assert [f.name for f in read.categorical] == ["user", "item", "past", "tags"]
+    assert [t.name for t in read.tables] == ["user", "item", "tag"]
+    assert read.labels
+    assert unread(model(), schema_of()) == "time, page"
+    assert item_table(model(), read).name == "item"
+    asked = request_schema(model(), read)
+    assert [f.name for f in asked.dense + asked.categorical] == ["age", "user", "past"]
+    assert [t.name for t in asked.tables] == ["user", "item"]
+    assert not asked.labels
+
+
+@pytest.mark.parametrize(
+    ("own", "changes", "message"),
+    [
+        ({"user": ("past", "income")}, {}, "two_tower.user names 'income', but the features .* price, age, time"),
+        ({"id": "price"}, {}, "two_tower.id is 'price', but the categorical features .* user, item, past, tags"),
+        ({"id": "tags"}, {}, "two_tower.id is 'tags', which has several ids"),
+        ({"history": "user"}, {}, "history is 'user' of table 'user', but must be a list of ids of table 'item'"),
+        ({"user": ("age",), "history": ""}, {}, "dense features alone; name a categorical one"),
+        ({}, {"growing": True, "oov_row": None}, "table 'item', but that table grows"),
+        ({}, {"rows": 2}, "table 'item' has 2 row"),
+    ],
+)  # fmt: skip
+def test_datasets_that_do_not_fit(own, changes, message):
+    with pytest.raises(ConfigError, match=message):
+        model_schema(model(**own), schema_of(**changes))
+
+
+@pytest.mark.parametrize(
+    ("change", "more", "message"),
+    [
+        ({"two_tower": section(user=())}, {}, "two_tower.user is empty; name the features"),
+        ({"two_tower": section(item=("item", "user"))}, {}, "'user' is named twice in model.two_tower.user and item"),
+        ({"two_tower": section(id="")}, {}, r"two_tower.id is '', but must be one of model.two_tower.item = \['price'"),
+        ({"two_tower": section(history="item")}, {}, "history is 'item', but must be one of model.two_tower.user"),
+        ({"two_tower": section(item_mlp=(8,))}, {}, r"item_mlp \[8\]; give both a layer, and last layers of one width"),
+        ({"pooling": "none"}, {}, "model.pooling is 'none', but a tower"),
+        ({"features": {"past": FeatureOverride(pooling="none")}}, {}, "model.features.past is 'none', but a tower"),
+        ({"members": 2, "calibrate": True}, {}, "calibrate, model.members are set, but model.kind is 'two_tower'"),
+        ({"kind": "dlrm"}, {}, "model.two_tower is set, but model.kind is 'dlrm'"),
+        ({"kind": "hstu"}, {}, "model.two_tower is set, but model.kind is 'hstu'"),
+        ({}, {"schedule": "fae"}, "schedule is 'fae', but model.kind 'two_tower'"),
+        ({}, {"evaluate": EvaluateConfig(group="user")}, "evaluate.group is 'user'"),
+        ({}, {"data": DataConfig(path="data", micro_batches=2)}, "data.micro_batches is 2, but model.kind 'two_tower'"),
+    ],
+)  # fmt: skip
+def test_configurations_that_are_refused(change, more, message):
+    with pytest.raises(ConfigError, match=message):
+        TrainConfig(
+            **{
+                "data": DataConfig(path="data"),
+                "model": ModelConfig(**{"kind": "two_tower", "two_tower": section(), **change}),
+                **more,
+            }
+        )
+
+
+def test_batches_stay_large_and_the_metric_is_of_ranking():
+    config = configured()
+    assert (config.data.batch_size, config.data.eval_batch_size) == (2048, 8192)
+    assert config.evaluate.early_stopping.metric == "ndcg"
+
+
+def plain_rank(scores, target, left_out):
+    if target in left_out:
+        return LEFT_OUT
+    return sum(s >= scores[target] for row, s in scores.items() if row != target and row not in left_out)
+
+
+@pytest.mark.parametrize("leave_out", [True, False])
+def test_only_items_of_the_catalogue_are_ranked_and_only_clicks_count(leave_out, monkeypatch):
+    draw, rows = np.random.default_rng(0), np.array([1, 2, 4, 5, 8])
+    vectors = draw.normal(size=(5, 4)).astype(np.float32)
+    monkeypatch.setattr(rank_items, "item_vectors", lambda *arguments: vectors)
+    users, targets, seen = (
+        draw.normal(size=(40, 4)).astype(np.float32),
+        draw.integers(0, ROWS, 40),
+        draw.integers(-1, ROWS, (40, 2)),
+    )
+    run: Any = types.SimpleNamespace(mesh=None)
+    schema = model_schema(model(), schema_of())
+    config = configured(at=(2,), leave_out_history=leave_out)
+    ranker = ItemRanker(run, config, schema, Catalogue(rows=rows, columns={}))
+    assert ranker.candidates == 5
+    _, best = ranker.best(users, seen, 3)
+    found = ranker.ranks(users, targets, seen)
+    for k in range(40):
+        scores = dict(zip(rows.tolist(), (vectors.astype(np.float64) @ users[k]).tolist(), strict=True))
+        out = set(seen[k].tolist()) if leave_out else set()
+        assert found[k] == (plain_rank(scores, int(targets[k]), out) if targets[k] in scores else NEVER)
+        order = [row for row in sorted(scores, key=lambda row: -scores[row]) if row not in out][:3]
+        assert best[k].tolist() == order + [-1] * (3 - len(order))
+    labels, mask = draw.integers(0, 2, 40).astype(np.float32), np.append(np.ones(38), [0, 0]).astype(np.float32)
+    batch: Any = types.SimpleNamespace(labels=labels, mask=mask, extras={"target": targets, "seen": seen})
+    of_clicks = ranker.scores([({"user": users}, batch)])
+    np.testing.assert_array_equal(of_clicks.ranks, found[(labels > 0) & (mask > 0)])
+
+
+def test_popularity_without_a_history_leaves_nothing_out():
+    counts, candidates = np.array([9, 5, 3, 4, 1, 1, 0, 2, 8]), np.arange(ROWS) != 0
+    config = configured(model(user=("user",), history=""))
+    found = popular_items._ranks(config, counts, candidates, {"item": np.array([0, 8, 1, 2, 4], np.uint32)})
+    assert found.tolist() == [NEVER, 0, 1, 3, 6]
+
+
+def test_a_kept_catalogue_of_another_dataset_is_not_taken(tmp_path, monkeypatch):
+    made = []
+
+    def read(schema, config):
+        made.append(schema)
+        tags = ListColumn(np.array([0, 2, 2]), np.array([1, 2], np.uint32))
+        return Catalogue(rows=np.array([1, 3]), columns={"item": np.array([1, 3], np.uint32), "tags": tags})
+
+    monkeypatch.setattr("jrec.train.catalogue.read_catalogue", read)
+    schema = model_schema(model(), schema_of())
+    other = model_schema(model(), schema_of(numbering="another"))
+    first = catalogue_of(tmp_path, configured(), schema, schema.identity, keep=True)
+    again = catalogue_of(tmp_path, configured(), other, schema.identity)
+    assert len(made) == 1  # kept, also where another dataset is evaluated
+    assert first is not None
+    assert again is not None
+    assert again.rows.tolist() == first.rows.tolist()
+    assert [part.tolist() for part in again.columns["tags"]] == [part.tolist() for part in first.columns["tags"]]
+    assert catalogue_of(tmp_path, configured(), other, other.identity) is not None
+    assert catalogue_of(tmp_path, configured(model(item=("item", "price"))), schema, schema.identity) is not None
+    assert len(made) == 3
+    assert catalogue_of(tmp_path, TrainConfig(data=DataConfig(path="data")), schema, schema.identity) is None
+    (tmp_path / "catalogue").write_bytes((tmp_path / "catalogue").read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match=r"truncated or damaged.*delete it"):
+        catalogue_of(tmp_path, configured(), schema, schema.identity)
+    (tmp_path / "catalogue").unlink()
+    with pytest.raises(CheckpointError, match="has no catalogue of the items to rank, which are read from"):
+        catalogue_of(tmp_path, configured(), other, schema.identity)
