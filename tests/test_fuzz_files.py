@@ -38,7 +38,10 @@ from jrec.data.blocks import ShardReader
 from jrec.data.columns import concatenate
 from jrec.data.fae.examples import read_blocks
 from jrec.data.fae.pack import pack, verify
+from jrec.data.prepare import prepare
+from jrec.data.prepare_options import PrepareOptions
 from jrec.data.readers.columnar import parse_rows
+from jrec.data.readers.delimited import Delimited
 from jrec.data.readers.delimited_schema import load_schema
 from jrec.data.readers.parse import Dialect, Field
 from jrec.data.readers.tables import column_types, read_rows
@@ -53,7 +56,9 @@ from jrec.sharding.drift import describe, options_of_plan, problem_of_plan
 from jrec.sharding.hardware import grid, load_hardware
 from jrec.sharding.planner import PlanOptions
 from jrec.sharding.problem import tables_of
+from jrec.train.catalogue import catalogue_of
 from jrec.train.config import load_config
+from jrec.train.model_schema import model_schema
 from jrec.train.run_dataset import keep_dataset, run_dataset
 
 DEFAULT, SLOW = 216, 2520  # mutations of all formats together
@@ -77,6 +82,26 @@ column = "a"
 [[categorical]]
 column = "b"
 separator = "|"
+"""
+ITEMS_TOML = """
+[time]
+column = "at"
+[[dense]]
+column = "price"
+[[categorical]]
+column = "user"
+[[categorical]]
+column = "item"
+[[categorical]]
+column = "words"
+separator = "|"
+"""
+TOWERS_TOML = """
+[data]
+path = "items"
+[model]
+kind = "two_tower"
+two_tower = {user = ["user"], item = ["item", "words", "price"], id = "item"}
 """
 
 
@@ -154,6 +179,14 @@ def read_fae(folder):
     return dataclasses.asdict(manifest) | {"folder": ""}, manifest.hot_rows
 
 
+def read_catalogue(folder, *, keep=False):
+    config = load_config(folder / "towers.toml", [f"data.path={str(folder / 'items')!r}"])
+    schema = model_schema(config.model, Schema.load(folder / "items"))
+    found = catalogue_of(folder / "towers", config, schema, schema.identity, keep=keep)
+    assert found is not None
+    return [found.rows, found.columns]
+
+
 def read_checkpoint(folder):
     saved = Checkpoints(folder / "checkpoints").open(3)
     saved.verify()
@@ -222,6 +255,7 @@ FORMATS = {
     "FAE parts": Format(("fae/hot/schema.json", "fae/cold/schema.json"), read_fae, structure="json"),
     "FAE files": Format(("fae/hot_rows/*.npy", f"fae/hot/{SHARD}", f"fae/cold/{SHARD}"), read_fae),
     "run's dataset": Format(("run/dataset.json",), lambda folder: run_dataset(folder / "run"), structure="json"),
+    "catalogue": Format(("towers/catalogue",), read_catalogue, structure="container"),
     "checkpoint": Format(("checkpoints/3/manifest.json",), read_checkpoint, structure="json"),
     "checkpoint's files": Format(
         ("checkpoints/3/arrays", "checkpoints/3/tables/*/0000/*/c.*", "checkpoints/3/tables/*/0001/values/zarr.json"),
@@ -263,6 +297,14 @@ def world(tmp_path_factory):
     chain_of_three(folder / "checkpoints")
     (folder / "run").mkdir()
     keep_dataset(folder / "run", schema.identity, resume=False)
+    (folder / "items.toml").write_text(ITEMS_TOML)
+    lines = "".join(f"u{k % 7},i{k % 11},a{k % 3}|b{k % 2},{k % 5},{k}\n" for k in range(200))
+    (folder / "items.csv").write_text(f"user,item,words,price,at\n{lines}")
+    source, options = Delimited(load_schema(f"{folder}/items.toml")), PrepareOptions(labels=False, threads=1)
+    prepare(source, [str(folder / "items.csv")], folder / "items", options)
+    (folder / "towers").mkdir()
+    (folder / "towers.toml").write_text(TOWERS_TOML)
+    read_catalogue(folder, keep=True)
     (folder / "run.toml").write_text(CONFIG.replace("[data]", '[data]\npath = "data"'))
     (folder / "machine.toml").write_text(HARDWARE_TOML)
     (folder / "columns.toml").write_text(COLUMNS_TOML)

@@ -191,10 +191,10 @@ def test_predictions_are_the_best_items(trained, capsys):
     assert cli.main(["compress", run, "--rank", "4", "--largest", "1", "--out", str(folder / "small")]) != 0
     assert "is of model.kind 'hstu', whose AUC" in capsys.readouterr().err
     assert cli.main(["init", str(folder / "data"), "--quick", "--out", str(folder / "init.toml")]) != 0
-    assert "docs/next_item.md has its configuration" in capsys.readouterr().err
+    assert "docs/next_item.md has the configuration" in capsys.readouterr().err
     planned = ["plan", str(folder / "data"), "--hardware", "h200x8", "--devices", "2", "--out", str(folder / "plan")]
     assert cli.main([*planned, "--config", str(folder / "next.toml")]) != 0
-    assert "has model.kind 'hstu', whose drawn items no profile counts" in capsys.readouterr().err
+    assert "has model.kind 'hstu', whose lookups no profile counts" in capsys.readouterr().err
 
 
 @pytest.mark.slow

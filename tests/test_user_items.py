@@ -1,5 +1,6 @@
 """Batches of two towers against plain Python, what they may read of a dataset, and the ranks of a catalogue's items."""
 
+import re
 import types
 from typing import Any
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 
 import jrec
+from jrec.access.container import write_container
 from jrec.data.columns import ListColumn
 from jrec.data.dataset_packer import dataset_packer
 from jrec.data.schema import CategoricalFeature, DenseFeature, Schema, Table
@@ -258,3 +260,32 @@ def test_a_kept_catalogue_of_another_dataset_is_not_taken(tmp_path, monkeypatch)
     (tmp_path / "catalogue").unlink()
     with pytest.raises(CheckpointError, match="has no catalogue of the items to rank, which are read from"):
         catalogue_of(tmp_path, configured(), other, schema.identity)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rows": np.array([3, 1])}, "rows are not ascending"),
+        ({"rows": np.array([[1, 3]])}, "rows are not ascending"),
+        ({"rows": None}, "rows are not ascending"),
+        ({"rows": np.array([1, ROWS])}, "rows are from 1 to 9, of a table of 9"),
+        ({"values of item": np.array([1])}, "array 'values of item' has 1 values, which are not those of 2 items"),
+        ({"offsets of tags": np.array([0, 3, 2])}, "array 'values of tags' has 2 values"),
+        ({"offsets of tags": np.array([0, 1])}, "array 'values of tags' has 2 values"),
+        ({"other": np.array([0, 1])}, "array 'other' is odd"),
+    ],
+)  # fmt: skip
+def test_a_kept_catalogue_is_checked(change, message, tmp_path):
+    schema = model_schema(model(), schema_of())
+    arrays = {
+        "rows": np.array([1, 3]), "values of item": np.array([1, 3], np.uint32),
+        "offsets of tags": np.array([0, 2, 2]), "values of tags": np.array([1, 2], np.uint32),
+    }  # fmt: skip
+    changed = {name: array for name, array in {**arrays, **change}.items() if array is not None}
+    header = {**schema.identity.digests, "item": ["price", "item", "tags"]}
+    for written in (arrays, changed):
+        write_container(tmp_path / "catalogue", kind="jrec-catalogue", version=1, header=header, arrays=written)
+        if written is arrays:
+            assert catalogue_of(tmp_path, configured(), schema, schema.identity) is not None
+    with pytest.raises(CheckpointError, match=re.escape(message)):
+        catalogue_of(tmp_path, configured(), schema, schema.identity)

@@ -63,7 +63,8 @@ def _first(args: argparse.Namespace) -> tuple[str, str]:
     if not schema.labels:
         raise DatasetError(
             f"{args.data} has no labels, and `jrec init` writes models of clicks; prepare it with them, or train a"
-            " model of the next item of its histories: docs/next_item.md has its configuration"
+            " model that ranks items: docs/next_item.md has the configuration for histories, docs/two_towers.md for"
+            " features of users and items"
         )
     schema.check_one_label("`jrec init` tries models of one label")
     facts = facts_of(args.data, schema)

@@ -332,8 +332,8 @@ def _config(args: argparse.Namespace) -> TrainConfig | None:
     config = load_config(args.config, () if args.data is None else (f"data.path={args.data}",))
     if config.model.ranks:
         raise ConfigError(
-            f"--config {args.config} has model.kind {config.model.kind!r}, whose drawn items no profile counts; train"
-            " it without a plan: mesh.devices deals the rows to the devices in turn"
+            f"--config {args.config} has model.kind {config.model.kind!r}, whose lookups no profile counts; train it"
+            " without a plan: mesh.devices deals the rows to the devices in turn"
         )
     return config
 

@@ -26,8 +26,9 @@ the input: row (its number from 0), score (the probability) and logit; label whe
 a dataset. A run with several labels has score_TASK, logit_TASK and label_TASK of each. Memory does not grow with the
 input.
 
-A model that ranks items (model.kind "hstu" or "sasrec") reads histories, of a Parquet file that column alone, and
-writes the --k best items for each: row, rank (from 1), item (its value) and score (a cosine)."""
+A model that ranks items reads histories (model.kind "hstu" or "sasrec"), of a Parquet file that column alone, or the
+user's columns ("two_tower"), and writes the --k best items for each: row, rank (from 1), item (its value) and score (a
+cosine)."""
 EPILOG = """examples:
   jrec predict runs/kaggle test.txt.gz --out scores.parquet
   jrec predict runs/clicks tomorrow.parquet --out scores.csv

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -68,7 +68,7 @@ def catalogue_of(
         return None
     header = {**trained_on.digests, "item": list(config.model.two_tower.item)}
     path = folder / CATALOGUE_FILE
-    if path.is_file() and (kept := _load(path, header)) is not None:
+    if path.is_file() and (kept := _load(path, header, item_table(config.model, schema).rows)) is not None:
         return kept
     if schema.identity != trained_on:
         schema = _training_data(folder, config, trained_on)
@@ -153,15 +153,36 @@ def _arrays(catalogue: Catalogue) -> dict[str, np.ndarray]:
     return {"rows": catalogue.rows, **arrays}
 
 
-def _load(path: pathlib.Path, header: Mapping[str, Any]) -> Catalogue | None:
+def _load(path: pathlib.Path, header: Mapping[str, Any], table_rows: int) -> Catalogue | None:
     """What ``catalogue_of`` kept; None of another dataset, or of other features."""
     remedy = "delete it: it is made again from the training data"
     found, arrays = read_container(path, kind=_KIND, version=_VERSION, error=CheckpointError, remedy=remedy)
     if found != header:
         return None
+    if fault := next(_faults(arrays, table_rows), ""):
+        raise CheckpointError(f"{path}: {fault}; {remedy}")
     columns: dict[str, Column] = {}
     for key in (key for key in arrays if key.startswith(_VALUES)):
         name = key.removeprefix(_VALUES)
         offsets = arrays.get(_OFFSETS + name)
         columns[name] = arrays[key] if offsets is None else ListColumn(offsets, arrays[key])
     return Catalogue(rows=arrays["rows"], columns=columns)
+
+
+def _faults(arrays: Mapping[str, np.ndarray], table_rows: int) -> Iterator[str]:
+    """What is wrong with the arrays of a file; each check relies on those before it."""
+    rows = arrays.get("rows", np.zeros((0, 0)))
+    if rows.dtype != np.int64 or rows.ndim != 1 or not len(rows) or (np.diff(rows) <= 0).any():
+        yield "rows are not ascending numbers"
+    if rows[0] < 0 or rows[-1] >= table_rows:
+        yield f"rows are from {rows[0]:,} to {rows[-1]:,}, of a table of {table_rows:,}"
+    for key, array in arrays.items():
+        if key != "rows" and (array.ndim != 1 or not key.startswith((_OFFSETS, _VALUES))):
+            yield f"array {key!r} is odd"
+    for key in (key for key in arrays if key.startswith(_VALUES)):
+        offsets = arrays.get(_OFFSETS + key.removeprefix(_VALUES))
+        if offsets is None:
+            offsets = np.arange(len(rows) + 1)
+        ends = (0, len(arrays[key]))
+        if len(offsets) != len(rows) + 1 or (offsets[0], offsets[-1]) != ends or (np.diff(offsets) < 0).any():
+            yield f"array {key!r} has {len(arrays[key]):,} values, which are not those of {len(rows):,} items"
