@@ -13,11 +13,12 @@ from jrec.data.blocks import ShardReader
 from jrec.errors import ConfigError
 from jrec.nn import Calibration
 from jrec.serving.encode import model_inputs
-from jrec.train.calibration import calibrated, fit_calibration
-from jrec.train.evaluate import restore_run
+from jrec.train.calibration import bias_of, calibrated, fit_calibration, refinement
+from jrec.train.evaluate import restore_run, score_split
 from jrec.train.loop import train
+from jrec.train.progress import TrainingProgress
 from jrec.train.report.logs import METRICS_FILE, read_records
-from jrec.train.report.metrics import Scores, auc, log_loss, sigmoid
+from jrec.train.report.metrics import Scores, auc, entropy, log_loss, sigmoid
 
 CALIBRATED = ("model.calibrate=true", "max_steps=16", "evaluate.early_stopping.metric=log_loss")
 
@@ -46,6 +47,38 @@ def test_too_extreme_logits_lose_no_more_than_the_click_rate_costs():
     best = calibrated(scores, 0.3, 0.0)
     assert log_loss(scores.logits, scores.labels) > 1.3 * log_loss(best.logits, best.labels)
     assert log_loss(after.logits, after.labels) < 1.05 * log_loss(best.logits, best.labels)
+
+
+def test_a_bias_of_training_is_taken_off_the_mean_prediction():
+    scores, training = drawn(1.5, 0.3), drawn(1.0, 0.4)
+    bias = bias_of(training)
+    assert sigmoid(training.logits + bias).mean() == pytest.approx(training.labels.mean(), abs=1e-6)
+    assert bias == pytest.approx(0.4, abs=0.05)
+    after = calibrated(scores, *fit_calibration(scores, bias=bias))
+    assert sigmoid(after.logits).mean() == pytest.approx(sigmoid(scores.logits + bias).mean(), abs=1e-6)
+    for odd in (np.zeros_like(training.labels), np.ones_like(training.labels), np.zeros(0, bool)):
+        assert bias_of(Scores(logits=training.logits[: odd.size], labels=odd)) == 0
+
+
+@pytest.mark.parametrize("scale", [0.4, 1.0, 2.5])
+def test_refinement_is_the_loss_of_right_probabilities_whatever_scale_and_mean_are(scale):
+    scores = drawn(scale, 0.7)
+    right = calibrated(scores, scale, 0.7)
+    best = min(
+        log_loss(scale * right.logits + shift, right.labels) for scale in (0.98, 1, 1.02) for shift in (-0.02, 0, 0.02)
+    )
+    assert refinement(scores) == pytest.approx(best, abs=2e-4)
+    assert refinement(scores) <= best
+    assert log_loss(scores.logits, scores.labels) > refinement(scores) + 0.01
+
+
+def test_refinement_of_what_ranks_nothing_is_the_entropy_of_the_click_rate():
+    scores = drawn(1.0, 0.0, size=1000)
+    constant = Scores(logits=np.full_like(scores.logits, 0.5), labels=scores.labels)
+    reversed_ = Scores(logits=-scores.logits, labels=scores.labels)
+    ones = Scores(logits=scores.logits, labels=np.ones_like(scores.labels))
+    assert refinement(constant) == refinement(reversed_) == entropy(scores.labels.mean())
+    assert refinement(ones) == 0
 
 
 def test_what_no_scale_makes_better_stays_as_it_is():
@@ -90,14 +123,35 @@ def run(load):
 def test_a_run_predicts_by_the_scale_that_its_last_evaluation_fitted(load, run):
     plain = train(load(*CALIBRATED[1:], "evaluate.batches=0", "optimizer.embedding.learning_rate=0.2", out="plain"))
     raw, found = plain.scores["valid"], run.scores["valid"]
-    scale, shift = fit_calibration(raw)
+    of_plain = restore_run(plain.folder)
+    with TrainingProgress("off", total=0, start=0) as progress:
+        options = {"limit": 1, "shuffle": True, "progress": progress}  # one batch holds more than the valid split
+        training = score_split(of_plain.config, of_plain.schema, of_plain.run, "train", **options)
+    scale, shift = fit_calibration(raw, bias=bias_of(training))
     assert scale < 0.9  # rows at this rate become too long
+    assert abs(sigmoid(training.logits).mean() / training.labels.mean() - 1) > 0.1  # and predictions too great
     np.testing.assert_allclose(found.logits, scale * raw.logits + shift, rtol=1e-4, atol=1e-4)  # the same training
     np.testing.assert_array_equal(restore_run(run.folder).scores("valid").logits, found.logits)
     last = [record for record in read_records(run.folder / METRICS_FILE) if record["split"] == "valid"][-1]
     assert last["step"] == run.step
     assert last["log_loss"] == pytest.approx(log_loss(found.logits, found.labels), rel=1e-5)
     assert last["log_loss"] < log_loss(raw.logits, raw.labels)
+    of_run = restore_run(run.folder)
+    of_run.run.calibrate(1.0, bias_of(training))  # without the scale, which is of other examples
+    by_training = of_run.scores("train")
+    assert sigmoid(by_training.logits).mean() == pytest.approx(by_training.labels.mean(), rel=0.08)
+
+
+@pytest.mark.usefixtures("quick_compilation")
+def test_the_best_step_can_be_that_of_the_least_refinement(load):
+    keys = ("evaluate.early_stopping.metric=refinement", "evaluate.every_steps=4", "evaluate.batches=0")
+    rows = "optimizer.embedding.learning_rate=0.2"  # at which the model gets worse before the last step
+    run = train(load(*keys, rows, "epochs=5", "checkpoint.keep_best=true", out="refined"))
+    records = [record for record in read_records(run.folder / METRICS_FILE) if record["split"] == "valid"]
+    best = min(records, key=lambda record: record["refinement"])
+    assert best["step"] < run.step
+    assert best["refinement"] == pytest.approx(refinement(run.scores["valid"]), rel=1e-6)
+    assert all(record["refinement"] < record["log_loss"] for record in records)
 
 
 @pytest.mark.usefixtures("quick_compilation")

@@ -20,7 +20,7 @@ def dataset(tmp_path_factory):
 
 
 def trial(candidate, auc):
-    records = [{"step": 50 * n, "split": "valid", "auc": auc - 0.1 / n, "log_loss": 0.4 + 0.1 / n} for n in (1, 2)]
+    records = [{"step": 50 * n, "split": "valid", "auc": auc - 0.1 / n, "refinement": 0.4 + 0.1 / n} for n in (1, 2)]
     return Trial(candidate=candidate, auc=auc, log_loss=0.45, step=100, steps=150, seconds=1.25, records=records)
 
 
@@ -41,8 +41,8 @@ def test_trials_are_in_a_table_and_in_curves(dataset):
     shown = {row[0]: row[1:] for row in page.tables["Keys, and the reasons for them"][1:]}
     assert list(shown) == [f"{key.section}.{key.name}".lstrip(".") for key in keys]
     assert shown["evaluate.early_stopping"] == [
-        "metric = log_loss, patience = 6",
-        "of calibrated probabilities; 6 evaluations without a better one end training",
+        "metric = refinement, patience = 6",
+        "log loss, whatever the click rate; 6 evaluations without a better one end training",
     ]
     assert {row[0]: row[1] for row in page.tables["What the configuration depends on"]}["training examples"] == "1,600"
 

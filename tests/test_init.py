@@ -178,6 +178,20 @@ def test_without_a_valid_split_nothing_is_tried_or_watched(sequences, tmp_path, 
         facts_of(sequences, empty)
 
 
+def test_rows_of_new_values_are_trained_where_training_meets_none(sequences):
+    schema = Schema.load(sequences)
+    assert facts_of(sequences, schema).unmet_oov == frozenset()
+    rows = {"user id": None, "item": 90, "kind": 0}  # "item" has a row more than ids, "kind" none
+    tables = tuple(
+        dataclasses.replace(t, rows=t.rows + (t.name == "item"), oov_row=rows[t.name]) for t in schema.tables
+    )
+    facts = facts_of(sequences, dataclasses.replace(schema, tables=tables))
+    assert facts.unmet_oov == {"item"}
+    for known, expected in ((facts, [0.01]), (dataclasses.replace(facts, unmet_oov=frozenset()), [])):
+        keys = first_config("d", known, candidates(known)[0])
+        assert [key.value for key in keys if key.name == "oov_rate"] == expected
+
+
 @pytest.mark.slow
 def test_the_command_tries_the_candidates_and_writes_the_best(dataset, tmp_path, capsys):
     out = tmp_path / "init.toml"
@@ -213,7 +227,7 @@ def test_an_interrupt_ends_all_trials(dataset, monkeypatch):
     (config,) = begun
     assert config.max_steps == first_trials.STEPS
     assert config.evaluate.early_stopping.patience == 6
-    assert config.evaluate.early_stopping.metric == "log_loss"
+    assert config.evaluate.early_stopping.metric == "refinement"
 
 
 def test_the_command_by_rules_alone(sequences, tmp_path, capsys):

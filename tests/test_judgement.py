@@ -77,6 +77,9 @@ def test_without_early_stopping_all_of_it_is_advised():
         "score the step whose log loss is best: evaluate.early_stopping.metric=log_loss (now auc),"
         " checkpoint.keep_best=true (now false), evaluate.early_stopping.patience=3 (now 0)"
     ]
+    by_refinement = EvaluateConfig(early_stopping=EarlyStoppingSection(metric="refinement", patience=3))
+    _, advice = judged({}, losses=[0.5, 0.42, 0.6], config={"evaluate": by_refinement})
+    assert advice == ["score the step whose log loss is best: checkpoint.keep_best=true (now false)"]
 
 
 def test_what_is_scored_counts_not_the_last_step():

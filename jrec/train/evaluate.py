@@ -60,6 +60,7 @@ def score_split(
     split: str,
     *,
     limit: int = 0,
+    shuffle: bool = False,
     progress: TrainingProgress,
     catalogue: Catalogue | None = None,
 ) -> AnyScores:
@@ -71,11 +72,12 @@ def score_split(
       run: The run, as its last step left it.
       split: "train", "valid" or "test".
       limit: Batches to read at most; 0 for all.
+      shuffle: Whether they are of all of the split (``eval_loader``); else they are its first ones.
       progress: Shows the batches.
       catalogue: The items to rank, where a tower makes their vectors.
 
     Returns:
-      The scores of all processes' examples, in the order of time, in every process.
+      The scores of all processes' examples, in the loader's order, in every process.
 
     Raises:
       DatasetError: If the split cannot be used.
@@ -87,7 +89,7 @@ def score_split(
     run.flush()
     loading = run.predictions.loading
     with (
-        eval_loader(config, schema, run.layout, split, limit=limit, **loading) as loader,
+        eval_loader(config, schema, run.layout, split, limit=limit, shuffle=shuffle, **loading) as loader,
         progress.evaluating(split, loader.batches_per_epoch) as advance,
     ):
         shared, predictions = loading.get("shared", False), run.predictions.of_split(loader)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -24,6 +25,7 @@ _STEPS = 50  # between evaluations at least: fewer change a model less than its 
 _LARGE = 1 << 30  # bytes of rows, from which Adam's two slots of a row's size are left out
 _PATIENT = 18  # evaluations: rows that are kept small may stay alike for 1,000 steps before they get better by far
 _MEMBERS = 8
+_OOV_RATE = 0.01  # of ids: enough to train a row, and few enough to cost the others nothing that shows
 _MANY = 1_000_000  # training examples from which one model learns about as much as several
 LARGE = 5_000_000
 """Training examples from which layers are wide, one pass is enough, and nothing is tried."""
@@ -43,6 +45,7 @@ class Facts:
       histories: By feature with one id, the list feature of the same table, such as the ids before it.
       history_tables: The tables that these features read.
       growing: The tables that grow.
+      unmet_oov: The tables whose row for values outside the vocabulary no training example reads.
     """
 
     examples: int
@@ -54,6 +57,7 @@ class Facts:
     histories: dict[str, str]
     history_tables: dict[str, str]
     growing: frozenset[str] = frozenset()
+    unmet_oov: frozenset[str] = frozenset()
 
     @property
     def rows(self) -> int:
@@ -119,7 +123,12 @@ def facts_of(folder: str | os.PathLike[str], schema: Schema) -> Facts:
     stride = -(-len(blocks.blocks) // _SAMPLE)
     columns = list(blocks.read(blocks.blocks[::stride]))
     examples = sum(len(block["label"]) for block in columns)
-    lookups = sum(len(lists_of(block, feature)[1]) for block in columns for feature in schema.categorical)
+    lookups, unmet = 0, {table.name: table.oov_row for table in schema.tables if table.oov_row is not None}
+    for block, feature in itertools.product(columns, schema.categorical):
+        _, ids, _ = lists_of(block, feature)
+        lookups += len(ids)
+        if feature.table in unmet and (ids == unmet[feature.table]).any():
+            del unmet[feature.table]
     boundaries = {}
     for feature in schema.dense:
         values = np.concatenate([np.asarray(block[feature.name], np.float64) for block in columns])
@@ -139,6 +148,7 @@ def facts_of(folder: str | os.PathLike[str], schema: Schema) -> Facts:
         histories=histories,
         history_tables={feature.name: feature.table for feature in schema.categorical if feature.name in histories},
         growing=schema.growing,
+        unmet_oov=frozenset(unmet),
     )
 
 
@@ -229,6 +239,7 @@ def first_config(path: str, facts: Facts, candidate: Candidate, *, best_step: in
         *([Key(section="", name="max_steps", value=2 * best_step, reason=falls)] if best_step else ()),
         Key(section="data", name="path", value=path),
         Key(section="data", name="batch_size", value=batch, reason=size),
+        *_oov(facts),
         *_model(facts, candidate),
         *_rates(facts, candidate),
     ]
@@ -239,6 +250,13 @@ def first_config(path: str, facts: Facts, candidate: Candidate, *, best_step: in
 
 
 _BATCHES = ((50_000, 64), (150_000, 128), (500_000, 256), (3_000_000, 1024), (30_000_000, 2048), (float("inf"), 8192))
+
+
+def _oov(facts: Facts) -> Iterator[Key]:
+    if facts.unmet_oov:
+        some = ", ".join(sorted(facts.unmet_oov)[:3]) + (", ..." if len(facts.unmet_oov) > 3 else "")
+        why = f"trains the row that new values of {some} get: every value of training has a row of its own"
+        yield Key(section="data", name="oov_rate", value=_OOV_RATE, reason=why)
 
 
 def _members(facts: Facts, candidate: Candidate) -> int:
@@ -310,8 +328,8 @@ def _watch(facts: Facts, candidate: Candidate, steps: int) -> Iterator[Key]:
     yield Key(
         section="evaluate", name="batches", value=batches, reason=f"of the valid split's {facts.valid:,} examples"
     )
-    stop = {"metric": "log_loss", "patience": _PATIENT if candidate.decay else 6}
-    why = f"of calibrated probabilities; {stop['patience']} evaluations without a better one end training"
+    stop = {"metric": "refinement", "patience": _PATIENT if candidate.decay else 6}
+    why = f"log loss, whatever the click rate; {stop['patience']} evaluations without a better one end training"
     yield Key(section="evaluate", name="early_stopping", value=stop, reason=why)
     yield Key(section="checkpoint", name="keep_best", value=True, reason="the report is of the best step")
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from jrec.train.first_trials import Trial
 
 _COLORS = ("train", "valid", "test", "grey")
-_METRICS = {"auc": "AUC", "log_loss": "log loss (nats per example)"}
+_METRICS = {"auc": "AUC", "refinement": "log loss once calibrated (nats per example)"}
 
 
 def first_page(
@@ -62,7 +62,7 @@ def _trials(trials: Sequence[Trial]) -> Iterator[str]:
 
     yield paragraph(
         f"Each kind was trained for up to {STEPS:,} steps or {EXAMPLES:,} examples, on {environment.summary()}. The"
-        " scores are of the evaluation with the least log loss."
+        " scores are of the evaluation with the least log loss, taken after the best scale and shift of its logits."
     )
     columns = {"kind of model": "", "valid log loss": "nats per example", "valid AUC": "0 to 1"}
     columns |= {"at step": "", "steps": "", "training": "s"}

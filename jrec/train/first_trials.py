@@ -25,7 +25,8 @@ class Trial:
 
     Attributes:
       candidate: The kind of model.
-      log_loss: The least log loss on the valid split that it reached, of calibrated probabilities, in nats per example.
+      log_loss: The least log loss on the valid split that it reached, after the best scale and shift of its logits
+        there (``refinement``), in nats per example.
       auc: AUC of that evaluation; None where it is undefined.
       step: The step of that evaluation.
       steps: Steps that it took.
@@ -74,11 +75,11 @@ def try_all(
             if not outcome.finished:  # a signal, which ends a run with a checkpoint
                 raise KeyboardInterrupt
             records = [r for r in read_records(outcome.folder / METRICS_FILE) if r["split"] == "valid"]
-            best = min(records, key=lambda record: record["log_loss"])
+            best = min(records, key=lambda record: record["refinement"])
             trials.append(
                 Trial(
                     candidate=candidate,
-                    log_loss=best["log_loss"],
+                    log_loss=best["refinement"],
                     auc=best["auc"],
                     step=best["step"],
                     steps=outcome.step,

@@ -14,7 +14,8 @@ from jrec.data.gathering import Gathering
 from jrec.data.loader import Loader, LoaderConfig, make_loader
 from jrec.data.loader_source import AnyPacker
 from jrec.data.next_items import NextItemPacker
-from jrec.data.packing import CastPlace
+from jrec.data.oov_ids import OovIds
+from jrec.data.packing import CastPlace, Packer
 from jrec.data.schema import Schema, Table
 from jrec.data.user_items import UserItemPacker
 from jrec.data.value_rows import Keys, TableVocabulary
@@ -39,6 +40,12 @@ def train_loader(config: TrainConfig, schema: Schema, layout: EmbeddingLayout) -
     """
     vocabularies = vocabularies_of(config, schema)
     growing = {name: Keys(stored=True, key_seed=own.key_seed) for name, own in vocabularies.items()}
+
+    def packer(own: Packer) -> AnyPacker:
+        packs: AnyPacker = Gathering(own) if growing else own
+        rate = config.data.oov_rate
+        return OovIds(packs, _oov_rows(schema, rate), rate=rate, seed=config.seed) if rate else packs
+
     return make_loader(
         config.data.path,
         schema,
@@ -49,9 +56,25 @@ def train_loader(config: TrainConfig, schema: Schema, layout: EmbeddingLayout) -
         process_index=jax.process_index(),
         process_count=jax.process_count(),
         growing=growing or None,
-        packer=Gathering if growing else None,
+        packer=packer,
         packs=ranking_packer(config, schema, layout, training=True) if config.model.ranks else None,
     )
+
+
+def _oov_rows(schema: Schema, rate: float) -> dict[str, int]:
+    """By feature the OOV row of its table.
+
+    Raises:
+      ConfigError: If no table has one.
+    """
+    found = {f.name: schema.table(f.table).oov_row for f in schema.categorical}
+    rows = {name: row for name, row in found.items() if row is not None}
+    if not rows:
+        raise ConfigError(
+            f"data.oov_rate is {rate}, but no table of {schema.name!r} has an OOV row: hashed and growing tables have"
+            " none; leave it out"
+        )
+    return rows
 
 
 def ranking_packer(config: TrainConfig, schema: Schema, layout: EmbeddingLayout, *, training: bool) -> AnyPacker:
@@ -104,8 +127,9 @@ def eval_loader(
     transform: Callable[[Batch], Any] | None = None,
     shared: bool = False,
     growing: Mapping[str, TableVocabulary] | None = None,
+    shuffle: bool = False,
 ) -> Loader:
-    """One pass over a split in the order of time, every example once, the last batch padded.
+    """One pass over a split, every example once, the last batch padded.
 
     Args:
       config: The run's configuration.
@@ -118,13 +142,17 @@ def eval_loader(
       shared: Whether each process reads a contiguous share of the examples, of sizes that differ by at most one, and
         its part of a batch; else every process reads all.
       growing: By table that grows, the rows that keys have; see ``make_loader``.
+      shuffle: Whether blocks of the split come in an order drawn by the run's seed, so that the first batches are of
+        all of it; else examples come in the order of time.
     """
     data, multiple = config.data, multiple or max(1, config.mesh.devices)
     batch_size = -(-data.eval_batch_size // multiple) * multiple
     processes = jax.process_count() if shared else 1
     order = LoaderConfig(
         batch_size=batch_size // processes,
-        shuffle=False,
+        shuffle=shuffle,
+        seed=config.seed,
+        window_blocks=max(1, data.window_blocks),
         workers=data.threads,
         prefetch=data.prefetch,
         on_bad_id=data.on_bad_id,

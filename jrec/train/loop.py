@@ -28,7 +28,7 @@ from jrec.run.run_feed import RunFeed
 from jrec.run.step import StepResults
 from jrec.train import determinism
 from jrec.train.build import build_layout, build_loss, described, run_parameters
-from jrec.train.calibration import calibrated, fit_calibration
+from jrec.train.calibration import bias_of, calibrated, fit_calibration, refinement
 from jrec.train.catalogue import Catalogue, catalogue_of
 from jrec.train.config import TrainConfig
 from jrec.train.dataset import RunData, open_data, with_capacities, with_tasks
@@ -43,8 +43,8 @@ from jrec.train.mesh_processes import AgreedStop, SilentLog, one_of_many, shared
 from jrec.train.progress import TrainingProgress
 from jrec.train.report.hit_rates import HitRates
 from jrec.train.report.logs import CHECKPOINTS, FORMS, SCHEDULE, MetricLog
-from jrec.train.report.metrics import Scores, evaluate_tasks, log_loss
-from jrec.train.report.ranking import AnyScores, evaluated
+from jrec.train.report.metrics import Evaluation, Scores, evaluate_tasks, log_loss
+from jrec.train.report.ranking import AnyScores, RankingEvaluation, evaluated
 from jrec.train.report.running_auc import NoRunningAuc, RunningAuc
 from jrec.train.report.trackers import Trackers
 from jrec.train.report.writing import merged
@@ -377,20 +377,42 @@ class _Training:
                 self.run.calibrate(1.0, 0.0)
             scores = self._score(split, self.plan.batches, progress)
             if calibrates and isinstance(scores, Scores):
-                scale, shift = fit_calibration(scores)
-                self.run.calibrate(scale, shift)
-                scores = calibrated(scores, scale, shift)
-            evaluation = decides = evaluated(scores)
-            self.log.write(self.step, evaluation.to_dict(), split=split)
-            if isinstance(scores, Scores) and scores.tasks:
-                by_task = evaluate_tasks(scores)
-                for task, own in itertools.islice(by_task.items(), 1, None):
-                    self.log.write(self.step, own.to_dict(), split=f"{split}/{task}")
-                decides = by_task.get(self.config.evaluate.early_stopping.task or next(iter(by_task)))
-            if number == 0 and decides is not None:
+                scores = self._calibrated(scores, progress)
+            found = self._measured(scores)
+            for task, own in found.items():
+                self.log.write(self.step, own.to_dict(), split=f"{split}/{task}" if task else split)
+            if number == 0 and (decides := found.get(self._deciding_task)) is not None:
                 improved = self.best.observe(self.step, decides)
         self.evaluations, self.evaluating = self.evaluations + 1, self.evaluating + time.perf_counter() - begin
         return improved
+
+    def _calibrated(self, scores: Scores, progress: TrainingProgress) -> Scores:
+        """Fits the model's calibration to scores, and to as many examples of training; returns the scores by it."""
+        limit = -(-scores.labels.size // self.config.data.eval_batch_size)
+        training = score_split(
+            self.config, self.schema, self.run, "train", limit=limit, shuffle=True, progress=progress
+        )
+        assert isinstance(training, Scores)  # as the others are
+        scale, shift = fit_calibration(scores, bias=bias_of(training))
+        self.run.calibrate(scale, shift)
+        return calibrated(scores, scale, shift)
+
+    def _measured(self, scores: AnyScores) -> dict[str, Evaluation | RankingEvaluation]:
+        """The metrics, and of several labels by task those of the others; the first task's name is ""."""
+        found: dict[str, Evaluation | RankingEvaluation] = {"": evaluated(scores)}
+        if not isinstance(scores, Scores):
+            return found
+        found |= dict(itertools.islice(evaluate_tasks(scores).items(), 1, None))
+        task, stopping = self._deciding_task, self.config.evaluate.early_stopping
+        if stopping.metric == "refinement" and isinstance(own := found.get(task), Evaluation):
+            found[task] = dataclasses.replace(own, refinement=refinement(scores.of(task)))
+        return found
+
+    @property
+    def _deciding_task(self) -> str:
+        """The task by which steps are compared; "" is the first, or the only one."""
+        chosen = self.config.evaluate.early_stopping.task
+        return "" if chosen == next(iter(self.config.model.multi_task.tasks), "") else chosen
 
     def _decide(self, scheduler: ShuffleScheduler, progress: TrainingProgress) -> None:
         """Tells the Shuffle Scheduler the loss after a schedule, and logs its decision."""

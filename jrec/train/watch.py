@@ -72,7 +72,7 @@ class BestStep:
     """The best evaluation so far, and how many have been no better since.
 
     Args:
-      metric: What an evaluation calls it: "auc" or "log_loss", or of ranked items "ndcg", "hr" or "mrr".
+      metric: What an evaluation calls it: "auc", "log_loss" or "refinement", or of ranked items "ndcg", "hr" or "mrr".
       patience: Evaluations in a row without a better one after which training ends; 0 for no end.
 
     Attributes:
@@ -94,7 +94,7 @@ class BestStep:
         value = getattr(evaluation, self._metric)
         if value is None:
             return False
-        better = value < self._value if self._metric == "log_loss" else value > self._value
+        better = value < self._value if self._metric in ("log_loss", "refinement") else value > self._value
         if self.step is None or better:
             self.step, self._value, self._since = step, value, 0
             return True

@@ -42,6 +42,8 @@ class DataConfig(Section):
         evaluation or checkpoint comes between them. "auto" is up to 16 on a GPU whose memory holds all rows, else 1.
       on_bad_id: How out-of-range ids are handled: an error ("raise"), the last row ("clip") or the table's
         out-of-vocabulary row ("oov").
+      oov_rate: The share of ids that become their table's out-of-vocabulary row in training, drawn anew in each batch.
+        Where every value of training has a row of its own, nothing else trains that row, which later values meet.
       drop_remainder: Whether to leave out an epoch's last training batch if it is not full, instead of padding it.
     """
 
@@ -55,6 +57,7 @@ class DataConfig(Section):
     cast: Annotated[Literal["host", "device"], Auto()] | None = None
     steps_per_dispatch: Annotated[int, Range(minimum=1, maximum=4096), Auto()] | None = None
     on_bad_id: Literal["raise", "clip", "oov"] = "raise"
+    oov_rate: Annotated[float, Range(minimum=0, below=1)] = 0.0
     drop_remainder: bool = False
 
     @property
@@ -78,15 +81,16 @@ class EarlyStoppingSection(Section):
     """``[evaluate.early_stopping]``: when training ends before its last step, and which step is the best.
 
     Attributes:
-      metric: The metric of the first of ``evaluate.splits`` by which steps are compared: "auc" or "log_loss"; of a
-        model that ranks items "ndcg", "hr" (both at the first of ``evaluate.at``) or "mrr", and "auc", the default,
-        stands for "ndcg".
+      metric: The metric of the first of ``evaluate.splits`` by which steps are compared: "auc", "log_loss", or
+        "refinement", the log loss that the best scale and shift of the logits leave, which does not ask whether the
+        split's click rate is that of training; of a model that ranks items "ndcg", "hr" (both at the first of
+        ``evaluate.at``) or "mrr", and "auc", the default, stands for "ndcg".
       patience: Evaluations in a row without a better one after which training ends; 0 never ends it early.
       task: Of several labels, the task whose metric it is; "" is the first. A sum over tasks would mix losses of rare
         and of frequent labels, and change with ``model.multi_task.weights``.
     """
 
-    metric: Literal["auc", "log_loss", "ndcg", "hr", "mrr"] = "auc"
+    metric: Literal["auc", "log_loss", "refinement", "ndcg", "hr", "mrr"] = "auc"
     patience: Count = 0
     task: str = ""
 
@@ -282,6 +286,11 @@ class TrainConfig(Section):
         if self.model.ranks:
             self._settle_ranking()
         self._check_metric()
+        if self.data.oov_rate and (self.model.ranks or self.schedule != "plain"):
+            raise ConfigError(
+                f"data.oov_rate is {self.data.oov_rate}, but model.kind is {self.model.kind!r} and schedule"
+                f" {self.schedule!r}: packs hold their ids, and items that are ranked are no others; leave it out"
+            )
         if self.model.calibrate and not self._evaluates:
             raise ConfigError(
                 f"model.calibrate is true, but evaluate.every_steps is {self.evaluate.every_steps}, evaluate.splits"
@@ -306,7 +315,7 @@ class TrainConfig(Section):
         """Refuses what does not go with a model that ranks items, or with one of clicks."""
         wanted, ranks = self.evaluate, self.model.ranks
         stopping = wanted.early_stopping
-        fitting = ("ndcg", "hr", "mrr") if ranks else ("auc", "log_loss")
+        fitting = ("ndcg", "hr", "mrr") if ranks else ("auc", "log_loss", "refinement")
         if stopping.metric not in fitting:
             raise ConfigError(
                 f"evaluate.early_stopping.metric is {stopping.metric!r}, which model.kind {self.model.kind!r} does not"

@@ -41,12 +41,14 @@ def advise(content: Mapping[str, Any], records: Sequence[Mapping[str, Any]], kin
     if kinds & {"rank", "loss"}:
         overfits = bool(losses) and losses[-1][0] > WORSE * min(losses)[0]
         yield from _against_overfitting(config) if overfits else _further(content)
-    if "calibration" in kinds and "loss" not in kinds:  # model.calibrate keeps the mean prediction, which is off here
+    if "calibration" in kinds and "loss" not in kinds:  # model.calibrate takes the mean of training
         yield from _rescaling(content)
 
 
 def _stopping(config: Mapping[str, Any]) -> dict[str, Any]:
-    keys: dict[str, Any] = {"evaluate.early_stopping.metric": "log_loss", "checkpoint.keep_best": True}
+    metric = "evaluate.early_stopping.metric"
+    judged = _now(config, metric) if _now(config, metric) == "refinement" else "log_loss"
+    keys: dict[str, Any] = {metric: judged, "checkpoint.keep_best": True}
     if not _now(config, "evaluate.early_stopping.patience"):
         keys["evaluate.early_stopping.patience"] = _PATIENCE
     return _changed(config, keys)

@@ -24,6 +24,7 @@ UNITS = {
     "mean_prediction": "probability",
     "auc": "area under the ROC curve, 0 to 1",
     "log_loss": "nats per example",
+    "refinement": "log loss after the best scale and shift of the logits, nats per example",
     "normalized_entropy": "log loss over the entropy of the base rate",
     "accuracy": "fraction correct at probability 0.5",
     "calibration": "mean prediction over base rate",
@@ -58,7 +59,10 @@ class Scores:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """The metrics of ``Scores``, in ``UNITS``. ``undefined`` gives the reason for each that is None."""
+    """The metrics of ``Scores``, in ``UNITS``. ``undefined`` gives the reason for each that is None.
+
+    ``refinement`` is measured in training alone, where ``evaluate.early_stopping`` goes by it.
+    """
 
     examples: int
     positives: int
@@ -71,11 +75,13 @@ class Evaluation:
     calibration: float | None
     calibration_error: float
     undefined: dict[str, str]
+    refinement: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """The metrics in JSON types; an empty ``undefined`` is left out."""
+        """The metrics in JSON types; an empty ``undefined`` is left out, and a refinement that was not measured."""
         content = dataclasses.asdict(self)
-        return content if self.undefined else {k: v for k, v in content.items() if k != "undefined"}
+        left_out = [*([] if self.undefined else ["undefined"]), *(["refinement"] if self.refinement is None else [])]
+        return {name: value for name, value in content.items() if name not in left_out}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
