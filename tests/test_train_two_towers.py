@@ -272,6 +272,26 @@ def test_an_export_serves_the_best_items(trained, tmp_path):
         assert any(message in fault for fault in faults(whole, other))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "keys",
+    [
+        ["tables.tier=host"],
+        ["mesh.devices=2", "tables.tier=host"],
+        ["tables.overrides.user.tier=tt", "tables.overrides.item.tier=tt", "tables.tt.rank=4"],
+        ["model.table_dtype=bfloat16", "model.compute_dtype=bfloat16"],
+    ],
+)
+def test_wherever_rows_live_an_export_ranks_as_the_run(prepared, keys, tmp_path):
+    few = ["max_steps=10", "evaluate.every_steps=0", "checkpoint.keep_best=false", "evaluate.baselines=off"]
+    train(prepared, tmp_path / "run", *few, *keys)
+    assert cli.main(["export", str(tmp_path / "run"), "--out", str(tmp_path / "export"), "--quiet"]) == 0
+    scores, items = jrec.load_run(tmp_path / "run").best(REQUEST, k=4)
+    found = jrec.serving.load(tmp_path / "export", batch_sizes=[2]).best(REQUEST, k=4)
+    assert found.items == items
+    np.testing.assert_allclose(found.scores, scores, atol=0.01 if "bfloat16" in keys[0] else 1e-5)
+
+
 def test_the_catalogue_is_of_each_items_last_line(prepared):
     (prepared / "plain.toml").write_text(CONFIG.format(data=prepared / "data"))
     config = load_config(prepared / "plain.toml")

@@ -11,7 +11,10 @@ import jrec
 from jrec.access.container import write_container
 from jrec.data.columns import ListColumn
 from jrec.data.dataset_packer import dataset_packer
-from jrec.data.schema import CategoricalFeature, DenseFeature, Schema, Table
+from jrec.data.joined import csv_source
+from jrec.data.readers.delimited import schema_of_features, stored_schema
+from jrec.data.readers.delimited_schema import check_schema, load_schema
+from jrec.data.schema import CategoricalFeature, DatasetError, DenseFeature, Schema, Table
 from jrec.data.user_items import LOG_Q, UserItemPacker
 from jrec.errors import CheckpointError, ConfigError
 from jrec.train import rank_items
@@ -20,7 +23,7 @@ from jrec.train.catalogue import Catalogue, catalogue_of
 from jrec.train.config import DataConfig, EvaluateConfig, FeatureOverride, ModelConfig, TrainConfig, TwoTowerSection
 from jrec.train.model_schema import item_table, model_schema, request_schema, unread
 from jrec.train.rank_items import ItemRanker
-from jrec.train.report.ranking import LEFT_OUT, NEVER
+from jrec.train.report.ranking import LEFT_OUT, NEVER, RankScores, evaluated
 
 ROWS, LENGTH = 9, 3
 
@@ -182,6 +185,61 @@ def test_configurations_that_are_refused(change, more, message):
                 **more,
             }
         )
+
+
+def test_a_split_without_a_click_cannot_be_evaluated():
+    with pytest.raises(DatasetError, match="has no line with label 1; evaluate more batches"):
+        evaluated(RankScores(ranks=np.empty(0, np.int32), candidates=3, at=(2,)))
+
+
+LOG = """
+[label]
+column = "click"
+[time]
+column = "at"
+format = "seconds"
+[[dense]]
+column = "years"
+name = "age"
+[[categorical]]
+column = "who"
+name = "user"
+[[categorical]]
+column = "item"
+[[categorical]]
+column = "past"
+history = {by = "user", of = "item", length = 3}
+[[categorical]]
+column = "at"
+part = "hour"
+[[join]]
+file = "items.csv"
+key = "item"
+[[join.dense]]
+column = "price"
+[[join]]
+file = "users.csv"
+key = "who"
+[[join.categorical]]
+column = "city"
+[[join.categorical]]
+column = "street"
+"""
+
+
+def test_a_request_has_the_columns_of_the_users_features_alone(tmp_path):
+    (tmp_path / "log.toml").write_text(LOG)
+    log = schema_of_features(load_schema(str(tmp_path / "log.toml")), ("past", "age", "user", "city", "at_hour"))
+    stored = stored_schema(log)
+    check_schema(log, "of a request")
+    assert [column.feature for column in log.categorical] == ["user", "past", "at_hour"]
+    assert [(join.title, [c.feature for c in join.categorical]) for join in log.join] == [("users.csv", ["city"])]
+    source = csv_source(log).with_labels("optional").predicted()
+    assert {field.name for field in source.prejoined().raw_fields()} == {"at", "who", "years", "past", "city"}
+    past = next(column for column in stored["categorical"] if column["column"] == "past")
+    assert (past["table"], past["max_length"], past["too_long"], past["lists"]) == ("item", 3, "last", True)
+    fewer = schema_of_features(load_schema(str(tmp_path / "log.toml")), ("user",))
+    assert {field.name for field in csv_source(fewer).predicted().raw_fields()} == {"who"}
 
 
 def test_batches_stay_large_and_the_metric_is_of_ranking():

@@ -54,18 +54,18 @@ class UserItemPacker:
     def prepare(self, columns: Mapping[str, Column]) -> PreparedColumns:
         """Checks columns, and brings them into the form that ``pack`` reads."""
         count = count_examples(next(iter(columns.values())))
-        missing: dict[str, Column] = dict.fromkeys(self._packer.columns, np.zeros(count, np.float32))
-        for feature in self._features:
+        items = np.asarray(columns.get(self._item, np.full(count, -1)), np.int64)
+        given: dict[str, Column] = {**columns, TARGET: items, SEEN: np.zeros((count, 0), np.int64)}  # ``pack`` makes it
+        if self._log_q is not None:
+            given[LOG_Q] = self._log_q[items]
+        for feature in (feature for feature in self._features if feature.name not in columns):
             each = feature.max_length if feature.fixed_length else 0
             offsets = np.arange(count + 1, dtype=np.int64) * each
-            missing[feature.name] = ListColumn(offsets, np.zeros(count * each, np.uint32))
+            given[feature.name] = ListColumn(offsets, np.zeros(count * each, np.uint32))
             if feature.weighted:
-                missing[feature.name + WEIGHT_SUFFIX] = ListColumn(offsets, np.zeros(count * each, np.float32))
-        items = np.asarray(columns.get(self._item, np.full(count, -1)), np.int64)
-        extras = {TARGET: items, SEEN: np.zeros((count, 0), np.int64)}  # ``pack`` makes the histories
-        if self._log_q is not None:
-            extras[LOG_Q] = self._log_q[items]
-        return self._packer.prepare({**missing, **columns, **extras})
+                given[feature.name + WEIGHT_SUFFIX] = ListColumn(offsets, np.zeros(count * each, np.float32))
+        nothing = np.zeros(count, np.float32)
+        return self._packer.prepare({**dict.fromkeys(self._packer.columns, nothing), **given})
 
     def pack(
         self,

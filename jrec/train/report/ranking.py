@@ -87,7 +87,10 @@ def evaluated(scores: AnyScores) -> Evaluation | RankingEvaluation:
     if isinstance(scores, Scores):
         return evaluate(scores)
     if not scores.ranks.size:
-        raise DatasetError("there are no examples to evaluate: the split, or what was read of it, is empty")
+        raise DatasetError(
+            "there are no examples to evaluate: the split, or what was read of it, is empty, or has no line with label"
+            " 1; evaluate more batches (evaluate.batches)"
+        )
     return RankingEvaluation(
         examples=scores.ranks.size,
         unknown_items=int(np.count_nonzero(scores.ranks == NEVER)),
