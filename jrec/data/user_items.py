@@ -57,7 +57,7 @@ class UserItemPacker:
         items = np.asarray(columns.get(self._item, np.full(count, -1)), np.int64)
         given: dict[str, Column] = {**columns, TARGET: items, SEEN: np.zeros((count, 0), np.int64)}  # ``pack`` makes it
         if self._log_q is not None:
-            given[LOG_Q] = self._log_q[items]
+            given[LOG_Q] = self._log_q.take(items, mode="clip")  # the packer refuses others
         for feature in (feature for feature in self._features if feature.name not in columns):
             each = feature.max_length if feature.fixed_length else 0
             offsets = np.arange(count + 1, dtype=np.int64) * each

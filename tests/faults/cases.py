@@ -46,6 +46,10 @@ MACHINE = 'name = "two"\ndevices = 2\nmemory = "1GB"\nlookup = "1TB/s"\nwithin =
 
 PREPARE = "jrec prepare csv --schema columns.toml --input log.csv --out data --quiet"
 TRAIN = "jrec train run.toml out=run"
+TOWERS = (
+    f"{TRAIN} model.kind=two_tower model.bottom_mlp=[64,16] model.top_mlp=[64,1] model.two_tower.user=['user']"
+    " model.two_tower.item=['item','price'] model.two_tower.id=item evaluate.every_steps=2"
+)
 EXPORT = "jrec export run --out export --quiet"
 LATER = "jrec train run.toml out=run max_steps=8 --resume"
 DELTA = "jrec export run --since export --out delta --quiet"
@@ -120,6 +124,12 @@ def _trained(run: pathlib.Path) -> dict[str, bytes]:
         return {}
     report = str((run / "report/metrics.json").is_file()).encode()
     return {**contents(latest(run)), "metrics": (run / "metrics.jsonl").read_bytes(), "report": report}
+
+
+def _with_catalogue(run: pathlib.Path) -> dict[str, bytes]:
+    """Of two towers also the items that are ranked."""
+    path, found = run / "catalogue", _trained(run)
+    return {**found, "catalogue": path.read_bytes()} if path.is_file() and found else found
 
 
 TIMES = ("*/timing.jsonl", "*/report/*", "*/manifest.json")  # seconds, versions of figures, seconds again
@@ -197,6 +207,10 @@ CASES = {
         command="jrec import-dlrm dlrm.pt data --out imported --overwrite",
         setup=(PREPARE, "jrec import-dlrm dlrm.pt data --out imported seed=1"), outputs=("imported",),
         leaves_out=TIMES, modules=_MODEL,
+    ),
+    "train two towers": Case(
+        command=TOWERS, outputs=("run",), read=_with_catalogue, recover=f"{TOWERS} --resume", modules=_MODEL,
+        partly=True,
     ),
 }  # fmt: skip
 
