@@ -10,7 +10,7 @@ import numpy as np
 from jrec.batch import Batch
 from jrec.data.blocks import LABEL
 from jrec.data.encoder import EncodedColumns
-from jrec.data.loader_source import AnyPacker
+from jrec.data.packers import AnyPacker
 from jrec.data.packing import CastPlace, OnBadId, Packer, kept_orders
 from jrec.data.reorder.file import load_orders
 from jrec.data.schema import CategoricalFeature, DatasetError, Schema

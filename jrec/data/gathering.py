@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import override
 
 from jrec.batch import Batch
+from jrec.data.packers import EXAMPLE, InPlaceOfPacker, Where
 from jrec.data.packing import CastPlace, Packer
 from jrec.data.packing_columns import PreparedColumns, join
 
@@ -55,35 +56,23 @@ def joined(pieces: Sequence[tuple[Gathered, int, int]]) -> Gathered:
     return Gathered(packer=pieces[0][0].packer, columns=columns, batch_size=size, where=where)
 
 
-class Gathering:
+class Gathering(InPlaceOfPacker):
     """Takes the place of a loader's packer: its batches are ``Gathered``.
 
     Args:
       packer: Says which columns are read, checks them, and packs what was gathered.
     """
 
-    cast: CastPlace = "none"
-
     def __init__(self, packer: Packer):
-        self._packer = packer
+        super().__init__(packer)
+        self._packs = packer
 
     @property
-    def columns(self) -> list[str]:
-        """The names of the columns that packing reads."""
-        return self._packer.columns
+    @override
+    def cast(self) -> CastPlace:
+        return "none"
 
-    def prepare(self, columns: Any) -> PreparedColumns:
-        """Checks columns; see ``Packer``."""
-        return self._packer.prepare(columns)
-
-    def pack(
-        self,
-        columns: PreparedColumns,
-        batch_size: int,
-        where: Callable[[int], str] = "example {}".format,
-        *,
-        number: int = 0,
-    ) -> Gathered:
-        """Leaves the examples as they are; see ``Packer``."""
+    @override
+    def pack(self, columns: PreparedColumns, batch_size: int, where: Where = EXAMPLE, *, number: int = 0) -> Gathered:
         del number
-        return Gathered(packer=self._packer, columns=columns, batch_size=batch_size, where=where)
+        return Gathered(packer=self._packs, columns=columns, batch_size=batch_size, where=where)

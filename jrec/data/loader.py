@@ -12,7 +12,8 @@ import numpy as np
 
 from jrec.batch import Batch
 from jrec.data.dataset_packer import dataset_packer
-from jrec.data.loader_source import AnyPacker, BatchSource, OrderConfig, SharesSource, windows_needed
+from jrec.data.loader_source import BatchSource, OrderConfig, SharesSource, windows_needed
+from jrec.data.packers import AnyPacker
 from jrec.data.packing import CastPlace, OnBadId, Packer
 from jrec.data.reorder.file import table_checksums
 from jrec.data.schema import DatasetError, Schema

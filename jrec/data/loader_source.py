@@ -17,7 +17,7 @@ import os
 import pathlib
 import threading
 from collections.abc import Callable, Hashable
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from jrec.batch import Batch
 from jrec.data.blocks import ShardReader
 from jrec.data.columns import Column, concatenate, count_examples, cut
 from jrec.data.gathering import Gathered, joined
-from jrec.data.packing import CastPlace
+from jrec.data.packers import AnyPacker
 from jrec.data.packing_columns import PreparedColumns, join
 from jrec.data.packing_kernels import permutation
 from jrec.data.regroup import gathered
@@ -34,30 +34,6 @@ from jrec.ops.host_cast import with_cast
 from jrec.ops.layout import EmbeddingLayout
 
 _BLOCKS, _EXAMPLES = 1, 2  # keep the random numbers of the two permutations apart
-
-
-class AnyPacker(Protocol):
-    """What makes batches of columns: ``jrec.data.packing.Packer``, or what takes its place."""
-
-    @property
-    def cast(self) -> CastPlace:
-        """Where the cast is computed."""
-        ...
-
-    @property
-    def columns(self) -> list[str]:
-        """The names of the columns that packing reads."""
-        ...
-
-    def prepare(self, columns: Any) -> PreparedColumns:
-        """Checks columns, and brings them into the form that ``pack`` reads."""
-        ...
-
-    def pack(
-        self, columns: PreparedColumns, batch_size: int, where: Callable[[int], str] = ..., *, number: int = 0
-    ) -> Any:
-        """Packs examples into a batch; see ``Packer``."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

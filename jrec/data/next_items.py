@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, override
 
 import numpy as np
 
 from jrec.batch import Batch
 from jrec.data.columns import Column, ListColumn, count_examples
+from jrec.data.packers import EXAMPLE, InPlaceOfPacker, Where
 from jrec.data.packing import CastPlace, OnBadId, Packer
 from jrec.data.packing_columns import PreparedColumns
 from jrec.ops.layout import EmbeddingLayout
@@ -27,7 +28,7 @@ def feature_names(history: str, item: str) -> tuple[str, str, str]:
     return history, f"{item}.{NEXT}", f"{item}.{SAMPLED}"
 
 
-class NextItemPacker:
+class NextItemPacker(InPlaceOfPacker):
     """Takes the place of a dataset's packer: examples of a history and the item after it.
 
     In training the batch has for each position of a history the item that comes next, which is the history shifted by
@@ -63,20 +64,16 @@ class NextItemPacker:
         self._length, self._drawn = (lengths[name] for name in self._names[::2])
         self._extras = (TARGET, SEEN) if seed is None else (NEXT, SAMPLED)
         table = next(config.table for config, _ in layout.features)
-        self._packer = Packer(
-            layout, label=None, extras=self._extras, on_bad_id=on_bad_id, oov_rows={table: oov_row}, cast=cast
+        super().__init__(
+            Packer(layout, label=None, extras=self._extras, on_bad_id=on_bad_id, oov_rows={table: oov_row}, cast=cast)
         )
 
     @property
-    def cast(self) -> CastPlace:
-        """Where the cast is computed."""
-        return self._packer.cast
-
-    @property
+    @override
     def columns(self) -> list[str]:
-        """The names of the columns that packing reads."""
         return [self._names[0], self._item]
 
+    @override
     def prepare(self, columns: Mapping[str, Any]) -> PreparedColumns:
         """Checks columns, and brings them into the form that ``pack`` reads.
 
@@ -95,25 +92,19 @@ class NextItemPacker:
         else:
             assert isinstance(lists, ListColumn)  # as blocks have them
             given[following] = ListColumn(lists.offsets, _shifted(lists, items))
-        return self._packer.prepare(given)
+        return super().prepare(given)
 
-    def pack(
-        self,
-        columns: PreparedColumns,
-        batch_size: int,
-        where: Callable[[int], str] = "example {}".format,
-        *,
-        number: int = 0,
-    ) -> Batch:
+    @override
+    def pack(self, columns: PreparedColumns, batch_size: int, where: Where = EXAMPLE, *, number: int = 0) -> Batch:
         """Packs examples into a batch; see ``Packer``. ``number`` says which items are drawn."""
         history, following, sampled = self._names
         if self._seed is None:
             extras = {**columns.extras, SEEN: matrix(columns.ids[history], columns.examples, self._length)}
-            return self._packer.pack(dataclasses.replace(columns, extras=extras), batch_size, where)
+            return super().pack(dataclasses.replace(columns, extras=extras), batch_size, where)
         drawn = self._draw(columns.examples, number)
         extras = {NEXT: matrix(columns.ids[following], columns.examples, self._length), SAMPLED: drawn}
         ids = {**columns.ids, sampled: drawn}
-        return self._packer.pack(dataclasses.replace(columns, ids=ids, extras=extras), batch_size, where)
+        return super().pack(dataclasses.replace(columns, ids=ids, extras=extras), batch_size, where)
 
     def _draw(self, examples: int, number: int) -> np.ndarray:
         """(examples, drawn) int64 rows, each as likely as another."""

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, override
 
 import numpy as np
 
 from jrec.data.columns import Column, ListColumn
-from jrec.data.loader_source import AnyPacker
-from jrec.data.packing import CastPlace
+from jrec.data.packers import EXAMPLE, AnyPacker, InPlaceOfPacker, Where
 from jrec.data.packing_columns import PreparedColumns
 
 _STREAM = 0x6F6F76  # "oov": sets the draws apart from others of the same seed
 
 
-class OovIds:
+class OovIds(InPlaceOfPacker):
     """Takes the place of a loader's packer: some ids of its batches become the OOV row of their table.
 
     Which ones depends on the seed and the number of the batch alone, so that a resumed run draws the same, and so do
@@ -30,35 +29,15 @@ class OovIds:
     """
 
     def __init__(self, packer: AnyPacker, oov_rows: Mapping[str, int], *, rate: float, seed: int):
-        self._packer, self._oov_rows, self._rate, self._seed = packer, dict(oov_rows), rate, seed
+        super().__init__(packer)
+        self._oov_rows, self._rate, self._seed = dict(oov_rows), rate, seed
 
-    @property
-    def cast(self) -> CastPlace:
-        """Where the cast is computed."""
-        return self._packer.cast
-
-    @property
-    def columns(self) -> list[str]:
-        """The names of the columns that packing reads."""
-        return self._packer.columns
-
-    def prepare(self, columns: Any) -> PreparedColumns:
-        """Checks columns; see ``Packer``."""
-        return self._packer.prepare(columns)
-
-    def pack(
-        self,
-        columns: PreparedColumns,
-        batch_size: int,
-        where: Callable[[int], str] = "example {}".format,
-        *,
-        number: int = 0,
-    ) -> Any:
-        """Packs examples; see ``Packer``. ``number`` says which ids are drawn."""
+    @override
+    def pack(self, columns: PreparedColumns, batch_size: int, where: Where = EXAMPLE, *, number: int = 0) -> Any:
         random = np.random.default_rng([self._seed, _STREAM, number])
         drawn = {name: self._drawn(columns.ids[name], row, random) for name, row in self._oov_rows.items()}
         given = dataclasses.replace(columns, ids={**columns.ids, **drawn})
-        return self._packer.pack(given, batch_size, where, number=number)
+        return super().pack(given, batch_size, where, number=number)
 
     def _drawn(self, column: Column, row: int, random: np.random.Generator) -> Column:
         """The column with ``row`` in the place of some of its ids; absent ones stay."""

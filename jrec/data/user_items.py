@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from typing import override
 
 import numpy as np
 
@@ -11,13 +12,14 @@ from jrec.batch import Batch
 from jrec.data.blocks import WEIGHT_SUFFIX
 from jrec.data.columns import Column, ListColumn, count_examples
 from jrec.data.next_items import SEEN, TARGET, matrix
-from jrec.data.packing import CastPlace, Packer
+from jrec.data.packers import EXAMPLE, InPlaceOfPacker, Where
+from jrec.data.packing import Packer
 from jrec.data.packing_columns import PreparedColumns
 
 LOG_Q = "log_q"
 
 
-class UserItemPacker:
+class UserItemPacker(InPlaceOfPacker):
     """Takes the place of a dataset's packer, and adds extras: the item, "target" (batch,), int32 rows.
 
     In training also "log_q" (batch,) float32, where that is given; in evaluation the items of the history, "seen"
@@ -32,7 +34,9 @@ class UserItemPacker:
     """
 
     def __init__(self, packer: Packer, *, item: str, history: str = "", log_q: np.ndarray | None = None):
-        self._packer, self._item, self._history, self._log_q = packer, item, history, log_q
+        super().__init__(packer)
+        self._reads, self._extras = packer.columns, packer.extras
+        self._item, self._history, self._log_q = item, history, log_q
         self._features = [config for config, _ in packer.layout.features]
         self._length = next((feature.max_length for feature in self._features if feature.name == history), 0)
 
@@ -42,17 +46,12 @@ class UserItemPacker:
         return (TARGET, *((LOG_Q,) if log_q else ())) if training else (TARGET, SEEN)
 
     @property
-    def cast(self) -> CastPlace:
-        """Where the cast is computed."""
-        return self._packer.cast
-
-    @property
+    @override
     def columns(self) -> list[str]:
-        """The names of the columns that packing reads."""
-        return [name for name in self._packer.columns if name not in self._packer.extras]
+        return [name for name in self._reads if name not in self._extras]
 
+    @override
     def prepare(self, columns: Mapping[str, Column]) -> PreparedColumns:
-        """Checks columns, and brings them into the form that ``pack`` reads."""
         count = count_examples(next(iter(columns.values())))
         items = np.asarray(columns.get(self._item, np.full(count, -1)), np.int64)
         given: dict[str, Column] = {**columns, TARGET: items, SEEN: np.zeros((count, 0), np.int64)}  # ``pack`` makes it
@@ -67,16 +66,9 @@ class UserItemPacker:
         nothing = np.zeros(count, np.float32)
         return self._packer.prepare({**dict.fromkeys(self._packer.columns, nothing), **given})
 
-    def pack(
-        self,
-        columns: PreparedColumns,
-        batch_size: int,
-        where: Callable[[int], str] = "example {}".format,
-        *,
-        number: int = 0,
-    ) -> Batch:
-        """Packs examples into a batch; see ``Packer``."""
+    @override
+    def pack(self, columns: PreparedColumns, batch_size: int, where: Where = EXAMPLE, *, number: int = 0) -> Batch:
         if self._history and SEEN in columns.extras:
             seen = matrix(columns.ids[self._history], columns.examples, self._length)
             columns = dataclasses.replace(columns, extras={**columns.extras, SEEN: seen})
-        return self._packer.pack(columns, batch_size, where, number=number)
+        return super().pack(columns, batch_size, where, number=number)

@@ -12,9 +12,9 @@ from jrec.batch import Batch
 from jrec.data.dataset_packer import dataset_packer
 from jrec.data.gathering import Gathering
 from jrec.data.loader import Loader, LoaderConfig, make_loader
-from jrec.data.loader_source import AnyPacker
 from jrec.data.next_items import NextItemPacker
 from jrec.data.oov_ids import OovIds
+from jrec.data.packers import AnyPacker
 from jrec.data.packing import CastPlace, Packer
 from jrec.data.schema import Schema, Table
 from jrec.data.user_items import UserItemPacker

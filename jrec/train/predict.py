@@ -17,8 +17,8 @@ from jrec.batch import Batch
 from jrec.data.dataset_packer import dataset_packer, pack_encoded
 from jrec.data.encoder import EncodedColumns, Encoder
 from jrec.data.growing import StoredKeys
-from jrec.data.loader_source import AnyPacker
 from jrec.data.next_items import SEEN
+from jrec.data.packers import AnyPacker
 from jrec.data.readers.streams import InputLike, read_names
 from jrec.data.readers.tables import column_types, is_table, read_batches
 from jrec.data.schema import SCHEMA_FILE, DatasetError

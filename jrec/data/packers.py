@@ -1,0 +1,65 @@
+"""What makes batches of columns: a packer, and what takes the place of one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from jrec.data.packing import CastPlace
+from jrec.data.packing_columns import PreparedColumns
+
+Where = Callable[[int], str]
+"""Names the place of the example at a position of columns, for messages."""
+
+EXAMPLE: Where = "example {}".format
+
+
+class AnyPacker(Protocol):
+    """``jrec.data.packing.Packer``, or what takes its place."""
+
+    @property
+    def cast(self) -> CastPlace:
+        """Where the cast is computed."""
+        ...
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of the columns that packing reads."""
+        ...
+
+    def prepare(self, columns: Any) -> PreparedColumns:
+        """Checks columns, and brings them into the form that ``pack`` reads."""
+        ...
+
+    def pack(self, columns: PreparedColumns, batch_size: int, where: Where = ..., *, number: int = 0) -> Any:
+        """Packs examples into a batch; see ``Packer``."""
+        ...
+
+
+class InPlaceOfPacker:
+    """Does what a packer does; what differs is for subclasses to say.
+
+    Args:
+      packer: The packer.
+    """
+
+    def __init__(self, packer: AnyPacker):
+        self._packer = packer
+
+    @property
+    def cast(self) -> CastPlace:
+        """Where the cast is computed."""
+        return self._packer.cast
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of the columns that packing reads."""
+        return self._packer.columns
+
+    def prepare(self, columns: Any) -> PreparedColumns:
+        """Checks columns, and brings them into the form that ``pack`` reads."""
+        return self._packer.prepare(columns)
+
+    def pack(self, columns: PreparedColumns, batch_size: int, where: Where = EXAMPLE, *, number: int = 0) -> Any:
+        """Packs examples into a batch; see ``Packer``. ``number`` is the batch's among all of a run."""
+        return self._packer.pack(columns, batch_size, where, number=number)
