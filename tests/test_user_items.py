@@ -1,5 +1,6 @@
 """Batches of two towers against plain Python, what they may read of a dataset, and the ranks of a catalogue's items."""
 
+import dataclasses
 import re
 import types
 from typing import Any
@@ -14,7 +15,7 @@ from jrec.data.dataset_packer import dataset_packer
 from jrec.data.joined import csv_source
 from jrec.data.readers.delimited import schema_of_features, stored_schema
 from jrec.data.readers.delimited_schema import check_schema, load_schema
-from jrec.data.schema import CategoricalFeature, DatasetError, DenseFeature, Schema, Table
+from jrec.data.schema import CategoricalFeature, DatasetError, DenseFeature, Schema, Shard, Split, Table
 from jrec.data.user_items import LOG_Q, UserItemPacker
 from jrec.errors import CheckpointError, ConfigError
 from jrec.train import rank_items
@@ -24,6 +25,7 @@ from jrec.train.config import DataConfig, EvaluateConfig, FeatureOverride, Model
 from jrec.train.model_schema import item_table, model_schema, request_schema, unread
 from jrec.train.rank_items import ItemRanker
 from jrec.train.report.ranking import LEFT_OUT, NEVER, RankScores, evaluated
+from jrec.train.watch import plan_evaluations
 
 ROWS, LENGTH = 9, 3
 
@@ -246,6 +248,14 @@ def test_batches_stay_large_and_the_metric_is_of_ranking():
     config = configured()
     assert (config.data.batch_size, config.data.eval_batch_size) == (2048, 8192)
     assert config.evaluate.early_stopping.metric == "ndcg"
+
+
+@pytest.mark.parametrize(("rows", "count"), [(ROWS, 16), (1_000_000, 8), (10**8, 5)])
+def test_where_items_are_many_there_are_fewer_evaluations(rows, count):
+    shard = Shard(file="valid", blocks=1, examples=8192, bytes=1, digest="")
+    schema = dataclasses.replace(schema_of(rows=rows), splits={"valid": Split(shards=(shard,))})
+    plan = plan_evaluations(configured(), model_schema(model(), schema), 40_000)
+    assert -(-40_000 // plan.every_steps) == count
 
 
 def plain_rank(scores, target, left_out):

@@ -11,6 +11,7 @@ from jrec.checkpoint import Checkpoints, Saved
 from jrec.data.schema import Schema
 from jrec.run.identity import meta_of
 from jrec.train.config import TrainConfig
+from jrec.train.model_schema import item_table
 from jrec.train.report.metrics import Evaluation
 from jrec.train.report.ranking import RankingEvaluation
 from jrec.train.run_folder import checkpoints_of, load_run_config
@@ -47,7 +48,9 @@ def plan_evaluations(config: TrainConfig, schema: Schema, total: int) -> Evaluat
     budget = int(_SHARE * total * config.data.batch_size)
     whole = max(-(-schema.splits[s].examples // config.data.eval_batch_size) for s in splits)
     batches = min(whole, wanted.batches or max(1, min(_BATCHES, budget // _MOST // each)))
-    count = max(_LEAST, min(_MOST, budget // (batches * each)))
+    # Two towers also make a vector of every item, which takes about what an example takes.
+    items = item_table(config.model, schema).rows if config.model.kind == "two_tower" else 0
+    count = max(_LEAST, min(_MOST, budget // (batches * each + items)))
     return EvaluationPlan(every_steps=max(1, -(-total // count)), batches=batches, splits=splits)
 
 
