@@ -1,5 +1,7 @@
 """Two-tower models: towers and loss against float64 NumPy, and training on any number of devices."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +13,8 @@ import jrec
 from jrec.batch import Batch
 from jrec.nn import TwoTower, TwoTowerConfig, ranking_metrics, ranks, two_tower_loss
 from jrec.ops.layout import Pooling
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 USERS, ITEMS, DIM, BATCH = 30, 20, 4, 16
 FREQUENCY = np.random.default_rng(5).dirichlet(np.ones(ITEMS))
@@ -101,6 +105,7 @@ def test_towers_and_loss_are_those_of_the_paper(by_label, log_q):
         assert float(step(batch)[0]) == pytest.approx(loss, rel=1e-5)
 
 
+@functools.cache
 def trained(devices):
     """Trains a few steps, one of which has a device without lines; returns losses, tables and recall."""
     model = TwoTower(layout(), towers(), rngs=nnx.Rngs(0))
@@ -118,13 +123,13 @@ def trained(devices):
     return losses, tables, ranking_metrics(ranks(vectors["user"], items, later["item"]), at=(5,))
 
 
-def test_loss_tables_and_recall_are_those_of_one_device_on_any_number():
+@pytest.mark.parametrize("devices", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_loss_tables_and_recall_are_those_of_one_device_on_any_number(devices):
     losses, tables, found = trained(1)
-    for devices in (2, 4):
-        other_losses, other_tables, other = trained(devices)
-        np.testing.assert_allclose(other_losses, losses, rtol=1e-5)
-        np.testing.assert_allclose(other_tables, tables, atol=1e-5)
-        assert other == pytest.approx(found, abs=1e-5)
+    other_losses, other_tables, other = trained(devices)
+    np.testing.assert_allclose(other_losses, losses, rtol=1e-5)
+    np.testing.assert_allclose(other_tables, tables, atol=1e-5)
+    assert other == pytest.approx(found, abs=1e-5)
 
 
 def test_lines_without_a_positive_have_no_loss_and_finite_gradients():
