@@ -147,6 +147,24 @@ def test_a_batch_that_cannot_be_cut_is_refused_and_leaves_the_run_as_it_is():
         np.testing.assert_array_equal(run.table("user"), before)
 
 
+@pytest.mark.parametrize("placement", ["device", "mesh"])
+def test_a_loss_of_the_whole_batch_is_refused(placement):
+    """Its negatives, or the share of what counts, would be those of a slice."""
+
+    def loss(logits, batch):
+        return nn.masked_mean((logits - nn.all_examples(logits).mean()) ** 2, batch.mask)
+
+    run, columns = placed(placement)
+    with run:
+        before = run.table("user")
+        feed = run.feed([columns(0), columns(1)], dense=DENSE)
+        run.compile(loss=loss)(next(feed))
+        step = run.compile(loss=loss, micro_batches=2)
+        with pytest.raises(ConfigError, match=r"asks for all examples .* leave micro_batches out"):
+            step(next(feed))
+        assert (run.table("user") != before).any()  # by the step of the whole batch
+
+
 def test_slices_take_the_memory_of_one():
     config = nn.DLRMConfig(num_dense=2, bottom_mlp=(512, 256, 8), top_mlp=(512, 256, 1))
     model = nn.DLRM(config, layout_of(), rngs=nnx.Rngs(0))

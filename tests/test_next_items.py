@@ -9,6 +9,7 @@ import pytest
 import jrec
 from jrec.data.columns import ListColumn
 from jrec.data.next_items import NextItemPacker, feature_names
+from jrec.data.oov_ids import OovIds
 from jrec.data.schema import CategoricalFeature, Schema, Table
 from jrec.errors import ConfigError
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig
@@ -120,6 +121,20 @@ def schema_of(**changes):
     )  # fmt: skip
 
 
+def test_unknown_items_of_a_history_leave_what_comes_next_as_it_is():
+    plain = packer(oov_row=5, seed=7)
+    lists, items = [[1, 2, 3], [4], [6, 7, 8, 0]], [3, 1, 2]
+    drawn = OovIds(plain, {"history": 5}, rate=0.7, seed=0)
+    one, other = (p.pack(p.prepare(columns_of(lists, items)), 3, number=2) for p in (plain, drawn))
+    before, after = (np.array(looked_up(batch, NAMES[0])) for batch in (one, other))
+    assert 0 < (before != after).sum() < (before >= 0).sum()
+    assert set(after[before != after]) == {5}
+    for name in NAMES[1:]:
+        assert looked_up(one, name) == looked_up(other, name)
+    for name, extra in one.extras.items():
+        np.testing.assert_array_equal(other.extras[name], extra)
+
+
 def configured(**evaluate):
     return TrainConfig(
         data=DataConfig(path="data"), model=ModelConfig(kind="hstu"), evaluate=EvaluateConfig(**evaluate)
@@ -213,12 +228,13 @@ def test_datasets_that_do_not_fit(own, changes, message):
         ({"kind": "dlrm", "sequence": SequenceSection(blocks=3)}, {}, "sequence is set, but model.kind is 'dlrm'"),
         ({"kind": "hstu", "sequence": SequenceSection(heads=3)}, {}, "sequence.heads is 3, which does not divide"),
         ({"kind": "hstu"}, {"schedule": "fae"}, "schedule is 'fae', but model.kind 'hstu'"),
+        ({"kind": "hstu"}, {"data": DataConfig(path="d", micro_batches=2)}, "micro_batches is 2, but model.kind"),
         ({"kind": "hstu"}, {"evaluate": EvaluateConfig(group="user")}, "evaluate.group is 'user'"),
     ],
 )  # fmt: skip
 def test_configurations_that_are_refused(model, more, message):
     with pytest.raises(ConfigError, match=message):
-        TrainConfig(data=DataConfig(path="data"), model=ModelConfig(**model), **more)
+        TrainConfig(**{"data": DataConfig(path="data"), "model": ModelConfig(**model), **more})
 
 
 def test_metrics_of_early_stopping():

@@ -181,6 +181,18 @@ def test_loss_and_recall_are_those_of_one_device_on_two_and_four(prepared):
 
 
 @pytest.mark.slow
+def test_unknown_users_get_a_trained_row(prepared):
+    rows = {}
+    for name, rate, steps in (("first", 0, 1), ("plain", 0, 40), ("oov", 0.2, 40)):
+        train(prepared, f"rows-{name}", f"data.oov_rate={rate}", f"max_steps={steps}", "evaluate.baselines=off")
+        restored = jrec.load_run(prepared / f"rows-{name}").restored
+        (oov,) = (table.oov_row for table in restored.schema.tables if table.name == "user")
+        rows[name] = restored.run.table("user")[oov]
+    np.testing.assert_array_equal(rows["plain"], rows["first"])  # as it was drawn
+    assert np.abs(rows["oov"] - rows["first"]).max() > 0.01
+
+
+@pytest.mark.slow
 def test_a_resumed_run_computes_the_same(trained):
     report, records, folder = trained
     train(folder, "resumed", "max_steps=30", "evaluate.every_steps=100")

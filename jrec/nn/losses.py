@@ -7,16 +7,31 @@ return a ``Loss`` are for ``Run.compile`` or ``train_step``.
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from jrec.batch import Batch
+from jrec.errors import ConfigError
 from jrec.mesh.route import AXIS
 from jrec.nn.optimizer import Loss
+
+_IN_SLICES = contextvars.ContextVar("_IN_SLICES", default=False)
+
+
+@contextlib.contextmanager
+def in_slices(sliced: bool) -> Iterator[None]:
+    """Within it ``all_examples`` raises, if ``sliced``."""
+    token = _IN_SLICES.set(sliced)
+    try:
+        yield
+    finally:
+        _IN_SLICES.reset(token)
 
 
 def all_examples(values: jax.Array) -> jax.Array:
@@ -25,7 +40,15 @@ def all_examples(values: jax.Array) -> jax.Array:
     Inside a loss or a model's ``logits`` each device has its part of the batch, (examples, ...). Gradients go back to
     the devices that the values come from. Under a plan that keeps tables on devices of their own (``computes``) a step
     with this is refused.
+
+    Raises:
+      ConfigError: In a step in ``micro_batches``, of which each has only some examples.
     """
+    if _IN_SLICES.get():
+        raise ConfigError(
+            "the loss or the model asks for all examples of the batch (jrec.nn.all_examples), as losses with negatives"
+            " from the batch do, but micro_batches show them only some at a time; leave micro_batches out"
+        )
     try:
         jax.lax.axis_size(AXIS)
     except NameError:

@@ -22,7 +22,7 @@ from flax import nnx
 from jrec.batch import Batch
 from jrec.mesh.communication import Communication
 from jrec.mesh.route import AXIS
-from jrec.nn.losses import binary_cross_entropy
+from jrec.nn.losses import binary_cross_entropy, in_slices
 from jrec.nn.micro_batches import MicroBatches
 from jrec.nn.module_state import Changed, arrays_of, check_independent, logits_of, pure_logits, put, replaced, shared
 from jrec.nn.optimizer import Loss, SparseOptimizer
@@ -207,8 +207,9 @@ def _gradients(
     def part(
         params: Any, activations: Activations, changed: Changed, batch: Batch
     ) -> tuple[jax.Array, tuple[Any, Changed]]:
-        found, changed = logits(params, changed, activations, batch, device)
-        value = loss(found, batch)
+        with in_slices(micro_batches > 1):
+            found, changed = logits(params, changed, activations, batch, device)
+            value = loss(found, batch)
         return value if total is None else value * (jnp.sum(batch.mask) / total), (found, changed)
 
     one = jax.value_and_grad(part, argnums=(0, 1), has_aux=True)

@@ -15,7 +15,7 @@ from jrec.data.loader import Loader, LoaderConfig, make_loader
 from jrec.data.next_items import NextItemPacker
 from jrec.data.oov_ids import OovIds
 from jrec.data.packers import AnyPacker
-from jrec.data.packing import CastPlace, Packer
+from jrec.data.packing import CastPlace
 from jrec.data.schema import Schema, Table
 from jrec.data.user_items import UserItemPacker
 from jrec.data.value_rows import Keys, TableVocabulary
@@ -41,10 +41,9 @@ def train_loader(config: TrainConfig, schema: Schema, layout: EmbeddingLayout) -
     vocabularies = vocabularies_of(config, schema)
     growing = {name: Keys(stored=True, key_seed=own.key_seed) for name, own in vocabularies.items()}
 
-    def packer(own: Packer) -> AnyPacker:
-        packs: AnyPacker = Gathering(own) if growing else own
+    def with_oov(packer: AnyPacker) -> AnyPacker:
         rate = config.data.oov_rate
-        return OovIds(packs, _oov_rows(schema, rate), rate=rate, seed=config.seed) if rate else packs
+        return OovIds(packer, _oov_rows(config, schema), rate=rate, seed=config.seed) if rate else packer
 
     return make_loader(
         config.data.path,
@@ -56,23 +55,24 @@ def train_loader(config: TrainConfig, schema: Schema, layout: EmbeddingLayout) -
         process_index=jax.process_index(),
         process_count=jax.process_count(),
         growing=growing or None,
-        packer=packer,
-        packs=ranking_packer(config, schema, layout, training=True) if config.model.ranks else None,
+        packer=lambda own: with_oov(Gathering(own) if growing else own),
+        packs=with_oov(ranking_packer(config, schema, layout, training=True)) if config.model.ranks else None,
     )
 
 
-def _oov_rows(schema: Schema, rate: float) -> dict[str, int]:
-    """By feature the OOV row of its table.
+def _oov_rows(config: TrainConfig, schema: Schema) -> dict[str, int]:
+    """By feature the OOV row of its table, but of an item to rank, which is never an unknown one.
 
     Raises:
       ConfigError: If no table has one.
     """
-    found = {f.name: schema.table(f.table).oov_row for f in schema.categorical}
+    ranked = config.model.ranked if config.model.ranks else ""
+    found = {f.name: schema.table(f.table).oov_row for f in schema.categorical if f.name != ranked}
     rows = {name: row for name, row in found.items() if row is not None}
     if not rows:
         raise ConfigError(
-            f"data.oov_rate is {rate}, but no table of {schema.name!r} has an OOV row: hashed and growing tables have"
-            " none; leave it out"
+            f"data.oov_rate is {config.data.oov_rate}, but no table that {schema.name!r} reads for it has an OOV row:"
+            " hashed and growing tables have none; leave it out"
         )
     return rows
 

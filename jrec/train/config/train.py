@@ -43,7 +43,8 @@ class DataConfig(Section):
       on_bad_id: How out-of-range ids are handled: an error ("raise"), the last row ("clip") or the table's
         out-of-vocabulary row ("oov").
       oov_rate: The share of ids that become their table's out-of-vocabulary row in training, drawn anew in each batch.
-        Where every value of training has a row of its own, nothing else trains that row, which later values meet.
+        Where every value of training has a row of its own, nothing else trains that row, which later values meet. An
+        item to rank keeps its row.
       drop_remainder: Whether to leave out an epoch's last training batch if it is not full, instead of padding it.
     """
 
@@ -286,10 +287,10 @@ class TrainConfig(Section):
         if self.model.ranks:
             self._settle_ranking()
         self._check_metric()
-        if self.data.oov_rate and (self.model.ranks or self.schedule != "plain"):
+        if self.data.oov_rate and self.schedule != "plain":
             raise ConfigError(
-                f"data.oov_rate is {self.data.oov_rate}, but model.kind is {self.model.kind!r} and schedule"
-                f" {self.schedule!r}: packs hold their ids, and items that are ranked are no others; leave it out"
+                f"data.oov_rate is {self.data.oov_rate}, but schedule is {self.schedule!r}, whose packs hold their ids;"
+                " leave it out"
             )
         if self.model.calibrate and not self._evaluates:
             raise ConfigError(
@@ -325,10 +326,10 @@ class TrainConfig(Section):
             raise ConfigError(
                 f"schedule is {self.schedule!r}, but model.kind {self.model.kind!r} trains by 'plain'; leave it out"
             )
-        if self.model.kind == "two_tower" and self.data.micro_batches > 1:
+        if ranks and self.data.micro_batches > 1:
             raise ConfigError(
-                f"data.micro_batches is {self.data.micro_batches}, but model.kind 'two_tower' tells an item from all"
-                " others of the batch, of which a slice has only some; leave it out"
+                f"data.micro_batches is {self.data.micro_batches}, but model.kind {self.model.kind!r} tells an item"
+                " from others of the whole batch, of which a slice has only some; leave it out"
             )
         if ranks and wanted.group:
             raise ConfigError(
