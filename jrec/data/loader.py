@@ -14,7 +14,7 @@ from jrec.batch import Batch
 from jrec.data.dataset_packer import dataset_packer
 from jrec.data.loader_source import BatchSource, OrderConfig, SharesSource, windows_needed
 from jrec.data.packers import AnyPacker
-from jrec.data.packing import CastPlace, OnBadId, Packer
+from jrec.data.packing import CastPlace, OnBadId
 from jrec.data.reorder.file import table_checksums
 from jrec.data.schema import DatasetError, Schema
 from jrec.data.value_rows import TableVocabulary
@@ -75,8 +75,7 @@ def make_loader(
     transform: Callable[[Batch], Any] | None = None,
     orders: Mapping[str, np.ndarray] | None = None,
     growing: Mapping[str, TableVocabulary] | None = None,
-    packer: Callable[[Packer], Any] | None = None,
-    packs: AnyPacker | None = None,
+    packer: AnyPacker | None = None,
 ) -> Loader:
     """Opens a split of a dataset.
 
@@ -93,9 +92,7 @@ def make_loader(
       orders: By table of which the dataset numbers only some rows, (numbered rows,) uint32: the row of the layout's
         table for each of them.
       growing: By table that grows, the rows that keys have; see ``dataset_packer``.
-      packer: Makes what packs batches in the place of the dataset's packer; None for that one.
-      packs: What packs batches of a layout with other features than the dataset's; ``orders``, ``growing`` and
-        ``packer`` then do not count.
+      packer: What packs batches in the place of the dataset's packer; ``orders`` and ``growing`` then do not count.
 
     Raises:
       DatasetError: If the split is missing or empty, or layout and dataset do not fit together.
@@ -114,12 +111,9 @@ def make_loader(
     if epochs is not None and epochs < 1:
         raise ValueError(f"epochs is {epochs}; it must be at least 1, or None for no end")
     schema = Schema.load(folder) if schema is None else schema
-    made: Any = packs
-    if packs is None:
-        own_packer = dataset_packer(
-            folder, schema, layout, on_bad_id=config.on_bad_id, cast=config.cast, orders=orders, growing=growing
-        )
-        made = own_packer if packer is None else packer(own_packer)
+    made = packer or dataset_packer(
+        folder, schema, layout, on_bad_id=config.on_bad_id, cast=config.cast, orders=orders, growing=growing
+    )
     _check_split(folder, schema, split, config.batch_size * process_count if config.drop_remainder else 1)
 
     def share(index: int, count: int, batch_size: int) -> BatchSource:

@@ -38,13 +38,9 @@ def train_loader(config: TrainConfig, schema: Schema, layout: EmbeddingLayout) -
       schema: The dataset's schema.
       layout: The tables' layout.
     """
-    vocabularies = vocabularies_of(config, schema)
-    growing = {name: Keys(stored=True, key_seed=own.key_seed) for name, own in vocabularies.items()}
-
-    def with_oov(packer: AnyPacker) -> AnyPacker:
-        rate = config.data.oov_rate
-        return OovIds(packer, _oov_rows(config, schema), rate=rate, seed=config.seed) if rate else packer
-
+    packer = _training_packer(config, schema, layout)
+    if rate := config.data.oov_rate:
+        packer = OovIds(packer, _oov_rows(config, schema), rate=rate, seed=config.seed)
     return make_loader(
         config.data.path,
         schema,
@@ -54,10 +50,18 @@ def train_loader(config: TrainConfig, schema: Schema, layout: EmbeddingLayout) -
         epochs=config.epochs,
         process_index=jax.process_index(),
         process_count=jax.process_count(),
-        growing=growing or None,
-        packer=lambda own: with_oov(Gathering(own) if growing else own),
-        packs=with_oov(ranking_packer(config, schema, layout, training=True)) if config.model.ranks else None,
+        packer=packer,
     )
+
+
+def _training_packer(config: TrainConfig, schema: Schema, layout: EmbeddingLayout) -> AnyPacker:
+    if config.model.ranks:
+        return ranking_packer(config, schema, layout, training=True)
+    vocabularies, order = vocabularies_of(config, schema), _train_order(config)
+    growing = {name: Keys(stored=True, key_seed=own.key_seed) for name, own in vocabularies.items()}
+    options: dict[str, Any] = {"on_bad_id": order.on_bad_id, "cast": order.cast, "growing": growing}
+    packer = dataset_packer(config.data.path, schema, layout, **options)
+    return Gathering(packer) if growing else packer
 
 
 def _oov_rows(config: TrainConfig, schema: Schema) -> dict[str, int]:
@@ -168,7 +172,7 @@ def eval_loader(
         process_count=processes,
         transform=transform,
         growing=growing,
-        packs=ranking_packer(config, schema, layout, training=False) if config.model.ranks else None,
+        packer=ranking_packer(config, schema, layout, training=False) if config.model.ranks else None,
     )
 
 
