@@ -8,7 +8,7 @@ of the cores were chosen by AUC on the split valid of the samples; scores are of
 
 Examples:
   python -m benchmarks.accuracy_tt
-  python -m benchmarks.accuracy_tt --dataset movielens --seeds 0 1 2 --set tables.tt.rank=8
+  python -m benchmarks.accuracy_tt --dataset movielens_1m --seeds 0 1 2 --set tables.tt.rank=8
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A part is a module with ``add_arguments(parser)`` and ``measure(report, argument
 
 Examples:
   python -m benchmarks.fae --part training
-  jrec synth --like criteo-kaggle --rows 56250000 --out kaggle                (45 million of these are for training)
+  jrec synth --like criteo-kaggle --rows 56250000 --out kaggle                # 45 million of these are for training
   python -m benchmarks.fae --part calibration --measure packing --kaggle kaggle --quick
 """
 

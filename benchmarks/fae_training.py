@@ -12,7 +12,7 @@ eighth of the steps.
 
 Examples:
   python -m benchmarks.fae_training
-  python -m benchmarks.fae_training --rows 5000000 --scale 1 --pairs 1     (tables at full size; hours)
+  python -m benchmarks.fae_training --rows 5000000 --scale 1 --pairs 1     # tables at full size; hours
   python -m benchmarks.fae_training --only accuracy --set fae.initial_rate=1
 """
 

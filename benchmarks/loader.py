@@ -1,6 +1,6 @@
 """The loader's speed and CPU time, casts off and on, and its memory at two lengths of the dataset.
 
-    python -m benchmarks.loader [--quick] [--out FILE] [--workers N]
+    python -m benchmarks.loader --workers 2 --out loader.jsonl
 
 The datasets are synthetic: the Kaggle challenge's 13 dense and 26 one-hot features in batches of 2,048, and those of
 MLPerf's DLRM-DCNv2, 13 dense features and 214 ids, in batches of 6,912. CPU time is that of all threads; of it the time

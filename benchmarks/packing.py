@@ -1,6 +1,6 @@
 """What the forms of ids cost ``jrec.data.pack_batch``: microseconds per 1,000 ids, by the form.
 
-    python -m benchmarks.packing [--quick] [--out FILE]
+    python -m benchmarks.packing --out packing.jsonl
 
 One feature of one id an example, 4,096 examples, and one of up to 20, 1,024 examples; a dataset's loader packs unsigned
 integers. A packer is made once, as for serving; "a new packer" is ``pack_batch`` as it is called for one batch.

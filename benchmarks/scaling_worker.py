@@ -1,6 +1,7 @@
 """One device count of ``benchmarks.scaling``: a training step on that many devices, in a process of its own.
 
-    XLA_FLAGS=--xla_force_host_platform_device_count=4 python -m benchmarks.scaling_worker --devices 4 --rows 100000
+    export XLA_FLAGS=--xla_force_host_platform_device_count=4
+    python -m benchmarks.scaling_worker --devices 4 --rows 100000 --examples 2048 --steps 10
 
 Prints one JSON object: the step's seconds, its loss, and the bytes of links, counted and expected.
 """

@@ -112,7 +112,7 @@ def _program(word: str) -> str:
 
 
 def _simple_commands(line: str) -> list[list[str]]:
-    line = re.sub(r"\$\(([^()]*)\)", "substituted", line)
+    line = re.sub(r"\$\(([^()]*)\)", "substituted", re.sub(r" > \S+$", "", line))
     lexer = shlex.shlex(re.sub(r"\$\w+", "1", line), posix=True, punctuation_chars="|&;")
     lexer.whitespace_split = True
     commands: list[list[str]] = [[]]

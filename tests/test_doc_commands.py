@@ -1,6 +1,9 @@
 """Every shell command of the documentation is one that its program takes; those that can run here do, page by page."""
 
+import argparse
+import ast
 import gzip
+import importlib
 import pathlib
 import re
 import shlex
@@ -12,7 +15,7 @@ import pyarrow.feather
 import pyarrow.parquet
 import pytest
 import shop_logs
-from doc_commands import PAGES, ROOT, DocCommand, block_commands, check, commands_of, inline_commands
+from doc_commands import COMMANDS, PAGES, ROOT, DocCommand, block_commands, check, commands_of, inline_commands
 
 from jrec import cli
 
@@ -228,3 +231,34 @@ def test_the_commands_of_a_page_run_one_after_the_other(page, given, tmp_path, m
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     for command in commands:
         run(command, next((code for pattern, code in EXIT_CODES.items() if re.match(pattern, command)), 0))
+
+
+def helps():
+    """What ``--help`` of the command and of its subcommands ends in, and what begins benchmarks and scripts."""
+    yield "jrec --help", cli.EXAMPLES
+    for name, command in COMMANDS.items():
+        parsers = [cli.command_parser(command, importlib.import_module(command.module))]
+        for parser in parsers:  # subcommands of a command join behind it
+            nested = [action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+            parsers += [one for some in nested for one in some.values()]
+            if parser.epilog:
+                yield f"jrec {name} --help", parser.epilog
+    for path in sorted([*ROOT.glob("benchmarks/*.py"), *ROOT.glob("scripts/*.py")]):
+        yield str(path.relative_to(ROOT)), ast.get_docstring(ast.parse(path.read_text())) or ""
+
+
+HELPS = [
+    command
+    for place, text in helps()
+    for command in commands_of(place, text, 1, strict=False)
+    if command.words[:2] != ("jrec", "COMMAND")
+]
+
+
+@pytest.mark.parametrize("command", HELPS, ids=lambda command: command.place)
+def test_examples_of_helps_are_what_their_program_takes(command, base):
+    check(command, base)
+
+
+def test_every_command_has_an_example_in_its_help():
+    assert COMMANDS.keys() <= {command.words[1] for command in HELPS if command.words[0] == "jrec"}

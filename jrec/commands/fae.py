@@ -31,7 +31,7 @@ CALIBRATE_EPILOG = """examples:
   jrec fae calibrate data/kaggle --budget 256MB
   jrec fae calibrate data/terabyte --budget 2GB --dim 64 --slot-bytes 0 --out terabyte.fae
   jrec fae calibrate data/kaggle --config configs/criteo_kaggle.toml
-  jrec fae calibrate data/kaggle --sample 0.05    (a sample of the inputs and bounds, as in the paper)
+  jrec fae calibrate data/kaggle --sample 0.05    # a sample of the inputs and bounds, as in the paper
 """
 PACK_EPILOG = """examples:
   jrec fae pack data/kaggle --calibration kaggle.fae --out data/kaggle_fae
