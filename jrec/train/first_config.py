@@ -183,11 +183,9 @@ def candidates(facts: Facts) -> list[Candidate]:
         rows=("rowwise_adagrad", 0.05),
     )
     adam = Candidate(name=f"{products}, rows by Adam", interaction="dot", dim=dim, top=top, rows=("adam", 0.002))
-    linear = Candidate(
-        name="a linear model of the ids", interaction="concat", dim=4, top=(), rows=("rowwise_adagrad", 0.02)
-    )
+    linear = Candidate(name="a linear model of the ids", interaction="concat", dim=4, top=(), rows=("adam", 0.0005))
     if facts.rows * dim * 4 >= _LARGE:
-        return [adagrad, linear]
+        return [adagrad, dataclasses.replace(linear, rows=("rowwise_adagrad", 0.02))]
     small = dataclasses.replace(adam, name=f"{products}, rows by Adam and kept small", decay=0.01)
     crossed = dataclasses.replace(adagrad, name="cross layers (DCN-v2), rare rows in large steps", interaction="dcn")
     pairs = [adam, adagrad, small] if often else [adagrad, adam, small]
