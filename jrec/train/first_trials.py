@@ -110,5 +110,5 @@ def _config(path: str, facts: Facts, candidate: Candidate, out: pathlib.Path) ->
 
 def notes_of(trials: Sequence[Trial]) -> list[str]:
     """Lines that say how the trials went."""
-    head = f"Each was trained for up to {STEPS:,} steps, and reached on the valid split the log loss"
+    head = f"Each was trained for up to {STEPS:,} steps, and reached on the valid split this log loss, once calibrated:"
     return [head, *(f"  {trial.log_loss:.4f}  {trial.candidate.name}" for trial in trials)]
