@@ -29,11 +29,12 @@ from jrec.train import loop
 from jrec.train.build import build_layout, build_model, build_optimizer
 from jrec.train.config import load_config
 from jrec.train.dataset import evaluation_config, open_data
-from jrec.train.evaluate import evaluate_checkpoint
+from jrec.train.evaluate import evaluate_checkpoint, restore_run
 from jrec.train.hot_cold_feed import FaeLoaders
 from jrec.train.loaders import train_loader
 from jrec.train.loop import train
 from jrec.train.report import summary, write_report
+from jrec.train.report.metrics import sigmoid
 from jrec.train.shuffle_scheduler import ShuffleScheduler
 
 
@@ -344,6 +345,17 @@ def test_first_order_terms_and_other_interactions(configure, tmp_path, interacti
     losses, *_ = plain_run(config, kinds_of(outcome.folder))
     logged = [r["loss"] for r in records_of(outcome.folder) if r["split"] == "train"]
     np.testing.assert_allclose(logged, losses, rtol=1e-5)  # XLA fuses these interactions in another way
+
+
+def test_calibration_on_packs_keeps_the_mean_prediction(fae):
+    """Their training split has the cold examples alone, of which no shift can be told."""
+    rate = "optimizer.embedding.learning_rate=0.5"  # so that predictions become too extreme
+    outcome = train(fae("max_steps=12", "evaluate.every_steps=12", "evaluate.batches=0", "model.calibrate=true", rate))
+    restored = restore_run(outcome.folder)
+    restored.run.calibrate(1.0, 0.0)
+    raw, found = restored.scores("valid").logits, outcome.scores["valid"].logits
+    assert np.ptp(found) < 0.99 * np.ptp(raw)
+    assert sigmoid(found).mean() == pytest.approx(sigmoid(raw).mean(), abs=1e-3)
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import pytest
 from run_cases import CONFIG, configuring, quickstart
 
 import jrec
+from jrec.commands.train import _say_unread
 from jrec.data.columns import ListColumn
 from jrec.data.oov_ids import OovIds
 from jrec.data.packing import Packer
@@ -130,5 +131,12 @@ def test_where_there_is_no_oov_row_it_is_refused(dataset, tmp_path):
     config = load("data.oov_rate=0.1")
     with pytest.raises(ConfigError, match=r"data\.oov_rate is 0\.1, but no table that 'quickstart' reads .* OOV row"):
         train_loader(config, without, build_layout(config, without))
-    with pytest.raises(ConfigError, match=r"data\.oov_rate is 0\.1, but schedule is 'fae'"):
-        load("data.oov_rate=0.1", "schedule=fae")
+
+
+def test_packs_leave_it_out_and_say_so(dataset, tmp_path, capsys):
+    load = configuring(tmp_path, dataset, CONFIG)
+    _say_unread(load("data.oov_rate=0.01", "schedule=fae"))
+    assert capsys.readouterr().err == "jrec: data.oov_rate = 0.01 does not apply to the ids of packs\n"
+    for config in (load("data.oov_rate=0.01"), load("schedule=fae")):
+        _say_unread(config)
+        assert capsys.readouterr().err == ""

@@ -86,7 +86,7 @@ def _run(args: argparse.Namespace, company: Company) -> int:
         from jrec.train import determinism
 
         determinism.request()  # before JAX reads its flags
-    if company.first and config.model.ranks:
+    if company.first:
         _say_unread(config)
     flags = {"resume": args.resume, "resume-from": args.resume_from, "overwrite": args.overwrite}
     company.meet(training_facts(config, start.data, flags))
@@ -149,7 +149,11 @@ def _run(args: argparse.Namespace, company: Company) -> int:
 
 
 def _say_unread(config: TrainConfig) -> None:
-    """Says which features a model that ranks items leaves out."""
+    """Says which features a model that ranks items leaves out, and which key does not apply to packs."""
+    if config.data.oov_rate and config.schedule == "fae":  # such as of `jrec init`, whose schedule is another
+        print(f"jrec: data.oov_rate = {config.data.oov_rate} does not apply to the ids of packs", file=sys.stderr)
+    if not config.model.ranks:
+        return
     from jrec.data.schema import Schema
     from jrec.train.model_schema import unread
 

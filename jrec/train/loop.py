@@ -388,12 +388,14 @@ class _Training:
 
     def _calibrated(self, scores: Scores, progress: TrainingProgress) -> Scores:
         """Fits the model's calibration to scores, and to as many examples of training; returns the scores by it."""
-        limit = -(-scores.labels.size // self.config.data.eval_batch_size)
-        training = score_split(
-            self.config, self.schema, self.run, "train", limit=limit, shuffle=True, progress=progress
-        )
-        assert isinstance(training, Scores)  # as the others are
-        scale, shift = fit_calibration(scores, bias=bias_of(training))
+        limit, bias = -(-scores.labels.size // self.config.data.eval_batch_size), 0.0
+        if self.config.schedule == "plain":  # what else has the training split's name has the cold examples alone
+            training = score_split(
+                self.config, self.schema, self.run, "train", limit=limit, shuffle=True, progress=progress
+            )
+            assert isinstance(training, Scores)  # as the others are
+            bias = bias_of(training)
+        scale, shift = fit_calibration(scores, bias=bias)
         self.run.calibrate(scale, shift)
         return calibrated(scores, scale, shift)
 

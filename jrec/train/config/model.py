@@ -198,7 +198,8 @@ class ModelConfig(Section):
         scale no longer matters.
       calibrate: Whether every evaluation in training fits a scale of the logit to the first of ``evaluate.splits``, by
         which the model predicts from then on, and a shift by which its mean prediction is right on as many examples of
-        training. It changes no ranking; probabilities that became too extreme or too timid are put right.
+        training (of packs, none). It changes no ranking; probabilities that became too extreme or too timid are put
+        right.
       members: How many models are trained side by side on parts of the same rows, each with layers of its own; the
         logit is the mean of theirs, as of an ensemble. Rows have ``members`` times as many elements. On small logs it
         ranks and predicts better than one model with rows as large.

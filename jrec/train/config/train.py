@@ -44,7 +44,7 @@ class DataConfig(Section):
         out-of-vocabulary row ("oov").
       oov_rate: The share of ids that become their table's out-of-vocabulary row in training, drawn anew in each batch.
         Where every value of training has a row of its own, nothing else trains that row, which later values meet. An
-        item to rank keeps its row.
+        item to rank keeps its row, and so do the ids of packs (schedule "fae").
       drop_remainder: Whether to leave out an epoch's last training batch if it is not full, instead of padding it.
     """
 
@@ -287,11 +287,6 @@ class TrainConfig(Section):
         if self.model.ranks:
             self._settle_ranking()
         self._check_metric()
-        if self.data.oov_rate and self.schedule != "plain":
-            raise ConfigError(
-                f"data.oov_rate is {self.data.oov_rate}, but schedule is {self.schedule!r}, whose packs hold their ids;"
-                " leave it out"
-            )
         if self.model.calibrate and not self._evaluates:
             raise ConfigError(
                 f"model.calibrate is true, but evaluate.every_steps is {self.evaluate.every_steps}, evaluate.splits"
