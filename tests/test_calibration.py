@@ -60,6 +60,17 @@ def test_a_bias_of_training_is_taken_off_the_mean_prediction():
         assert bias_of(Scores(logits=training.logits[: odd.size], labels=odd)) == 0
 
 
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_predictions_of_exactly_zero_or_one_are_calibrated_to_finite_numbers(sign):
+    random = np.random.default_rng(0)
+    logits = (sign * (800 + random.random(1000))).astype(np.float32)  # whose mean prediction is 0 or 1 to the last bit
+    labels = random.random(1000) < 0.5 + 0.3 * (logits > np.median(logits))
+    for bias in (0.0, bias_of(Scores(logits=logits, labels=labels))):
+        scale, shift = fit_calibration(Scores(logits=logits, labels=labels), bias=bias)
+        assert scale > 0
+        assert np.isfinite([scale, shift]).all()
+
+
 @pytest.mark.parametrize("scale", [0.4, 1.0, 2.5])
 def test_refinement_is_the_loss_of_right_probabilities_whatever_scale_and_mean_are(scale):
     scores = drawn(scale, 0.7)

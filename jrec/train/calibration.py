@@ -11,12 +11,15 @@ like it, as in a log of flights whose autumn says little of December.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from jrec.train.report.metrics import Scores, entropy, sigmoid
 
 _STEPS = 50
 _TOLERANCE = 1e-10
+_LEAST = 2.0**-53
 
 
 def fit_calibration(scores: Scores, *, bias: float = 0.0) -> tuple[float, float]:
@@ -90,7 +93,8 @@ def _platt(logits: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
 
 def _shift(logits: np.ndarray, mean: float) -> float:
     """What is added to logits so that the mean prediction is that, by bisection."""
-    reach = float(np.abs(logits).max()) + abs(float(np.log(mean / (1 - mean))))
+    mean = min(max(mean, _LEAST), 1 - _LEAST)  # which of extreme logits is 0 or 1 to the last bit
+    reach = float(np.abs(logits).max()) + abs(math.log(mean / (1 - mean)))
     low, high = -reach, reach
     for _ in range(60):
         middle = (low + high) / 2
