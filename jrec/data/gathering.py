@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import override
 
 from jrec.batch import Batch
-from jrec.data.packers import EXAMPLE, InPlaceOfPacker, Where
-from jrec.data.packing import CastPlace, Packer
+from jrec.data.packers import InPlaceOfPacker
+from jrec.data.packing import EXAMPLE, CastPlace, Packer, Where
 from jrec.data.packing_columns import PreparedColumns, join
 
 
@@ -26,7 +26,7 @@ class Gathered:
     packer: Packer
     columns: PreparedColumns
     batch_size: int
-    where: Callable[[int], str]
+    where: Where
 
     def pack(self) -> Batch:
         """The batch."""
@@ -56,16 +56,12 @@ def joined(pieces: Sequence[tuple[Gathered, int, int]]) -> Gathered:
     return Gathered(packer=pieces[0][0].packer, columns=columns, batch_size=size, where=where)
 
 
-class Gathering(InPlaceOfPacker):
+class Gathering(InPlaceOfPacker[Packer]):
     """Takes the place of a loader's packer: its batches are ``Gathered``.
 
     Args:
       packer: Says which columns are read, checks them, and packs what was gathered.
     """
-
-    def __init__(self, packer: Packer):
-        super().__init__(packer)
-        self._packs = packer
 
     @property
     @override
@@ -75,4 +71,4 @@ class Gathering(InPlaceOfPacker):
     @override
     def pack(self, columns: PreparedColumns, batch_size: int, where: Where = EXAMPLE, *, number: int = 0) -> Gathered:
         del number
-        return Gathered(packer=self._packs, columns=columns, batch_size=batch_size, where=where)
+        return Gathered(packer=self._packer, columns=columns, batch_size=batch_size, where=where)

@@ -10,8 +10,8 @@ import numpy as np
 
 from jrec.batch import Batch
 from jrec.data.columns import Column, ListColumn, count_examples
-from jrec.data.packers import EXAMPLE, InPlaceOfPacker, Where
-from jrec.data.packing import CastPlace, OnBadId, Packer
+from jrec.data.packers import InPlaceOfPacker
+from jrec.data.packing import EXAMPLE, CastPlace, OnBadId, Packer, Where
 from jrec.data.packing_columns import PreparedColumns
 from jrec.ops.layout import EmbeddingLayout
 
@@ -28,7 +28,7 @@ def feature_names(history: str, item: str) -> tuple[str, str, str]:
     return history, f"{item}.{NEXT}", f"{item}.{SAMPLED}"
 
 
-class NextItemPacker(InPlaceOfPacker):
+class NextItemPacker(InPlaceOfPacker[Packer]):
     """Takes the place of a dataset's packer: examples of a history and the item after it.
 
     In training the batch has for each position of a history the item that comes next, which is the history shifted by

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Protocol
 
-from jrec.data.packing import CastPlace
+from jrec.data.packing import EXAMPLE, CastPlace, Where
 from jrec.data.packing_columns import PreparedColumns
-
-Where = Callable[[int], str]
-"""Names the place of the example at a position of columns, for messages."""
-
-EXAMPLE: Where = "example {}".format
 
 
 class AnyPacker(Protocol):
@@ -36,14 +30,14 @@ class AnyPacker(Protocol):
         ...
 
 
-class InPlaceOfPacker:
+class InPlaceOfPacker[P: AnyPacker]:
     """Does what a packer does; what differs is for subclasses to say.
 
     Args:
       packer: The packer.
     """
 
-    def __init__(self, packer: AnyPacker):
+    def __init__(self, packer: P):
         self._packer = packer
 
     @property

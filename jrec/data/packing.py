@@ -33,6 +33,9 @@ from jrec.ops.types import Bags
 
 OnBadId = Literal["raise", "clip", "oov"]
 CastPlace = Literal["none", "host"]
+Where = Callable[[int], str]
+"""Names the place of the example at a position of columns, for messages."""
+EXAMPLE: Where = "example {}".format
 _POLICIES = {"raise": kernels.RAISE, "clip": kernels.CLIP, "oov": kernels.OOV}
 _SCALES = {"mean": kernels.MEAN, "sqrtn": kernels.SQRTN}
 _NO_WEIGHTS = np.empty(0, np.float32)
@@ -186,14 +189,7 @@ class Packer:
             )
         return known
 
-    def pack(
-        self,
-        columns: PreparedColumns,
-        batch_size: int,
-        where: Callable[[int], str] = "example {}".format,
-        *,
-        number: int = 0,
-    ) -> Batch:
+    def pack(self, columns: PreparedColumns, batch_size: int, where: Where = EXAMPLE, *, number: int = 0) -> Batch:
         """Packs examples into a batch of ``batch_size``, which is at least their number.
 
         Args:
@@ -211,7 +207,7 @@ class Packer:
 class _Pack:
     """One batch in the making."""
 
-    def __init__(self, packer: Packer, columns: PreparedColumns, batch_size: int, where: Callable[[int], str]):
+    def __init__(self, packer: Packer, columns: PreparedColumns, batch_size: int, where: Where):
         self.packer, self.columns = packer, columns
         self.batch_size, self.where = batch_size, where
         self.fault = np.full(3, -1, np.int64)

@@ -12,14 +12,14 @@ from jrec.batch import Batch
 from jrec.data.blocks import WEIGHT_SUFFIX
 from jrec.data.columns import Column, ListColumn, count_examples
 from jrec.data.next_items import SEEN, TARGET, matrix
-from jrec.data.packers import EXAMPLE, InPlaceOfPacker, Where
-from jrec.data.packing import Packer
+from jrec.data.packers import InPlaceOfPacker
+from jrec.data.packing import EXAMPLE, Packer, Where
 from jrec.data.packing_columns import PreparedColumns
 
 LOG_Q = "log_q"
 
 
-class UserItemPacker(InPlaceOfPacker):
+class UserItemPacker(InPlaceOfPacker[Packer]):
     """Takes the place of a dataset's packer, and adds extras: the item, "target" (batch,), int32 rows.
 
     In training also "log_q" (batch,) float32, where that is given; in evaluation the items of the history, "seen"
@@ -35,7 +35,6 @@ class UserItemPacker(InPlaceOfPacker):
 
     def __init__(self, packer: Packer, *, item: str, history: str = "", log_q: np.ndarray | None = None):
         super().__init__(packer)
-        self._reads, self._extras = packer.columns, packer.extras
         self._item, self._history, self._log_q = item, history, log_q
         self._features = [config for config, _ in packer.layout.features]
         self._length = next((feature.max_length for feature in self._features if feature.name == history), 0)
@@ -48,7 +47,7 @@ class UserItemPacker(InPlaceOfPacker):
     @property
     @override
     def columns(self) -> list[str]:
-        return [name for name in self._reads if name not in self._extras]
+        return [name for name in self._packer.columns if name not in self._packer.extras]
 
     @override
     def prepare(self, columns: Mapping[str, Column]) -> PreparedColumns:
@@ -64,7 +63,7 @@ class UserItemPacker(InPlaceOfPacker):
             if feature.weighted:
                 given[feature.name + WEIGHT_SUFFIX] = ListColumn(offsets, np.zeros(count * each, np.float32))
         nothing = np.zeros(count, np.float32)
-        return self._packer.prepare({**dict.fromkeys(self._packer.columns, nothing), **given})
+        return super().prepare({**dict.fromkeys(self._packer.columns, nothing), **given})
 
     @override
     def pack(self, columns: PreparedColumns, batch_size: int, where: Where = EXAMPLE, *, number: int = 0) -> Batch:

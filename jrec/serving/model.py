@@ -185,7 +185,8 @@ class Model:
         """(examples, n) rows of the ranked table that are left out, -1 for none."""
         seen = np.full((examples, 0), -1, np.int64)
         if history is not None and retrieval.leaves_out_history:
-            seen = _matrix(history)
+            length = history.values.shape[1] if history.offsets is None else np.diff(history.offsets).max(initial=0)
+            seen, _ = history.padded(int(length))
         if self._items is not None:
             place = np.minimum(np.searchsorted(self._items, seen), len(self._items) - 1)
             seen = np.where(self._items[place] == seen, place, -1)
@@ -377,16 +378,6 @@ def probabilities(logits: Any) -> Any:
         return {task: probabilities(own) for task, own in logits.items()}
     with np.errstate(over="ignore"):  # 1 / infinity is 0
         return (1 / (1 + np.exp(-logits.astype(np.float64)))).astype(np.float32)
-
-
-def _matrix(ids: Ids) -> np.ndarray:
-    """(examples, n) int64, -1 behind the end of a list."""
-    if ids.offsets is None:
-        return np.asarray(ids.values, np.int64)
-    lengths = np.diff(ids.offsets)
-    matrix = np.full((len(lengths), lengths.max(initial=0)), -1, np.int64)
-    matrix[np.arange(matrix.shape[1]) < lengths[:, None]] = ids.values.reshape(-1)
-    return matrix
 
 
 def load(

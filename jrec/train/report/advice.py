@@ -47,8 +47,9 @@ def advise(content: Mapping[str, Any], records: Sequence[Mapping[str, Any]], kin
 
 def _stopping(config: Mapping[str, Any]) -> dict[str, Any]:
     metric = "evaluate.early_stopping.metric"
-    judged = _now(config, metric) if _now(config, metric) == "refinement" else "log_loss"
-    keys: dict[str, Any] = {metric: judged, "checkpoint.keep_best": True}
+    keys: dict[str, Any] = {metric: "log_loss", "checkpoint.keep_best": True}
+    if _now(config, metric) == "refinement":  # a log loss, too
+        del keys[metric]
     if not _now(config, "evaluate.early_stopping.patience"):
         keys["evaluate.early_stopping.patience"] = _PATIENCE
     return _changed(config, keys)

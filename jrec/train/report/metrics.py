@@ -79,9 +79,8 @@ class Evaluation:
 
     def to_dict(self) -> dict[str, Any]:
         """The metrics in JSON types; an empty ``undefined`` is left out, and a refinement that was not measured."""
-        content = dataclasses.asdict(self)
-        left_out = [*([] if self.undefined else ["undefined"]), *(["refinement"] if self.refinement is None else [])]
-        return {name: value for name, value in content.items() if name not in left_out}
+        there = {"undefined": bool(self.undefined), "refinement": self.refinement is not None}
+        return {name: value for name, value in dataclasses.asdict(self).items() if there.get(name, True)}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
