@@ -1,10 +1,12 @@
-"""Sequential recommenders on MovieLens-1M: all items ranked for the last item of each user, beside published figures.
+"""Sequential recommenders on MovieLens: all items ranked for the last item of each user, beside published figures.
 
-All of 1,000,209 interactions, each user's in order of time; trained on all but each user's last item, which is then
-ranked among all items but those of the history. The settings are those of the published figures (HSTU,
+All of MovieLens-1M's 1,000,209 interactions, each user's in order of time; trained on all but each user's last item,
+which is then ranked among all items but those of the history. The settings are those of the published figures (HSTU,
 arXiv 2402.17152, Table 4): dim 50, 2 layers, 1 head, histories of 200, dropout 0.2, Adam at 0.001, batches of 128, 101
 epochs, softmax over sampled items at a temperature of 0.05. There 128 items are sampled for each position; here all
 positions of a batch share 8 items an example, 1,024. The interactions here have no times: HSTU's bias goes by place.
+``--log ml-100k`` has times, and no published figures: with ``--times`` HSTU's bias goes by them, too. That log lies in
+a package (``benchmarks.quality_logs`` says how to get it).
 
 What was trained is kept in --work, so that the same command goes on where it was cut off; another commit needs another
 folder.
@@ -15,16 +17,21 @@ Examples:
   python -m benchmarks.sequences
   python -m benchmarks.sequences --part serve
   python -m benchmarks.sequences --kind sasrec --seeds 0 --epochs 20
+  python -m benchmarks.sequences --log ml-100k --kind hstu --times
 """
 
 from __future__ import annotations
 
 import csv
+import dataclasses
 import gzip
+import io
+import itertools
 import pathlib
 import statistics
 import tempfile
 import time
+import zipfile
 from collections.abc import Iterator
 from typing import Literal
 
@@ -33,9 +40,10 @@ import optax
 from flax import nnx
 
 import jrec
-from benchmarks import harness
+from benchmarks import harness, quality_logs
 
 LOG = harness.ROOT.parent / "shared" / "data" / "ml1m_user_item.csv.gz"
+ML_100K = ("recbole-*.whl", "recbole/dataset_example/ml-100k/ml-100k.inter")
 PUBLISHED = {"sasrec": {"hr@10": 0.2853, "ndcg@10": 0.1603}, "hstu": {"hr@10": 0.3097, "ndcg@10": 0.1720}}
 DIM, LENGTH, SAMPLED, BATCH = 50, 200, 8, 128
 RATE = 1e-3
@@ -44,68 +52,115 @@ RATE = 1e-3
 def main() -> None:
     """Runs the benchmark."""
     parser = harness.parser(__doc__)
+    parser.add_argument("--log", choices=("ml-1m", "ml-100k"), default="ml-1m", help="default: ml-1m")
+    parser.add_argument("--times", action="store_true", help="HSTU reads how long ago items were (ml-100k)")
     parser.add_argument("--kind", nargs="+", choices=tuple(PUBLISHED), default=list(PUBLISHED), help="default: both")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="one training a seed (default: 0 1 2)")
     parser.add_argument("--epochs", type=int, default=101, help="passes over the users (default: 101)")
     parser.add_argument("--part", nargs="+", choices=("train", "serve"), default=["train"], help="default: train")
     parser.add_argument("--work", type=pathlib.Path, default=harness.ROOT / "build" / "sequences", help="what is kept")
     arguments = parser.parse_args()
-    if not LOG.is_file():
-        raise SystemExit(f"sequences: {LOG}, MovieLens-1M's interactions, does not exist")
-    users, items = read_histories(LOG)
+    if arguments.times and (arguments.log != "ml-100k" or arguments.kind != ["hstu"]):
+        parser.error("--times is of --log ml-100k --kind hstu: ml-1m has none, and SASRec reads none")
+    users, items = read_ml_1m() if arguments.log == "ml-1m" else read_ml_100k()
     seeds, epochs = arguments.seeds, arguments.epochs
     if arguments.quick:
         users, seeds, epochs = users[:300], seeds[:1], 1
+    if not arguments.times:
+        users = [dataclasses.replace(user, times=None) for user in users]
     with harness.Report(arguments, "sequences") as report:
         for kind in arguments.kind if "serve" in arguments.part else ():
             serve(report, kind, items, requests=20 if arguments.quick else 2_000)
         for kind in arguments.kind if "train" in arguments.part else ():
+            name = f"{kind} with times" if arguments.times else kind
             found = [
                 harness.kept(
-                    arguments.work / f"{kind}-{seed}-{epochs}-{len(users)}.json",
-                    lambda kind=kind, seed=seed: evaluate(report, kind, users, items, seed, epochs),
+                    arguments.work / f"{name.replace(' ', '-')}-{seed}-{epochs}-{len(users)}.json",
+                    lambda kind=kind, seed=seed, name=name: evaluate(
+                        report, f"{arguments.log}, {name}, seed {seed}", kind, users, items, seed, epochs
+                    ),
                 )
                 for seed in seeds
             ]
             for seed, one in zip(seeds, found, strict=True):
-                for name, value in one.items():
-                    report.add(f"ml-1m, {kind}, seed {seed}", name, value, "min" if name == "training" else "")
-            case = f"ml-1m, {kind}, {epochs} epochs, {len(seeds)} seed(s)"
-            for name, published in PUBLISHED[kind].items():
-                values = [one[name] for one in found]
+                for metric, value in one.items():
+                    unit = "min" if metric == "training" else ""
+                    report.add(f"{arguments.log}, {name}, seed {seed}", metric, value, unit)
+            case = f"{arguments.log}, {name}, {epochs} epochs, {len(seeds)} seed(s)"
+            for metric, published in PUBLISHED[kind].items():
+                values = [one[metric] for one in found]
                 mean = statistics.mean(values)
-                report.add(case, f"{name}, mean", mean, "", peer="published", ratio=mean / published)
-                report.add(case, f"{name}, least", min(values), "")
+                beside = {"peer": "published", "ratio": mean / published} if arguments.log == "ml-1m" else {}
+                report.add(case, f"{metric}, mean", mean, "", **beside)
+                report.add(case, f"{metric}, least", min(values), "")
 
 
-def read_histories(path: pathlib.Path) -> tuple[list[np.ndarray], int]:
-    """Each user's items in order of time, numbered from 0; and how many items there are."""
-    with gzip.open(path, "rt", encoding="ascii") as file:
-        pairs = np.array([(int(user), int(item)) for user, item in list(csv.reader(file))[1:]])
-    _, items = np.unique(pairs[:, 1], return_inverse=True)
-    order = np.argsort(pairs[:, 0], kind="stable")
-    bounds = np.flatnonzero(np.diff(pairs[order, 0])) + 1
-    return np.split(items[order], bounds), int(items.max()) + 1
+@dataclasses.dataclass(frozen=True)
+class User:
+    """A user's items in order of time, numbered from 0, and when each was, in seconds; None without times."""
+
+    items: np.ndarray
+    times: np.ndarray | None = None
+
+    def columns(self, stop: int) -> dict[str, np.ndarray]:
+        """The items before the one at ``stop``, what follows each, and how long before it each was."""
+        columns = {"history": self.items[:stop], "next": self.items[1 : stop + 1]}
+        return columns if self.times is None else columns | {"age": self.times[stop] - self.times[:stop]}
 
 
-def padded(rows: list[np.ndarray], length: int) -> np.ndarray:
-    """(len(rows), length): the last items of each row, -1 behind its end."""
-    out = np.full((len(rows), length), -1, np.int64)
+def read_ml_1m() -> tuple[list[User], int]:
+    """Each user, and how many items there are."""
+    if not LOG.is_file():
+        raise SystemExit(f"sequences: {LOG}, MovieLens-1M's interactions, does not exist")
+    with gzip.open(LOG, "rt", encoding="ascii") as file:
+        return users_of(np.array([(int(user), int(item)) for user, item in list(csv.reader(file))[1:]]))
+
+
+def read_ml_100k() -> tuple[list[User], int]:
+    """Each user with times, and how many items there are."""
+    try:
+        package = quality_logs.Places(packages=quality_logs.PACKAGES, work=quality_logs.PACKAGES).package(ML_100K[0])
+    except quality_logs.AbsentError as absent:
+        raise SystemExit(f"sequences: {absent}; benchmarks/quality_logs.py says how to get it") from absent
+    with zipfile.ZipFile(package) as wheel, wheel.open(ML_100K[1]) as file:
+        lines = csv.reader(io.TextIOWrapper(file, "utf-8"), delimiter="\t")
+        read = np.array([(int(user), int(item), int(at)) for user, item, _, at in list(lines)[1:]])
+    return users_of(read[np.argsort(read[:, 2], kind="stable")])
+
+
+def users_of(lines: np.ndarray) -> tuple[list[User], int]:
+    """Each user of lines (user, item) or (user, item, time) in order of time, and how many items there are."""
+    _, items = np.unique(lines[:, 1], return_inverse=True)
+    order = np.argsort(lines[:, 0], kind="stable")
+    bounds = np.flatnonzero(np.diff(lines[order, 0])) + 1
+    columns = (np.split(column[order], bounds) for column in (items, *lines.T[2:]))
+    return list(itertools.starmap(User, zip(*columns, strict=True))), int(items.max()) + 1
+
+
+def padded(rows: list[np.ndarray], length: int, absent: int = -1) -> np.ndarray:
+    """(len(rows), length): the last values of each row, ``absent`` behind its end."""
+    out = np.full((len(rows), length), absent, np.int64)
     for line, row in zip(out, rows, strict=True):
         line[: min(len(row), length)] = row[-length:]
     return out
 
 
-def batches(users: list[np.ndarray], items: int, seed: int, epochs: int) -> Iterator[dict[str, np.ndarray]]:
+def columns_of(users: list[User], stop: int) -> dict[str, np.ndarray]:
+    """(users, LENGTH): what ``User.columns`` says of the last items before each user's at ``stop``."""
+    read = [user.columns(len(user.items) + stop) for user in users]
+    return {name: padded([one[name] for one in read], LENGTH, 0 if name == "age" else -1) for name in read[0]}
+
+
+def batches(users: list[User], items: int, seed: int, epochs: int) -> Iterator[dict[str, np.ndarray]]:
     """Users in a new order each epoch; a batch's last item of a user is left for the test."""
     rng = np.random.default_rng(seed)
-    history, following = padded([u[:-2] for u in users], LENGTH), padded([u[1:-1] for u in users], LENGTH)
+    columns = columns_of(users, -2)
     for _ in range(epochs):
         order = rng.permutation(len(users))
         for begin in range(0, len(users), BATCH):
             chosen = order[begin : begin + BATCH]
             sampled = rng.integers(0, items, (len(chosen), SAMPLED))
-            yield {"history": history[chosen], "next": following[chosen], "sampled": sampled}
+            yield {name: column[chosen] for name, column in columns.items()} | {"sampled": sampled}
 
 
 def modules(kind: Literal["hstu", "sasrec"], items: int, seed: int) -> tuple[jrec.nn.NextItem, jrec.nn.SparseOptimizer]:
@@ -138,14 +193,26 @@ def serve(report: harness.Report, kind: Literal["hstu", "sasrec"], items: int, *
 
 
 def evaluate(
-    report: harness.Report, kind: Literal["hstu", "sasrec"], users: list[np.ndarray], items: int, seed: int, epochs: int
+    report: harness.Report,
+    case: str,
+    kind: Literal["hstu", "sasrec"],
+    users: list[User],
+    items: int,
+    seed: int,
+    epochs: int,
 ) -> dict[str, float]:
     """Trains one model and ranks each user's last item."""
     model, optimizer = modules(kind, items, seed)
-    start, steps, case = time.perf_counter(), -(-len(users) // BATCH), f"ml-1m, {kind}, seed {seed}"
+    start, steps = time.perf_counter(), -(-len(users) // BATCH)
     with jrec.distribute(model, optimizer) as run:
         step = run.compile(loss=jrec.nn.next_item_loss())
-        feed = run.feed(batches(users, items, seed, epochs), label=None, batch_size=BATCH, extras=["next", "sampled"])
+        feed = run.feed(
+            batches(users, items, seed, epochs),
+            dense=dense_of(users),
+            label=None,
+            batch_size=BATCH,
+            extras=["next", "sampled"],
+        )
         for batch in feed:
             loss, _ = step(batch)
             if run.steps % (10 * steps) == 0 and run.steps < epochs * steps:
@@ -157,15 +224,20 @@ def evaluate(
     return {**found, "training": seconds / 60}
 
 
-def score(run: jrec.Run, users: list[np.ndarray]) -> dict[str, float]:
+def dense_of(users: list[User]) -> list[str]:
+    """The dense columns of ``columns_of``."""
+    return ["age"] if users[0].times is not None else []
+
+
+def score(run: jrec.Run, users: list[User]) -> dict[str, float]:
     """Metrics of each user's last item, ranked among all items but those before it."""
-    history, nothing = padded([u[:-1] for u in users], LENGTH), np.full((len(users), 1), -1)
-    columns = {"history": history, "next": nothing, "sampled": nothing}
-    vectors = run.predict(columns, batch_size=min(512, len(users)))["user"]
+    nothing = np.full((len(users), 1), -1)
+    columns = columns_of(users, -1) | {"next": nothing, "sampled": nothing}
+    vectors = run.predict(columns, dense=dense_of(users), batch_size=min(512, len(users)))["user"]
     rows = run.table("item")
     rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-6)
-    targets = np.array([u[-1] for u in users])
-    seen = padded([u[:-1] for u in users], max(map(len, users)))
+    targets = np.array([user.items[-1] for user in users])
+    seen = padded([user.items[:-1] for user in users], max(len(user.items) for user in users))
     return jrec.nn.ranking_metrics(jrec.nn.ranks(vectors, rows, targets, seen=seen), at=(10, 50))
 
 

@@ -69,7 +69,7 @@ def test_inputs(model: Any, data: pathlib.Path) -> tuple[Any, Any, np.ndarray]:
         reader = ShardReader(data, shard)
         blocks += [reader.read(number) for number in range(len(reader))]
     columns: dict[str, Any] = {name: concatenate([block[name] for block in blocks]) for name in blocks[0]}
-    dense, ids = model_inputs(columns, model.manifest.dense, model.manifest.features)
+    dense, ids = model_inputs(columns, model.manifest)
     return dense, ids, columns[LABEL]
 
 

@@ -180,7 +180,7 @@ def test_predictions_and_exports_take_the_scale(tmp_path, members):
     model = serving.load(tmp_path / "export")
     (shard,) = run.schema.splits["test"].shards
     columns = ShardReader(dataset, shard).read(0)
-    got = model.logits_of(*model_inputs(columns, model.manifest.dense, model.manifest.features))
+    got = model.logits_of(*model_inputs(columns, model.manifest))
     np.testing.assert_allclose(got, 2 * raw + 0.5, rtol=1e-4, atol=1e-5)
 
 

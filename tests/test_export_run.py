@@ -60,7 +60,7 @@ def _columns(dataset, split="test"):
 
 
 def _inputs(model, dataset):
-    return model_inputs(_columns(dataset), model.manifest.dense, model.manifest.features)
+    return model_inputs(_columns(dataset), model.manifest)
 
 
 @pytest.mark.parametrize(
@@ -103,9 +103,7 @@ def test_batches_of_any_size_give_the_same_scores(shop, tmp_path):
     assert whole.shape == (120,)
     columns = _columns(dataset)
     for count in (0, 1, 3, 40):
-        part = model_inputs(
-            {n: cut(c, 0, count) for n, c in columns.items()}, model.manifest.dense, model.manifest.features
-        )
+        part = model_inputs({n: cut(c, 0, count) for n, c in columns.items()}, model.manifest)
         np.testing.assert_allclose(model.logits_of(*part), whole[:count], rtol=1e-5, atol=1e-6)
 
 

@@ -34,14 +34,15 @@ column = "history"
 separator = "|"
 history = {by = "user", of = "item", length = 3}
 """
+AGED = SCHEMA.replace("length = 3}", 'length = 3, ages = "ages"}')
 UNTIMED = SCHEMA.replace('[time]\ncolumn = "at"\n', "")
 
 
-def reference(users, items, moments, length, missing=""):
+def reference(users, items, moments, length, missing="", item_of=lambda item: item):
     """Each line's items of earlier moments, the last ``length``; lines in order of time."""
     made, seen = [], collections.defaultdict(list)
     for user, item, moment in zip(users, items, moments, strict=True):
-        earlier = [i for i, at in seen[user] if at < moment and i != missing]
+        earlier = [i for i, at in seen[user] if at < moment and item_of(i) != missing]
         made.append(earlier[-length:] if user != missing else [])
         seen[user].append((item, moment))
     return made
@@ -80,27 +81,39 @@ def column(path, values, dtype):
     return made
 
 
+def lists_of(column, rows):
+    found = column.read(0, rows)
+    assert column.rows == rows
+    return [found.values[a:b].tolist() for a, b in zip(found.offsets[:-1], found.offsets[1:], strict=True)]
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_histories_of_random_columns(tmp_path, seed):
     draw = np.random.default_rng(seed)
     rows, length = int(draw.integers(0, 120)), int(draw.integers(1, 6))
     users = draw.integers(0, 4, rows).astype(np.uint64) * np.uint64(2**62)  # 0 is the missing one
     items, moments = draw.integers(0, 5, rows).astype(np.uint64), np.sort(draw.integers(-5, 20, rows))
-    timed = bool(seed % 3)
-    histories = write_histories(
+    timed, ticks = bool(seed % 3), (None, 1, 4)[seed % 3]
+    made = write_histories(
         column(tmp_path / "users", users, np.uint64),
         column(tmp_path / "items", items, np.uint64),
         column(tmp_path / "moments", moments, np.int64) if timed else None,
         tmp_path / "work",
         rows=rows,
         length=length,
+        ticks=ticks,
         bucket_rows=int(draw.integers(1, 30)),
     )
-    found = histories.read(0, rows)
-    lists = [found.values[a:b].tolist() for a, b in zip(found.offsets[:-1], found.offsets[1:], strict=True)]
-    assert histories.rows == rows
+    lists = lists_of(made.items, rows)
     assert lists == reference(users.tolist(), items.tolist(), moments if timed else range(rows), length, missing=0)
-    assert histories.longest == max(map(len, lists), default=0)
+    assert made.items.longest == max(map(len, lists), default=0)
+    if ticks is None:
+        assert made.ages is None
+        return
+    places = [(moment, item) for moment, item in zip(moments.tolist(), items.tolist(), strict=True)]
+    expected = reference(users.tolist(), places, moments, length, missing=0, item_of=lambda place: place[1])
+    ages = [[(now - then) / ticks for then, _ in one] for now, one in zip(moments.tolist(), expected, strict=True)]
+    assert lists_of(made.ages, rows) == ages
 
 
 @pytest.mark.parametrize("timed", [True, False])
@@ -217,6 +230,66 @@ def test_lines_of_one_moment_are_not_in_each_others_histories(tmp_path):
     assert values_of(tmp_path / "out", schema, columns["history"]) == [[], [], ["a", "b"], ["a", "b", "a"]]
 
 
+@pytest.mark.parametrize(
+    ("form", "moments", "expected"),
+    [
+        ("integer", ["1", "3", "10", "11"], [[], [2], [9, 7], [10, 8, 1]]),
+        ("seconds", ["1.5", "2", "60", "60.5"], [[], [0.5], [58.5, 58], [59, 58.5, 0.5]]),
+        (
+            "iso",
+            ["2024-01-01", "2024-01-02", "2024-01-02T06:00", "2024-01-02T06:01"],
+            [[], [86_400], [108_000, 21_600], [108_060, 21_660, 60]],
+        ),
+    ],
+)
+@pytest.mark.parametrize("split_by", ["time", "leave-one-out"])
+def test_ages_are_seconds_before_the_line(tmp_path, form, moments, expected, split_by):
+    lines = [(1, user, item, at) for user in ("u1", "u2") for item, at in zip("abca", moments, strict=True)]
+    text = AGED.replace('column = "at"', f'column = "at"\nformat = "{form}"')
+    split = {"split": (1, 0, 0)} if split_by == "time" else {}
+    source, path = source_of(tmp_path, text), written(tmp_path / "log.csv", lines)
+    prepare(source, [path], tmp_path / "out", PrepareOptions(min_count=1, split_by=split_by, **split))
+    schema, columns = read_dataset(tmp_path / "out")
+    # Leave-one-out leaves out lines with an empty history.
+    wanted = [one for one in expected for _ in range(2)][0 if split_by == "time" else 2 :]
+    assert columns["history:weight"] == wanted
+    assert [len(one) for one in columns["history"]] == [len(one) for one in wanted]
+    feature = next(f for f in schema.categorical if f.name == "history")
+    assert (feature.weighted, feature.aged, feature.scaled) == (True, True, False)
+    assert "aged" not in next(f for f in schema.categorical if f.name == "item").meaning
+
+
+def test_lines_that_are_predicted_give_the_ages_of_their_histories(tmp_path):
+    lines = [(1, "u1", "a", 1), (1, "u1", "b", 2), (0, "u2", "a", 3), (1, "u1", "a", 4)]
+    prepare(source_of(tmp_path, AGED), [written(tmp_path / "log.csv", lines)], tmp_path / "out",
+            PrepareOptions(min_count=1, split=(1, 0, 0)))  # fmt: skip
+    encoder = Encoder(Schema.load(tmp_path / "out"))
+    assert {"history", "ages"} <= set(encoder.raw_columns)
+    raw = tmp_path / "new.csv"
+    raw.write_text("user,item,history,ages\nu1,a,a|b|b|a,9|5|4|1\nu2,a,,\n")
+    (piece,) = encoder.stream(str(raw), batch_size=8)
+    assert piece.weights["history"].tolist() == [5, 4, 1]  # the last 3
+    given = {"user": ["u1"], "item": ["a"], "history": [["a", "b", "b", "a"]], "ages": [[9, 5, 4, 1.5]]}
+    assert encoder.columns(given).weights["history"].tolist() == [5, 4, 1.5]
+    with pytest.raises(DatasetError, match="column 'ages' of example 0 is not one weight for each value of 'history'"):
+        encoder.columns({**given, "ages": [[1]]})
+    raw.write_text("user,item,history\nu1,a,a\n")
+    with pytest.raises(DatasetError, match=r"lacks column\(s\) ages.*in 'ages' how many seconds ago each was"):
+        list(encoder.stream(str(raw), batch_size=8))
+
+
+def test_a_later_log_has_ages_where_the_earlier_one_has(tmp_path):
+    lines, options = [(1, "u1", "a", 1), (1, "u1", "b", 2)], PrepareOptions(min_count=1, split=(1, 0, 0))
+    prepare(source_of(tmp_path, AGED), [written(tmp_path / "log.csv", lines)], tmp_path / "out", options)
+    later = written(tmp_path / "later.csv", [(1, "u1", "b", 5), (1, "u1", "a", 8)])
+    options = PrepareOptions(vocabulary_from=str(tmp_path / "out"), split=(0, 0, 1))
+    prepare(source_of(tmp_path, AGED), [later], tmp_path / "later", options)
+    _, columns = read_dataset(tmp_path / "later")
+    assert columns["history:weight"] == [[], [3]]
+    with pytest.raises(DatasetError, match="categorical feature 'history' has weighted"):
+        prepare(source_of(tmp_path), [later], tmp_path / "other", options)
+
+
 def test_test_lines_hold_training_items_of_files_for_each_split(tmp_path):
     train = written(tmp_path / "train.csv", [(1, "u1", "a", 1), (0, "u1", "b", 2)])
     test = written(tmp_path / "test.csv", [(1, "u1", "a", 3), (1, "u2", "b", 4)])
@@ -284,12 +357,16 @@ def test_a_later_log_begins_its_histories(tmp_path):
         ('separator = "|"', 'separator = "|"\ntoo_long = "last"', "leave out too_long"),
         ('separator = "|"', 'separator = "|"\ntable = "user"', "which has table 'item', but table is 'user'"),
         ('column = "history"', 'column = "at"\nname = "history"', "its column 'at'.* choose another name"),
+        ("length = 3}", 'length = 3, ages = "at"}', "its column 'at'.* choose another name"),
+        ("length = 3}", 'length = 3, ages = "history"}', "its column 'history'.* choose another name"),
+        ('[time]\ncolumn = "at"', "", "has ages = 'ages', but there is no .time."),
     ],
 )
 def test_schemas_that_make_no_history_are_refused(tmp_path, old, new, message):
-    assert SCHEMA.count(old) == 1
+    schema = SCHEMA if "ages = 'ages'" not in message else AGED
+    assert schema.count(old) == 1
     with pytest.raises(DatasetError, match=message):
-        source_of(tmp_path, SCHEMA.replace(old, new))
+        source_of(tmp_path, schema.replace(old, new))
 
 
 def test_a_joined_file_has_no_history(tmp_path):
@@ -305,3 +382,6 @@ def test_logs_whose_histories_would_leak_or_are_there_are_refused(tmp_path):
     (tmp_path / "has.csv").write_text("label,user,item,at,history\n1,u,i,1,a\n")
     with pytest.raises(DatasetError, match="has column 'history', but the schema makes 'history' of earlier lines"):
         prepare(source_of(tmp_path), [str(tmp_path / "has.csv")], tmp_path / "out")
+    (tmp_path / "has.csv").write_text("label,user,item,at,ages\n1,u,i,1,3\n")
+    with pytest.raises(DatasetError, match="has column 'ages', but the schema makes 'history' of earlier lines"):
+        prepare(source_of(tmp_path, AGED), [str(tmp_path / "has.csv")], tmp_path / "out")

@@ -1,5 +1,6 @@
 """Batches of models that rank items, against plain Python; the ranks that evaluations and popularity give."""
 
+import dataclasses
 import types
 from typing import Any
 
@@ -10,7 +11,7 @@ import jrec
 from jrec.data.columns import ListColumn
 from jrec.data.next_items import NextItemPacker, feature_names
 from jrec.data.oov_ids import OovIds
-from jrec.data.schema import CategoricalFeature, Schema, Table
+from jrec.data.schema import CategoricalFeature, DatasetError, Schema, Table
 from jrec.errors import ConfigError
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig
 from jrec.train.baselines import popular_items
@@ -106,6 +107,39 @@ def test_evaluation_batches_have_the_item_and_the_history():
     assert looked_up(batch, NAMES[2]) == [[-1] * DRAWN] * 4
     only_history = {"history": columns_of(lists, [0] * 3)["history"]}
     assert one.pack(one.prepare(only_history), 3).extras["target"].tolist() == [-1] * 3
+
+
+@pytest.mark.parametrize("seed", [7, None])
+def test_ages_are_the_dense_numbers(seed):
+    one, lists = packer(oov_row=0, seed=seed, aged=True), [[1, 2, 3], [], [4]]
+    columns = columns_of(lists, [5, 6, 7])
+    ages = ListColumn(columns["history"].offsets, np.array([9, 2.5, 1, 0.5], np.float32))
+    assert one.columns == ["history", "history:weight", "item"]
+    prepared = one.prepare({**columns, "history:weight": ages})
+    batch = one.pack(prepared, 4)
+    assert batch.dense.dtype == np.float32
+    assert batch.dense.tolist() == [[9, 2.5, 1, 0], [0] * 4, [0.5, 0, 0, 0], [0] * 4]
+    assert one.pack(prepared.take(np.array([2, 0])), 2).dense.tolist() == [[0.5, 0, 0, 0], [9, 2.5, 1, 0]]
+    plain = packer(oov_row=0, seed=seed)
+    assert plain.pack(plain.prepare(columns), 4).dense.shape == (4, 0)
+    with pytest.raises(DatasetError, match="'history:weight' is nan in example 0"):
+        one.pack(one.prepare({**columns, "history:weight": ListColumn(ages.offsets, ages.values * np.nan)}), 4)
+
+
+@pytest.mark.parametrize(
+    ("kind", "ages", "read"), [("hstu", True, True), ("hstu", False, False), ("sasrec", True, False)]
+)
+def test_models_read_ages_if_they_can_and_shall(kind, ages, read):
+    model = ModelConfig(kind=kind, sequence=SequenceSection(ages=ages))
+    plain = schema_of()
+    history = CategoricalFeature(name="history", table="item", max_length=LENGTH, weighted=True, aged=True)
+    aged = dataclasses.replace(plain, categorical=(*plain.categorical[:2], history))
+    assert [f.aged for f in model_schema(model, aged).categorical] == ([True, None] if read else [None, None])
+    assert model_schema(model, plain).categorical == plain.categorical[1:][::-1]
+    assert (model_schema(model, aged) == model_schema(model, plain)) is not read
+    weighted = dataclasses.replace(history, aged=None)
+    with pytest.raises(ConfigError, match="'history', which is weighted"):
+        model_schema(model, dataclasses.replace(plain, categorical=(*plain.categorical[:2], weighted)))
 
 
 def schema_of(**changes):

@@ -257,12 +257,33 @@ def test_values_without_a_row():
             r"'price' must be \(examples,\) numbers, .*fill missing numbers",
         ),
         ({"price": pa.array([1.0, None])}, {"dense": ["price"]}, "'price' is nan in example 1"),
+        ({"price": np.array([[1, 2], [3, np.inf]])}, {"dense": ["price"]}, "'price' is inf in example 1"),
+        (
+            {"price": np.zeros((2, 1, 3))},
+            {"dense": ["price"]},
+            r"'price' must be .*, or \(examples, n\), but is float64",
+        ),
+        ({"price": np.zeros((3, 2))}, {"dense": ["price"]}, "columns must be equally long"),
+        ({"clicked": np.zeros((2, 2))}, {"label": "clicked"}, r"label 'clicked' must be \(examples,\) numbers, but is"),
     ],
 )
 def test_what_does_not_fit(columns, options, message):
     good = {"user": [1, 2], "item": [[1], [2]]}
     with pytest.raises((ValueError, DatasetError), match=message):
-        pack_batch(layout_of(), good | columns, label=None, **options)
+        pack_batch(layout_of(), good | columns, **{"label": None, **options})
+
+
+@pytest.mark.parametrize("examples", [0, 1, 4])
+def test_a_dense_column_may_have_several_numbers(examples):
+    text = np.arange(3 * examples).reshape(examples, 3) - 1.5
+    columns = {"user": ONE[:examples], "item": LISTS[:examples], "price": np.arange(examples), "text": text}
+    columns |= {"one": text[:, :1], "nothing": text[:, :0]}
+    batch = pack_batch(
+        layout_of(), columns, dense=["text", "price", "nothing", "one"], label=None, batch_size=examples + 2
+    )
+    wanted = np.concatenate([text, np.arange(examples)[:, None], text[:, :1]], axis=1)
+    assert batch.dense.dtype == np.float32
+    np.testing.assert_array_equal(batch.dense, np.pad(wanted, ((0, 2), (0, 0))))
 
 
 def test_tensors_that_are_not_on_the_host():

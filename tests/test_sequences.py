@@ -53,14 +53,15 @@ def test_a_layer_of_hstu_is_the_papers():
     block.split.kernel[...] *= 30  # so that no term is small
     x, present, times = inputs()
     allowed = np.tril(np.ones((LENGTH, LENGTH), bool)) & present[:, None, :]
-    got = block(jnp.asarray(x), jnp.asarray(allowed), jnp.asarray(times))
+    gap = np.maximum(np.abs(times[:, :, None] - times[:, None, :]), 1)
+    passed = (np.log(gap) / 0.301).astype(np.int32)
+    got = block(jnp.asarray(x), jnp.asarray(allowed), jnp.asarray(passed))
     u, v, q, k = np.split(
         silu(normed(x.astype(np.float64)) @ np.asarray(block.split.kernel)).reshape(3, LENGTH, 2, 16), 4, 3
     )
     place = np.arange(LENGTH)
     bias = np.asarray(block.position_bias)[place[None, :] - place[:, None] + LENGTH - 1]
-    gap = np.maximum(np.abs(times[:, :, None] - times[:, None, :]), 1)
-    bias = bias + np.asarray(block.time_bias)[(np.log(gap) / 0.301).astype(int)]
+    bias = bias + np.asarray(block.time_bias)[passed]
     weights = silu(np.einsum("bihd,bjhd->bhij", q, k) + bias[:, None]) / LENGTH * allowed[:, None]
     gathered = normed(np.einsum("bhij,bjhd->bihd", weights, v).reshape(3, LENGTH, DIM))
     want = x + (u.reshape(3, LENGTH, DIM) * gathered) @ np.asarray(block.out.kernel) + np.asarray(block.out.bias)
@@ -102,6 +103,63 @@ def test_nothing_that_comes_later_and_no_padding_changes_a_position(kind):
         assert not changed[1, max(place, 4) + 1 :].any() or place < 4
 
 
+def aged(count, seed):
+    """Histories, and how many seconds before now each item was, 0 behind the end."""
+    columns = histories(count, seed)
+    gaps = np.random.default_rng(seed).integers(1, 10**6, (count, LENGTH))
+    ages = np.cumsum(gaps[:, ::-1], axis=1)[:, ::-1] / 4
+    return {**columns, "age": np.where(columns["history"] < 0, 0, ages)}
+
+
+def test_an_item_is_asked_for_at_its_own_moment():
+    layout = next_item_layout(ITEMS, dim=DIM, length=LENGTH, sampled=4)
+    model = NextItem(layout, SequenceConfig(dropout=0.0), rngs=nnx.Rngs(0))
+    for block in model.encoder.blocks:
+        block.time_bias[...] *= 100  # so that it counts
+    columns = aged(20, 0)
+    batch = jrec.data.pack_batch(layout, columns, dense=["age"], label=None, extras=["next", "sampled"])
+    activations, _ = model.embeddings.lookup(batch.bags)
+    found = model.logits(batch.dense, activations, batch.bags)["positions"]
+    rows, present = model.embeddings.features(activations, batch.bags)["history"], columns["history"] >= 0
+    ages = columns["age"].astype(np.float32)
+    asked = np.concatenate([ages[:, 1:], np.zeros((20, 1), np.float32)], axis=1)
+    for k, length in enumerate(present.sum(axis=1)):
+        asked[k, max(length - 1, 0) :] = 0
+    vectors = model.encoder(rows, present, -ages, -asked)
+    want = vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-6)
+    np.testing.assert_allclose(np.where(present[..., None], found, 0), np.where(present[..., None], want, 0), atol=1e-5)
+    without = model.logits(batch.dense[:, :0], activations, batch.bags)["positions"]
+    assert np.abs(np.asarray(found - without))[present].max() > 0.01
+    with pytest.raises(ValueError, match=r"reads the ages of the 9 items of 'history'".replace("9", str(LENGTH))):
+        model.logits(batch.dense[:, :2], activations, batch.bags)
+
+
+def test_ages_are_trained_on_exported_and_served(tmp_path):
+    layout = next_item_layout(ITEMS, dim=DIM, length=LENGTH, sampled=4)
+    model = NextItem(layout, SequenceConfig(), rngs=nnx.Rngs(0))
+    before = [np.array(block.time_bias[...]) for block in model.encoder.blocks]
+    optimizer = jrec.nn.SparseOptimizer(model, dense=optax.sgd(0.1), embedding=jrec.ops.SGD(learning_rate=0.1))
+    columns = aged(9, 0)
+    with jrec.distribute(model, optimizer) as run:
+        step = run.compile(loss=next_item_loss())
+        for batch in run.feed([columns], dense=["age"], label=None, extras=["next", "sampled"]):
+            step(batch)
+        run.export(tmp_path / "export", dense={"age": LENGTH})
+        want = run.predict(columns, dense=["age"])["user"]
+        trained_model, _ = run.modules()
+    for block, was in zip(trained_model.encoder.blocks, before, strict=True):
+        assert (np.asarray(block.time_bias[...]) != was).any()
+    served = jrec.serving.load(tmp_path / "export")
+    assert served.raw_columns == ("age", "history")
+    request = {"history": columns["history"], "age": columns["age"]}
+    np.testing.assert_allclose(served.logits(request)["user"], want, rtol=1e-5, atol=1e-6)
+    with pytest.raises(ValueError, match=rf"'age' is \[9, 2\], but the model takes \[9, {LENGTH}\]"):
+        served.logits({**request, "age": columns["age"][:, :2]})
+    bad = np.where(np.arange(LENGTH) == 3, np.inf, columns["age"])
+    with pytest.raises(ValueError, match=r"dense feature 'age\[3\]' is inf in example 0"):
+        served.logits({**request, "age": bad})
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_empty_history_has_finite_gradients_and_no_vector(kind):
     layout = next_item_layout(ITEMS, dim=DIM, length=LENGTH, sampled=2)
@@ -123,13 +181,14 @@ def trained(kind, devices, steps):
     mesh = None if devices == 1 else jax.make_mesh((devices,), ("d",), devices=jax.devices()[:devices])
     with jrec.distribute(model, optimizer, mesh=mesh) as run:
         step = run.compile(loss=next_item_loss())
+        dense = ["age"] if kind == "hstu" else []
         feed = run.feed(
-            (histories(BATCH - 3 * (seed == 2), seed) for seed in range(steps)), label=None, batch_size=BATCH,
+            (aged(BATCH - 3 * (seed == 2), seed) for seed in range(steps)), dense=dense, label=None, batch_size=BATCH,
             extras=["next", "sampled"],
         )  # fmt: skip
         losses = [float(step(batch)[0]) for batch in feed]
-        later = histories(200, 999)
-        users = run.predict(later)["user"]
+        later = aged(200, 999)
+        users = run.predict(later, dense=dense)["user"]
         read = later["history"][:, 0] >= 0
         last = np.sum(later["history"] >= 0, axis=1) - 1
         targets = later["next"][np.arange(200), last]

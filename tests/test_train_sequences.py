@@ -15,7 +15,7 @@ from test_serve import ARROW, ask, running
 
 import jrec
 from jrec import cli
-from jrec.data.schema import Schema
+from jrec.data.schema import DatasetError, Schema
 from jrec.errors import ConfigError
 from jrec.serving.checks import faults, load_manifest
 from jrec.serving.format import ExportError
@@ -244,3 +244,95 @@ def test_an_export_serves_the_best_items(trained, tmp_path):
     ):
         bad = dataclasses.replace(manifest, retrieval=dataclasses.replace(manifest.retrieval, **change))
         assert any(message in fault for fault in faults(whole, bad))
+
+
+def write_timed_log(path):
+    """Users go on from item i to i + 1 within a minute, and to i + 7 after an hour or more."""
+    draw, lines = random.Random(1), []
+    for user in range(USERS):
+        item, at = draw.randrange(ITEMS), draw.randrange(10**6)
+        for _ in range(draw.randrange(5, 13)):
+            lines.append((f"u{user}", f"item {item}", at))
+            soon = draw.random() < 0.5
+            item, at = (item + (1 if soon else 7)) % ITEMS, at + draw.randrange(*((1, 60) if soon else (3600, 7200)))
+    path.write_text("user,item,at\n" + "".join(f"{u},{i},{t}\n" for u, i, t in lines))
+
+
+@pytest.fixture(scope="module")
+def timed(tmp_path_factory):
+    """A run on a dataset with ages."""
+    folder = tmp_path_factory.mktemp("timed")
+    write_timed_log(folder / "log.csv")
+    (folder / "log.toml").write_text(SCHEMA.replace("length = 8}", 'length = 8, ages = "ages"}'))
+    arguments = ["prepare", "csv", "--schema", str(folder / "log.toml"), "--input", str(folder / "log.csv")]
+    arguments += ["--no-labels", "--split-by", "leave-one-out", "--out", str(folder / "data"), "--quiet"]
+    assert cli.main(arguments) == 0
+    return folder, train(folder, "run", "evaluate.at=[1]", "epochs=60", "evaluate.baselines=off")[0]
+
+
+@pytest.mark.slow
+def test_ages_tell_what_comes_next(timed):
+    folder, report = timed
+    without, _ = train(
+        folder, "without", "evaluate.at=[1]", "epochs=60", "evaluate.baselines=off", "model.sequence.ages=false"
+    )
+    assert report["splits"]["test"]["hr@1"] > 0.85
+    assert without["splits"]["test"]["hr@1"] < 0.6
+
+
+@pytest.mark.slow
+def test_requests_give_the_ages_of_histories(timed, tmp_path, capsys):
+    folder, _ = timed
+    run = str(folder / "run")
+    request = {
+        "history": [["item 3", "item 4"]] * 2 + [[], ["item 9"] * 12],
+        "ages": [[90, 30], [9000, 5400], [], [5.5] * 12],
+    }
+    loaded = jrec.load_run(run)
+    scores, items = loaded.best(request, k=3)
+    read = [0, 1, 3]  # to an empty history all items are alike
+    assert [one[0] for one in items[:2]] == ["item 5", "item 11"]
+    with pytest.raises(DatasetError, match=r"column\(s\) ages are missing"):
+        loaded.best({"history": [["item 3"]]}, k=3)
+    with pytest.raises(DatasetError, match="'ages' of example 0 is not one weight for each value of 'history'"):
+        loaded.best({"history": [["item 3"]], "ages": [[1, 2]]}, k=3)
+    pq.write_table(pa.table(request), tmp_path / "new.parquet")
+    arguments = ["predict", run, str(tmp_path / "new.parquet"), "--k", "3", "--quiet", "--out"]
+    assert cli.main([*arguments, str(tmp_path / "best.csv")]) == 0
+    rows = list(csv.DictReader((tmp_path / "best.csv").read_text().splitlines()))
+    assert [row["item"] for row in rows[:6]] == [*items[0], *items[1]]
+    assert cli.main(["export", run, "--out", str(tmp_path / "export"), "--quiet"]) == 0
+    model = jrec.serving.load(tmp_path / "export", batch_sizes=[1, 4])
+    model.warm_up()
+    assert model.raw_columns == ("history", "ages")
+    found = model.best(request, k=3)
+    assert [found.items[k] for k in read] == [items[k] for k in read]
+    np.testing.assert_allclose(found.scores, scores, rtol=1e-4)
+    assert load_manifest(tmp_path / "export").widths == {"history:weight": 8}
+    with running(tmp_path / "export") as served:
+        status, _, body = ask(served.port, "/predict?k=3", {"columns": request})
+        assert (status, json.loads(body)["items"]) == (200, found.items)
+        assert ask(served.port, content={"columns": {"history": [["item 3"]]}})[0] == 422
+    out = ["--out", str(tmp_path / "test.csv"), "--split", "test", "--k", "1", "--quiet"]
+    assert cli.main(["predict", run, str(folder / "data"), *out]) == 0
+    assert len((tmp_path / "test.csv").read_text().splitlines()) == USERS + 1
+
+
+@pytest.mark.slow
+def test_ages_scale_no_row_of_other_models(tmp_path):
+    """A DLRM on a dataset with ages is that on the same one without."""
+    write_timed_log(tmp_path / "log.csv")
+    lines = (tmp_path / "log.csv").read_text().splitlines()
+    labelled = [lines[0] + ",label", *(f"{line},{k % 2}" for k, line in enumerate(lines[1:]))]
+    (tmp_path / "log.csv").write_text("\n".join(labelled) + "\n")
+    (tmp_path / "dlrm.toml").write_text('[data]\npath = "data"\nbatch_size = 64\n[log]\ntensorboard = false\n')
+    reports = []
+    for name, ages in (("plain", ""), ("aged", ', ages = "ages"')):
+        schema = SCHEMA.replace("length = 8}", f"length = 8{ages}}}") + '[label]\ncolumn = "label"\n'
+        (tmp_path / f"{name}.toml").write_text(schema)
+        prepared = ["--schema", str(tmp_path / f"{name}.toml"), "--input", str(tmp_path / "log.csv"), "--quiet"]
+        assert cli.main(["prepare", "csv", *prepared, "--out", str(tmp_path / name)]) == 0
+        run = [f"out={tmp_path / name}-run", f"data.path={tmp_path / name}", "max_steps=5", "evaluate.baselines=off"]
+        assert cli.main(["train", str(tmp_path / "dlrm.toml"), *run]) == 0
+        reports.append(json.loads((tmp_path / f"{name}-run" / "report" / "metrics.json").read_text())["splits"])
+    assert reports[0] == reports[1]

@@ -56,6 +56,17 @@ def lists_at(values: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> Lis
     return ListColumn(offsets, values[np.repeat(starts - offsets[:-1], lengths) + np.arange(offsets[-1])])
 
 
+def matrix(lists: Column, examples: int, length: int, *, absent: int = -1) -> np.ndarray:
+    """(examples, length) int64, or float32 of floats: the lists, and ``absent`` behind their ends."""
+    values = lists.values if isinstance(lists, ListColumn) else lists
+    dtype = np.float32 if values.dtype.kind == "f" else np.int64
+    if not isinstance(lists, ListColumn):
+        return np.asarray(lists, dtype).reshape(examples, length)
+    matrix = np.full((examples, length), absent, dtype)
+    matrix[np.arange(length) < np.diff(lists.offsets)[:, None]] = values[lists.offsets[0] : lists.offsets[-1]]
+    return matrix
+
+
 def concatenate(columns: Sequence[Column]) -> Column:
     """One column after the other, as a fresh array or list column; all of one kind."""
     if not isinstance(columns[0], ListColumn):

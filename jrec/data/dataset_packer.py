@@ -124,8 +124,8 @@ def _check_feature(known: dict[str, CategoricalFeature], config: FeatureConfig) 
             f"feature {name!r} has up to {stored.max_length} ids an example in the dataset, but max_length is"
             f" {config.max_length} in the model; raise it to {stored.max_length}"
         )
-    if stored.weighted != config.weighted:
-        stated = ("weighted", "unweighted") if stored.weighted else ("unweighted", "weighted")
+    if stored.scaled != config.weighted:
+        stated = ("weighted", "unweighted") if stored.scaled else ("unweighted", "weighted")
         raise DatasetError(f"feature {name!r} is {stated[0]} in the dataset, but {stated[1]} in the model")
     if config.fixed_length and not (stored.fixed_length and stored.max_length == config.max_length):
         length = f"exactly {stored.max_length}" if stored.fixed_length else f"0 to {stored.max_length}"

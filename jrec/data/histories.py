@@ -12,7 +12,7 @@ import pathlib
 
 import numpy as np
 
-from jrec.data.columns import lists_at
+from jrec.data.columns import ListColumn, lists_at
 from jrec.data.readers.keys import MISSING
 from jrec.data.schema import DatasetError
 from jrec.data.spill import BUCKET_ROWS, PlainColumn, Spill, SpilledLists
@@ -24,6 +24,19 @@ _INT64 = np.dtype(np.int64)
 _VALUES = 1 << 22  # of histories, at most about so many in memory
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Histories:
+    """The histories of examples.
+
+    Attributes:
+      items: Lists of uint64 keys.
+      ages: Lists of float32, how many seconds before the example each item was; None where they were not wanted.
+    """
+
+    items: SpilledLists
+    ages: SpilledLists | None
+
+
 def write_histories(
     users: PlainColumn,
     items: PlainColumn,
@@ -33,13 +46,14 @@ def write_histories(
     rows: int,
     length: int,
     lines: PlainColumn | None = None,
+    ticks: int | None = None,
     bucket_rows: int = BUCKET_ROWS,
-) -> SpilledLists:
+) -> Histories:
     """The history of every example, or of some.
 
     Memory is that of two external sorts, ``bucket_rows`` examples of one column each; disk takes 8 bytes for each
-    value of a history, and about 60 for each example while the work goes on. A missing user has an empty history, and a
-    missing item is in none.
+    value of a history, 4 for its age, and about 70 for each example while the work goes on. A missing user has an empty
+    history, and a missing item is in none.
 
     Args:
       users: (rows,) uint64 keys.
@@ -49,27 +63,31 @@ def write_histories(
       rows: How many examples there are.
       length: The most items of a history, the latest.
       lines: (n,) int64, the numbers of the examples whose histories are wanted, in this order; None for all.
+      ticks: How many of the moments' units a second has, for the items' ages; None without ages.
       bucket_rows: Examples that are sorted at a time.
-
-    Returns:
-      (rows,) or (n,) lists of uint64 keys.
     """
     folder.mkdir()
     by_user = _by_user(users, items, moments, folder, rows, bucket_rows)
-    kept = PlainColumn(folder / "kept", np.dtype(np.uint64))
+    kept = Spill(folder / "kept", {_ITEM: np.dtype(np.uint64)} | ({} if ticks is None else {_MOMENT: _INT64}), {})
     places = _places(by_user, kept, folder, length, bucket_rows)
     histories = SpilledLists(folder / "histories", np.dtype(np.uint64))
+    ages = None if ticks is None else SpilledLists(folder / "ages", np.dtype(np.float32))
     # Users' items lie together; the system keeps as much of them in memory as there is room for.
-    values = _mapped(kept)
+    values = _mapped(kept.plain(_ITEM))
     step = max(_VALUES // length, 1)
-    starts, lengths = (_mapped(places.plain(name)) for name in (_START, _LENGTH))
+    starts, lengths, moment = (_mapped(places.plain(name)) for name in (_START, _LENGTH, _MOMENT))
     for start in range(0, rows if lines is None else lines.rows, step):
         chosen = slice(start, start + step) if lines is None else lines.read(start, start + step)
         histories.append(lists_at(values, starts[chosen], lengths[chosen]))
-    histories.finish()
-    for column in (*places.columns.values(), kept):
+        if ages is not None and ticks is not None:
+            then = lists_at(_mapped(kept.plain(_MOMENT)), starts[chosen], lengths[chosen])
+            passed = np.repeat(moment[chosen], lengths[chosen]) - then.values
+            ages.append(ListColumn(then.offsets, (passed / ticks).astype(np.float32)))
+    for column in (histories, *([] if ages is None else [ages])):
+        column.finish()
+    for column in (*places.columns.values(), *kept.columns.values()):
         column.remove()
-    return histories
+    return Histories(items=histories, ages=ages)
 
 
 def _mapped(column: PlainColumn) -> np.ndarray:
@@ -180,9 +198,12 @@ def _by_user(
     return spill.sorted_by_time(folder / "by_user", _USER, step)
 
 
-def _places(by_user: Spill, kept: PlainColumn, folder: pathlib.Path, length: int, step: int) -> Spill:
-    """Where each example's history lies in ``kept``, which gets the items: examples in their first order."""
-    spill = Spill(folder / "places", {_AT: _INT64, _START: _INT64, _LENGTH: _INT64}, {})
+def _places(by_user: Spill, kept: Spill, folder: pathlib.Path, length: int, step: int) -> Spill:
+    """Where each example's history lies in ``kept``, which gets the items: examples, and moments, in their first order.
+
+    ``kept`` gets the items' moments, too, if it has a column for them.
+    """
+    spill = Spill(folder / "places", {_AT: _INT64, _START: _INT64, _LENGTH: _INT64, _MOMENT: _INT64}, {})
     last_user, last_moment, user_start, moment_start = None, None, 0, 0
     for start in range(0, by_user.rows, step):
         users, items, at, moments = (
@@ -197,8 +218,9 @@ def _places(by_user: Spill, kept: PlainColumn, folder: pathlib.Path, length: int
         stop = np.maximum.accumulate(np.where(new_moment, before, moment_start))
         lengths = np.minimum(stop - first, length)
         order = np.argsort(at)
-        spill.append({_AT: at[order], _START: (stop - lengths)[order], _LENGTH: lengths[order]})
-        kept.append(items[keep])
+        lists = {_START: stop - lengths, _LENGTH: lengths, _MOMENT: moments}
+        spill.append({_AT: at[order]} | {name: column[order] for name, column in lists.items()})
+        kept.append({name: {_ITEM: items, _MOMENT: moments}[name][keep] for name in kept.columns})
         last_user, last_moment, user_start, moment_start = users[-1], moments[-1], first[-1], stop[-1]
     spill.finish()
     kept.finish()

@@ -9,7 +9,8 @@ from typing import Any, override
 import numpy as np
 
 from jrec.batch import Batch
-from jrec.data.columns import Column, ListColumn, count_examples
+from jrec.data.blocks import WEIGHT_SUFFIX
+from jrec.data.columns import Column, ListColumn, count_examples, matrix
 from jrec.data.packers import InPlaceOfPacker
 from jrec.data.packing import EXAMPLE, CastPlace, OnBadId, Packer, Where
 from jrec.data.packing_columns import PreparedColumns
@@ -31,6 +32,8 @@ def feature_names(history: str, item: str) -> tuple[str, str, str]:
 class NextItemPacker(InPlaceOfPacker[Packer]):
     """Takes the place of a dataset's packer: examples of a history and the item after it.
 
+    The batch's ``dense`` are the ages of the history's items, (batch, length) float32, 0 behind their end; or nothing.
+
     In training the batch has for each position of a history the item that comes next, which is the history shifted by
     one with the item behind it, and drawn items: both are features and extras, as ``jrec.nn.next_item_loss`` takes
     them. In evaluation these features have no lookup; extras are the item, "target" (batch,), and the history, "seen"
@@ -42,6 +45,7 @@ class NextItemPacker(InPlaceOfPacker[Packer]):
       rows: Rows of their table.
       oov_row: The row of items that the dataset does not tell apart, which is not drawn; None for none.
       seed: Of the drawn items, with the batch's number; None for evaluation.
+      aged: Whether the history's weights are ages, which the model reads.
       on_bad_id: How out-of-range ids are handled.
       cast: Where the cast is computed.
     """
@@ -55,6 +59,7 @@ class NextItemPacker(InPlaceOfPacker[Packer]):
         rows: int,
         oov_row: int | None,
         seed: int | None = None,
+        aged: bool = False,
         on_bad_id: OnBadId = "raise",
         cast: CastPlace = "none",
     ):
@@ -63,22 +68,31 @@ class NextItemPacker(InPlaceOfPacker[Packer]):
         lengths = {config.name: config.max_length for config, _ in layout.features}
         self._length, self._drawn = (lengths[name] for name in self._names[::2])
         self._extras = (TARGET, SEEN) if seed is None else (NEXT, SAMPLED)
+        self._ages = (history + WEIGHT_SUFFIX,) if aged else ()
         table = next(config.table for config, _ in layout.features)
         super().__init__(
-            Packer(layout, label=None, extras=self._extras, on_bad_id=on_bad_id, oov_rows={table: oov_row}, cast=cast)
+            Packer(
+                layout,
+                dense=self._ages,
+                label=None,
+                extras=self._extras,
+                on_bad_id=on_bad_id,
+                oov_rows={table: oov_row},
+                cast=cast,
+            )
         )
 
     @property
     @override
     def columns(self) -> list[str]:
-        return [self._names[0], self._item]
+        return [self._names[0], *self._ages, self._item]
 
     @override
     def prepare(self, columns: Mapping[str, Any]) -> PreparedColumns:
         """Checks columns, and brings them into the form that ``pack`` reads.
 
         Args:
-          columns: Lists of the history and (examples,) items; in evaluation the items may be absent.
+          columns: Lists of the history, and of its ages, and (examples,) items; in evaluation the items may be absent.
         """
         history, following, sampled = self._names
         lists: Column = columns[history]
@@ -87,6 +101,7 @@ class NextItemPacker(InPlaceOfPacker[Packer]):
         items = np.asarray(columns.get(self._item, np.full(count, -1)), np.int64)
         extras = {name: np.zeros((count, 0), np.int64) for name in self._extras}  # ``pack`` makes them
         given = {history: lists, following: nothing, sampled: nothing} | extras
+        given |= {name: matrix(columns[name], count, self._length, absent=0) for name in self._ages}
         if self._seed is None:
             given[TARGET] = items
         else:
@@ -121,12 +136,3 @@ def _shifted(lists: ListColumn, items: np.ndarray) -> np.ndarray:
     shifted[:-1] = lists.values[1:]
     shifted[lists.offsets[1:][lengths > 0] - 1] = items[lengths > 0]
     return shifted
-
-
-def matrix(lists: Column, examples: int, length: int) -> np.ndarray:
-    """(examples, length) int64: the lists, -1 behind their ends."""
-    if not isinstance(lists, ListColumn):
-        return np.asarray(lists, np.int64).reshape(examples, length)
-    matrix = np.full((examples, length), -1, np.int64)
-    matrix[np.arange(length) < np.diff(lists.offsets)[:, None]] = lists.values
-    return matrix

@@ -8,6 +8,7 @@ needs no dataset folder; the loader packs with the same code.
 from __future__ import annotations
 
 import dataclasses
+import math
 import mmap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args
@@ -71,7 +72,7 @@ def pack_batch(
         Absent ids are -1, null or None, and empty lists. Arrays are NumPy's, JAX's or another library's; see
         docs/datasets.md for what each form costs. Weights of feature F are the column ``F:weight``, of the lengths of
         its ids.
-      dense: Names of the float features, in the order the model takes them.
+      dense: Names of the float features, in the order the model takes them; a column may be (examples, n), n features.
       label: Name of the labels, or None to fill them with 0, as for prediction.
       extras: Names of further columns, (examples, ...) numbers, which become ``Batch.extras`` as they are, NaN
         included: sample weights, groups, a second label.
@@ -168,6 +169,10 @@ class Packer:
             values=self._values,
             extras=self.extras,
         )
+        if self.label is not None and (shape := prepared.numbers[self.label].shape)[1:]:
+            raise ValueError(
+                f"label {self.label!r} must be (examples,) numbers, but is {list(shape)}; give one of them"
+            )
         ids = {
             feature.name: column if feature.weighted else as_matrix(column, feature.max_length)
             for feature, column in zip(self._features, prepared.ids.values(), strict=True)
@@ -219,7 +224,8 @@ class _Pack:
         labels = np.zeros((size, 1), np.float32)
         if packer.label is not None:
             self._numbers([packer.label], labels[:n])
-        dense = np.zeros((size, len(packer.dense)), np.float32)
+        widths = [math.prod(self.columns.numbers[name].shape[1:]) for name in packer.dense]
+        dense = np.zeros((size, sum(widths)), np.float32)
         self._numbers(packer.dense, dense[:n])
         bags = {name: self._bags(stack) for name, stack in packer.layout.stacks.items()}
         extras = {name: self._extra(self.columns.extras[name]) for name in packer.extras}
@@ -235,14 +241,17 @@ class _Pack:
         return extra
 
     def _numbers(self, names: Sequence[str], out: np.ndarray) -> None:
-        for j, name in enumerate(names):
-            out[:, j] = self.columns.numbers[name]
-        finite = np.isfinite(out)
-        if finite.all():
+        numbers, stop = [self.columns.numbers[name] for name in names], 0
+        for values in numbers:
+            start, stop = stop, stop + math.prod(values.shape[1:])
+            out[:, start:stop] = values.reshape(len(out), stop - start)
+        if np.isfinite(out).all():
             return
-        j, k = np.argwhere(~finite.T)[0].tolist()
+        name, values = next(named for named in zip(names, numbers, strict=True) if not np.isfinite(named[1]).all())
+        k, *place = np.argwhere(~np.isfinite(values))[0].tolist()
         raise DatasetError(
-            f"{names[j]!r} is {out[k, j]} in {self.where(k)}; replace or filter such values when the data is prepared"
+            f"{name!r} is {values[k, *place]} in {self.where(k)}; replace or filter such values when the data is"
+            " prepared"
         )
 
     def _bags(self, stack: Stack) -> Bags:

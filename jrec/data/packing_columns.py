@@ -40,7 +40,7 @@ class PreparedColumns:
 
     Attributes:
       examples: How many there are.
-      numbers: Labels and dense features by name, (examples,) float32.
+      numbers: Labels and dense features by name, (examples,) or (examples, n) float32.
       ids: By feature name, (examples,) or (examples, length) integers, or a ``ListColumn``: rows, or uint64 keys that
         are yet to get rows.
       weights: Values by feature name, float32, parallel to the values of the feature's ``ListColumn``.
@@ -211,10 +211,10 @@ def as_matrix(column: Column, length: int) -> Column:
 def _numbers(name: str, values: np.ndarray) -> np.ndarray:
     if values.ndim == 2 and values.shape[1] == 1:
         values = values[:, 0]
-    if values.ndim != 1 or values.dtype.kind not in "fiub":
+    if values.ndim not in (1, 2) or values.dtype.kind not in "fiub":
         raise ValueError(
-            f"{name!r} must be (examples,) numbers, but is {values.dtype}{list(values.shape)}; cast it, and"
-            " fill missing numbers"
+            f"{name!r} must be (examples,) numbers, or (examples, n), but is {values.dtype}{list(values.shape)}; cast"
+            " it, and fill missing numbers"
         )
     return _plain(values, np.float32)
 

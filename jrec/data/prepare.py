@@ -20,7 +20,7 @@ from typing import Any
 from jrec.data import blocks
 from jrec.data.fit import fit
 from jrec.data.histories import check_ascending, last_lines, write_histories
-from jrec.data.ingest import BAD_LINES_FILE, TIME, BadLines, Log, fill_spill, keys_name, new_spill
+from jrec.data.ingest import BAD_LINES_FILE, TIME, BadLines, Log, fill_spill, keys_name, new_spill, weights_name
 from jrec.data.parts import read_parts
 from jrec.data.prepare_options import LEAVE_ONE_OUT, PrepareOptions
 from jrec.data.readers.lines import check_inputs
@@ -304,19 +304,23 @@ class _Preparation:
         return spill.plain(keys_name(history.by)), spill.plain(keys_name(history.of)), moments
 
     def _histories(self, spill: Spill, work: pathlib.Path, lines: PlainColumn | None = None) -> dict[str, SpilledLists]:
-        """A column for each history, of all lines or of some in their order."""
+        """Columns for each history, of all lines or of some in their order."""
         histories, columns = self.source.histories, {}
         if histories and self.earlier is not None:
             self.report("histories begin with this log: they lack what came before it")
         with self.progress.stage("making histories", len(histories)) as advance:
             for number, (name, history) in enumerate(histories.items()):
-                columns[keys_name(name)] = write_histories(
+                made = write_histories(
                     *self._columns_of(history, spill),
                     work / f"history-{number:04d}",
                     rows=spill.rows,
                     length=history.length,
                     lines=lines,
+                    ticks=self.source.ticks if history.ages else None,
                 )
+                columns[keys_name(name)] = made.items
+                if made.ages is not None:
+                    columns[weights_name(name)] = made.ages
                 advance(number + 1)
         return columns
 
@@ -448,4 +452,5 @@ def _feature(spec: CategoricalSpec, spill: Spill) -> CategoricalFeature:
         fixed_length=spec.fixed_length,
         weighted=spec.weighted,
         boundaries=spec.boundaries,
+        aged=spec.aged or None,
     )

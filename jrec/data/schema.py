@@ -38,7 +38,7 @@ LISTS, KEEP_LAST = "lists", "keep the last"
 
 
 # Keys of features and tables that are written only where they say something.
-_LEARNED = {"dense": ("mean", "deviation", "missing"), "categorical": ("boundaries",), "tables": ("growing",)}
+_OPTIONAL = {"dense": ("mean", "deviation", "missing"), "categorical": ("boundaries", "aged"), "tables": ("growing",)}
 _REMEDY = "copy it again, or prepare the dataset again"
 NO_TABLES = (
     "jrec trains embedding tables, which only these have; name one in the schema of its log, or turn a column of"
@@ -85,6 +85,8 @@ class CategoricalFeature:
     """Ids of ``table``: one an example, or up to ``max_length``; exactly that many where ``fixed_length``.
 
     ``boundaries``, if not None, lie between the buckets that its numbers fall into; the values are buckets' numbers.
+    ``aged``, if not None, is True: its weights say how many seconds before the example each value was, and scale no
+    row.
     """
 
     name: str
@@ -93,6 +95,7 @@ class CategoricalFeature:
     fixed_length: bool = False
     weighted: bool = False
     boundaries: tuple[float, ...] | None = None
+    aged: bool | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_length <= MAX_LENGTH:
@@ -106,14 +109,17 @@ class CategoricalFeature:
         return self.max_length == 1 and self.fixed_length and not self.weighted
 
     @property
+    def scaled(self) -> bool:
+        """Whether its weights scale the rows of its values."""
+        return self.weighted and not self.aged
+
+    @property
     def meaning(self) -> dict[str, Any]:
         """What its ids mean: all of it but how long lists may get, which has no influence on that."""
         content = dataclasses.asdict(self)
         if not self.fixed_length:
             del content["max_length"]
-        if self.boundaries is None:
-            del content["boundaries"]
-        return content
+        return {key: value for key, value in content.items() if value is not None}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -364,7 +370,7 @@ class Schema:
             del content["labels"]
         if not self.tasks:
             del content["tasks"]
-        for kind, keys in _LEARNED.items():
+        for kind, keys in _OPTIONAL.items():
             content[kind] = [{k: v for k, v in f.items() if v is not None or k not in keys} for f in content[kind]]
         save_json(path, content, kind=FORMAT, version=VERSION, sealed=True)
 
@@ -394,7 +400,7 @@ class Schema:
         content["folder"] = None
         content.setdefault("labels", True)
         content.setdefault("tasks", [])
-        for kind, keys in _LEARNED.items():
+        for kind, keys in _OPTIONAL.items():
             for feature in content[kind] if isinstance(content.get(kind), list) else ():
                 if isinstance(feature, dict):
                     feature |= {key: None for key in keys if key not in feature}

@@ -10,8 +10,8 @@ import numpy as np
 
 from jrec.batch import Batch
 from jrec.data.blocks import WEIGHT_SUFFIX
-from jrec.data.columns import Column, ListColumn, count_examples
-from jrec.data.next_items import SEEN, TARGET, matrix
+from jrec.data.columns import Column, ListColumn, count_examples, matrix
+from jrec.data.next_items import SEEN, TARGET
 from jrec.data.packers import InPlaceOfPacker
 from jrec.data.packing import EXAMPLE, Packer, Where
 from jrec.data.packing_columns import PreparedColumns

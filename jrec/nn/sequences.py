@@ -89,29 +89,28 @@ class HSTUBlock(nnx.Module):
         self.position_bias = nnx.Param(0.02 * jax.random.normal(rngs.params(), (2 * length - 1,)))
         self.time_bias = nnx.Param(0.02 * jax.random.normal(rngs.params(), (TIME_BUCKETS,)))
 
-    def __call__(self, x: jax.Array, allowed: jax.Array, times: jax.Array | None) -> jax.Array:
-        """(batch, length, dim) to the same; see ``SequenceEncoder``. ``allowed`` is (batch, length, length) bool."""
+    def __call__(self, x: jax.Array, allowed: jax.Array, passed: jax.Array | None) -> jax.Array:
+        """(batch, length, dim) to the same; see ``SequenceEncoder``.
+
+        ``allowed`` is (batch, length, length) bool, ``passed`` of that shape int32, buckets of the time in between.
+        """
         batch, length, _ = x.shape
         gates, values, queries, keys = jnp.split(
             jax.nn.silu(self.split(self.norm(x))).reshape(batch, length, self.heads, -1),
             [self.value, 2 * self.value, 2 * self.value + self.qk],
             axis=3,
         )
-        scores = jnp.einsum("bihd,bjhd->bhij", queries, keys) + self._bias(length, times).astype(queries.dtype)
+        scores = jnp.einsum("bihd,bjhd->bhij", queries, keys) + self._bias(length, passed).astype(queries.dtype)
         weights = jnp.where(allowed[:, None], jax.nn.silu(scores) / self.length, jnp.zeros((), scores.dtype))
         gathered = jnp.einsum("bhij,bjhd->bihd", weights, values).reshape(batch, length, -1)
         gated = gates.reshape(batch, length, -1) * self.norm_gathered(gathered)
         return x + self.out(self.drop(gated))
 
-    def _bias(self, length: int, times: jax.Array | None) -> jax.Array:
+    def _bias(self, length: int, passed: jax.Array | None) -> jax.Array:
         """(1 or batch, 1, length, length) float32, by the distance of two positions, and of their times."""
         place = jnp.arange(length, dtype=jnp.int32)
         bias = self.position_bias[...][place[None, :] - place[:, None] + (self.length - 1)][None, None]
-        if times is None:
-            return bias
-        gap = jnp.abs(times[:, :, None] - times[:, None, :]).astype(jnp.float32)
-        bucket = (jnp.log(jnp.maximum(gap, 1)) / _BUCKET).astype(jnp.int32)
-        return bias + self.time_bias[...][jnp.minimum(bucket, TIME_BUCKETS - 1)][:, None]
+        return bias if passed is None else bias + self.time_bias[...][passed][:, None]
 
 
 class SASRecBlock(nnx.Module):
@@ -136,9 +135,9 @@ class SASRecBlock(nnx.Module):
         self.back = nnx.Linear(hidden, dim, dtype=dtype, rngs=rngs)
         self.drops = nnx.List([nnx.Dropout(config.dropout, rngs=rngs) for _ in range(3)])
 
-    def __call__(self, x: jax.Array, allowed: jax.Array, times: jax.Array | None) -> jax.Array:
+    def __call__(self, x: jax.Array, allowed: jax.Array, passed: jax.Array | None) -> jax.Array:
         """(batch, length, dim) to the same; see ``SequenceEncoder``. Times do not count."""
-        del times
+        del passed
         normed = self.norm(x)
         heads = [layer(of).reshape(*x.shape[:2], self.heads, -1) for layer, of in
                  ((self.query, normed), (self.key, x), (self.value, x))]  # fmt: skip
@@ -170,13 +169,22 @@ class SequenceEncoder(nnx.Module):
         self.drop = nnx.Dropout(config.dropout, rngs=rngs)
         self.blocks = nnx.List([block(dim, length, config, rngs=rngs) for _ in range(config.blocks)])
 
-    def __call__(self, rows: jax.Array, present: jax.Array, times: jax.Array | None = None) -> jax.Array:
+    def __call__(
+        self,
+        rows: jax.Array,
+        present: jax.Array,
+        times: jax.Array | None = None,
+        asked: jax.Array | None = None,
+    ) -> jax.Array:
         """Encodes histories.
 
         Args:
           rows: (batch, length, dim) float32.
           present: (batch, length) bool, which positions hold an item.
-          times: (batch, length) int32, seconds from any fixed moment, for HSTU's bias by time; None without times.
+          times: (batch, length) int32 or float32, seconds from any fixed moment, for HSTU's bias by time; None without
+            times.
+          asked: Of that shape and dtype, when what follows a position is asked for: its item's time, as far as it may
+            be known. None for ``times``.
 
         Returns:
           (batch, length, dim) float32; of padding whatever comes out.
@@ -184,9 +192,17 @@ class SequenceEncoder(nnx.Module):
         length, dim = rows.shape[1:]
         x = self.drop((rows * math.sqrt(dim) + self.positions[...][None, :length]).astype(self.dtype))
         allowed = jnp.tril(jnp.ones((1, length, length), bool)) & present[:, None, :]
+        passed = None if times is None else _buckets(times, times if asked is None else asked)
         for block in self.blocks:
-            x = block(x, allowed, times)
+            x = block(x, allowed, passed)
         return x.astype(jnp.float32)
+
+
+def _buckets(times: jax.Array, asked: jax.Array) -> jax.Array:
+    """(batch, length, length) int32 below ``TIME_BUCKETS``, by the logarithm of the seconds from item to ``asked``."""
+    passed = jnp.abs(asked[:, :, None] - times[:, None, :]).astype(jnp.float32)
+    bucket = (jnp.log(jnp.maximum(passed, 1)) / _BUCKET).astype(jnp.int32)
+    return jnp.minimum(bucket, TIME_BUCKETS - 1)
 
 
 class NextItem(nnx.Module):
@@ -194,6 +210,10 @@ class NextItem(nnx.Module):
 
     The layout has three features of one table with pooling "none": the history, at each of its positions the item that
     came next, and sampled items, which all examples of a batch share (``next_item_layout``).
+
+    HSTU's bias by time reads how old the items are: one dense column, (examples, length) floats, how many seconds
+    before the example's moment each item of the history was, 0 behind its end. Without a dense column there is no such
+    bias. An item is asked for at its own moment, the last one at the example's.
 
     Args:
       layout: The layout of the embedding tables.
@@ -238,15 +258,26 @@ class NextItem(nnx.Module):
     ) -> dict[str, jax.Array]:
         """Vectors of length one, float32, whose products are scores.
 
+        Args:
+          dense: (batch, length) float32, the ages of the history's items in seconds, or (batch, 0) without.
+          activations, bags: As of any ``SparseModel``.
+
         Returns:
           In training "positions" (batch, length, dim), "next" (batch, length, dim), "sampled" (batch, k, dim), and
           "counts" (batch, length) bool, the positions with a next item. In eval mode only "user" (batch, dim), of the
           last position; of an empty history zeros.
         """
-        del dense
         rows, masks = self.embeddings.features(activations, bags), self.embeddings.masks(bags)
         history, following, sampled = self.names
-        found = unit(self.encoder(rows[history], masks[history]))
+        times = asked = None
+        if dense.shape[1]:
+            if dense.shape != masks[history].shape:
+                raise ValueError(
+                    f"dense is {dense.shape}, but a NextItem reads the ages of the {masks[history].shape[1]} items of"
+                    f" {history!r}: give one dense column of that many numbers an example, or none"
+                )
+            times, asked = -dense, -jnp.pad(dense[:, 1:], ((0, 0), (0, 1)))
+        found = unit(self.encoder(rows[history], masks[history], times, asked))
         if self.deterministic:
             last = jnp.sum(masks[history], axis=1) - 1
             user = jnp.take_along_axis(found, jnp.maximum(last, 0)[:, None, None], axis=1)[:, 0]

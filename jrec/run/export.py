@@ -67,6 +67,7 @@ class Exportable:
       rows: Reads rows: of a table's name and (n,) int64 row numbers, (n, dim) floats.
       growing: The vocabularies of the tables that grow.
       dense: Names of the dense features, in the order the model takes them.
+      widths: How many numbers an example has, of dense features that have several.
       schema: How raw values become rows, read from its folder; None where requests have row numbers.
       run: The run's name.
       step: Steps taken.
@@ -89,6 +90,12 @@ class Exportable:
     requested: tuple[str, ...] = ()
     vectors: TableConfig | None = None
     items: np.ndarray | None = None
+    widths: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+    @property
+    def num_dense(self) -> int:
+        """How many dense numbers an example has."""
+        return sum(self.widths.get(name, 1) for name in self.dense)
 
     @property
     def tables(self) -> list[tuple[str, TableConfig]]:
@@ -114,7 +121,9 @@ class Exportable:
         return {name: vocabulary.key_seed for name, vocabulary in self.growing.items()}
 
 
-def of_run(state: RunState, *, step: int, dense: Sequence[str], schema: Schema | None) -> Exportable:
+def of_run(
+    state: RunState, *, step: int, dense: Sequence[str] | Mapping[str, int], schema: Schema | None
+) -> Exportable:
     """A run as its last step left it; rows in host memory are flushed.
 
     Raises:
@@ -134,6 +143,7 @@ def of_run(state: RunState, *, step: int, dense: Sequence[str], schema: Schema |
         rows=state.read,
         growing=state.growing.now(),
         dense=tuple(dense),
+        widths={name: width for name, width in dense.items() if width != 1} if isinstance(dense, Mapping) else {},
         schema=schema,
         run=type(model).__name__,
         step=step,
@@ -188,7 +198,7 @@ def write_export(
             raise ExportError(
                 "the model ranks items by a user's vector, which model.onnx does not have; leave out --onnx"
             )
-    program, read = export_program(source.model, source.layout, len(source.dense), served=served)
+    program, read = export_program(source.model, source.layout, source.num_dense, served=served)
     manifest = Manifest(
         id="",
         parent="" if base is None else base.manifests[-1].id,
@@ -198,6 +208,7 @@ def write_export(
         rows=source.meaning,
         dtype=stored,
         dense=source.dense,
+        widths=source.widths,
         features=tuple(feature for feature in _features(source.layout) if feature.name in read),
         tables={},
         files={},
@@ -212,7 +223,7 @@ def write_export(
         if source.items is not None:
             np.save(folder / ITEMS, source.items, allow_pickle=False)
         if onnx:
-            (folder / ONNX).write_bytes(onnx_program(source.model, source.layout, len(source.dense)))
+            (folder / ONNX).write_bytes(onnx_program(source.model, source.layout, source.num_dense))
         writer = _Writer(source, folder, stored, base)
         total = sum(table.rows for _, table in source.tables if table.tier != "tt")
         with (progress or Progress(False)).stage("export", max(total, 1)) as advance:

@@ -413,7 +413,7 @@ class Run:
         self,
         folder: str | os.PathLike[str],
         *,
-        dense: Sequence[str] = (),
+        dense: Sequence[str] | Mapping[str, int] = (),
         schema: Schema | None = None,
         dtype: Dtype | None = None,
         since: Sequence[str | os.PathLike[str]] = (),
@@ -424,7 +424,8 @@ class Run:
 
         Args:
           folder: The folder to make; it appears when it is whole.
-          dense: Names of the float features, in the order the model takes them.
+          dense: Names of the float features, in the order the model takes them; a mapping says of each how many numbers
+            an example has.
           schema: The prepared dataset's, read from its folder (``jrec.data.Schema.load``), so that requests have raw
             values; None for requests with row numbers, as ``predict`` takes them.
           dtype: "float32", "bfloat16", "float16", "int8" or "int4", as which rows are kept; None for the tables' own.

@@ -12,6 +12,7 @@ import pathlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, get_args
 
+from jrec.data.blocks import weight_column
 from jrec.data.schema import MAX_LENGTH, SCHEMA_FILE, Schema
 from jrec.data.vocabulary_file import buckets_file
 from jrec.files import decode, load_json, save_json, sha256_of, stays_inside
@@ -70,7 +71,7 @@ def read_manifest(folder: pathlib.Path) -> Manifest:
         raise ExportError(f"{folder} is not a folder; give one that `jrec export` made")
     path = folder / MANIFEST
     content = load_json(path, kind=FORMAT, version=VERSION, error=ExportError, remedy=_REMEDY, sealed=True)
-    known = {"retrieval": None, **content}
+    known = {"retrieval": None, "widths": {}, **content}
     if isinstance(known["retrieval"], dict):
         known["retrieval"] = {"items": "", **known["retrieval"]}
     manifest = decode(known, Manifest, where=str(path), error=ExportError, remedy=_REMEDY)
@@ -172,7 +173,7 @@ def check_follows(
 
 def difference(before: Manifest, after: Manifest) -> str | None:
     """How the model of an export differs from that of another, in words; None where both are of one model."""
-    for name in ("rows", "dtype", "dense", "features", "retrieval"):
+    for name in ("rows", "dtype", "dense", "widths", "features", "retrieval"):
         was, now = getattr(before, name), getattr(after, name)
         if was != now:
             return "rows mean other values (another dataset)" if name == "rows" else f"{name} is {now}, not {was}"
@@ -208,6 +209,9 @@ def faults(folder: pathlib.Path, manifest: Manifest) -> Iterator[str]:
     named = [file for parts in manifest.tables.values() for part in parts for file in part.files]
     yield from (f"tables name file {file!r} more than once" for file in _repeated(named))
     yield from (f"feature {name!r} is there more than once" for name in _repeated(_names(manifest)))
+    for name, width in manifest.widths.items():
+        if name not in manifest.dense or not 1 <= width <= MAX_LENGTH:
+            yield f"widths has {width:,} numbers of {name!r}, which must be 1 to {MAX_LENGTH:,}, of a dense feature"
     for feature in manifest.features:
         yield from (f"feature {feature.name!r} {fault}" for fault in _feature_faults(feature, manifest))
     if manifest.retrieval is not None:
@@ -299,9 +303,12 @@ def _retrieval_faults(retrieval: Retrieval, manifest: Manifest) -> Iterator[str]
 
 def schema_faults(folder: pathlib.Path, schema: Schema, manifest: Manifest) -> Iterator[str]:
     """How a schema and a manifest differ, and the files that may be read without a checksum."""
-    if (names := tuple(feature.name for feature in schema.dense)) != manifest.dense:
-        yield f"dense features are {list(names)}, but the model has {list(manifest.dense)}"
-    says = {f.name: (f.table, f.max_length, f.weighted) for f in schema.categorical}
+    ages = {weight_column(f): f.max_length for f in schema.categorical if f.aged}
+    wide = {name: width for name, width in manifest.widths.items() if ages.get(name) == width}
+    plain = tuple(name for name in manifest.dense if name not in wide)
+    if (names := tuple(feature.name for feature in schema.dense)) != plain:
+        yield f"dense features are {list(names)}, but the model has {list(plain)}"
+    says = {f.name: (f.table, f.max_length, f.scaled) for f in schema.categorical}
     takes = {f.name: (f.table, f.max_length, f.weighted) for f in manifest.features}
     for name in sorted(says.keys() ^ takes.keys()):
         yield f"feature {name!r} is not of both the schema and the model"

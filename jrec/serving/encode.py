@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import dataclasses
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from jrec.data.blocks import WEIGHT_SUFFIX, ListColumn
+from jrec.data.columns import count_examples, matrix
 from jrec.data.encoder import Encoder
 from jrec.data.readers.keys import value_keys
 from jrec.data.schema import DatasetError
@@ -56,7 +57,7 @@ class RawValues:
     def inputs(self, columns: object) -> tuple[np.ndarray, dict[str, Ids]]:
         """Dense features, (examples, num_dense) float32, and ids by feature."""
         encoded = self._encoder.columns(columns).by_name()
-        return model_inputs(encoded, self._manifest.dense, self._manifest.features, self._encoder.orders)
+        return model_inputs(encoded, self._manifest, self._encoder.orders)
 
 
 class RowNumbers:
@@ -67,7 +68,7 @@ class RowNumbers:
 
         self._seeds = load_key_seeds(folder, manifest)
         self.growing = sorted(self._seeds)
-        self._dense, self._vocabularies = manifest.dense, {}
+        self._manifest, self._dense, self._vocabularies = manifest, manifest.dense, {}
         self._features = [
             FeatureConfig(
                 name=f.name,
@@ -113,9 +114,7 @@ class RowNumbers:
             features=self._features,
             values=ValueRows(vocabularies=self._vocabularies),
         )
-        numbers = np.empty((prepared.examples, len(self._dense)), np.float32)
-        for place, name in enumerate(self._dense):
-            numbers[:, place] = prepared.numbers[name]
+        numbers = _side_by_side(prepared.numbers, prepared.examples, self._manifest)
         ids = {}
         for name, column in prepared.ids.items():  # of any size: whether they are rows is checked as they are looked up
             if isinstance(column, ListColumn):
@@ -156,29 +155,40 @@ def encoder_of(folder: pathlib.Path, manifest: Manifest) -> RawValues | RowNumbe
 
 
 def model_inputs(
-    columns: Mapping[str, Any],
-    dense: Sequence[str],
-    features: Sequence[Feature],
-    orders: Mapping[str, np.ndarray] | None = None,
+    columns: Mapping[str, Any], manifest: Manifest, orders: Mapping[str, np.ndarray] | None = None
 ) -> tuple[np.ndarray, dict[str, Ids]]:
     """Dense features, (examples, num_dense) float32, and ids by feature.
 
     Args:
-      columns: As a dataset's blocks have them (``jrec.data.blocks``): numbers, row numbers, lists of these.
-      dense: Names of the dense features in the model's order.
-      features: The categorical ones.
+      columns: As a dataset's blocks have them (``jrec.data.blocks``): numbers, row numbers, lists of these. A list of
+        a dense feature has zeros behind its end.
+      manifest: What the model takes.
       orders: By table that was reordered, the model's row of each of the dataset's.
     """
-    first = next(iter(columns.values()))
-    count = len(first.offsets) - 1 if isinstance(first, ListColumn) else len(first)
-    numbers = np.empty((count, len(dense)), np.float32)
-    for place, name in enumerate(dense):
-        numbers[:, place] = columns[name]
+    count = count_examples(next(iter(columns.values())))
+    wide = {name: matrix(columns[name], count, width, absent=0) for name, width in manifest.widths.items()}
+    numbers = _side_by_side({**columns, **wide}, count, manifest)
     ids = {}
-    for feature in features:
+    for feature in manifest.features:
         column, weights = columns[feature.name], columns.get(feature.name + WEIGHT_SUFFIX)
         ids[feature.name] = _ids(column, weights, feature, (orders or {}).get(feature.table))
     return numbers, ids
+
+
+def _side_by_side(columns: Mapping[str, Any], examples: int, manifest: Manifest) -> np.ndarray:
+    """(examples, num_dense) float32: dense features in the model's order, (examples,) or (examples, width) each.
+
+    Raises:
+      ValueError: If one has another width than the model takes.
+    """
+    numbers, stop = np.empty((examples, len(manifest.dense_columns)), np.float32), 0
+    for name in manifest.dense:
+        column, width = columns[name], manifest.widths.get(name, 1)
+        start, stop = stop, stop + width
+        if column.shape not in ((examples, width), (examples,) if width == 1 else ()):
+            raise ValueError(f"{name!r} is {list(column.shape)}, but the model takes {[examples, width]}")
+        numbers[:, start:stop] = column.reshape(examples, width)
+    return numbers
 
 
 def rows_of_keys(folder: pathlib.Path, table: str, rows: int) -> Callable[[np.ndarray], np.ndarray]:

@@ -19,6 +19,7 @@ export or delta that it follows.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import pathlib
@@ -132,6 +133,7 @@ class Manifest:
       rows: What rows mean: the ``rows`` digest of the dataset's identity; without a schema, of the tables.
       dtype: Of rows; tensor-train cores keep their own.
       dense: Names of dense features in the model's order.
+      widths: How many numbers an example has, of dense features that have several.
       features: In the model's order.
       tables: Parts by table.
       files: SHA-256 of every file but the manifest, by path.
@@ -150,6 +152,16 @@ class Manifest:
     tables: Mapping[str, tuple[Part, ...]]
     files: Mapping[str, str]
     retrieval: Retrieval | None = None
+    widths: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+    @functools.cached_property
+    def dense_columns(self) -> tuple[str, ...]:
+        """A name for each of the dense numbers of an example."""
+        return tuple(
+            f"{name}[{number}]" if name in self.widths else name
+            for name in self.dense
+            for number in range(self.widths.get(name, 1))
+        )
 
     @property
     def follows(self) -> bool:
@@ -186,6 +198,8 @@ def save_manifest(folder: pathlib.Path, manifest: Manifest) -> Manifest:
 def _content(manifest: Manifest) -> dict[str, object]:
     """A manifest in JSON types, without what older ones lack where it says nothing."""
     content = dataclasses.asdict(manifest)
+    if not manifest.widths:
+        del content["widths"]
     if manifest.retrieval is None:
         del content["retrieval"]
     elif not manifest.retrieval.items:

@@ -38,7 +38,7 @@ class LoadedProgram:
         self._outputs = [(output.dtype, output.shape[1:]) for output in exported.out_avals]
         self._masks = {f.name: f.max_length for f in manifest.features if f.pooling == "none"}
         self.sizes: frozenset[int] = frozenset()
-        bounds = np.cumsum([len(manifest.dense), *(math.prod(shape) for shape in shapes)])
+        bounds = np.cumsum([len(manifest.dense_columns), *(math.prod(shape) for shape in shapes)])
         self.width = int(bounds[-1])
 
         def outputs(numbers: jax.Array, held: Mapping[str, jax.Array]) -> list[jax.Array]:
@@ -106,7 +106,7 @@ def _check(folder: pathlib.Path, manifest: Manifest, exported: Any, shapes: Sequ
 
     vectors = {f.name: of("float32", *shape) for f, shape in zip(manifest.features, shapes, strict=True)}
     held = {f.name: of("bool", f.max_length) for f in manifest.features if f.pooling == "none"}
-    inputs, tree = jax.tree.flatten(((of("float32", len(manifest.dense)), vectors, held), {}))
+    inputs, tree = jax.tree.flatten(((of("float32", len(manifest.dense_columns)), vectors, held), {}))
     wanted = [(x.dtype.name, *x.shape[1:]) for x in inputs]
     taken = [(x.dtype.name, *x.shape[1:]) for x in exported.in_avals]
     if tree != exported.in_tree or wanted != taken:

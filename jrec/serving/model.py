@@ -322,7 +322,7 @@ class Model:
             for feature in self.manifest.features:
                 weights = np.zeros((size, 1), np.float32) if feature.weighted else None
                 ids[feature.name] = Ids(values=np.full((size, 1), -1, np.int32), weights=weights)
-            self.logits_of(np.zeros((size, len(self.manifest.dense)), np.float32), ids)
+            self.logits_of(np.zeros((size, len(self.manifest.dense_columns)), np.float32), ids)
 
     def _keys(self, folder: pathlib.Path, manifest: Manifest) -> dict[str, RowsOfKeys]:
         rows = {table: sum(part.rows for part in manifest.tables[table]) for table in self._growing}
@@ -346,7 +346,7 @@ class Model:
     def _look_up(self, dense: np.ndarray, ids: Mapping[str, Ids]) -> _Request:
         """Checks a request and looks up its rows; the caller holds the rows' lock."""
         now = self._loaded
-        dense = checked_dense(dense, now.manifest.dense)
+        dense = checked_dense(dense, now.manifest.dense_columns)
         count, given = dense.shape
         numbers = np.empty((self._padded(count), now.program.width), np.float32)
         numbers[:count, :given] = dense

@@ -99,7 +99,7 @@ def _feature(config: ModelConfig, feature: CategoricalFeature) -> FeatureConfig:
         table=feature.table,
         max_length=feature.max_length,
         fixed_length=feature.fixed_length,
-        weighted=feature.weighted,
+        weighted=feature.scaled,
         pooling="none" if sequence else pooling,
     )
 
@@ -327,6 +327,8 @@ def _model_description(model: ModelConfig, num_dense: int) -> dict[str, Any]:
     if model.factory:
         return {key: keys[key] for key in OWN_MODEL_KEYS}
     if model.ranks:
+        if model.sequence.ages:
+            del keys["sequence"]["ages"]
         return {key: keys[key] for key in RANKING_KEYS[model.kind]}
     del keys["factory"], keys["options"], keys["sequence"], keys["two_tower"], keys["multi_task"]["weights"]
     if not model.multi_task.tasks:

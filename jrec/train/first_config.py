@@ -162,7 +162,7 @@ def _histories(features: Sequence[CategoricalFeature]) -> dict[str, str]:
     histories: dict[str, str] = {}
     lengths = set()
     for feature in features:
-        lists = [f for f in features if f.table == feature.table and f.max_length > 1 and not f.weighted]
+        lists = [f for f in features if f.table == feature.table and f.max_length > 1 and not f.scaled]
         if feature.one_hot and len(lists) == 1 and lists[0].name not in histories.values():
             histories[feature.name] = lists[0].name
             lengths.add(lists[0].max_length)

@@ -98,13 +98,15 @@ def ranking_packer(config: TrainConfig, schema: Schema, layout: EmbeddingLayout,
         extras = UserItemPacker.names(training=training, log_q=log_q is not None)
         packer = dataset_packer(config.data.path, schema, layout, on_bad_id=on_bad_id, cast=cast, extras=extras)
         return UserItemPacker(packer, item=own.id, history=own.history, log_q=log_q)
+    history = next(feature for feature in schema.categorical if feature.name == config.model.history)
     return NextItemPacker(
         layout,
-        history=config.model.history,
+        history=history.name,
         item=config.model.ranked,
         rows=table.rows,
         oov_row=table.oov_row,
         seed=config.seed if training else None,
+        aged=bool(history.aged),
         on_bad_id=on_bad_id,
         cast=cast,
     )

@@ -32,9 +32,9 @@ def model_schema(model: ModelConfig, schema: Schema) -> Schema:
 def _sequence_schema(model: ModelConfig, schema: Schema) -> Schema:
     own = model.sequence
     history, item = (_feature(schema, getattr(own, key), f"sequence.{key}") for key in ("history", "item"))
-    if history.one_hot or history.weighted:
+    if history.one_hot or history.scaled:
         raise ConfigError(
-            f"model.sequence.history is {own.history!r}, which is {'weighted' if history.weighted else 'one id'}; name"
+            f"model.sequence.history is {own.history!r}, which is {'weighted' if history.scaled else 'one id'}; name"
             " a list of ids in order of time, as `jrec prepare csv` makes it by"
             ' history = {by = "user", of = "item", length = 200}'
         )
@@ -45,6 +45,8 @@ def _sequence_schema(model: ModelConfig, schema: Schema) -> Schema:
         )
     table = schema.table(item.table)
     _check_table(table, model.kind)
+    if not (model.kind == "hstu" and own.ages):
+        history = dataclasses.replace(history, weighted=False, aged=None)
     return dataclasses.replace(schema, dense=(), categorical=(history, item), tables=(table,), tasks=(), labels=False)
 
 
@@ -81,8 +83,8 @@ def _tower_schema(model: ModelConfig, schema: Schema) -> Schema:
 def request_schema(model: ModelConfig, schema: Schema) -> Schema:
     """The schema of what a model that ranks items needs for that, without labels.
 
-    Of sequences that are lists of the history alone, of which the last values count; of two towers the columns of the
-    user's features.
+    Of sequences that are lists of the history, and of its ages where the model reads them, of which the last values
+    count; of two towers the columns of the user's features.
 
     Args:
       model: The ``[model]`` section.
@@ -92,7 +94,8 @@ def request_schema(model: ModelConfig, schema: Schema) -> Schema:
     read = _of_features(schema, names, and_table=item_table(model, schema).name)
     options = schema.preparation.get("format_options")
     provenance: dict[str, Any] = {"options": {"key_seed": schema.key_seed}, LISTS: KEEP_LAST}
-    if model.kind == "two_tower" and isinstance(options, Mapping) and "schema" in options:
+    by_columns = model.kind == "two_tower" or any(feature.aged for feature in read.categorical)
+    if by_columns and isinstance(options, Mapping) and "schema" in options:
         provenance = {
             **schema.preparation,
             "format_options": {**options, "schema": _columns_of(options["schema"], names)},

@@ -59,6 +59,7 @@ class Delimited(Source):
         self.dense = tuple(DenseFeature(name=d.feature, transform=d.transform) for d in schema.dense)
         self.categorical = tuple(_spec(c, schema.table_of(c)) for c in schema.categorical)
         self.histories = schema.histories
+        self.ticks = 1 if schema.time is None or schema.time.format == "integer" else 1_000_000
 
     def limited(self, lengths: Mapping[str, int]) -> Delimited:
         """Bounds lists whose longest the log would decide."""
@@ -125,11 +126,12 @@ class Delimited(Source):
         )
 
     def _check_columns(self, subject: str, names: list[str], remedy: str = "") -> None:
-        if made := [c for c in self._schema.categorical if c.history and c.column in names]:
-            raise DatasetError(
-                f"{subject} has column {made[0].column!r}, but the schema makes {made[0].feature!r} of earlier lines;"
-                " leave out history in the schema to read the column, or give the feature another column"
-            )
+        for feature, history in ((c, c.history) for c in self._schema.categorical if c.history):
+            if made := [column for column in (feature.column, history.ages) if column in names]:
+                raise DatasetError(
+                    f"{subject} has column {made[0]!r}, but the schema makes {feature.feature!r} of earlier lines;"
+                    " leave out history in the schema to read the column, or give the feature another column"
+                )
         labels = [label.column for label in self._labels]
         optional = set(labels) if self.labels != "required" else set()
         if self._schema.time and self._predicted and not self._parts:
@@ -138,9 +140,11 @@ class Delimited(Source):
             held = ", ".join(names)[:200]
             hint = "; a log without labels needs --no-labels" if lacking == labels else ""
             made = (c for c in self._schema.categorical if c.feature in self.histories)
-            if given := [c.feature for c in made if c.column in lacking]:
+            if given := [c for c in made if c.column in lacking or c.weights in lacking]:
+                ages = f" in {given[0].column!r}, and in {given[0].weights!r} how many seconds ago each was"
                 hint = (
-                    f"; {given[0]!r} is a history: give each line the user's items, oldest first, or a blank for none"
+                    f"; {given[0].feature!r} is a history: give each line the user's items, oldest first, or a blank"
+                    f" for none{ages if given[0].weights else ''}"
                 )
             raise DatasetError(f"{subject} lacks column(s) {', '.join(lacking)}; it has {held}{remedy}{hint}")
 
@@ -319,13 +323,14 @@ def with_given_histories(schema: DelimitedSchema) -> DelimitedSchema:
             lists=True,
             max_length=c.history.length,
             too_long="last",
+            weights=c.history.ages,
             history=None,
         )
         if c.history
         else c
         for c in schema.categorical
     ]
-    made = tuple(c.column for c in schema.categorical if c.history)
+    made = tuple(name for c in schema.categorical if c.history for name in (c.column, c.history.ages) if name)
     columns = schema.columns + made if schema.columns else ()
     return dataclasses.replace(schema, categorical=tuple(given), columns=columns)
 
@@ -350,6 +355,8 @@ def stored_schema(schema: DelimitedSchema) -> dict[str, Any]:
         for column in part["categorical"]:
             if column["history"] is None:
                 del column["history"]
+            elif not column["history"]["ages"]:
+                del column["history"]["ages"]
     return {k: v for k, v in stored.items() if v or k not in ("join", "labels")}
 
 
@@ -359,7 +366,8 @@ def _spec(column: CategoricalColumn, table: str) -> CategoricalSpec:
         name=column.feature,
         table=table,
         many=many,
-        weighted=bool(column.weights),
+        weighted=bool(column.weights or (column.history and column.history.ages)),
+        aged=bool(column.history and column.history.ages),
         max_length=column.history.length if column.history else column.max_length if many else 1,
         fixed_length=column.fixed_length if many else True,
         quantiles=column.quantiles,

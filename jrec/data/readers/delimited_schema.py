@@ -92,7 +92,8 @@ class CategoricalColumn:
     or last values (``too_long``); ``fixed_length`` demands ``max_length`` values everywhere. ``part`` takes the "hour"
     (UTC, "0" to "23") or "weekday" ("0" is Monday) of the column of times.
     ``quantiles`` puts numbers into that many buckets of about as many training values each.
-    ``history`` has preparation make the lists of earlier lines; only lines that are predicted have the column.
+    ``history`` has preparation make the lists of earlier lines; only lines that are predicted have the column, and that
+    of their ages, in seconds (of times whose format is "integer" in their unit), if the history names one.
     """
 
     column: str
@@ -408,7 +409,8 @@ def _check(schema: DelimitedSchema, path: str) -> None:
 
 def _check_histories(schema: DelimitedSchema, wrong: Callable[[str], DatasetError]) -> None:
     """Checks the histories of a schema whose joined files' columns are in the log."""
-    taken = [*schema.used_columns(), *schema.columns, *(c.column for c in schema.categorical if c.history)]
+    taken = [*schema.used_columns(), *schema.columns]
+    taken += [name for c in schema.categorical if c.history for name in (c.column, c.history.ages) if name]
     single = {c.feature: c for c in schema.categorical if not (c.many or c.quantiles)}
     for feature in schema.categorical:
         if (history := feature.history) is None:
@@ -420,11 +422,14 @@ def _check_histories(schema: DelimitedSchema, wrong: Callable[[str], DatasetErro
                     f"{subject} has {key} = {name!r}; it must be a [[categorical]] feature of one value, one of"
                     f" {', '.join(single) or 'which there is none'}"
                 )
-        if taken.count(feature.column) > 1:
-            raise wrong(
-                f"{subject} is made of earlier lines, but its column {feature.column!r}, which only lines that are"
-                " predicted have, is a column of the log or of another feature; choose another name for it"
-            )
+        for column in (feature.column, history.ages):
+            if taken.count(column) > 1:
+                raise wrong(
+                    f"{subject} is made of earlier lines, but its column {column!r}, which only lines that are"
+                    " predicted have, is a column of the log or of another feature; choose another name for it"
+                )
+        if history.ages and schema.time is None:
+            raise wrong(f"{subject} has ages = {history.ages!r}, but there is no [time], of which they are; add one")
         if not 1 <= history.length <= MAX_LENGTH:
             raise wrong(f"{subject} has length {history.length:,}; it must be 1 to {MAX_LENGTH:,}")
         own = ("max_length", "fixed_length", "weights", "part", "quantiles")

@@ -21,11 +21,15 @@ MAX_INTEGER_ID = 2**56 - 1
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class History:
-    """The values of feature ``of`` in the earlier lines with the same value of feature ``by``, the last ``length``."""
+    """The values of feature ``of`` in the earlier lines with the same value of feature ``by``, the last ``length``.
+
+    ``ages``, if not "", names the column that lines to predict have with how long before the line each of them was.
+    """
 
     by: str
     of: str
     length: int
+    ages: str = ""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,12 +37,14 @@ class CategoricalSpec:
     """A categorical feature before preparation: ``max_length`` None stands for the longest list of the log.
 
     ``quantiles``, if not 0, is the number of buckets that its numbers fall into, ``boundaries`` what lies between.
+    ``aged`` says that the weights are ages (``CategoricalFeature``).
     """
 
     name: str
     table: str
     many: bool = False
     weighted: bool = False
+    aged: bool = False
     max_length: int | None = None
     fixed_length: bool = False
     quantiles: int = 0
@@ -90,6 +96,7 @@ class Source:
       task_fields: Their fields.
       complete: The dense features of which no value may be missing in a log.
       histories: By feature that preparation makes of all lines, what it is made of; chunks lack these features.
+      ticks: How many of the units of times a second has.
       key_seed: The seed of the hash of long values in files that are joined to the log; None where there are none.
     """
 
@@ -104,6 +111,7 @@ class Source:
     task_fields: tuple[str, ...] = ()
     complete: frozenset[str] = frozenset()
     histories: Mapping[str, History] = {}
+    ticks: int = 1
     key_seed: int | None = None
 
     def with_labels(self, labels: Labels) -> Self:

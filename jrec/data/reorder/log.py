@@ -53,7 +53,7 @@ def log_layout(schema: Schema, tables: Sequence[str]) -> EmbeddingLayout:
                 name=f.name,
                 table=f.table,
                 max_length=f.max_length,
-                weighted=f.weighted,
+                weighted=f.scaled,
                 fixed_length=f.fixed_length,
             )
             for f in schema.categorical

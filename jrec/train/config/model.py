@@ -117,6 +117,7 @@ class SequenceSection(Section):
       sampled: Items that are drawn for each example of a batch, uniformly from the table; all of a batch's are the
         negatives of every position.
       temperature: What cosines of vectors are divided by, to be logits of the softmax.
+      ages: HSTU: whether it reads how long ago the items of a history were, where the dataset's schema names ages.
     """
 
     history: str = "history"
@@ -127,6 +128,7 @@ class SequenceSection(Section):
     hidden_dim: Annotated[int, Range(minimum=0, maximum=65536)] = 0
     sampled: Annotated[int, Range(minimum=1, maximum=2**16)] = 8
     temperature: Annotated[float, Range(above=0, maximum=1000)] = 0.05
+    ages: bool = True
 
     @override
     def check(self) -> None:
