@@ -5,7 +5,7 @@ import types
 import jax
 import pytest
 
-from jrec.data.schema import Table
+from jrec.data.schema import CategoricalFeature, Table
 from jrec.errors import ConfigError
 from jrec.ops.tt import TTShape
 from jrec.run.step import compile_run
@@ -18,7 +18,7 @@ ROWS = {"country": 200, "user": 100_000, "item": 30_000, "tiny": 3, "unread": 10
 
 def schema(rows=ROWS):
     features = [
-        types.SimpleNamespace(name=f"f_{n}", table=n, max_length=1, fixed_length=True, weighted=False)
+        CategoricalFeature(name=f"f_{n}", table=n, max_length=1, fixed_length=True, weighted=False)
         for n in rows
         if n != "unread"
     ]

@@ -71,7 +71,7 @@ def lists_of(
         return np.ones(len(column), np.int64), column, None
     lengths = np.diff(column.offsets)
     share = np.repeat(1 / np.maximum(lengths, 1), lengths).astype(np.float32)
-    if (name := weight_column(feature)) is not None and isinstance(weights := columns[name], ListColumn):
+    if feature.scaled and (name := weight_column(feature)) and isinstance(weights := columns[name], ListColumn):
         share *= weights.values
     return lengths.astype(np.int64), column.values, share
 
