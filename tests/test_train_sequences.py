@@ -319,8 +319,9 @@ def test_requests_give_the_ages_of_histories(timed, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_ages_scale_no_row_of_other_models(tmp_path):
-    """A DLRM on a dataset with ages is that on the same one without."""
+def test_ages_scale_no_row_of_other_models(tmp_path, monkeypatch):
+    """A DLRM on a dataset with ages, and its baselines, are those on the same one without."""
+    monkeypatch.setenv("JREC_CACHE", str(tmp_path / "cache"))  # which keeps baselines by dataset
     write_timed_log(tmp_path / "log.csv")
     lines = (tmp_path / "log.csv").read_text().splitlines()
     labelled = [lines[0] + ",label", *(f"{line},{k % 2}" for k, line in enumerate(lines[1:]))]
