@@ -185,9 +185,12 @@ def _side_by_side(columns: Mapping[str, Any], examples: int, manifest: Manifest)
     for name in manifest.dense:
         column, width = columns[name], manifest.widths.get(name, 1)
         start, stop = stop, stop + width
-        if column.shape not in ((examples, width), (examples,) if width == 1 else ()):
+        if width == 1 == column.ndim:
+            numbers[:, start] = column
+        elif column.shape == (examples, width):
+            numbers[:, start:stop] = column
+        else:
             raise ValueError(f"{name!r} is {list(column.shape)}, but the model takes {[examples, width]}")
-        numbers[:, start:stop] = column.reshape(examples, width)
     return numbers
 
 
