@@ -130,7 +130,7 @@ def test_an_item_is_asked_for_at_its_own_moment():
     np.testing.assert_allclose(np.where(present[..., None], found, 0), np.where(present[..., None], want, 0), atol=1e-5)
     without = model.logits(batch.dense[:, :0], activations, batch.bags)["positions"]
     assert np.abs(np.asarray(found - without))[present].max() > 0.01
-    with pytest.raises(ValueError, match=r"reads the ages of the 9 items of 'history'".replace("9", str(LENGTH))):
+    with pytest.raises(ValueError, match=f"reads the ages of the {LENGTH} items of 'history'"):
         model.logits(batch.dense[:, :2], activations, batch.bags)
 
 

@@ -62,6 +62,11 @@ def weight_column(feature: CategoricalFeature) -> str | None:
     return f"{feature.name}{WEIGHT_SUFFIX}" if feature.weighted else None
 
 
+def age_columns(schema: Schema) -> dict[str, int]:
+    """The names of the columns of ages, and how many an example has at most."""
+    return {f.name + WEIGHT_SUFFIX: f.max_length for f in schema.categorical if f.aged}
+
+
 def column_names(schema: Schema) -> list[str]:
     """All columns of a block, in order: labels, dense, each categorical feature followed by its weights."""
     names = [LABEL, *schema.tasks[1:], *(f.name for f in schema.dense)]

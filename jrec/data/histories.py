@@ -68,26 +68,28 @@ def write_histories(
     """
     folder.mkdir()
     by_user = _by_user(users, items, moments, folder, rows, bucket_rows)
-    kept = Spill(folder / "kept", {_ITEM: np.dtype(np.uint64)} | ({} if ticks is None else {_MOMENT: _INT64}), {})
+    timed = {} if ticks is None else {_MOMENT: _INT64}
+    kept = Spill(folder / "kept", {_ITEM: np.dtype(np.uint64), **timed}, {})
     places = _places(by_user, kept, folder, length, bucket_rows)
     histories = SpilledLists(folder / "histories", np.dtype(np.uint64))
-    ages = None if ticks is None else SpilledLists(folder / "ages", np.dtype(np.float32))
+    ages = SpilledLists(folder / "ages", np.dtype(np.float32))
     # Users' items lie together; the system keeps as much of them in memory as there is room for.
     values = _mapped(kept.plain(_ITEM))
     step = max(_VALUES // length, 1)
-    starts, lengths, moment = (_mapped(places.plain(name)) for name in (_START, _LENGTH, _MOMENT))
+    starts, lengths = (_mapped(places.plain(name)) for name in (_START, _LENGTH))
+    then, now = (_mapped(spill.plain(_MOMENT)) if timed else np.empty(0, np.int64) for spill in (kept, places))
     for start in range(0, rows if lines is None else lines.rows, step):
         chosen = slice(start, start + step) if lines is None else lines.read(start, start + step)
         histories.append(lists_at(values, starts[chosen], lengths[chosen]))
-        if ages is not None and ticks is not None:
-            then = lists_at(_mapped(kept.plain(_MOMENT)), starts[chosen], lengths[chosen])
-            passed = np.repeat(moment[chosen], lengths[chosen]) - then.values
-            ages.append(ListColumn(then.offsets, (passed / ticks).astype(np.float32)))
-    for column in (histories, *([] if ages is None else [ages])):
+        if ticks is not None:
+            moments_of = lists_at(then, starts[chosen], lengths[chosen])
+            passed = np.repeat(now[chosen], lengths[chosen]) - moments_of.values
+            ages.append(ListColumn(moments_of.offsets, (passed / ticks).astype(np.float32)))
+    for column in (histories, ages):
         column.finish()
     for column in (*places.columns.values(), *kept.columns.values()):
         column.remove()
-    return Histories(items=histories, ages=ages)
+    return Histories(items=histories, ages=ages if timed else None)
 
 
 def _mapped(column: PlainColumn) -> np.ndarray:
@@ -199,11 +201,12 @@ def _by_user(
 
 
 def _places(by_user: Spill, kept: Spill, folder: pathlib.Path, length: int, step: int) -> Spill:
-    """Where each example's history lies in ``kept``, which gets the items: examples, and moments, in their first order.
+    """Where each example's history lies in ``kept``, which gets the items: examples in their first order.
 
-    ``kept`` gets the items' moments, too, if it has a column for them.
+    If ``kept`` has a column for the items' moments, it gets them, and the examples have theirs.
     """
-    spill = Spill(folder / "places", {_AT: _INT64, _START: _INT64, _LENGTH: _INT64, _MOMENT: _INT64}, {})
+    columns = (_AT, _START, _LENGTH, *(name for name in kept.columns if name == _MOMENT))
+    spill = Spill(folder / "places", dict.fromkeys(columns, _INT64), {})
     last_user, last_moment, user_start, moment_start = None, None, 0, 0
     for start in range(0, by_user.rows, step):
         users, items, at, moments = (
@@ -218,9 +221,9 @@ def _places(by_user: Spill, kept: Spill, folder: pathlib.Path, length: int, step
         stop = np.maximum.accumulate(np.where(new_moment, before, moment_start))
         lengths = np.minimum(stop - first, length)
         order = np.argsort(at)
-        lists = {_START: stop - lengths, _LENGTH: lengths, _MOMENT: moments}
-        spill.append({_AT: at[order]} | {name: column[order] for name, column in lists.items()})
-        kept.append({name: {_ITEM: items, _MOMENT: moments}[name][keep] for name in kept.columns})
+        starts = (stop - lengths)[order]
+        spill.append({_AT: at[order], _START: starts, _LENGTH: lengths[order], _MOMENT: moments[order]})
+        kept.append({_ITEM: items[keep], _MOMENT: moments[keep]})
         last_user, last_moment, user_start, moment_start = users[-1], moments[-1], first[-1], stop[-1]
     spill.finish()
     kept.finish()

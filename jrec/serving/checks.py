@@ -12,7 +12,7 @@ import pathlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, get_args
 
-from jrec.data.blocks import weight_column
+from jrec.data.blocks import age_columns
 from jrec.data.schema import MAX_LENGTH, SCHEMA_FILE, Schema
 from jrec.data.vocabulary_file import buckets_file
 from jrec.files import decode, load_json, save_json, sha256_of, stays_inside
@@ -303,7 +303,7 @@ def _retrieval_faults(retrieval: Retrieval, manifest: Manifest) -> Iterator[str]
 
 def schema_faults(folder: pathlib.Path, schema: Schema, manifest: Manifest) -> Iterator[str]:
     """How a schema and a manifest differ, and the files that may be read without a checksum."""
-    ages = {weight_column(f): f.max_length for f in schema.categorical if f.aged}
+    ages = age_columns(schema)
     wide = {name: width for name, width in manifest.widths.items() if ages.get(name) == width}
     plain = tuple(name for name in manifest.dense if name not in wide)
     if (names := tuple(feature.name for feature in schema.dense)) != plain:

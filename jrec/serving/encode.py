@@ -68,7 +68,7 @@ class RowNumbers:
 
         self._seeds = load_key_seeds(folder, manifest)
         self.growing = sorted(self._seeds)
-        self._manifest, self._dense, self._vocabularies = manifest, manifest.dense, {}
+        self._manifest, self._vocabularies = manifest, {}
         self._features = [
             FeatureConfig(
                 name=f.name,
@@ -91,7 +91,7 @@ class RowNumbers:
         """The names of the columns that ``inputs`` needs."""
         from jrec.data.packing_columns import needed_columns
 
-        return tuple(needed_columns(self._dense, self._features))
+        return tuple(needed_columns(self._manifest.dense, self._features))
 
     def warm_up(self) -> None:
         """Reads nothing: rows of keys are there."""
@@ -101,7 +101,7 @@ class RowNumbers:
         from jrec.data.packing_columns import prepare_columns, read_columns
         from jrec.data.value_rows import ValueRows
 
-        read = read_columns(columns, numbers=self._dense, features=self._features)
+        read = read_columns(columns, numbers=self._manifest.dense, features=self._features)
         for feature in self._features:
             if read.forms[feature.name].is_text and feature.table not in self._vocabularies:
                 raise DatasetError(
@@ -110,7 +110,7 @@ class RowNumbers:
                 )
         prepared = prepare_columns(
             read,
-            numbers=self._dense,
+            numbers=self._manifest.dense,
             features=self._features,
             values=ValueRows(vocabularies=self._vocabularies),
         )

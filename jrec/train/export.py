@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 
 from jrec.checkpoint.manifest import VALUES
-from jrec.data.blocks import WEIGHT_SUFFIX
+from jrec.data.blocks import age_columns
 from jrec.nn import TwoTower
 from jrec.ops.layout import TableConfig
 from jrec.progress import Progress
@@ -100,7 +100,7 @@ def _ranking(run: RestoredRun, source: Exportable) -> Exportable:
     dense, requested = (tuple(feature.name for feature in of) for of in (schema.dense, schema.categorical))
     ranking = dataclasses.replace(source, schema=schema, dense=dense, requested=requested, retrieval=retrieval)
     if run.catalogue is None:
-        ages = {feature.name + WEIGHT_SUFFIX: feature.max_length for feature in schema.categorical if feature.aged}
+        ages = age_columns(schema)
         return dataclasses.replace(ranking, dense=(*dense, *ages), widths=ages)
     assert isinstance(run.model, TwoTower)
     name = f"{table.name}.vectors"

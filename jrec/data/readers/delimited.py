@@ -126,8 +126,8 @@ class Delimited(Source):
         )
 
     def _check_columns(self, subject: str, names: list[str], remedy: str = "") -> None:
-        for feature, history in ((c, c.history) for c in self._schema.categorical if c.history):
-            if made := [column for column in (feature.column, history.ages) if column in names]:
+        for feature in self._schema.categorical:
+            if made := [column for column in feature.given if column in names]:
                 raise DatasetError(
                     f"{subject} has column {made[0]!r}, but the schema makes {feature.feature!r} of earlier lines;"
                     " leave out history in the schema to read the column, or give the feature another column"
@@ -330,7 +330,7 @@ def with_given_histories(schema: DelimitedSchema) -> DelimitedSchema:
         else c
         for c in schema.categorical
     ]
-    made = tuple(name for c in schema.categorical if c.history for name in (c.column, c.history.ages) if name)
+    made = tuple(name for c in schema.categorical for name in c.given)
     columns = schema.columns + made if schema.columns else ()
     return dataclasses.replace(schema, categorical=tuple(given), columns=columns)
 

@@ -119,6 +119,11 @@ class CategoricalColumn:
         """Whether the column has lists."""
         return self.lists or bool(self.separator) or self.history is not None
 
+    @property
+    def given(self) -> tuple[str, ...]:
+        """Of a history the columns that only lines that are predicted have: its values, and their ages."""
+        return () if self.history is None else tuple(filter(None, (self.column, self.history.ages)))
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Join:
@@ -409,8 +414,7 @@ def _check(schema: DelimitedSchema, path: str) -> None:
 
 def _check_histories(schema: DelimitedSchema, wrong: Callable[[str], DatasetError]) -> None:
     """Checks the histories of a schema whose joined files' columns are in the log."""
-    taken = [*schema.used_columns(), *schema.columns]
-    taken += [name for c in schema.categorical if c.history for name in (c.column, c.history.ages) if name]
+    taken = [*schema.used_columns(), *schema.columns, *(name for c in schema.categorical for name in c.given)]
     single = {c.feature: c for c in schema.categorical if not (c.many or c.quantiles)}
     for feature in schema.categorical:
         if (history := feature.history) is None:
@@ -422,7 +426,7 @@ def _check_histories(schema: DelimitedSchema, wrong: Callable[[str], DatasetErro
                     f"{subject} has {key} = {name!r}; it must be a [[categorical]] feature of one value, one of"
                     f" {', '.join(single) or 'which there is none'}"
                 )
-        for column in (feature.column, history.ages):
+        for column in feature.given:
             if taken.count(column) > 1:
                 raise wrong(
                     f"{subject} is made of earlier lines, but its column {column!r}, which only lines that are"
