@@ -281,7 +281,7 @@ def test_ages_tell_what_comes_next(timed):
 
 
 @pytest.mark.slow
-def test_requests_give_the_ages_of_histories(timed, tmp_path, capsys):
+def test_requests_give_the_ages_of_histories(timed, tmp_path):
     folder, _ = timed
     run = str(folder / "run")
     request = {
