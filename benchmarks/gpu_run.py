@@ -11,6 +11,7 @@ import contextlib
 import functools
 import os
 import pathlib
+import signal
 import subprocess
 from collections.abc import Callable
 
@@ -38,6 +39,7 @@ def run(arguments: argparse.Namespace, name: str, work: Callable[[harness.Report
 
     from jrec.pallas.interpret import interpreted
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that a tool's output so far is printed
     earlier = list(resume.read_lines(arguments.earlier))  # before --out replaces the same file
     with (
         harness.Report(arguments, name) as report,

@@ -16,14 +16,17 @@ costs a kernel:
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
+import gzip
 import pathlib
+import re
 import statistics
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -33,6 +36,7 @@ DISPATCH_SECONDS = 0.02  # aimed at for one dispatch: a hundred times what launc
 MAX_ROUNDS = 2000
 COPY_BYTES = 4 << 30
 _DEVICE = "/device:GPU:"
+_CALL = r"cu(da)?[A-Z]"  # of CUDA's driver and runtime, among the host's events
 _STREAM = "Stream #"  # other lines of a device repeat the same time by module, operation or step
 
 # (fixed, state, batch) -> (state, output): the state is carried and donated; the output may be None.
@@ -158,10 +162,33 @@ def copy_bandwidth(size: int = COPY_BYTES) -> float:
     return 2 * source[0].nbytes / loop.time(profile=False).seconds
 
 
-def profiled(run: Callable[[], Any]) -> tuple[Kernel, ...]:
-    """Kernels of one ``run()``, the slowest first; () where the profiler does not work on this machine.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Trace:
+    """What the profiler saw of a program.
 
-    On a GPU these are the events of its streams: kernels, copies, fills. On a CPU they are XLA's operations.
+    Attributes:
+      kernels: Kernels, copies and fills of the GPU's streams, the slowest first; on a CPU XLA's operations. () where
+        the profiler does not work on this machine.
+      span: Seconds from the start of the first to the end of the last.
+      calls: How often the host called each function of the CUDA driver or runtime.
+    """
+
+    kernels: tuple[Kernel, ...] = ()
+    span: float = 0.0
+    calls: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+
+def profiled(run: Callable[[], Any]) -> tuple[Kernel, ...]:
+    """Kernels of one ``run()``, the slowest first; see ``Trace``."""
+    return traced(run).kernels
+
+
+def traced(run: Callable[[], Any], *, keep: pathlib.Path | None = None) -> Trace:
+    """A trace of one ``run()``, which must wait for its end.
+
+    Args:
+      run: What to trace.
+      keep: A path, less ".xplane.pb.gz", for the profiler's own file; None to keep none.
     """
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0  # Python's calls would be most of the trace
@@ -170,9 +197,36 @@ def profiled(run: Callable[[], Any]) -> tuple[Kernel, ...]:
             with jax.profiler.trace(folder, profiler_options=options):
                 run()
         except RuntimeError:
-            return ()
-        traces = list(pathlib.Path(folder).rglob("*.xplane.pb"))
-        return summed(_events(jax.profiler.ProfileData.from_file(str(traces[0])))) if traces else ()
+            return Trace()
+        files = list(pathlib.Path(folder).rglob("*.xplane.pb"))
+        if not files:
+            return Trace()
+        if keep is not None:
+            keep.parent.mkdir(parents=True, exist_ok=True)
+            keep.with_name(f"{keep.name}.xplane.pb.gz").write_bytes(gzip.compress(files[0].read_bytes()))
+        with warnings.catch_warnings():
+            # jaxlib's type of an event's statistics has no __module__, which Python deprecates at its first use.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            return trace_of(jax.profiler.ProfileData.from_file(str(files[0])))
+
+
+def trace_of(profile: Any) -> Trace:
+    """What is of interest in the profiler's data."""
+    events = list(_events(profile))
+    calls = collections.Counter(
+        event.name
+        for plane in profile.planes
+        if not plane.name.startswith(_DEVICE)
+        for line in plane.lines
+        for event in line.events
+        if re.match(_CALL, event.name)
+    )
+    return Trace(
+        kernels=summed((name, duration) for name, _, duration in events),
+        span=max((start + duration for _, start, duration in events), default=0.0)
+        - min((start for _, start, _ in events), default=0.0),
+        calls=dict(calls.most_common(12)),
+    )
 
 
 def summed(events: Iterable[tuple[str, float]]) -> tuple[Kernel, ...]:
@@ -185,15 +239,9 @@ def summed(events: Iterable[tuple[str, float]]) -> tuple[Kernel, ...]:
     return tuple(sorted(kernels, key=lambda kernel: -kernel.seconds))
 
 
-def _events(trace: Any) -> Iterator[tuple[str, float]]:
-    with warnings.catch_warnings():
-        # jaxlib's type of an event's statistics has no __module__, which Python deprecates at its first use.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        yield from _read_events(trace)
-
-
-def _read_events(trace: Any) -> Iterator[tuple[str, float]]:
-    planes = list(trace.planes)
+def _events(profile: Any) -> Iterator[tuple[str, float, float]]:
+    """(name, seconds at its start, seconds it took) of what ran on the devices."""
+    planes = list(profile.planes)
     devices = [plane for plane in planes if plane.name.startswith(_DEVICE)]
     for plane in devices or planes:
         for line in plane.lines:
@@ -202,4 +250,4 @@ def _read_events(trace: Any) -> Iterator[tuple[str, float]]:
             for event in line.events:
                 # A host's line mixes XLA's operations with Python's calls and the thread pool's.
                 if devices or (not event.name.startswith("end: ") and any(k == "hlo_op" for k, _ in event.stats)):
-                    yield " ".join(event.name.split())[:120], event.duration_ns / 1e9
+                    yield " ".join(event.name.split())[:120], event.start_ns / 1e9, event.duration_ns / 1e9

@@ -13,6 +13,7 @@ Examples:
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
 import functools
 import os
@@ -21,13 +22,15 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator
 
 from benchmarks import gpu_run, harness, resume
 
 CHECKS = ("memcheck", "racecheck", "initcheck")
 FOUND = 86  # compute-sanitizer's exit status where it found an error
-SECONDS = 60  # of one tool's run
+SECONDS = 45  # of one tool's run
+TIMED_OUT = 124  # the status of a run that was ended
 METRICS = {
     "gpu__time_duration.sum": "duration",
     "dram__bytes.sum": "device memory moved",
@@ -85,10 +88,10 @@ def count(report: harness.Report, *, tiny: bool) -> None:
         "--launch-count", "60",
     ]  # fmt: skip
     done = _ran([*watched, *SMOKE, "--tiny" if tiny else "--once"], tiny=tiny)
-    if done.returncode:
-        raise ValueError(f"ncu exited with {done.returncode}: {_last(done)}")
     for kernel, metric, value, unit in counted(done.stdout.splitlines()):
         report.add(kernel, metric, value, unit)
+    if done.returncode:
+        raise ValueError(f"ncu exited with {done.returncode}: {_last(done)}")
 
 
 def counted(lines: Iterable[str]) -> Iterator[tuple[str, str, float, str]]:
@@ -107,13 +110,23 @@ def _ran(command: list[str], *, tiny: bool) -> subprocess.CompletedProcess[str]:
     # Kernels of a captured graph would be one launch to the tools.
     flags = " ".join(filter(None, [os.environ.get("XLA_FLAGS"), "" if tiny else gpu_run.UNCAPTURED]))
     environment = {**os.environ, "XLA_FLAGS": flags, "XLA_PYTHON_CLIENT_ALLOCATOR": "platform"}
-    return subprocess.run(
-        command, env=environment, cwd=harness.ROOT, capture_output=True, text=True, timeout=SECONDS, check=False
-    )
+    with tempfile.TemporaryFile("w+", errors="replace") as output:
+        code = TIMED_OUT
+        try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = subprocess.run(
+                    command, env=environment, cwd=harness.ROOT, stdout=output, stderr=subprocess.STDOUT,
+                    timeout=SECONDS, check=False,
+                ).returncode  # fmt: skip
+        finally:  # also where this process is to end
+            output.seek(0)
+            printed = output.read()
+            print(printed[-20_000:], file=sys.stderr, flush=True)
+    return subprocess.CompletedProcess(command, code, printed)
 
 
 def _last(done: subprocess.CompletedProcess[str]) -> str:
-    return " | ".join((done.stdout + done.stderr).split("\n")[-12:])
+    return " | ".join(done.stdout.split("\n")[-12:])
 
 
 def work(arguments: argparse.Namespace, report: harness.Report, cases: resume.Cases) -> None:

@@ -1,6 +1,6 @@
 """``jrec train`` on a GPU as a user runs it: examples a second, and the share of the time that the GPU is busy.
 
-A synthesized log of Kaggle's and of DLRM-DCNv2's shape is trained for a few hundred steps. While steps go on,
+A synthesized log of Kaggle's and of DLRM-DCNv2's shape is trained for some epochs. While steps go on,
 nvidia-smi is asked which share of the last moments a kernel was running in: at 100 % the GPU never waits for its host.
 
 Examples:
@@ -22,12 +22,13 @@ import threading
 
 from benchmarks import gpu_run, harness, resume
 
-# synth's log, its options, the configuration, and the batch
+# synth's log, its options, the configuration, the batch, the examples to train on, epochs, and steps between two rates
 MODELS = {
-    "kaggle": ("criteo-kaggle", ("--table-rows", "2000000"), "criteo_kaggle.toml", 2048),
-    "dcnv2": ("mlperf-dlrm-dcnv2", ("--scale", "1/256"), "mlperf_dlrm_dcnv2.toml", 6912),
+    "kaggle": ("criteo-kaggle", ("--table-rows", "2000000"), "criteo_kaggle.toml", 2048, 409_600, 10, 64),
+    "kaggle, large batch": ("criteo-kaggle", ("--table-rows", "2000000"), "criteo_kaggle.toml", 16384, 819_200, 10, 16),
+    "dcnv2": ("mlperf-dlrm-dcnv2", ("--scale", "1/256"), "mlperf_dlrm_dcnv2.toml", 6912, 221_184, 10, 16),
 }
-STEPS, TINY_STEPS = 300, 6
+DEFAULT = ("kaggle", "dcnv2")
 SECONDS = 70  # of one model's commands
 EVERY = 0.1  # seconds between two looks at the GPU
 
@@ -59,18 +60,17 @@ class Watch:
 
 def measure(report: harness.Report, name: str, *, tiny: bool) -> None:
     """Synthesizes the model's log, trains on it, and reports the steady rate."""
-    like, options, config, batch = MODELS[name]
-    steps = TINY_STEPS if tiny else STEPS
+    like, options, config, batch, examples, epochs, every = MODELS[name]
     if tiny:
-        batch, options = 64, ("--table-rows", "100")
+        options, batch, examples, epochs, every = ("--table-rows", "100"), 64, 384, 2, 4
     with tempfile.TemporaryDirectory() as folder:
         data, run = pathlib.Path(folder) / "data", pathlib.Path(folder) / "run"
-        rows = str(int(batch * steps / 0.8))
+        rows = str(examples * 10 // 8)  # of which 80 % are trained on
         _jrec("synth", "--like", like, "--rows", rows, "--seed", "0", *options, "--out", str(data), "--quiet")
         overrides = {
             "data.path": str(data), "data.batch_size": batch, "data.eval_batch_size": batch, "out": str(run),
             "lr_schedule.kind": "constant", "checkpoint.every_steps": 0, "evaluate.every_steps": 0,
-            "evaluate.baselines": "off", "evaluate.batches": 1, "log.every_steps": max(1, steps // 30),
+            "evaluate.baselines": "off", "evaluate.batches": 1, "log.every_steps": every, "epochs": epochs,
             "log.tensorboard": False, "log.progress": "off",
         }  # fmt: skip
         # TOML writes strings, numbers and booleans as JSON does.
@@ -80,7 +80,7 @@ def measure(report: harness.Report, name: str, *, tiny: bool) -> None:
     rates = [line["examples_per_second"] for line in lines if line.get("split") == "train"]
     steady = rates[len(rates) // 3 :]  # what is compiled, and files read for the first time, are in the first ones
     case = f"jrec train, {name}, batch {batch:,}"
-    details = {"steps": steps, "slowest": min(steady), "fastest": max(steady)}
+    details = {"steps": examples * epochs // batch, "slowest": min(steady), "fastest": max(steady)}
     report.add(case, "training", statistics.median(steady), "examples/s", details=details)
     if working := [busy for busy in watch.busy if busy > 0]:
         report.add(case, "GPU busy while training", statistics.median(working), "%", details={"looks": len(working)})
@@ -101,7 +101,7 @@ def work(arguments: argparse.Namespace, report: harness.Report, cases: resume.Ca
 def main() -> None:
     """Measures the models."""
     parser = gpu_run.parser(__doc__)
-    parser.add_argument("--model", nargs="+", choices=tuple(MODELS), default=list(MODELS))
+    parser.add_argument("--model", nargs="+", choices=tuple(MODELS), default=list(DEFAULT))
     arguments = parser.parse_args()
     gpu_run.run(arguments, "gpu_train", functools.partial(work, arguments))
 

@@ -135,7 +135,7 @@ def measure(report: harness.Report, workload: workloads.Workload, *, note: str =
     num_batches = 2 if report.quick else 8
     case = f"{workload.name}, adagrad, batch {workload.batch:,}, {workload.num_tables} tables of {workload.rows[0]:,}"
     case += f" rows x {workload.dim}{note}"
-    plain = plain_step(workload, [_plain_batch(workload, seed=i) for i in range(num_batches)], seed=0)
+    plain = plain_step(workload, [plain_batch(workload, seed=i) for i in range(num_batches)], seed=0)
     state, run = models.training_run(workload, "adagrad", learning_rate=LEARNING_RATE, seed=0)
     places: tuple[tuple[str, CastPlace], ...] = (("step", "none"), ("step, cast in loader", "host"))
     for metric, cast in places:
@@ -152,9 +152,13 @@ def measure(report: harness.Report, workload: workloads.Workload, *, note: str =
         report.compare(case, metric, harness.timed(step), peer=PEER, theirs=harness.timed(plain))
 
 
-def _plain_batch(workload: workloads.Workload, *, seed: int) -> Arrays:
-    ids = np.concatenate(workloads.table_ids(workload, seed=seed), axis=1)
-    return tuple(jnp.asarray(array) for array in (*workloads.dense_batch(workload, seed=seed), ids))
+def plain_batch(workload: workloads.Workload, *, seed: int, hashed: bool = False) -> Arrays:
+    """Dense features, labels and ids (batch, tables) of a batch; ``hashed`` as in ``workloads.hashed_ids``."""
+    ids = workloads.table_ids(workload, seed=seed)
+    if hashed:
+        ids = [workloads.hashed_ids(i, rows) for i, rows in zip(ids, workload.rows, strict=True)]
+    columns = np.concatenate(ids, axis=1)
+    return tuple(jnp.asarray(array) for array in (*workloads.dense_batch(workload, seed=seed), columns))
 
 
 def _compare_losses(ours: harness.Step, plain: harness.Step, case: str) -> None:

@@ -25,15 +25,17 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def version(package: str) -> str:
+    """The installed version of a package; "not installed" where there is none, as of jrec run from a checkout."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
 def versions() -> dict[str, str]:
     """Installed versions by package, and Python's; imports nothing."""
-    installed = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            installed[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            installed[package] = "not installed"
-    return installed
+    return {"python": platform.python_version()} | {package: version(package) for package in PACKAGES}
 
 
 def devices() -> dict[str, str | int]:

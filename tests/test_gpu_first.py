@@ -3,13 +3,15 @@
 import json
 import os
 import pathlib
+import signal
+import subprocess
 import sys
 import textwrap
 import time
 
 import pytest
 
-from benchmarks import gpu_first, gpu_tools, resume
+from benchmarks import gpu_first, gpu_tools, harness, resume
 from benchmarks.gpu_first import Step
 
 PRELUDE = """
@@ -36,17 +38,18 @@ cases.run({'a': lambda: emit({'case': 'a'}), 'b': hang, 'c': lambda: emit({'case
 def first(monkeypatch, tmp_path):
     """Runs a call of one step, a script, and returns what it keeps of it and the lines' cases."""
 
-    def run(name, script, *, minutes=0.5):
+    def run(name, script, *, minutes=0.5, out="out", earlier=None):
         made = tmp_path / f"{name}_step.py"
         made.write_text(PRELUDE + textwrap.dedent(script))
         monkeypatch.setenv("PYTHONPATH", str(tmp_path))
         command = (made.stem,)
         monkeypatch.setattr(gpu_first, "STEPS", {name: Step(minutes=minutes, command=command, dry=command)})
-        monkeypatch.setattr(sys, "argv", ["gpu_first", "--out", str(tmp_path / "out")])
+        go_on = [] if earlier is None else ["--earlier", str(tmp_path / earlier)]
+        monkeypatch.setattr(sys, "argv", ["gpu_first", "--out", str(tmp_path / out), *go_on])
         with pytest.raises(SystemExit) as ended:
             gpu_first.main()
-        kept = json.loads((tmp_path / "out" / "outcomes.json").read_text())[name]
-        lines = list(resume.read_lines(tmp_path / "out" / f"{name}.jsonl"))
+        kept = json.loads((tmp_path / out / "outcomes.json").read_text())[name]
+        lines = list(resume.read_lines(tmp_path / out / "lines.jsonl"))
         return ended.value.code, kept, [line["case"] for line in lines if "case" in line], lines
 
     return run
@@ -56,6 +59,8 @@ def test_a_step_that_ended_is_not_run_again(first):
     code, kept, cases, lines = first("good", GOOD)
     assert (code, kept["status"], kept["errors"], cases) == (0, 0, [], ["a", "b", "c"])
     assert first("good", GOOD)[3] == lines
+    assert first("good", GOOD, out="second", earlier="out")[3] == lines
+    assert {line["step"] for line in lines} == {"good"}
 
 
 def test_a_case_that_raises_fails_the_call_and_keeps_the_others(first):
@@ -84,6 +89,30 @@ def test_what_hangs_is_ended_with_its_children_and_goes_on_later(first):
     assert (kept["status"], cases) == (0, ["a", "c"])
 
 
+def test_a_killed_call_leaves_what_was_printed_and_the_next_goes_on_from_its_folder(first, tmp_path):
+    """Killed as a lease ends, at once: every line that a step printed is in the folder, though the call never ended."""
+    hangs = "cases.run({'a': lambda: emit({'pid': os.getpid(), 'case': 'a'}), 'b': lambda: time.sleep(600)})"
+    (tmp_path / "good_step.py").write_text(PRELUDE + hangs)
+    command = """
+from benchmarks import gpu_first
+gpu_first.STEPS = {"good": gpu_first.Step(minutes=5, command=("good_step",), dry=())}
+gpu_first.main()
+"""
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "OUT": str(tmp_path / "killed")}
+    call = subprocess.Popen([sys.executable, "-c", command], env=environment, cwd=harness.ROOT, start_new_session=True)
+    lines = tmp_path / "killed" / "lines.jsonl"
+    until = time.monotonic() + 60
+    while not (lines.is_file() and '"begin": "b"' in lines.read_text()) and time.monotonic() < until:
+        time.sleep(0.05)
+    call.kill()
+    call.wait()
+    (pid,) = [line["pid"] for line in resume.read_lines(lines) if "pid" in line]
+    os.kill(pid, signal.SIGKILL)  # a machine that goes back takes the step with it
+    assert sorted(path.name for path in lines.parent.iterdir()) == ["lines.jsonl", "log.txt"]
+    code, kept, cases, _ = first("good", GOOD, out="second", earlier="killed")
+    assert (code, kept["status"], cases) == (0, 0, ["a", "c", "b"])  # what has begun before comes last
+
+
 NCU = """==PROF== Connected to process 7
 a line of the program
 "ID","Process ID","Kernel Name","Metric Name","Metric Unit","Metric Value"
@@ -109,5 +138,5 @@ def test_a_call_ends_in_time_and_leaves_the_rest_to_the_next(monkeypatch, tmp_pa
     with pytest.raises(SystemExit) as ended:
         gpu_first.main()
     assert ended.value.code == 0
-    assert "sanitizer: left to the next call" in capsys.readouterr().out
+    assert "check: left to the next call" in capsys.readouterr().out
     assert not (tmp_path / "outcomes.json").exists()

@@ -17,6 +17,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from jrec import environment
 from jrec.data import blocks
 from jrec.data.fit import fit
 from jrec.data.histories import check_ascending, last_lines, write_histories
@@ -100,7 +101,7 @@ def prepare(
         ]
         + source.joined_inputs(),
         "options": stated | learned,
-        "jrec": _version(),
+        "jrec": environment.version("jrec"),
     }
     read = [*(str(entry["file"]) for entry in provenance["inputs"]), *filter(None, [options.vocabulary_from])]
     with new_folder(
@@ -145,12 +146,6 @@ def _check_groups(groups: Mapping[str, Sequence[str]], source: Source, options: 
             f"{source.name} makes examples of several lines, which may not stand in files of different splits; give"
             " the whole log as --input"
         )
-
-
-def _version() -> str:
-    import importlib.metadata
-
-    return importlib.metadata.version("jrec")
 
 
 @dataclasses.dataclass

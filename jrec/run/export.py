@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import importlib.metadata
 import itertools
 import json
 import os
@@ -16,6 +15,7 @@ from typing import Any, cast, get_args
 import jax
 import numpy as np
 
+from jrec import environment
 from jrec.data.growing import GrowingVocabulary
 from jrec.data.schema import Schema
 from jrec.files import stays_inside
@@ -202,7 +202,7 @@ def write_export(
     manifest = Manifest(
         id="",
         parent="" if base is None else base.manifests[-1].id,
-        jrec=importlib.metadata.version("jrec"),
+        jrec=environment.version("jrec"),
         run=source.run,
         step=source.step,
         rows=source.meaning,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import hashlib
-import importlib.metadata
 import json
 import math
 import os
@@ -19,6 +18,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from jrec import environment
 from jrec.data import blocks
 from jrec.data.schema import DatasetError, Schema, Shard, Split, Table
 from jrec.data.splits import SPLITS, split_bounds
@@ -105,7 +105,7 @@ def synthesize(
         "like": shape.name,
         "options": {**settings, "exponent": shape.exponent, "days": shape.days, "click_rate": shape.click_rate},
         "sources": list(shape.sources),
-        "jrec": importlib.metadata.version("jrec"),
+        "jrec": environment.version("jrec"),
     }
     with new_folder(out, provenance, kind="dataset", overwrite=options.overwrite, report=report) as folder:
         source = ExampleSource(shape=shape, seed=options.seed, total=options.rows, drift=options.drift)
