@@ -3,14 +3,14 @@
     check       1.6 min   does each kernel that follows compile and give XLA's bits, and its time by XLA's
     steps       4 min     whole steps as they are dispatched (Kaggle at 2,048 and 16,384, DLRM-DCNv2 at 6,912 in
                           bfloat16): kernels, XLA, nnx.Embed and optax; examples/s, and a profile of each
-    train       2 min     jrec train on synthesized Kaggle and DCNv2 logs: examples/s, share of the time the GPU is busy
+    smoke       0.7 min   copy bandwidth; gather, fused update, cast and TT expansion against float64, timed
+    train       2.5 min   jrec train on synthesized Kaggle and DCNv2 logs: examples/s, share of the time the GPU is busy
     uncaptured  0.8 min   the kernels' steps without command buffers
     counters    0.8 min   ncu: bandwidth, occupancy and registers of each kernel
 
 and, where time is left or in another call:
 
     tests       4 min     tests marked gpu
-    smoke       1 min     copy bandwidth; gather, fused update, cast and TT expansion against float64, timed
     benchmark   7 min     benchmarks.gpu: kernels against XLA and PyTorch at named shapes
     tuning      6 min     benchmarks.gpu_tune, and the entries that follow
     tt          2 min     benchmarks.gpu_tt
@@ -80,12 +80,12 @@ KERNELS = ("--case", "kaggle, pallas", "dcnv2, bfloat16")
 STEPS = {
     "check": _module("gpu_check", minutes=1.6, dry=("--only", "gather_reduce float32 64")),
     "steps": _module("gpu_step", "--trace", TRACES, minutes=4, dry=("--case", "kaggle, pallas", "kaggle, plain")),
-    "train": _module("gpu_train", minutes=2),
+    "smoke": _module("gpu_smoke", minutes=0.7),
+    "train": _module("gpu_train", minutes=2.5),
     "uncaptured": _module("gpu_step", "--uncaptured", *KERNELS, minutes=0.8, dry=("--case", "kaggle, xla")),
     "counters": _module("gpu_tools", "counters", minutes=0.8),
     # Without a GPU every test is skipped: what is tried is that they can be collected.
     "tests": Step(minutes=4, command=TESTS, dry=TESTS, earlier=False),
-    "smoke": _module("gpu_smoke", minutes=1),
     "benchmark": _module("gpu", minutes=7, dry=("--case", "design", "several dims", "--metric", "forward")),
     "tuning": _module("gpu_tune", minutes=6, dry=("--dim", "16")),
     "tt": _module("gpu_tt", "--quick", minutes=2, dry=("--way", "naive", "pallas, fused")),

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 
 from benchmarks import gpu_run, harness, resume
 
@@ -29,7 +30,7 @@ MODELS = {
     "dcnv2": ("mlperf-dlrm-dcnv2", ("--scale", "1/256"), "mlperf_dlrm_dcnv2.toml", 6912, 221_184, 10, 16),
 }
 DEFAULT = ("kaggle", "dcnv2")
-SECONDS = 70  # of one model's commands
+SECONDS = 100  # of one command
 EVERY = 0.1  # seconds between two looks at the GPU
 
 
@@ -58,32 +59,39 @@ class Watch:
                 return
 
 
-def measure(report: harness.Report, name: str, *, tiny: bool) -> None:
-    """Synthesizes the model's log, trains on it, and reports the steady rate."""
+def measure(report: harness.Report, name: str, *, threads: list[int], tiny: bool) -> None:
+    """Synthesizes the model's log, trains on it with each number of loader threads, and reports the steady rates."""
     like, options, config, batch, examples, epochs, every = MODELS[name]
     if tiny:
         options, batch, examples, epochs, every = ("--table-rows", "100"), 64, 384, 2, 4
     with tempfile.TemporaryDirectory() as folder:
-        data, run = pathlib.Path(folder) / "data", pathlib.Path(folder) / "run"
+        data = pathlib.Path(folder) / "data"
         rows = str(examples * 10 // 8)  # of which 80 % are trained on
         _jrec("synth", "--like", like, "--rows", rows, "--seed", "0", *options, "--out", str(data), "--quiet")
-        overrides = {
-            "data.path": str(data), "data.batch_size": batch, "data.eval_batch_size": batch, "out": str(run),
-            "lr_schedule.kind": "constant", "checkpoint.every_steps": 0, "evaluate.every_steps": 0,
-            "evaluate.baselines": "off", "evaluate.batches": 1, "log.every_steps": every, "epochs": epochs,
-            "log.tensorboard": False, "log.progress": "off",
-        }  # fmt: skip
-        # TOML writes strings, numbers and booleans as JSON does.
-        with Watch() as watch:
-            _jrec("train", f"configs/{config}", *(f"{key}={json.dumps(value)}" for key, value in overrides.items()))
-        lines = [json.loads(line) for line in (run / "timing.jsonl").read_text().splitlines()]
-    rates = [line["examples_per_second"] for line in lines if line.get("split") == "train"]
-    steady = rates[len(rates) // 3 :]  # what is compiled, and files read for the first time, are in the first ones
-    case = f"jrec train, {name}, batch {batch:,}"
-    details = {"steps": examples * epochs // batch, "slowest": min(steady), "fastest": max(steady)}
-    report.add(case, "training", statistics.median(steady), "examples/s", details=details)
-    if working := [busy for busy in watch.busy if busy > 0]:
-        report.add(case, "GPU busy while training", statistics.median(working), "%", details={"looks": len(working)})
+        for count in threads:
+            run = pathlib.Path(folder) / f"run-{count}"
+            overrides = {
+                "data.path": str(data), "data.batch_size": batch, "data.eval_batch_size": batch, "out": str(run),
+                "data.workers": count, "lr_schedule.kind": "constant", "checkpoint.every_steps": 0,
+                "evaluate.every_steps": 0, "evaluate.baselines": "off", "evaluate.batches": 1,
+                "log.every_steps": every, "epochs": epochs, "log.tensorboard": False, "log.progress": "off",
+            }  # fmt: skip
+            # TOML writes strings, numbers and booleans as JSON does.
+            words = [f"{key}={json.dumps(value)}" for key, value in overrides.items()]
+            begin = time.monotonic()
+            with Watch() as watch:
+                _jrec("train", f"configs/{config}", *words)
+            took = time.monotonic() - begin
+            lines = [json.loads(line) for line in (run / "timing.jsonl").read_text().splitlines()]
+            rates = [line["examples_per_second"] for line in lines if line.get("split") == "train"]
+            steady = rates[len(rates) // 3 :]  # files are read for the first time, and programs compiled, in the first
+            case = f"jrec train, {name}, batch {batch:,}, {count} loader threads"
+            details = {"slowest": min(steady), "fastest": max(steady), "records of steps": every}
+            report.add(case, "training", statistics.median(steady), "examples/s", details=details)
+            report.add(case, "whole command", took, "s", details={"steps": examples * epochs // batch})
+            if working := [busy for busy in watch.busy if busy > 0]:
+                details = {"looks": len(working), "most": max(working)}
+                report.add(case, "GPU busy, where it is", statistics.median(working), "%", details=details)
 
 
 def _jrec(*words: str) -> None:
@@ -95,13 +103,15 @@ def _jrec(*words: str) -> None:
 
 def work(arguments: argparse.Namespace, report: harness.Report, cases: resume.Cases) -> None:
     """Measures every model that was asked for."""
-    cases.run({name: functools.partial(measure, report, name, tiny=arguments.tiny) for name in arguments.model})
+    how = {"threads": arguments.threads, "tiny": arguments.tiny}
+    cases.run({name: functools.partial(measure, report, name, **how) for name in arguments.model})
 
 
 def main() -> None:
     """Measures the models."""
     parser = gpu_run.parser(__doc__)
     parser.add_argument("--model", nargs="+", choices=tuple(MODELS), default=list(DEFAULT))
+    parser.add_argument("--threads", nargs="+", type=int, default=[2, 8], help="threads that read and pack")
     arguments = parser.parse_args()
     gpu_run.run(arguments, "gpu_train", functools.partial(work, arguments))
 

@@ -49,6 +49,12 @@ def test_a_run_learns_logs_checkpoints_and_evaluates(configure):
     assert [r["step"] for r in training] == list(range(4, 77, 4))
     assert training[-1]["loss"] < training[0]["loss"]
     assert [r["step"] for r in records if r["split"] == "valid"] == list(range(8, 77, 8))
+    timing = [json.loads(line) for line in (folder / "timing.jsonl").read_text().splitlines()]
+    rates = [r["examples_per_second"] for r in timing if r["split"] == "train"]
+    # Each of the steps since the record before, so that the compiler's time stays in the first.
+    counts = np.diff([0, *(min(step % 19 * 256, 4800) + step // 19 * 4800 for step in range(4, 77, 4))])
+    assert sum(counts / rates) == pytest.approx(outcome.seconds, rel=1e-6)
+    assert rates[-1] > rates[0]
     assert sorted(p.name for p in (folder / "checkpoints").iterdir()) == ["75", "76"]
     again = evaluate_checkpoint(folder, config.data.path, split="test")
     np.testing.assert_array_equal(again.scores.logits, outcome.scores["test"].logits)

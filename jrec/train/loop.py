@@ -203,6 +203,7 @@ class _Training:
         self.saved = -1
         self.preparing = 0.0  # seconds that the last checkpoint took before anything was written
         self.seconds, self.examples = 0.0, 0
+        self.rated = 0.0, 0  # seconds and examples up to the last log record
 
     def _opened_log(self) -> MetricLog:
         log = self.config.log
@@ -458,7 +459,10 @@ class _Training:
             clipped = sum(norm > limit for norm in self.norms)
             record |= {"gradient_norm": math.fsum(self.norms) / len(self.norms), "clipped": clipped / len(self.norms)}
         record |= self.hits.record()
-        rate = self.examples / self.seconds if self.seconds else None
+        # Since the last record: a rate from the start would hold the compiler's time for ever.
+        seconds, examples = self.seconds - self.rated[0], self.examples - self.rated[1]
+        self.rated = self.seconds, self.examples
+        rate = examples / seconds if seconds else None
         self.log.write(self.step, record, timing={"examples_per_second": rate})
         self.losses, self.norms = [], []
 
