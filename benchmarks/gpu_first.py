@@ -75,7 +75,9 @@ def _module(name: str, *words: str, minutes: float, dry: tuple[str, ...] = ()) -
 
 FILES = [str(f) for f in sorted(harness.ROOT.glob("tests/test_*.py")) if "mark.gpu" in f.read_text(encoding="utf-8")]
 WORKERS = ("-n", "4", "--dist", "loadfile") if importlib.util.find_spec("xdist") else ()  # a file's big tables in turn
-TESTS = ("pytest", "-q", "-m", "gpu", "--tb=short", *WORKERS, *FILES)
+# Where pytest-benchmark is installed, it warns beside xdist, and warnings are errors. Tests are told one by one, so that
+# a call that ends early says which have passed.
+TESTS = ("pytest", "-v", "-m", "gpu", "--tb=short", "-p", "no:benchmark", *WORKERS, *FILES)
 KERNELS = ("--case", "kaggle, pallas", "dcnv2, bfloat16")
 STEPS = {
     "check": _module("gpu_check", minutes=1.6, dry=("--only", "gather_reduce float32 64")),

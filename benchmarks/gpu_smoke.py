@@ -26,6 +26,7 @@ from jrec import ops
 from jrec.ops import tt
 from jrec.ops.dispatch import Implementation
 
+CHECKS = ("gather", "fused update", "cast", "tt expand")
 IMPLEMENTATIONS: tuple[Implementation, ...] = ("xla", "pallas")
 TOLERANCE = 2e-5  # of the largest value: float32 sums of up to thousands of terms
 RATE = 0.1
@@ -64,7 +65,7 @@ class Inputs:
 
     def checks(self, name: Implementation, rounds: int) -> dict[str, Check]:
         """What is checked, by name: (largest difference as a fraction of the largest value, loop that times it)."""
-        made = {"gather": self._gather, "fused update": self._update, "cast": self._cast, "tt expand": self._expand}
+        made = dict(zip(CHECKS, (self._gather, self._update, self._cast, self._expand), strict=True))
         return {name_of_check: functools.partial(check, name, rounds) for name_of_check, check in made.items()}
 
     def _gather(self, name: Implementation, rounds: int) -> tuple[float, gpu_timing.Loop]:
@@ -185,10 +186,14 @@ def work(arguments: argparse.Namespace, report: harness.Report, cases: resume.Ca
     }
     for implementation in arguments.implementation:
         for case, check in inputs.checks(implementation, 1 if once else 50).items():
+            if case not in arguments.check:
+                continue
             made[f"{case}, {implementation}"] = functools.partial(
                 _check, report, case, implementation, check, 0.0 if once else 0.2
             )
-    cases.run(made)
+    # XLA multiplies float32 matrices in TF32 by default, of 10 bits; the kernels do not.
+    with jax.default_matmul_precision("highest"):
+        cases.run(made)
     if cases.failed:
         raise SystemExit(1)
 
@@ -197,6 +202,7 @@ def main() -> None:
     """Runs the checks."""
     parser = gpu_run.parser(__doc__)
     parser.add_argument("--implementation", nargs="+", choices=IMPLEMENTATIONS, default=IMPLEMENTATIONS)
+    parser.add_argument("--check", nargs="+", choices=CHECKS, default=CHECKS, help="only these checks")
     parser.add_argument("--small", action="store_true", help="tiny cases on the GPU, nothing timed, as for a sanitizer")
     parser.add_argument("--once", action="store_true", help="nothing timed, as for a profiler")
     arguments = parser.parse_args()

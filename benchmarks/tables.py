@@ -23,7 +23,7 @@ from typing import Any
 from benchmarks import ages, claims
 from benchmarks.harness import ROOT
 
-FOLDER = ROOT / "benchmarks" / "results" / "cpu-2-cores"
+FOLDER = ROOT / "benchmarks" / "results"  # with a folder for each kind of machine
 SPECS = ROOT / "benchmarks" / "tables.toml"
 _BLOCK = re.compile(r"(<!-- (lines|claims)(?:: ([^>]+?))? -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -48,10 +48,10 @@ def main() -> None:
 
 
 def read(folder: pathlib.Path) -> Results:
-    """The lines of a folder's benchmarks."""
+    """The lines of all machines' benchmarks."""
     return {
         path.stem: [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        for path in sorted(folder.glob("*.jsonl"))
+        for path in sorted(folder.glob("*/*.jsonl"))
     }
 
 

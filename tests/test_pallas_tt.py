@@ -299,3 +299,18 @@ def test_configs_that_no_chip_has_are_refused(make, message):
 def test_more_rows_than_int32_numbers_are_left_to_xla():
     with pytest.raises(NotImplementedError, match="2,147,483,648 rows are more than int32 numbers; use implement"):
         check_int32("rows", 2**31)
+
+
+def test_ragged_bags_and_their_gradients_lower_for_a_gpu():
+    """Long bags are written to a mutable array of the kernels' own, which the primitive must not show outside."""
+    shape = TTShape.search(1000, 16, ranks=8)
+    cores = tt_init(shape, jax.random.key(0))
+    traffic = TTTraffic(lookups=1, entries=(1, 1), pairs=1)
+
+    def gradients(cores, ids, offsets):
+        bag = functools.partial(tt_embedding_bag, shape=shape, traffic=traffic, implementation="pallas")
+        return jax.grad(lambda cores: jnp.sum(bag(cores, ids=ids, offsets=offsets)))(cores)
+
+    ids, offsets = (jax.ShapeDtypeStruct((size,), jnp.int32) for size in (20_000, 9))
+    lowered = jax.jit(gradients).trace(cores, ids, offsets).lower(lowering_platforms=("cuda",))
+    assert "mosaic_gpu" in lowered.as_text()

@@ -17,6 +17,7 @@ from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 
 from jrec.ops.varying import varying_like
+from jrec.pallas.closed import effects_outside
 
 Run = Callable[..., Any]
 Batch = tuple[tuple[bool, ...], ...]
@@ -42,7 +43,7 @@ class ProgramPrimitive:
         self.primitive.def_impl(_evaluated)
         # From jax 0.12 on a program may hold what is resolved after differentiation, as sums of gradients in place are.
         self.primitive.to_lojax = _evaluated
-        self.primitive.def_effectful_abstract_eval(lambda *_, jaxpr, **__: (jaxpr.out_avals, jaxpr.effects))
+        self.primitive.def_effectful_abstract_eval(lambda *_, jaxpr, **__: (jaxpr.out_avals, effects_outside(jaxpr)))
         batching.primitive_batchers[self.primitive] = self._batched
         mlir.register_lowering(self.primitive, mlir.lower_fun(_evaluated, multiple_results=True))
 

@@ -24,9 +24,10 @@ def _run(*operands: jax.Array, jaxpr: ClosedJaxpr) -> list[jax.Array]:
     return jaxpr_as_fun(jaxpr)(*operands)
 
 
-def _abstract(*_: Any, jaxpr: ClosedJaxpr) -> tuple[Any, Any]:
-    internal = "InternalMutableArrayEffect"  # resolved by the lowering; JAX exports no name for it
-    return jaxpr.out_avals, {effect for effect in jaxpr.effects if type(effect).__name__ != internal}
+def effects_outside(jaxpr: ClosedJaxpr) -> set[Any]:
+    """A program's effects, less that of mutable arrays of its own, which the lowering of a primitive resolves."""
+    internal = "InternalMutableArrayEffect"  # JAX exports no name for it
+    return {effect for effect in jaxpr.effects if type(effect).__name__ != internal}
 
 
 def _batched(operands: Any, axes: Any, *, jaxpr: ClosedJaxpr) -> tuple[Any, Any]:
@@ -37,6 +38,6 @@ def _batched(operands: Any, axes: Any, *, jaxpr: ClosedJaxpr) -> tuple[Any, Any]
 _closed_p = Primitive("jrec_kernels")
 _closed_p.multiple_results = True
 _closed_p.def_impl(lambda *operands, jaxpr: jax.jit(jaxpr_as_fun(jaxpr))(*operands))
-_closed_p.def_effectful_abstract_eval(_abstract)
+_closed_p.def_effectful_abstract_eval(lambda *_, jaxpr: (jaxpr.out_avals, effects_outside(jaxpr)))
 batching.primitive_batchers[_closed_p] = _batched
 mlir.register_lowering(_closed_p, mlir.lower_fun(_run, multiple_results=True))
