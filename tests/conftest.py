@@ -19,6 +19,7 @@ os.environ["XLA_FLAGS"] = " ".join(
     )
 )
 
+import cover
 import hypothesis
 import jax
 import pytest
@@ -80,6 +81,15 @@ def _compiled_variants(request, record_property):
 
         record_property(VARIANTS, list(aot.compiled_variants))
         aot.compiled_variants.clear()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Marks the cases that others stand for line by line, as ``cover`` measured: CI runs them, not the default run."""
+    full = cover.left_to_full()
+    for item in items:
+        if item.nodeid in full:
+            item.add_marker("full")
 
 
 def pytest_collection_finish():

@@ -15,7 +15,7 @@ import pytest
 
 from jrec.data.blocks import ListColumn, ShardReader, ShardWriter, shard_file
 from jrec.data.loader import LoaderConfig, make_loader
-from jrec.data.loader_source import SharedCache
+from jrec.data.loader_source import BatchSource, SharedCache
 from jrec.data.packing_kernels import permutation
 from jrec.data.schema import CategoricalFeature, DatasetError, DenseFeature, Schema, Split, Table
 from jrec.errors import CheckpointError
@@ -289,6 +289,37 @@ def test_an_endless_run(dataset):
         sizes = [len(numbers(next(loader))) for _ in range(9)]
         assert sizes == [1000, 1000, 100] * 3
         assert loader.epoch == 3
+
+
+def test_a_window_is_read_while_batches_of_the_one_before_are_made(dataset, monkeypatch):
+    loaded, load = [], BatchSource._load
+
+    def noted(self, order, window):
+        loaded.append((self, (order.epoch, window)))
+        return load(self, order, window)
+
+    def wait_for(loader, *windows):
+        def now():  # threads of other tests may still read
+            return sorted(window for source, window in loaded if source is loader._source)
+
+        until = time.monotonic() + 20
+        while not set(windows) <= set(now()) and time.monotonic() < until:
+            time.sleep(0.01)
+        time.sleep(0.05)  # for more that would be read
+        assert now() == sorted(windows)
+
+    monkeypatch.setattr(BatchSource, "_load", noted)
+    config = LoaderConfig(batch_size=50, window_blocks=20, workers=1)
+    with make_loader(*dataset, LAYOUT, "train", config, epochs=2) as loader:
+        loader.batch(0)
+        wait_for(loader, (0, 0), (0, 1))
+        loader.batch(loader.batches_per_epoch - 1)
+        wait_for(loader, (0, 0), (0, 1), (1, 0))
+        loader.batch(2 * loader.batches_per_epoch - 1)
+        wait_for(loader, (0, 0), (0, 1), (1, 0), (1, 1))
+    with make_loader(*dataset, LAYOUT, "train", dataclasses.replace(config, workers=0)) as loader:
+        loader.batch(0)
+        wait_for(loader, (0, 0))
 
 
 def test_a_windows_blocks_are_read_side_by_side(tmp_path, monkeypatch):

@@ -139,6 +139,11 @@ class SharedCache[T]:
         self._lock = threading.Lock()
         self._futures: collections.OrderedDict[Hashable, concurrent.futures.Future[T]] = collections.OrderedDict()
 
+    def __contains__(self, key: Hashable) -> bool:
+        """Whether the value is here, or a thread makes it."""
+        with self._lock:
+            return key in self._futures
+
     def get(self, key: Hashable, make: Callable[[], T]) -> T:
         """The value of ``key``, from ``make`` if it is not there.
 
@@ -231,6 +236,7 @@ class BatchSource:
         self.epochs = epochs
         self._epochs = SharedCache[EpochOrder](2)
         self._windows = SharedCache[Window](windows_ahead)
+        self._ahead = concurrent.futures.ThreadPoolExecutor(1, "jrec-read-ahead") if threads else None
 
     @property
     def casts(self) -> bool:
@@ -246,7 +252,9 @@ class BatchSource:
         order = self.order(epoch)
         start = batch * self._batch_size
         spans = order.spans(start, min(start + self._batch_size, order.examples))
-        windows = [self._windows.get((epoch, w), functools.partial(self._load, order, w)) for w, _, _ in spans]
+        windows = [self._window(order, w) for w, _, _ in spans]
+        if self._ahead is not None and spans:
+            self._read_ahead(self._ahead, order, spans[-1][0])
 
         def where(k: int) -> str:
             for window, (_, i, j) in zip(windows, spans, strict=True):
@@ -260,6 +268,23 @@ class BatchSource:
         columns = pieces[0] if len(pieces) == 1 else join(pieces or [self._no_columns])
         of_run = int(index) * self._order_config.process_count + self._order_config.process_index
         return self._packer.pack(columns, self._batch_size, where, number=of_run)
+
+    def _window(self, order: EpochOrder, window: int) -> Window:
+        return self._windows.get((order.epoch, window), functools.partial(self._load, order, window))
+
+    def _read_ahead(self, pool: concurrent.futures.Executor, order: EpochOrder, window: int) -> None:
+        """Begins to read the window after this one, of the next epoch after the last, unless it is there.
+
+        Otherwise every thread would wait for it, one batch in as many as a window holds. A failure is left to the batch
+        that needs the window, which then reads it again.
+        """
+        window += 1
+        if window == len(order.window_starts) - 1:
+            if order.epoch + 1 == self.epochs:
+                return
+            order, window = self.order(order.epoch + 1), 0
+        if (order.epoch, window) not in self._windows:
+            pool.submit(self._window, order, window)
 
     def order(self, epoch: int) -> EpochOrder:
         """The order of an epoch."""
@@ -365,5 +390,5 @@ class SharesSource:
 
 
 def windows_needed(*, batch_size: int, window_blocks: int, block_size: int, batches_ahead: int) -> int:
-    """How many windows the batches under way can touch, one to spare."""
-    return math.ceil(batches_ahead * batch_size / (window_blocks * block_size)) + 2
+    """How many windows the batches under way can touch, the one that is read ahead, and one to spare."""
+    return math.ceil(batches_ahead * batch_size / (window_blocks * block_size)) + 3

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
+from jrec.batch import Batch
 from jrec.run.ahead_feed import AheadFeed, Placed
 from jrec.run.batches import Batches
 from jrec.run.mesh_batches import MeshBatches
 from jrec.run.mesh_setup import MeshSetup
 from jrec.run.partitioned_batch import PartitionedBatch
+from jrec.run.step import StepBatch
 
 
 class MeshFeed(AheadFeed):
@@ -21,8 +27,6 @@ class MeshFeed(AheadFeed):
       total: The number of batches that the run takes; None for all.
       steps: How many of them a dispatch takes that begins behind a number of batches.
     """
-
-    axis = 1  # behind that of devices
 
     def __init__(self, loader: Batches, *, setup: MeshSetup, total: int | None, steps: Callable[[int], int]):
         super().__init__(loader, total=total, steps=steps)
@@ -38,6 +42,12 @@ class MeshFeed(AheadFeed):
         prepared = self._batches.prepare(item)
         return Placed(prepared.batch, self._batches.send(prepared.sent))
 
+    def together(self, batches: Sequence[StepBatch]) -> StepBatch:
+        """The batches, stacked behind the axis of devices."""
+        if len(batches) == 1:
+            return batches[0]
+        return dataclasses.replace(batches[0], batch=_stacked([batch.batch for batch in batches]), steps=len(batches))
+
     def sections(self, seconds: float) -> dict[str, Any]:
         """The feed's sections of the report; see ``Feed``."""
         del seconds
@@ -47,3 +57,9 @@ class MeshFeed(AheadFeed):
         """Ends the thread; no more batches."""
         self._batches.close()  # the thread may wait there
         super().close()
+
+
+@jax.jit
+def _stacked(batches: Sequence[Batch]) -> Batch:
+    """Batches with an axis of them behind that of devices; on the devices, since a copy there takes the least time."""
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves, 1), *batches)

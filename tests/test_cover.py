@@ -1,0 +1,67 @@
+"""The default run leaves out cases that others cover, and nothing else."""
+
+import ast
+import collections
+import pathlib
+import sqlite3
+
+import cover
+import pytest
+
+
+def bits(*arcs):
+    return sum(1 << arc for arc in arcs)
+
+
+def test_cases_that_add_nothing_are_left_out():
+    cost = {"a.py::cheap": 0.01, "a.py::wide": 4.0, "a.py::same": 4.0, "a.py::narrow": 1.0, "b.py::only": 9.0}
+    ran = {"a.py::cheap": bits(0), "a.py::wide": bits(1, 2, 3, 4, 5, 6, 7, 8), "a.py::narrow": bits(1, 9)}
+    ran |= {"a.py::same": bits(2, 3), "b.py::only": bits(0)}
+    kept = cover.chosen(cost, ran)
+    assert kept == {"a.py::cheap", "a.py::wide", "a.py::narrow", "b.py::only"}  # of every file at least one
+
+
+def test_together_they_run_every_branch():
+    cost = {f"a.py::{n}": 1.0 + n / 10 for n in range(12)}
+    ran = {case: bits(*{n * n % 7, n * 3 % 11, n % 5}) for n, case in enumerate(cost)}
+    kept, every, left = cover.chosen(cost, ran), 0, 0
+    for case in cost:
+        every |= ran[case]
+        left |= ran[case] * (case in kept)
+    assert left == every
+    assert len(kept) < len(cost)
+
+
+def test_branches_are_told_apart_by_file_and_case(tmp_path):
+    for worker, rows in {"gw0": [(1, 1, 1, 2), (1, 2, 1, 2)], "gw1": [(2, 1, 1, 2), (2, 1, 2, 3)]}.items():
+        with sqlite3.connect(tmp_path / f"coverage.{worker}") as database:
+            database.execute("create table file (id integer, path text)")
+            database.execute("create table context (id integer, context text)")
+            database.execute("create table arc (file_id integer, context_id integer, fromno integer, tono integer)")
+            database.executemany("insert into file values (?, ?)", [(1, "one"), (2, "two")])
+            database.executemany("insert into context values (?, ?)", [(1, "x"), (2, "y")])
+            database.executemany("insert into arc values (?, ?, ?, ?)", rows)
+        database.close()
+    found = cover.covered(tmp_path)
+    assert {case: arcs.bit_count() for case, arcs in found.items()} == {"x": 3, "y": 1}
+    assert found["x"] & found["y"] == found["y"]
+
+
+def test_every_case_that_is_left_out_exists():
+    named = collections.defaultdict(set)
+    for case in cover.left_to_full():
+        file, _, rest = case.partition("::")
+        named[file].add(rest.partition("[")[0])
+    for file, functions in named.items():
+        tree = ast.parse((cover.ROOT / file).read_text(encoding="utf-8"))
+        defined = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+        assert functions <= defined, f"{file}: python -m tests.cover measures anew which cases others stand for"
+
+
+def test_cases_that_are_left_out_are_marked(pytestconfig, request):
+    full = cover.left_to_full()
+    if not full:
+        pytest.skip("no case is left out")
+    marked = {item.nodeid for item in request.session.items if item.get_closest_marker("full")}
+    assert marked == full & {item.nodeid for item in request.session.items}
+    assert pathlib.Path(pytestconfig.rootpath) == cover.ROOT
