@@ -75,15 +75,15 @@ def _module(name: str, *words: str, minutes: float, dry: tuple[str, ...] = ()) -
 
 FILES = [str(f) for f in sorted(harness.ROOT.glob("tests/test_*.py")) if "mark.gpu" in f.read_text(encoding="utf-8")]
 WORKERS = ("-n", "4", "--dist", "loadfile") if importlib.util.find_spec("xdist") else ()  # a file's big tables in turn
-# Where pytest-benchmark is installed, it warns beside xdist, and warnings are errors. Tests are told one by one, so that
-# a call that ends early says which have passed.
+# Where pytest-benchmark is installed, it warns beside xdist, and warnings are errors. Tests are told one by one: a call
+# that ends early says which have passed.
 TESTS = ("pytest", "-v", "-m", "gpu", "--tb=short", "-p", "no:benchmark", *WORKERS, *FILES)
 KERNELS = ("--case", "kaggle, pallas", "dcnv2, bfloat16")
 STEPS = {
     "check": _module("gpu_check", minutes=1.6, dry=("--only", "gather_reduce float32 64")),
     "steps": _module("gpu_step", "--trace", TRACES, minutes=4, dry=("--case", "kaggle, pallas", "kaggle, plain")),
     "smoke": _module("gpu_smoke", minutes=0.7),
-    "train": _module("gpu_train", minutes=2.5),
+    "train": _module("gpu_train", minutes=2.5, dry=("--model", "kaggle", "--threads", "2")),
     "uncaptured": _module("gpu_step", "--uncaptured", *KERNELS, minutes=0.8, dry=("--case", "kaggle, xla")),
     "counters": _module("gpu_tools", "counters", minutes=0.8),
     # Without a GPU every test is skipped: what is tried is that they can be collected.

@@ -135,9 +135,7 @@ def _last(done: subprocess.CompletedProcess[str]) -> str:
 def work(arguments: argparse.Namespace, report: harness.Report, cases: resume.Cases) -> None:
     """Runs the tool that was asked for."""
     if arguments.what == "counters":
-        names = (
-            gpu_smoke.CHECKS[:1] if arguments.tiny else gpu_smoke.CHECKS
-        )  # without ncu all are alike
+        names = gpu_smoke.CHECKS[:1] if arguments.tiny else gpu_smoke.CHECKS  # without ncu all are alike
         cases.run({f"counters, {name}": functools.partial(count, report, name, tiny=arguments.tiny) for name in names})
     else:
         checks = CHECKS[:1] if arguments.tiny else CHECKS  # without a tool they are the same run

@@ -1,7 +1,8 @@
 """Deliberate one-line breaks of jrec: which of them do the nearest tests notice?
 
 Each of tests/mutants.toml is applied to a copy of jrec/, and the default tests of the files that it names are run on
-the copy until one fails. Results go to --out as they come; the same command again goes on where it ended.
+the copy until one fails; where none does, those that only CI runs (``-m full``). Results go to --out as they come; the
+same command again goes on where it ended.
 
 Examples:
   python -m tests.mutants --out mutants.json
@@ -23,6 +24,8 @@ import tomllib
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 TABLE = pathlib.Path(__file__).with_suffix(".toml")
+RUNS = {"default": "not slow and not aot and not full", "full": "full and not slow and not aot"}  # CI runs both
+NO_TESTS = 5  # pytest's exit status
 SECONDS = 600  # of one mutant's tests; a break may make a test wait forever, which is noticed too
 
 
@@ -80,24 +83,33 @@ def tried(mutant: dict) -> dict:
         if (shared := ROOT.parent / "shared").is_dir():
             (pathlib.Path(folder) / "shared").symlink_to(shared)
         apply(mutant, copy)
-        files = [f"tests/{name}.py" for name in mutant["tests"]]
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *files]
-        try:
-            done = subprocess.run(
-                command, cwd=copy, env={**os.environ, "PYTHONPATH": str(copy)}, capture_output=True, text=True,
-                timeout=SECONDS, check=False,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired:
-            return {"outcome": "caught", "by": f"a test that did not end within {SECONDS} s", "seconds": SECONDS}
+        for run, marks in RUNS.items():
+            by = noticed(mutant, copy, marks)
+            seconds = round(time.monotonic() - start, 1)
+            if by is not None:
+                return {"outcome": "caught", "run": run, "by": by, "seconds": seconds}
+    return {"outcome": "survived", "seconds": seconds}
+
+
+def noticed(mutant: dict, copy: pathlib.Path, marks: str) -> str | None:
+    """The test that fails in a copy with the mutant, of its files' tests with these marks; None where none does."""
+    files = [f"tests/{name}.py" for name in mutant["tests"]]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", marks, *files]
+    try:
+        done = subprocess.run(
+            command, cwd=copy, env={**os.environ, "PYTHONPATH": str(copy)}, capture_output=True, text=True,
+            timeout=SECONDS, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return f"a test that did not end within {SECONDS} s"
+    if done.returncode in (0, NO_TESTS):
+        return None
     failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    seconds = round(time.monotonic() - start, 1)
-    if done.returncode == 0:
-        return {"outcome": "survived", "seconds": seconds}
     if not failed:
         raise SystemExit(
             f"{mutant['name']}: pytest exited with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
         )
-    return {"outcome": "caught", "by": failed[0].split(" - ")[0].split(" ", 1)[1], "seconds": seconds}
+    return failed[0].split(" - ")[0].split(" ", 1)[1]
 
 
 def main() -> None:
@@ -115,7 +127,8 @@ def main() -> None:
         outcomes[name] = tried(mutant)
         arguments.out.write_text(json.dumps(outcomes, indent=1) + "\n")
         shown = outcomes[name].get("by") or outcomes[name].get("why") or ""
-        sys.stdout.write(f"{number}/{len(mutants)} {name}: {outcomes[name]['outcome']} {shown}\n")
+        outcome, run = outcomes[name]["outcome"], outcomes[name].get("run", "")
+        sys.stdout.write(f"{number}/{len(mutants)} {name}: {outcome} {run} {shown}\n")
         sys.stdout.flush()
     left = [name for name in (one["name"] for one in mutants) if outcomes[name]["outcome"] != "caught"]
     sys.stdout.write(f"{len(mutants) - len(left)} of {len(mutants)} caught\n")
