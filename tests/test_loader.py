@@ -311,14 +311,22 @@ def test_a_window_is_read_while_batches_of_the_one_before_are_made(dataset, monk
     monkeypatch.setattr(BatchSource, "_load", noted)
     config = LoaderConfig(batch_size=50, window_blocks=20, workers=1)
     with make_loader(*dataset, LAYOUT, "train", config, epochs=2) as loader:
+        source = loader._source
         loader.batch(0)
+        wait_for(loader, (0, 0))  # nobody asks for more
+        source.open()
+        source[0]
         wait_for(loader, (0, 0), (0, 1))
-        loader.batch(loader.batches_per_epoch - 1)
+        source[loader.batches_per_epoch - 1]
         wait_for(loader, (0, 0), (0, 1), (1, 0))
-        loader.batch(2 * loader.batches_per_epoch - 1)
+        source[2 * loader.batches_per_epoch - 1]
         wait_for(loader, (0, 0), (0, 1), (1, 0), (1, 1))
+        assert len(numbers(next(loader))) == 50
+        loader.close()
+        assert not [thread for thread in threading.enumerate() if thread.name.startswith("jrec-read-ahead")]
+        assert len(numbers(next(loader))) == 50
     with make_loader(*dataset, LAYOUT, "train", dataclasses.replace(config, workers=0)) as loader:
-        loader.batch(0)
+        next(loader)
         wait_for(loader, (0, 0))
 
 

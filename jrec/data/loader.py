@@ -332,6 +332,7 @@ class Loader:
         iterator, self._iterator = self._iterator, None  # another thread may be in ``__next__``
         if iterator is not None:
             iterator.close()
+            self._source.close()
 
     def __enter__(self) -> Loader:
         return self
@@ -350,6 +351,7 @@ class Loader:
     def _start(self) -> Any:
         import grain
 
+        self._source.open()
         options = grain.ReadOptions(
             num_threads=self.config.workers, prefetch_buffer_size=self.config.prefetch if self.config.workers else 0
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
+import contextlib
 import dataclasses
 import functools
 import math
@@ -236,7 +237,7 @@ class BatchSource:
         self.epochs = epochs
         self._epochs = SharedCache[EpochOrder](2)
         self._windows = SharedCache[Window](windows_ahead)
-        self._ahead = concurrent.futures.ThreadPoolExecutor(1, "jrec-read-ahead") if threads else None
+        self._ahead: concurrent.futures.ThreadPoolExecutor | None = None
 
     @property
     def casts(self) -> bool:
@@ -247,14 +248,26 @@ class BatchSource:
         # Endless runs get a length that no run reaches and that still fits a 64-bit index.
         return self.batches_per_epoch * (self.epochs if self.epochs is not None else 2**32)
 
+    def open(self) -> None:
+        """From now on windows are read ahead of the batches that need them, in a thread; until ``close``."""
+        if self._threads and self._ahead is None:
+            self._ahead = concurrent.futures.ThreadPoolExecutor(1, "jrec-read-ahead")
+
+    def close(self) -> None:
+        """Ends the thread that reads ahead."""
+        pool, self._ahead = self._ahead, None
+        if pool is not None:
+            pool.shutdown(cancel_futures=True)
+
     def __getitem__(self, index: int) -> Batch:
         epoch, batch = divmod(int(index), self.batches_per_epoch)
         order = self.order(epoch)
         start = batch * self._batch_size
         spans = order.spans(start, min(start + self._batch_size, order.examples))
         windows = [self._window(order, w) for w, _, _ in spans]
-        if self._ahead is not None and spans:
-            self._read_ahead(self._ahead, order, spans[-1][0])
+        if (pool := self._ahead) is not None and spans:
+            with contextlib.suppress(RuntimeError):  # closed meanwhile
+                self._read_ahead(pool, order, spans[-1][0])
 
         def where(k: int) -> str:
             for window, (_, i, j) in zip(windows, spans, strict=True):
@@ -374,6 +387,16 @@ class SharesSource:
     def epochs(self) -> int | None:
         """Passes, or None for no end."""
         return self._pieces[0][0].epochs
+
+    def open(self) -> None:
+        """As the sources of the shares."""
+        for source, _, _ in self._pieces:
+            source.open()
+
+    def close(self) -> None:
+        """As the sources of the shares."""
+        for source, _, _ in self._pieces:
+            source.close()
 
     def __len__(self) -> int:
         return len(self._pieces[0][0])
