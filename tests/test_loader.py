@@ -305,6 +305,8 @@ def test_a_window_is_read_while_batches_of_the_one_before_are_made(dataset, monk
         until = time.monotonic() + 20
         while not set(windows) <= set(now()) and time.monotonic() < until:
             time.sleep(0.01)
+        if (reader := loader._source._reader) is not None:
+            reader.join()
         time.sleep(0.05)  # for more that would be read
         assert now() == sorted(windows)
 
@@ -323,7 +325,7 @@ def test_a_window_is_read_while_batches_of_the_one_before_are_made(dataset, monk
         wait_for(loader, (0, 0), (0, 1), (1, 0), (1, 1))
         assert len(numbers(next(loader))) == 50
         loader.close()
-        assert not [thread for thread in threading.enumerate() if thread.name.startswith("jrec-read-ahead")]
+        assert not source._reader.is_alive()
         assert len(numbers(next(loader))) == 50
     with make_loader(*dataset, LAYOUT, "train", dataclasses.replace(config, workers=0)) as loader:
         next(loader)

@@ -237,7 +237,9 @@ class BatchSource:
         self.epochs = epochs
         self._epochs = SharedCache[EpochOrder](2)
         self._windows = SharedCache[Window](windows_ahead)
-        self._ahead: concurrent.futures.ThreadPoolExecutor | None = None
+        self._reads_ahead = False
+        self._reader: threading.Thread | None = None
+        self._one_reader = threading.Lock()
 
     @property
     def casts(self) -> bool:
@@ -249,15 +251,15 @@ class BatchSource:
         return self.batches_per_epoch * (self.epochs if self.epochs is not None else 2**32)
 
     def open(self) -> None:
-        """From now on windows are read ahead of the batches that need them, in a thread; until ``close``."""
-        if self._threads and self._ahead is None:
-            self._ahead = concurrent.futures.ThreadPoolExecutor(1, "jrec-read-ahead")
+        """From now on windows are read ahead of the batches that need them, in threads; until ``close``."""
+        self._reads_ahead = self._threads > 0
 
     def close(self) -> None:
-        """Ends the thread that reads ahead."""
-        pool, self._ahead = self._ahead, None
-        if pool is not None:
-            pool.shutdown(cancel_futures=True)
+        """Waits for a window that is read ahead, and reads no more."""
+        with self._one_reader:
+            self._reads_ahead, reader = False, self._reader
+        if reader is not None:
+            reader.join()
 
     def __getitem__(self, index: int) -> Batch:
         epoch, batch = divmod(int(index), self.batches_per_epoch)
@@ -265,9 +267,8 @@ class BatchSource:
         start = batch * self._batch_size
         spans = order.spans(start, min(start + self._batch_size, order.examples))
         windows = [self._window(order, w) for w, _, _ in spans]
-        if (pool := self._ahead) is not None and spans:
-            with contextlib.suppress(RuntimeError):  # closed meanwhile
-                self._read_ahead(pool, order, spans[-1][0])
+        if self._reads_ahead and spans:
+            self._read_ahead(order, spans[-1][0])
 
         def where(k: int) -> str:
             for window, (_, i, j) in zip(windows, spans, strict=True):
@@ -285,7 +286,7 @@ class BatchSource:
     def _window(self, order: EpochOrder, window: int) -> Window:
         return self._windows.get((order.epoch, window), functools.partial(self._load, order, window))
 
-    def _read_ahead(self, pool: concurrent.futures.Executor, order: EpochOrder, window: int) -> None:
+    def _read_ahead(self, order: EpochOrder, window: int) -> None:
         """Begins to read the window after this one, of the next epoch after the last, unless it is there.
 
         Otherwise every thread would wait for it, one batch in as many as a window holds. A failure is left to the batch
@@ -296,8 +297,17 @@ class BatchSource:
             if order.epoch + 1 == self.epochs:
                 return
             order, window = self.order(order.epoch + 1), 0
-        if (order.epoch, window) not in self._windows:
-            pool.submit(self._window, order, window)
+
+        def read() -> None:
+            with contextlib.suppress(Exception):
+                self._window(order, window)
+
+        with self._one_reader:
+            busy = self._reader is not None and self._reader.is_alive()
+            if not busy and self._reads_ahead and (order.epoch, window) not in self._windows:
+                # A thread for each window, so that a loader that nobody closes leaves none behind.
+                self._reader = threading.Thread(target=read, name="jrec-read-ahead", daemon=True)
+                self._reader.start()
 
     def order(self, epoch: int) -> EpochOrder:
         """The order of an epoch."""
