@@ -181,7 +181,7 @@ def main() -> None:
     """Runs the steps that have not ended well, as far as time goes."""
     start = time.monotonic()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    told = os.environ.get("OUT")  # where a machine that is lent takes results from
+    told = os.environ.get("OUT")  # as systems that run jobs name the folder of their results
     parser.add_argument("--out", type=pathlib.Path, required=not told, default=told, metavar="DIR",
                         help="folder of the results (default: $OUT)")  # fmt: skip
     parser.add_argument("--earlier", type=pathlib.Path, metavar="DIR", help="folder of an earlier call, to go on from")
