@@ -12,7 +12,7 @@ from jrec.serving.model import Scored
 class Fake:
     """A model that answers when it is let go, with a row's "x" as its score."""
 
-    raw_columns, ranks = ("x",), False
+    raw_columns, ranks, unknown = ("x",), False, None
 
     def __init__(self, version="a"):
         self.manifest = types.SimpleNamespace(id=version * 64, run="run", step=1)

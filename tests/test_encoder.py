@@ -317,7 +317,6 @@ def test_nothing_but_missing_values(shop):
         ("age", ["old"], "column 'age' holds 'old' in example 0, which is not a finite number"),
         ("age", [np.inf], "column 'age' holds .*inf.* in example 0, which is not a finite number"),
         ("age", [1e39], "column 'age' of example 0 is too large for float32"),
-        ("user", [1.5], "column 'user' holds float64, whose text the log need not have; give texts"),
         ("user", [["u1"]], "column 'user' holds lists, but it has one value an example"),
         ("items", [3], "column 'items' holds one int64 an example, but lists are wanted"),
         ("strengths", [[0.5, 1]], "column 'strengths' of example 0 is not one weight for each value of 'items'"),

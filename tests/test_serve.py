@@ -264,6 +264,9 @@ def test_health_and_metrics(folder, expected):
         "jrec_batch_requests_sum": 1, "jrec_queue_rows": 0, 'jrec_takeovers_total{outcome="taken"}': 0,
     }  # fmt: skip
     assert {name: float(lines[name]) for name in want} == want
+    of_users = {name: float(lines[f'jrec_{name}_total{{feature="user"}}']) for name in ("values", "unknown_values")}
+    assert of_users == {"values": 3, "unknown_values": 2}  # "nobody", and "u3", whom no step has met yet
+    assert 0 < float(lines['jrec_trained_unknown_share{feature="item"}']) < 1
     assert [name for name in lines if version in name and name.startswith("jrec_export_info")]
     assert abs(float(lines["jrec_export_age_seconds"]) - state["age_seconds"]) < 5
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from jrec.commands.arguments import COUNT, DEVICES, add_join, add_quiet, by_name
+from jrec.commands.arguments import COUNT, DEVICES, add_join, add_quiet, by_name, number
 from jrec.commands.processes import Company, add_process_arguments, in_company
 
 if TYPE_CHECKING:
@@ -21,8 +21,9 @@ Score examples with a trained model.
 CHECKPOINT is a run folder (its best checkpoint where it keeps one, else the latest), a folder of checkpoints that
 Run.save wrote, or one checkpoint in either. INPUT is a raw log of the format that the training data was prepared
 from (files, folders, URIs, - for standard input), Parquet files of its columns, or a dataset whose rows mean the same
-(`jrec prepare --vocabulary-from`). Values that training did not see are scored as unknown. Scores come in the order of
-the input: row (its number from 0), score (the probability) and logit; label where the input has one; split where it is
+(`jrec prepare --vocabulary-from`). Values that training did not see are scored as unknown; of a raw log the command
+says how many each column has, and warns where they are many more than in training. Scores come in the order of the
+input: row (its number from 0), score (the probability) and logit; label where the input has one; split where it is
 a dataset. A run with several labels has score_TASK, logit_TASK and label_TASK of each. Memory does not grow with the
 input.
 
@@ -32,6 +33,7 @@ cosine)."""
 EPILOG = """examples:
   jrec predict runs/kaggle test.txt.gz --out scores.parquet
   jrec predict runs/clicks tomorrow.parquet --out scores.csv
+  jrec predict runs/clicks tomorrow.parquet --max-unknown 0.3 --out scores.csv
   jrec predict runs/clicks tomorrow.csv --join users=new_users.csv --out scores.csv
   jrec predict runs/next histories.parquet --k 20 --out best.parquet
   jrec predict runs/kaggle data/kaggle_tuesday --split test --out scores.parquet
@@ -56,6 +58,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--devices", type=DEVICES, default=1, metavar="N", help="predict on N devices, however many trained (default 1)"
     )
     parser.add_argument("--plan", default="", metavar="FILE", help="where rows live on N devices, by `jrec plan`")
+    parser.add_argument(
+        "--max-unknown",
+        type=number(0, 1),
+        metavar="SHARE",
+        help="of a raw log: write no scores where more than this share of a feature's values is unknown, such as 0.2",
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace FILE")
     add_quiet(parser)
     add_process_arguments(parser)
@@ -92,6 +100,8 @@ def _run(args: argparse.Namespace, company: Company) -> int:
         raise ConfigError(f"--split is of datasets, but {args.input[0]} is none; leave it out")
     if args.join and dataset:
         raise ConfigError(f"--join is of raw logs, but {args.input[0]} is a dataset, which is joined; leave it out")
+    if args.max_unknown is not None and dataset:
+        raise ConfigError(f"--max-unknown is of raw logs, but {args.input[0]} is a dataset; leave it out")
     read = [*args.input, args.checkpoint, args.data or "", args.plan, *by_name(args.join).values()]
     check_score_file(out)
     check_output(out, inputs=read)
@@ -127,7 +137,7 @@ def _run(args: argparse.Namespace, company: Company) -> int:
 def _scored(args: argparse.Namespace, loaded: LoadedRun, dataset: bool) -> Iterator[Scored]:
     if dataset:
         return loaded.of_dataset(args.split or ())
-    return loaded.of_log(args.input, joined=by_name(args.join), report=_say)
+    return loaded.of_log(args.input, joined=by_name(args.join), report=_say, max_unknown=args.max_unknown)
 
 
 def _say(message: str) -> None:
@@ -138,7 +148,7 @@ def _best(args: argparse.Namespace, loaded: LoadedRun, dataset: bool) -> Iterato
     k = args.k or 10
     if dataset:
         return loaded.best_of_dataset(k, args.split or ())
-    return loaded.best_of_log(args.input, k, joined=by_name(args.join), report=_say)
+    return loaded.best_of_log(args.input, k, joined=by_name(args.join), report=_say, max_unknown=args.max_unknown)
 
 
 def _shown(

@@ -7,13 +7,15 @@ lists, 40 µs per 1,000 ids.
 
 from __future__ import annotations
 
+import datetime
+import decimal
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from jrec.data.columns import ListColumn
-from jrec.data.readers.arrow_values import is_list, plain, plain_type
+from jrec.data.readers.arrow_values import PRINTED, is_list, plain, plain_type, texts_of
 from jrec.optional_packages import explains_missing
 
 if TYPE_CHECKING:
@@ -77,33 +79,38 @@ def by_name(columns: Any) -> Mapping[str, Any]:
 
 
 @explains_missing
-def form_of(name: str, column: Any) -> Form:
+def form_of(name: str, column: Any, *, categories: bool = False) -> Form:
     """A column of ids or weights in the one form.
 
     Args:
       name: The column's name, for messages.
       column: As ``pack_batch`` takes it.
+      categories: Whether values are a log's categories: those that are neither integers, booleans nor texts become the
+        texts that a log has of them, and values of several types may stand in one column.
 
     Raises:
       ValueError: If it has no such form, naming the column and, where one is to blame, the example.
     """
     if isinstance(column, ListColumn):
-        return _of_lists(name, column)
+        return _of_lists(name, column, categories)
     if isinstance(column, np.ndarray):
-        return _of_array(name, column)
+        return _of_array(name, column, categories)
     if type(column).__module__.startswith("pyarrow"):
-        return _of_arrow(name, column)
+        return _of_arrow(name, column, categories)
     if isinstance(column, list | tuple):
-        return _of_sequence(name, column)
+        return _of_sequence(name, column, categories)
     import pyarrow as pa
 
+    if categories and type(column).__module__.startswith("pandas") and column.dtype == object:
+        return _of_sequence(name, column.tolist(), categories)
     if hasattr(column, "__arrow_c_stream__"):
-        return _of_arrow(name, _built(name, lambda: pa.chunked_array(column)))
+        return _of_arrow(name, _built(name, lambda: pa.chunked_array(column)), categories)
     if hasattr(column, "__arrow_array__") or type(column).__module__.startswith("pandas"):
-        return _of_arrow(name, _built(name, lambda: pa.array(column, from_pandas=True)))
+        return _of_arrow(name, _built(name, lambda: pa.array(column, from_pandas=True)), categories)
     if hasattr(column, "row_splits") and hasattr(column, "values"):  # a tf.RaggedTensor
-        return _of_lists(name, ListColumn(array_of(name, column.row_splits), array_of(name, column.values)))
-    return _of_array(name, array_of(name, column))
+        lists = ListColumn(array_of(name, column.row_splits), array_of(name, column.values))
+        return _of_lists(name, lists, categories)
+    return _of_array(name, array_of(name, column), categories)
 
 
 def array_of(name: str, column: Any) -> np.ndarray:
@@ -131,7 +138,7 @@ def array_of(name: str, column: Any) -> np.ndarray:
         ) from error
 
 
-def _of_lists(name: str, column: ListColumn) -> Form:
+def _of_lists(name: str, column: ListColumn, categories: bool) -> Form:
     offsets, values = column
     if offsets.dtype.kind not in "iu" or offsets.ndim != 1 or values.ndim != 1:
         raise ValueError(
@@ -140,25 +147,36 @@ def _of_lists(name: str, column: ListColumn) -> Form:
         )
     if not len(offsets) or offsets[0] != 0 or offsets[-1] != len(values) or (offsets[1:] < offsets[:-1]).any():
         raise ValueError(f"offsets of {name!r} must ascend from 0 to the number of its values, {len(values)}")
-    return Form(values, np.require(offsets, np.int64, ["C", "W"]))
+    return _of_values(name, values, np.require(offsets, np.int64, ["C", "W"]), None, categories)
 
 
-def _of_array(name: str, column: np.ndarray) -> Form:
+def _of_array(name: str, column: np.ndarray, categories: bool) -> Form:
     if column.ndim not in (1, 2):
         raise ValueError(
             f"column {name!r} must be (examples,), (examples, length) or lists, but is"
             f" {column.dtype}{list(column.shape)}; give each feature a column of its own"
         )
     if column.dtype.kind in "OUST":
-        return _of_sequence(name, column.tolist())
+        return _of_sequence(name, column.tolist(), categories)
     present = ~np.ma.getmaskarray(column).reshape(-1) if isinstance(column, np.ma.MaskedArray) else None
     values = np.asarray(column)
-    if values.ndim == 1:
-        return Form(values, present=present)
-    return Form(values.reshape(-1), np.arange(len(values) + 1, dtype=np.int64) * values.shape[1], present)
+    offsets = None if values.ndim == 1 else np.arange(len(values) + 1, dtype=np.int64) * values.shape[1]
+    return _of_values(name, values.reshape(-1), offsets, present, categories)
 
 
-def _of_sequence(name: str, column: Sequence[Any]) -> Form:
+def _of_values(
+    name: str, values: np.ndarray, offsets: np.ndarray | None, present: np.ndarray | None, categories: bool
+) -> Form:
+    """The form of NumPy's values, (n,)."""
+    if not categories or values.dtype.kind in "iub":
+        return Form(values, offsets, present)
+    import pyarrow as pa
+
+    texts = _of_arrow(name, _built(name, lambda: pa.array(values, mask=None if present is None else ~present)), True)
+    return texts._replace(offsets=offsets)
+
+
+def _of_sequence(name: str, column: Sequence[Any], categories: bool) -> Form:
     import pyarrow as pa
 
     if str in (types := {*map(type, column)}) and types <= {str, type(None)}:
@@ -168,7 +186,10 @@ def _of_sequence(name: str, column: Sequence[Any]) -> Form:
     if column and all(isinstance(one, np.ndarray) and one.ndim == 1 and one.dtype.kind in "iuf" for one in column):
         filled = [one for one in column if one.size]  # empty arrays are float64 unless their type is named
         values = np.concatenate(filled) if filled else np.zeros(0, np.int64)
-        return Form(values, np.cumsum([0, *map(len, column)], dtype=np.int64))
+        return _of_values(name, values, np.cumsum([0, *map(len, column)], dtype=np.int64), None, categories)
+
+    if categories and not types <= {int, type(None)} and not types <= {bool, type(None)}:
+        return _of_categories(name, column)
 
     def described(error: Exception) -> str:
         low, high = 0, len(column)  # the first example up to which they cannot be built
@@ -181,7 +202,70 @@ def _of_sequence(name: str, column: Sequence[Any]) -> Form:
                 high = middle
         return f", at example {low}: {column[low]!r} ({error})"
 
-    return _of_arrow(name, _built(name, lambda: pa.array(column), described))
+    if not categories:
+        return _of_arrow(name, _built(name, lambda: pa.array(column), described), categories)
+    try:
+        return _of_arrow(name, pa.array(column), categories)
+    except OverflowError:  # integers past 64 bits
+        return _of_categories(name, column)
+
+
+def _of_categories(name: str, column: Sequence[Any]) -> Form:
+    """Values of any types, each as the text that a log has of it whatever stands beside it; or lists of them."""
+    import pyarrow as pa
+
+    if any(isinstance(value, list | tuple | np.ndarray) for value in column):
+        return _of_category_lists(name, [() if _is_null(value) else value for value in column])
+    texts: list[str | None] = [None] * len(column)
+    others: dict[type, list[int]] = {}
+    for k, value in enumerate(column):
+        if _is_null(value):
+            continue
+        if (text := _text_of(value)) is None:
+            others.setdefault(type(value), []).append(k)
+        texts[k] = text
+    for where in others.values():  # such as bytes, UUIDs and NumPy's scalars
+        values = [column[k] for k in where]
+
+        def described(error: Exception, values: Sequence[Any] = values, first: int = where[0]) -> str:
+            return f", at example {first}: {values[0]!r} ({error})"
+
+        built = _built(name, lambda values=values: texts_of(plain(pa.array(values))), described)
+        for k, text in zip(where, built.to_pylist(), strict=True):
+            texts[k] = None if text is None else text.decode()
+    return _of_arrow(name, pa.array(texts, pa.large_string()), True)
+
+
+def _of_category_lists(name: str, column: Sequence[Any]) -> Form:
+    for example, value in enumerate(column):
+        if not isinstance(value, list | tuple | np.ndarray):
+            raise ValueError(f"column {name!r} has lists, but {value!r} in example {example}; give each example a list")
+    values = [value for one in column for value in one]
+    if any(isinstance(value, list | tuple | np.ndarray | dict) for value in values):
+        raise ValueError(f"column {name!r} has lists in its lists; {_REMEDY}")
+    return _of_sequence(name, values, True)._replace(offsets=np.cumsum([0, *map(len, column)], dtype=np.int64))
+
+
+def _is_null(value: object) -> bool:
+    """Whether a value stands for none: None, NaN, and pandas' NA and NaT."""
+    if value is None or type(value).__name__ in ("NAType", "NaTType"):
+        return True
+    return isinstance(value, float | np.floating) and bool(np.isnan(value))
+
+
+def _text_of(value: object) -> str | None:
+    """The text of a value of Python's own types; None of others."""
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(int(value))
+    if isinstance(value, float) and not isinstance(value, np.generic):
+        return str(int(value)) if value.is_integer() and abs(value) < PRINTED else repr(value)
+    if isinstance(value, decimal.Decimal):
+        return f"{value:f}"
+    return str(value) if isinstance(value, datetime.date | datetime.time) else None
 
 
 def _built(name: str, build: Callable[[], pa.Array], described: Callable[[Exception], str] = "; {}".format) -> pa.Array:
@@ -193,7 +277,7 @@ def _built(name: str, build: Callable[[], pa.Array], described: Callable[[Except
         raise ValueError(f"column {name!r} is neither ids nor lists of them{described(error)}; {_REMEDY}") from error
 
 
-def _of_arrow(name: str, column: pa.Array | pa.ChunkedArray) -> Form:
+def _of_arrow(name: str, column: pa.Array | pa.ChunkedArray, categories: bool) -> Form:
     import pyarrow as pa
     import pyarrow.compute
 
@@ -206,6 +290,8 @@ def _of_arrow(name: str, column: pa.Array | pa.ChunkedArray) -> Form:
         np.cumsum(lengths.to_numpy(zero_copy_only=False), out=offsets[1:])
         values = column.flatten()
         column = _built(name, lambda: plain(values))
+    if categories and any(of_type(column.type) for of_type in _printed_types()):
+        column = _built(name, lambda: texts_of(column))
     present = None if not column.null_count else column.is_valid().to_numpy(zero_copy_only=False)
     dtype = column.type
     if kinds.is_null(dtype):
@@ -223,6 +309,14 @@ def _of_arrow(name: str, column: pa.Array | pa.ChunkedArray) -> Form:
     if kinds.is_large_binary(dtype):
         return Form(column, offsets, present)
     raise ValueError(f"column {name!r} holds {dtype}, which are neither ids nor lists of them; {_REMEDY}")
+
+
+def _printed_types() -> list[Callable[[pa.DataType], bool]]:
+    """Types of categories that a log has as texts; it has integers, booleans and texts as what they are."""
+    import pyarrow as pa
+
+    kinds = pa.types
+    return [kinds.is_floating, kinds.is_decimal, kinds.is_timestamp, kinds.is_date, kinds.is_time]
 
 
 def _name(value: object) -> str:

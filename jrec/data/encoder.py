@@ -25,7 +25,8 @@ from jrec.data.joined import csv_source
 from jrec.data.raw_columns import parsed_columns
 from jrec.data.readers.avazu import Avazu
 from jrec.data.readers.criteo import Criteo
-from jrec.data.readers.delimited_schema import DelimitedSchema, check_schema
+from jrec.data.readers.delimited import read_stored
+from jrec.data.readers.delimited_schema import check_schema
 from jrec.data.readers.dense import dense_column, reject_dense
 from jrec.data.readers.keys import MISSING
 from jrec.data.readers.lines import check_inputs
@@ -35,8 +36,8 @@ from jrec.data.readers.streams import Input, InputLike, is_stream, read_names, s
 from jrec.data.readers.taobao import Taobao
 from jrec.data.reorder.file import load_order
 from jrec.data.schema import KEEP_LAST, LISTS, CategoricalFeature, DatasetError, Schema
+from jrec.data.unknown import UnknownValues
 from jrec.data.vocabulary_file import load_table
-from jrec.files import decode
 
 _THREADS = 2
 _REMEDY = "prepare the dataset again"
@@ -150,7 +151,7 @@ class Encoder:
             self._encoder(feature.table)
         _ = self.orders
 
-    def columns(self, columns: Any) -> EncodedColumns:
+    def columns(self, columns: Any, *, unknown: UnknownValues | None = None) -> EncodedColumns:
         """Encodes columns of raw values.
 
         Args:
@@ -162,6 +163,7 @@ class Encoder:
             and may be anything but a weight: a number is then what the schema's ``missing`` says, or else what becomes
             the mean of the transformed values in training, a value the missing one, "", and a list of a fixed length
             that many of it.
+          unknown: Counts the values that training did not see.
 
         Returns:
           The examples, without labels.
@@ -177,7 +179,7 @@ class Encoder:
           (2,)
         """
         parsed = parsed_columns(self._fields, columns, self._key_seed)
-        return self._encoded(self._columns.convert(parsed))
+        return self._encoded(self._columns.convert(parsed), unknown)
 
     def stream(
         self,
@@ -187,6 +189,7 @@ class Encoder:
         threads: int = _THREADS,
         joined: Mapping[str, str] | None = None,
         report: Callable[[str], None] | None = None,
+        unknown: UnknownValues | None = None,
     ) -> Iterator[EncodedColumns]:
         """Encodes a raw log of the dataset's format, in the order of its lines and in bounded memory.
 
@@ -197,6 +200,7 @@ class Encoder:
           joined: The paths of files that join the log, by their name in the schema; those that are not given are read
             where they were when the dataset was prepared.
           report: Takes messages for the user, such as how many examples have a key that a joined file lacks.
+          unknown: Counts the values that training did not see.
 
         Yields:
           The examples, with labels where all files have them; lines may lack them where the format allows it.
@@ -215,10 +219,16 @@ class Encoder:
         check_inputs(paths, keep_order=True)
         source = self._log.with_joined(joined or {})
         source.joined_inputs()
-        return self._stream(source, paths, batch_size, threads, report)
+        return self._stream(source, paths, batch_size, threads, report, unknown)
 
     def _stream(
-        self, source: Source, paths: list[str], batch_size: int, threads: int, report: Callable[[str], None] | None
+        self,
+        source: Source,
+        paths: list[str],
+        batch_size: int,
+        threads: int,
+        report: Callable[[str], None] | None,
+        unknown: UnknownValues | None,
     ) -> Iterator[EncodedColumns]:
         with tempfile.TemporaryDirectory(prefix="jrec-") as folder:
             places = [pathlib.Path(folder) / str(number) for number in range(len(paths))]
@@ -230,13 +240,13 @@ class Encoder:
             bad = BadLines(pathlib.Path(folder) / "bad", skip=False)
             bad.remedy = "Fix the line: every line gets a prediction"
             chunks = source.assemble(log.converted(lambda _: None, bad))
-            encoded = (self._encoded(chunk, labelled=log.labelled) for chunk in chunks if len(chunk.labels))
+            encoded = (self._encoded(chunk, unknown, labelled=log.labelled) for chunk in chunks if len(chunk.labels))
             yield from _of_size(encoded, batch_size)
             if report is not None:
                 for remark in source.remarks():
                     report(remark)
 
-    def _encoded(self, chunk: Chunk, *, labelled: bool = False) -> EncodedColumns:
+    def _encoded(self, chunk: Chunk, unknown: UnknownValues | None, *, labelled: bool = False) -> EncodedColumns:
         names = tuple(f.name for f in self.schema.dense)
         dense = np.empty((len(chunk.labels), len(names)), np.float32, order="F")
         for k, name in enumerate(names):
@@ -247,10 +257,14 @@ class Encoder:
                 keys[feature.name] = _filled(lists, feature.max_length, MISSING)
                 if feature.name in weights:
                     weights[feature.name] = _filled(weights[feature.name], feature.max_length, 0)
+        ids = {f.name: self._ids(f, keys[f.name]) for f in self.schema.categorical}
+        if unknown is not None:
+            for feature in self.schema.categorical:
+                unknown.add(feature, keys[feature.name], ids[feature.name], chunk.texts.get(feature.name))
         return EncodedColumns(
             dense_names=names,
             dense=dense,
-            ids={f.name: self._ids(f, keys[f.name]) for f in self.schema.categorical},
+            ids=ids,
             weights={name: lists.values.astype(np.float32) for name, lists in weights.items()},
             labels=chunk.labels if labelled else None,
             tasks=chunk.tasks if labelled else {},
@@ -330,9 +344,7 @@ def _log_source(schema: Schema) -> Source | None:
     options = options if isinstance(options, Mapping) else {}
     if "schema" in options:
         where = f"schema.json of {schema.name!r}: provenance.format_options.schema"
-        columns = decode(
-            options["schema"], DelimitedSchema, where=where, error=DatasetError, remedy=_REMEDY, partial=True
-        )
+        columns = read_stored(options["schema"], where=where, error=DatasetError)
         check_schema(columns, where)
         source: Source = csv_source(columns)
     elif name in ("criteo-kaggle", "criteo-terabyte"):
@@ -367,7 +379,8 @@ class _FeatureColumns(Source):
     def __init__(self, schema: Schema):
         self.name = schema.name
         self.dense = schema.dense
-        self._features, self._keeps_last = schema.categorical, schema.provenance.get(LISTS) == KEEP_LAST
+        self._features, self._canonical = schema.categorical, schema.canonical
+        self._keeps_last = schema.provenance.get(LISTS) == KEEP_LAST
         self.categorical = tuple(
             CategoricalSpec(name=f.name, table=f.table, many=not f.one_hot, weighted=f.weighted)
             for f in schema.categorical
@@ -377,7 +390,8 @@ class _FeatureColumns(Source):
         """A field a feature, and the weights of those that have some."""
         fields = [Field(name=f.name, kind="number", blank=f.missing is not None) for f in self.dense]
         for feature in self._features:
-            fields.append(Field(name=feature.name, kind="text" if feature.one_hot else "texts"))
+            kind = "text" if feature.one_hot else "texts"
+            fields.append(Field(name=feature.name, kind=kind, canonical=self._canonical))
             if feature.weighted:
                 fields.append(Field(name=feature.name + WEIGHT_SUFFIX, kind="weights"))
         return tuple(fields)

@@ -129,10 +129,12 @@ class GrowingVocabulary:
     Args:
       growth: How the table grows.
       key_seed: The seed of the hash of long texts.
+      canonical: Whether texts are brought into one form (``Schema.canonical``) before they are looked up.
 
     Attributes:
       growth: How the table grows.
       key_seed: The seed of the hash of long texts.
+      canonical: Whether texts are brought into one form (``Schema.canonical``) before they are looked up.
 
     Example:
       >>> vocabulary = GrowingVocabulary(Growth(capacity=3, evict="lru"))
@@ -147,8 +149,8 @@ class GrowingVocabulary:
     oov_row = 0
     complete = True
 
-    def __init__(self, growth: Growth, *, key_seed: int = 0):
-        self.growth, self.key_seed = growth, key_seed
+    def __init__(self, growth: Growth, *, key_seed: int = 0, canonical: bool = False):
+        self.growth, self.key_seed, self.canonical = growth, key_seed, canonical
         self._entries = np.zeros((growth.capacity, 2), np.uint64)
         self._held_index: np.ndarray | None = None
         counts = growth.admit_after > 1 or growth.evict == "lfu"
@@ -183,7 +185,7 @@ class GrowingVocabulary:
 
     def rows(self, values: np.ndarray | pa.Array) -> np.ndarray:
         """(n,) int64 rows of integers or texts, 0 for those without a row; nothing is counted."""
-        return self.rows_of_keys(value_keys(values, self.key_seed))
+        return self.rows_of_keys(value_keys(values, self.key_seed, canonical=self.canonical))
 
     def rows_of_keys(self, keys: np.ndarray) -> np.ndarray:
         """(n,) int64 rows of (n,) uint64 keys, 0 for those without a row; nothing is counted."""
@@ -217,7 +219,7 @@ class GrowingVocabulary:
           ValueError: If they were not mapped yet, or what followed them was forgotten.
         """
         copy = object.__new__(GrowingVocabulary)
-        copy.growth, copy.key_seed = self.growth, self.key_seed
+        copy.growth, copy.key_seed, copy.canonical = self.growth, self.key_seed, self.canonical
         copy._undo, copy._lock = collections.deque(), threading.Lock()
         with self._lock:
             later = [undo for undo in self._undo if undo.before.clock >= clock]

@@ -93,7 +93,10 @@ class GrowingTables:
 
     def keys(self, *, stored: bool = False) -> dict[str, Keys]:
         """What a packer needs to leave keys to ``map``; ``stored`` where columns are of a dataset, which holds keys."""
-        return {name: Keys(stored=stored, key_seed=own.key_seed) for name, own in self._vocabularies.items()}
+        return {
+            name: Keys(stored=stored, key_seed=own.key_seed, canonical=own.canonical)
+            for name, own in self._vocabularies.items()
+        }
 
     def mapper(self) -> Callable[[PreparedColumns], tuple[PreparedColumns, Grown]]:
         """A function that gives the keys of the next batch their rows, from the batch after the last step on.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import itertools
 import json
 from collections.abc import Mapping, Sequence
@@ -61,7 +62,7 @@ def parsed_columns(fields: Sequence[Field], columns: Any, key_seed: int) -> RawC
         )
     alike: dict[tuple[object, ...], list[Field]] = {}
     for field in fields:
-        alike.setdefault((field.kind, field.blank, field.missing, field.decimal), []).append(field)
+        alike.setdefault((field.kind, field.blank, field.missing, field.decimal, field.canonical), []).append(field)
     read: dict[str, Column] = {}
     for some in alike.values():
         read |= _read_alike(some, [named[f.name] for f in some], key_seed)
@@ -87,12 +88,14 @@ def _read_alike(fields: Sequence[Field], columns: Sequence[Any], key_seed: int) 
     kind, rows = fields[0].kind, len(columns[0]) if isinstance(columns[0], list) else 0
     if kind in ("number", "hex", "text") and all(type(c) is list and len(c) == rows for c in columns):
         with contextlib.suppress(DatasetError, ValueError):
-            form = form_of("", [*itertools.chain.from_iterable(columns)])
+            form = form_of("", [*itertools.chain.from_iterable(columns)], categories=kind != "number")
             if form.offsets is None and (form.is_text or kind == "number"):  # integers beside booleans would be equal
                 values = _read(fields[0], form, key_seed)
                 assert isinstance(values, np.ndarray)  # of these kinds
                 return {field.name: values[rows * k : rows * (k + 1)] for k, field in enumerate(fields)}
-    return {f.name: _read(f, form_of(f.name, column), key_seed) for f, column in zip(fields, columns, strict=True)}
+    categories = kind in ("hex", "text", "texts")
+    forms = [form_of(f.name, column, categories=categories) for f, column in zip(fields, columns, strict=True)]
+    return {field.name: _read(field, form, key_seed) for field, form in zip(fields, forms, strict=True)}
 
 
 def _read(field: Field, form: Form, key_seed: int) -> Column:
@@ -124,7 +127,8 @@ def _split(field: Field, form: Form) -> Form:
         )
     texts = form.values.fill_null(b"")
     if not field.separator:
-        return form_of(field.name, [_elements(field, k, text.as_py().decode()) for k, text in enumerate(texts)])
+        lists = [_elements(field, k, text.as_py().decode()) for k, text in enumerate(texts)]
+        return form_of(field.name, lists, categories=field.kind == "texts")
     lengths, elements = split_texts(texts, field.separator)
     return Form(elements, np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]))
 
@@ -132,8 +136,9 @@ def _split(field: Field, form: Form) -> Form:
 def _elements(field: Field, example: int, text: str) -> list[str]:
     """The elements of a list as JSON or Python prints it; none of a blank or null."""
     elements: Any = None
-    for read in (json.loads, ast.literal_eval):
-        with contextlib.suppress(ValueError, SyntaxError):
+    # Numbers stay as they are written; what is nested too deep for Python is no list of values either.
+    for read in (functools.partial(json.loads, parse_float=str, parse_int=str), ast.literal_eval):
+        with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError):
             elements = read(text) if text.strip() not in ("", "null", "None") else []
             break
     if not isinstance(elements, list) or any(isinstance(one, list | dict) for one in elements):
@@ -222,14 +227,9 @@ def _keys(field: Field, form: Form, key_seed: int) -> np.ndarray:
         values = pa.array(values).cast(pa.large_string())  # "true" and "false", as of a log's
     elif form.is_text:
         values = _filled(values)
-    elif values.dtype.kind not in "iu":
-        raise DatasetError(
-            f"column {field.name!r} holds {values.dtype}, whose text the log need not have; give texts as the log has"
-            " them, or integers, and null for missing ones (pandas: .astype('Int64'))"
-        )
     if field.kind == "hex":
         return _hex_keys(field, form, values, key_seed)
-    keys = value_keys(values, key_seed)
+    keys = value_keys(values, key_seed, canonical=field.canonical)
     if form.present is not None:
         keys[~form.present] = MISSING
     return keys
@@ -246,10 +246,11 @@ def _hex_keys(field: Field, form: Form, values: np.ndarray | pa.Array, key_seed:
             )
         return np.full(len(values), MISSING, np.uint64)
     compute: Any = pyarrow.compute  # whose functions exist at run time only
-    keys = value_keys(values, key_seed)
+    keys = value_keys(values, key_seed, canonical=False)
     if not _no_hex(keys).any():
         return keys
-    keys = value_keys(compute.ascii_lower(values.cast(pa.large_string())), key_seed)  # capitals are rare
+    lower = compute.ascii_lower(values.cast(pa.large_string()))  # capitals are rare
+    keys = value_keys(lower, key_seed, canonical=False)
     if (wrong := _no_hex(keys)).any():
         k = int(wrong.argmax())
         raise _refused(field, form, k, values[k].as_py(), "is not 8 hexadecimal digits")

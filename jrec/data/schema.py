@@ -33,6 +33,8 @@ MAX_LENGTH = 2**31 - 1
 UNKNOWN = -1.0
 """Of several labels, one that is not known."""
 SCHEMA_FILE = "schema.json"
+CANONICAL, AS_WRITTEN = "canonical", "as_written"
+"""What ``values`` of a csv schema may be; older datasets, whose schema does not say it, have them as written."""
 LISTS, KEEP_LAST = "lists", "keep the last"
 """In the provenance of a schema without a format: of longer lists the last values count."""
 
@@ -145,6 +147,7 @@ class Table:
         "" where the table's maker did not say.
       growing: True where the examples hold 64-bit keys of values, which a run gives rows (``jrec.data.growing``);
         ``rows`` is then how many values training has. None for row numbers.
+      oov_share: Of training's values, those that read the OOV row, 0 to 1; None where nobody counted, or there is none.
     """
 
     name: str
@@ -155,6 +158,7 @@ class Table:
     bijection: Bijection | None = None
     numbering: str = ""
     growing: bool | None = None
+    oov_share: float | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.rows <= MAX_ROWS:
@@ -324,6 +328,13 @@ class Schema:
         options = self.preparation.get("options")
         seed = options.get("key_seed") if isinstance(options, Mapping) else None
         return seed if isinstance(seed, int) else 0
+
+    @property
+    def canonical(self) -> bool:
+        """Whether texts of categories were brought into one form before they became keys (``values`` of the schema)."""
+        options = self.preparation.get("format_options")
+        columns = options.get("schema") if isinstance(options, Mapping) else None
+        return isinstance(columns, Mapping) and columns.get("values") == CANONICAL
 
     def table(self, name: str) -> Table:
         """The table called ``name``."""

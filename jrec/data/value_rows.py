@@ -61,11 +61,13 @@ class KeyVocabulary:
       table: The values of a prepared dataset's table, or hash buckets, which give every value a row.
       key_seed: The seed of the hash of long texts.
       oov_row: The row of rare and unknown values.
+      canonical: Whether texts are brought into one form (``Schema.canonical``) before they are looked up.
     """
 
     table: Vocabulary | HashedTable
     key_seed: int = 0
     oov_row: int | None = None
+    canonical: bool = False
 
     @property
     def complete(self) -> bool:
@@ -78,7 +80,7 @@ class KeyVocabulary:
 
     def rows(self, values: np.ndarray | pa.Array) -> np.ndarray:
         """(n,) int64 rows of integers or texts, -1 for rare and unknown ones."""
-        rows = self._encode(value_keys(values, self.key_seed)).astype(np.int64)
+        rows = self._encode(value_keys(values, self.key_seed, canonical=self.canonical)).astype(np.int64)
         return rows if self.complete else np.where(rows == self.table.oov_row, UNKNOWN, rows)
 
 
@@ -112,16 +114,18 @@ class Keys:
     Attributes:
       stored: Whether the values are keys already, as a dataset holds them.
       key_seed: The seed of the hash of long texts.
+      canonical: Whether texts are brought into one form (``Schema.canonical``) before they are looked up.
     """
 
     stored: bool = False
     key_seed: int = 0
     oov_row: int | None = 0
     complete: bool = True
+    canonical: bool = False
 
     def rows(self, values: np.ndarray | pa.Array) -> np.ndarray:
         """(n,) uint64 keys of integers or texts, or of (n,) uint64 keys."""
-        return values.astype(np.uint64) if self.stored else value_keys(values, self.key_seed)
+        return values.astype(np.uint64) if self.stored else value_keys(values, self.key_seed, canonical=self.canonical)
 
 
 def load_vocabularies(folder: str | os.PathLike[str], *, key_seed: int = 0) -> dict[str, TableVocabulary]:
@@ -151,7 +155,9 @@ def load_vocabularies(folder: str | os.PathLike[str], *, key_seed: int = 0) -> d
     for table in schema.tables:
         loaded = load_table(folder, schema, table, key_seed)
         assert not isinstance(loaded, KeyTable)  # check_numbered has seen to it
-        vocabularies[table.name] = KeyVocabulary(table=loaded, key_seed=key_seed, oov_row=table.oov_row)
+        vocabularies[table.name] = KeyVocabulary(
+            table=loaded, key_seed=key_seed, oov_row=table.oov_row, canonical=schema.canonical
+        )
     return vocabularies
 
 

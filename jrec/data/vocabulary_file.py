@@ -63,7 +63,14 @@ def save_table(
         counts=counts,
         vocabulary=vocabulary,
         numbering=numbering,
+        oov_share=oov_share(built.counts, built.oov_row),
     )
+
+
+def oov_share(counts: np.ndarray, oov_row: int | None) -> float | None:
+    """Of a table's accesses, (rows,) integers, those of its OOV row: 0 to 1; None where there is none, or no access."""
+    total = int(counts.sum())
+    return None if oov_row is None or not total else int(counts[oov_row]) / total
 
 
 def copy_vocabulary(source: pathlib.Path, target: pathlib.Path, counts: np.ndarray) -> None:

@@ -15,11 +15,11 @@ import numpy as np
 
 from jrec.data.ingest import keys_name
 from jrec.data.readers.source import CategoricalSpec, Source, learned_of
-from jrec.data.schema import CategoricalFeature, DatasetError, DenseFeature, Schema, Table
+from jrec.data.schema import AS_WRITTEN, CategoricalFeature, DatasetError, DenseFeature, Schema, Table
 from jrec.data.spill import Spill, SpilledLists
 from jrec.data.texts import TextStore
 from jrec.data.vocabulary import HashedTable, KeyTable, Vocabulary, count_rows
-from jrec.data.vocabulary_file import buckets_file, copy_vocabulary, load_table, long_texts
+from jrec.data.vocabulary_file import buckets_file, copy_vocabulary, load_table, long_texts, oov_share
 from jrec.outputs import link
 
 _LEARNED = ("min_count", "max_rows", "growing", "key_seed")
@@ -154,7 +154,7 @@ class EarlierDataset:
                 link(self.folder / one, folder / one)
             except FileNotFoundError as error:
                 raise DatasetError(f"{self.folder / one} is missing; copy the dataset again") from error
-        return dataclasses.replace(table, counts=file)
+        return dataclasses.replace(table, counts=file, oov_share=oov_share(counts, table.oov_row))
 
     def features(self, spill: Spill) -> tuple[CategoricalFeature, ...]:
         """The later dataset's categorical features, the earlier one's.
@@ -237,7 +237,10 @@ def _csv_columns(options: Any) -> dict[str, dict[str, Any]]:
         compared[f"the label {label['name'] or label['column']!r}"] = {
             k: v for k, v in label.items() if k not in _PLACES
         }
-    compared["the schema"] = {"missing_values": schema.get("missing_values", [""])}
+    compared["the schema"] = {
+        "missing_values": schema.get("missing_values", [""]),
+        "values": schema.get("values", AS_WRITTEN),
+    }
     for part in (schema, *schema.get("join", ())):
         for one in (*part.get("dense", ()), *part.get("categorical", ())):
             compared[f"feature {one.get('name') or one['column']!r}"] = {

@@ -31,7 +31,7 @@ from jrec.serving.checks import (
     difference,
     faults,
     load_manifest,
-    save_key_seeds,
+    save_keying,
     schema_faults,
     verify,
 )
@@ -112,13 +112,15 @@ class Exportable:
         if self.schema is not None:
             return self.schema.identity.rows
         rows = {table.name: table.table_rows for _, table in self.tables}
-        about = {"ids": rows, "key_seeds": self.key_seeds}
+        about: dict[str, Any] = {"ids": rows, "key_seeds": {name: seed for name, (seed, _) in self.keying.items()}}
+        if canonical := sorted(name for name, (_, one_form) in self.keying.items() if one_form):
+            about["canonical"] = canonical
         return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
 
     @property
-    def key_seeds(self) -> dict[str, int]:
-        """By table that grows, the seed of the hash of long texts."""
-        return {name: vocabulary.key_seed for name, vocabulary in self.growing.items()}
+    def keying(self) -> dict[str, tuple[int, bool]]:
+        """By table that grows, the seed of the hash of long texts, and whether texts are brought into one form."""
+        return {name: (vocabulary.key_seed, vocabulary.canonical) for name, vocabulary in self.growing.items()}
 
 
 def of_run(
@@ -234,7 +236,7 @@ def write_export(
         elif source.schema is not None:
             _copy_vocabularies(source.schema, folder)
         else:
-            save_key_seeds(folder, source.key_seeds)
+            save_keying(folder, source.keying)
         for name, vocabulary in source.growing.items():
             (folder / "keys").mkdir(exist_ok=True)
             np.save(folder / keys_file(name), vocabulary.keys, allow_pickle=False)

@@ -10,7 +10,7 @@ import dataclasses
 import os
 import pathlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from jrec.data.blocks import age_columns
 from jrec.data.schema import MAX_LENGTH, SCHEMA_FILE, Schema
@@ -45,8 +45,9 @@ _POOLINGS = ("sum", "mean", "sqrtn", "max", "none")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _KeySeeds:
+class _Keying:
     key_seeds: Mapping[str, int]
+    canonical: tuple[str, ...] = ()
 
 
 def load_manifest(folder: pathlib.Path) -> Manifest:
@@ -118,23 +119,31 @@ def load_schema(folder: pathlib.Path, manifest: Manifest) -> Schema:
     return schema
 
 
-def save_key_seeds(folder: pathlib.Path, seeds: Mapping[str, int]) -> None:
-    """Writes ``ids.json`` of an export without a schema: by table that grows, the seed of the hash of long texts."""
-    save_json(folder / IDS, {"key_seeds": dict(seeds)}, kind=IDS_FORMAT, version=VERSION)
+def save_keying(folder: pathlib.Path, keying: Mapping[str, tuple[int, bool]]) -> None:
+    """Writes ``ids.json`` of an export without a schema: by table that grows, how values become keys.
+
+    Args:
+      folder: The export's folder.
+      keying: By table the seed of the hash of long texts, and whether texts are brought into one form.
+    """
+    content: dict[str, Any] = {"key_seeds": {name: seed for name, (seed, _) in keying.items()}}
+    if canonical := sorted(name for name, (_, one_form) in keying.items() if one_form):
+        content["canonical"] = canonical
+    save_json(folder / IDS, content, kind=IDS_FORMAT, version=VERSION)
 
 
-def load_key_seeds(folder: pathlib.Path, manifest: Manifest) -> dict[str, int]:
-    """Reads what ``save_key_seeds`` wrote.
+def load_keying(folder: pathlib.Path, manifest: Manifest) -> dict[str, tuple[int, bool]]:
+    """Reads what ``save_keying`` wrote.
 
     Raises:
       ExportError: If it is damaged, or names a table that the manifest lacks.
     """
     path = folder / IDS
     content = load_json(path, kind=IDS_FORMAT, version=VERSION, error=ExportError, remedy=_REMEDY)
-    seeds = decode(content, _KeySeeds, where=str(path), error=ExportError, remedy=_REMEDY).key_seeds
-    if unknown := sorted(seeds.keys() - manifest.tables.keys()):
+    keying = decode(content, _Keying, where=str(path), error=ExportError, remedy=_REMEDY, partial=True)
+    if unknown := sorted(keying.key_seeds.keys() - manifest.tables.keys()):
         raise ExportError(f"{path}: key_seeds names table {unknown[0]!r}, which is not there; {_REMEDY}")
-    return dict(seeds)
+    return {name: (seed, name in keying.canonical) for name, seed in keying.key_seeds.items()}
 
 
 def check_order(folders: Sequence[pathlib.Path], manifests: Sequence[Manifest]) -> None:

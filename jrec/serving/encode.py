@@ -15,10 +15,11 @@ from jrec.data.columns import count_examples, matrix
 from jrec.data.encoder import Encoder
 from jrec.data.readers.keys import value_keys
 from jrec.data.schema import DatasetError
+from jrec.data.unknown import UnknownValues
 from jrec.data.vocabulary import Vocabulary
 from jrec.data.vocabulary_file import table_values
 from jrec.serving.arrays import loaded
-from jrec.serving.checks import MAX_ROWS, load_key_seeds, load_schema
+from jrec.serving.checks import MAX_ROWS, load_keying, load_schema
 from jrec.serving.format import IDS, ITEMS, ExportError, Feature, Manifest, keys_file
 from jrec.serving.ids import Ids
 
@@ -32,12 +33,18 @@ RowsOfKeys = Callable[[np.ndarray], np.ndarray]
 
 
 class RawValues:
-    """Inputs of a model whose export has a schema: of raw columns, as the dataset's log has them."""
+    """Inputs of a model whose export has a schema: of raw columns, as the dataset's log has them.
+
+    Attributes:
+      growing: The tables that grow.
+      unknown: Counts the values that training did not see.
+    """
 
     def __init__(self, folder: pathlib.Path, manifest: Manifest):
         schema = load_schema(folder, manifest)
         self.growing = sorted(schema.growing & manifest.tables.keys())
         self._manifest, self._encoder = manifest, Encoder(schema)
+        self.unknown = UnknownValues(schema, dict.fromkeys(self.growing))
 
     def with_keys(self, keys: Mapping[str, RowsOfKeys]) -> RawValues:
         """The same with these rows of tables that grow."""
@@ -56,18 +63,20 @@ class RawValues:
 
     def inputs(self, columns: object) -> tuple[np.ndarray, dict[str, Ids]]:
         """Dense features, (examples, num_dense) float32, and ids by feature."""
-        encoded = self._encoder.columns(columns).by_name()
+        encoded = self._encoder.columns(columns, unknown=self.unknown).by_name()
         return model_inputs(encoded, self._manifest, self._encoder.orders)
 
 
 class RowNumbers:
     """Inputs of a model whose export has no schema: columns hold row numbers, of tables that grow their values."""
 
+    unknown = None
+
     def __init__(self, folder: pathlib.Path, manifest: Manifest):
         from jrec.ops.layout import FeatureConfig  # imports JAX
 
-        self._seeds = load_key_seeds(folder, manifest)
-        self.growing = sorted(self._seeds)
+        self._keying = load_keying(folder, manifest)
+        self.growing = sorted(self._keying)
         self._manifest, self._vocabularies = manifest, {}
         self._features = [
             FeatureConfig(
@@ -83,7 +92,7 @@ class RowNumbers:
     def with_keys(self, keys: Mapping[str, RowsOfKeys]) -> RowNumbers:
         """The same with these rows of tables that grow."""
         other = copy.copy(self)
-        other._vocabularies = {name: _GrownRows(of_keys, self._seeds[name]) for name, of_keys in keys.items()}
+        other._vocabularies = {name: _GrownRows(of_keys, *self._keying[name]) for name, of_keys in keys.items()}
         return other
 
     @property
@@ -136,12 +145,13 @@ class _GrownRows:
 
     rows_of_keys: RowsOfKeys
     key_seed: int
+    canonical: bool
     oov_row: int | None = 0
     complete: bool = True
 
     def rows(self, values: object) -> np.ndarray:
         """(n,) int64 rows of integers or texts, 0 for those without one."""
-        return self.rows_of_keys(value_keys(values, self.key_seed)).astype(np.int64)
+        return self.rows_of_keys(value_keys(values, self.key_seed, canonical=self.canonical)).astype(np.int64)
 
 
 def encoder_of(folder: pathlib.Path, manifest: Manifest) -> RawValues | RowNumbers:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jrec.data.unknown import UnknownValues
 from jrec.serving.checks import check_follows, load_manifest, verify
 from jrec.serving.encode import RawValues, RowNumbers, RowsOfKeys, encoder_of, item_rows, item_values, rows_of_keys
 from jrec.serving.format import ExportError, Manifest, Retrieval, keys_file
@@ -129,6 +130,11 @@ class Model:
     def raw_columns(self) -> tuple[str, ...]:
         """The names of the columns that a request needs."""
         return self._loaded.encoder.raw_columns
+
+    @property
+    def unknown(self) -> UnknownValues | None:
+        """How many values of requests training did not see, by feature; None of an export without a schema."""
+        return self._loaded.encoder.unknown
 
     def __call__(self, columns: object) -> Any:
         """Probabilities, (examples,) float32, of a model with one logit an example; of several tasks by task.

@@ -129,12 +129,9 @@ def _of_features(schema: Schema, names: Collection[str], *, and_table: str = "")
 
 def _columns_of(stored: object, names: Collection[str]) -> dict[str, Any]:
     """A stored csv schema with only the columns of some features."""
-    from jrec.data.readers.delimited import schema_of_features, stored_schema
-    from jrec.data.readers.delimited_schema import DelimitedSchema
-    from jrec.files import decode
+    from jrec.data.readers.delimited import read_stored, schema_of_features, stored_schema
 
-    where, remedy = "schema.json: provenance.format_options.schema", "prepare the dataset again"
-    schema = decode(stored, DelimitedSchema, where=where, error=ConfigError, remedy=remedy, partial=True)
+    schema = read_stored(stored, where="schema.json: provenance.format_options.schema", error=ConfigError)
     return stored_schema(schema_of_features(schema, names))
 
 

@@ -7,6 +7,7 @@ import functools
 import itertools
 import os
 import pathlib
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from jrec.data.packers import AnyPacker
 from jrec.data.readers.streams import InputLike, read_names
 from jrec.data.readers.tables import column_types, is_table, read_batches
 from jrec.data.schema import SCHEMA_FILE, DatasetError
+from jrec.data.unknown import UnknownValues, UnknownValuesWarning
 from jrec.data.vocabulary_file import table_values
 from jrec.errors import ConfigError
 from jrec.outputs import new_file
@@ -128,11 +130,21 @@ class LoadedRun:
 
     def __init__(self, restored: RestoredRun):
         self.restored = restored
+        self._warned = set[str]()
 
     @functools.cached_property
     def encoder(self) -> Encoder:
         """Gives raw values their rows."""
         return Encoder(self.restored.schema)
+
+    def _unknown(self) -> UnknownValues:
+        growing = {name: own.rows for name, own in self._growing.items()}
+        return UnknownValues(self.restored.schema, growing)
+
+    @functools.cached_property
+    def unknown(self) -> UnknownValues:
+        """By feature, how many values that ``predict``, ``logits`` and ``best`` were given training did not see."""
+        return self._unknown()
 
     @functools.cached_property
     def _packer(self) -> AnyPacker:
@@ -178,7 +190,16 @@ class LoadedRun:
           ConfigError: If the model ranks items; use ``best``.
         """
         self._check_clicks()
-        return self._logits(self.encoder.columns(columns))
+        encoded = self.encoder.columns(columns, unknown=self.unknown)
+        self._warn()
+        return self._logits(encoded)
+
+    def _warn(self) -> None:
+        """Warns, once a feature, where many more values are unknown than in training."""
+        for name, counts in self.unknown.features.items():
+            if counts.is_much and name not in self._warned:
+                self._warned.add(name)
+                warnings.warn(counts.remark(name), UnknownValuesWarning, stacklevel=4)
 
     def best(self, columns: object, k: int = 10) -> tuple[np.ndarray, list[list[Any]]]:
         """The k best items of users, by a model that ranks items.
@@ -197,7 +218,9 @@ class LoadedRun:
           DatasetError: If a column is missing, or is none that a log may have.
         """
         ranker = self._checked_ranker(k)
-        scores, rows = self._best_of(ranker, self._request_encoder.columns(columns), k)
+        encoded = self._request_encoder.columns(columns, unknown=self.unknown)
+        self._warn()
+        scores, rows = self._best_of(ranker, encoded, k)
         return scores, [self.items(line).to_pylist() for line in rows]
 
     def items(self, rows: np.ndarray) -> pa.Array:
@@ -241,21 +264,24 @@ class LoadedRun:
         *,
         joined: Mapping[str, str] | None = None,
         report: Callable[[str], None] = lambda message: None,
+        max_unknown: float | None = None,
     ) -> Iterator[Scored]:
         """Scores of a raw log of the format of the training data, in the order of its lines and in bounded memory.
 
         Args:
           inputs: As ``jrec.data.prepare`` takes them.
           joined: The paths of files that join the log, by name, where they are not those of the training data.
-          report: Takes messages for the user.
+          report: Takes messages for the user, at the end how many values training did not see.
+          max_unknown: The largest share of a feature's values, 0 to 1, that training may not have seen; None for any.
 
         Raises:
-          DatasetError: If the format makes examples of several lines, or a line is malformed.
+          DatasetError: If the format makes examples of several lines, or a line is malformed; after the last score, if
+            more values are unknown than may be.
           ConfigError: If the model ranks items; use ``best_of_log``.
         """
         self._check_clicks()
         first = 0
-        for encoded in self._encoded(inputs, joined, report):
+        for encoded in self._encoded(inputs, joined, report, max_unknown):
             labels: ByTask | None = encoded.labels
             if self.tasks and encoded.labels is not None:
                 labels = {self.tasks[0]: encoded.labels, **encoded.tasks}
@@ -269,13 +295,14 @@ class LoadedRun:
         *,
         joined: Mapping[str, str] | None = None,
         report: Callable[[str], None] = lambda message: None,
+        max_unknown: float | None = None,
     ) -> Iterator[Best]:
         """The k best items of each line of a raw log; arguments and errors as of ``of_log``.
 
         Files need the columns of ``best`` alone, but for text of a model of sequences, which has all of the log.
         """
         ranker, first = self._checked_ranker(k), 0
-        for encoded in self._encoded(inputs, joined, report):
+        for encoded in self._encoded(inputs, joined, report, max_unknown):
             scores, rows = self._best_of(ranker, encoded, k)
             yield Best(split="", first=first, scores=scores, rows=rows)
             first += encoded.examples
@@ -285,20 +312,34 @@ class LoadedRun:
         inputs: InputLike | Sequence[InputLike],
         joined: Mapping[str, str] | None,
         report: Callable[[str], None],
+        max_unknown: float | None,
     ) -> Iterator[EncodedColumns]:
-        """A raw log's examples, in its order."""
+        """A raw log's examples, in its order, and what is to be said of their values."""
+        unknown = self._unknown()
+        yield from self._pieces(inputs, joined, report, unknown)
+        for remark in unknown.remarks():
+            report(remark)
+        unknown.check(max_unknown)
+
+    def _pieces(
+        self,
+        inputs: InputLike | Sequence[InputLike],
+        joined: Mapping[str, str] | None,
+        report: Callable[[str], None],
+        unknown: UnknownValues,
+    ) -> Iterator[EncodedColumns]:
         paths = read_names(inputs)
         encoder = self.encoder
         if self.restored.config.model.ranks:
             if all(is_table(path) for path in paths):
-                return self._encoded_parquet(paths, self._request_encoder)
+                return self._encoded_parquet(paths, self._request_encoder, unknown)
             encoder = self._request_encoder if self._request_encoder.streams else encoder
         reads_parquet = "schema" in self.restored.schema.provenance.get("format_options", {})  # the csv format
         if not reads_parquet and any(is_table(path) for path in paths):
             if joined:
                 raise DatasetError(f"--join names {next(iter(joined))!r}, but {paths[0]} joins no files; leave it out")
-            return self._encoded_parquet(paths, self.encoder)
-        return encoder.stream(paths, batch_size=self.batch_size, joined=joined, report=report)
+            return self._encoded_parquet(paths, self.encoder, unknown)
+        return encoder.stream(paths, batch_size=self.batch_size, joined=joined, report=report, unknown=unknown)
 
     def of_dataset(self, splits: Sequence[str] = ()) -> Iterator[Scored]:
         """Scores of the dataset's examples, in their order.
@@ -358,14 +399,16 @@ class LoadedRun:
         scores, rows = ranker.best(users, np.asarray(batch.extras[SEEN]), k)
         return scores[:count], rows[:count]
 
-    def _encoded_parquet(self, paths: Sequence[str], encoder: Encoder) -> Iterator[EncodedColumns]:
+    def _encoded_parquet(
+        self, paths: Sequence[str], encoder: Encoder, unknown: UnknownValues
+    ) -> Iterator[EncodedColumns]:
         """The columns of Parquet files of a format that is text otherwise, without labels."""
         for path in paths:
             types = column_types(path)
             wanted = [name for name in encoder.raw_columns if name in types]
             for batch in read_batches(path, wanted, self.batch_size):
                 try:
-                    yield encoder.columns(batch)
+                    yield encoder.columns(batch, unknown=unknown)
                 except (DatasetError, ValueError) as error:  # a ValueError is about a column's type
                     raise DatasetError(f"{path}: {error}") from error
 

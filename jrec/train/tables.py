@@ -124,10 +124,13 @@ def growths_of(config: TrainConfig, schema: Schema) -> dict[str, Growth]:
 
 def vocabularies_of(config: TrainConfig, schema: Schema) -> dict[str, GrowingVocabulary]:
     """Fresh vocabularies of the tables that grow, by name."""
-    seed = schema.key_seed
     read = {f.table for f in schema.categorical}
     growths = growths_of(config, schema)
-    return {name: GrowingVocabulary(growth, key_seed=seed) for name, growth in growths.items() if name in read}
+    return {
+        name: GrowingVocabulary(growth, key_seed=schema.key_seed, canonical=schema.canonical)
+        for name, growth in growths.items()
+        if name in read
+    }
 
 
 def _planned_trains(config: TrainConfig, plan: Plan | None) -> dict[str, PlannedTrain]:

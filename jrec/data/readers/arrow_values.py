@@ -18,6 +18,11 @@ from jrec.kernel_cache import compiled
 if TYPE_CHECKING:
     import pyarrow as pa
 
+EXACT = float(1 << 53)
+"""Up to which float64 counts whole numbers one by one."""
+PRINTED = 1e16
+"""Up to which Python, and so pandas, print whole floats without an exponent."""
+
 _DASHES = (8, 12, 16, 20)  # in front of these digits of a UUID
 _DIGITS = np.frombuffer(b"0123456789abcdef", np.uint8)
 
@@ -85,6 +90,44 @@ def plain(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     if kinds.is_binary(column.type) or kinds.is_large_binary(column.type):
         return _byte_texts(column.cast(pa.large_binary()))
     return column
+
+
+def texts_of(column: pa.Array, *, number: bool = False, whole: float = PRINTED) -> pa.Array:
+    """Values of a plain type as the texts that a log has of them, a LargeBinaryArray with nulls; NaN is null.
+
+    Args:
+      column: Of any type that ``plain`` gives but lists.
+      number: Whether they are to be read as numbers, not as categories: whole floats keep their point, booleans are 0
+        and 1.
+      whole: Up to which floats without a fraction are printed as integers.
+    """
+    import pyarrow as pa
+    import pyarrow.compute
+
+    compute: Any = pyarrow.compute
+    kinds = pa.types
+    if kinds.is_floating(column.type):
+        column = compute.if_else(compute.is_nan(column), None, column)
+        if not number:
+            return _whole(column, whole).cast(pa.large_binary())
+    if kinds.is_boolean(column.type) and number:
+        column = column.cast(pa.int8())
+    if kinds.is_decimal(column.type):
+        return compute.replace_substring_regex(column.cast(pa.large_string()), r"\.0+$", "").cast(pa.large_binary())
+    if not kinds.is_large_binary(column.type):
+        column = column.cast(pa.large_string())
+    return column.cast(pa.large_binary())
+
+
+def _whole(column: pa.Array, most: float) -> pa.Array:
+    """Floats as texts, whole numbers among them as integers have them: columns of ids with gaps are often floats."""
+    import pyarrow as pa
+    import pyarrow.compute
+
+    compute: Any = pyarrow.compute
+    whole = compute.and_(compute.equal(compute.floor(column), column), compute.less(compute.abs(column), most))
+    integers = compute.if_else(whole, column, None).cast(pa.int64()).cast(pa.large_string())
+    return compute.coalesce(integers, column.cast(pa.large_string()))
 
 
 def _uuid_texts(column: pa.Array) -> pa.Array:

@@ -14,7 +14,8 @@ import numpy as np
 
 from jrec.data.columns import Column, ListColumn, gather_all
 from jrec.data.readers import spans
-from jrec.data.readers.arrow_values import is_list, plain, plain_type
+from jrec.data.readers.arrow_values import EXACT, PRINTED, is_list, plain, plain_type, texts_of
+from jrec.data.readers.canonical import canonical_texts
 from jrec.data.readers.keys import MISSING, integer_keys, text_bounds
 from jrec.data.readers.lines import Block
 from jrec.data.readers.parse import (
@@ -24,6 +25,7 @@ from jrec.data.readers.parse import (
     LongTexts,
     ParsedBlock,
     any_of_list,
+    read_labels,
     reason_of,
     shown,
     without_missing,
@@ -35,7 +37,6 @@ from jrec.kernel_cache import compiled
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_EXACT = float(1 << 53)
 _POWERS = 10.0 ** np.arange(13)
 _SHORTEST = np.float32(1 << 24)  # up to which the whole numbers of float32 are their own shortest decimals
 _KEY_RANGE = -999_999, 2**56 - 1  # of ``integer_keys``
@@ -190,8 +191,7 @@ def _numbers(field: Field, column: pa.Array) -> tuple[np.ndarray, np.ndarray, np
         where = np.stack([bounds[:-1], bounds[1:]], axis=1)
         absent = bounds[:-1] == bounds[1:]
         if field.kind == "label":
-            missing = field.missing if field.blank else None
-            codes, values = spans.labels_of_texts(buffer, where, field.positive, missing)
+            codes, values = read_labels(field, buffer, where)
         elif field.kind == "time":
             codes, values = spans.times_of(buffer, where, field.unit, field.missing if field.blank else None)
         elif field.kind == "integer":
@@ -296,6 +296,8 @@ def _keys(field: Field, column: pa.Array, seed: int) -> _Read:
                 keys[_nulls(column)] = MISSING
             return _Read(keys, np.full(len(keys), OK))
     buffer, bounds = text_bounds(_texts(column, field).fill_null(b""))
+    if field.canonical:
+        bounds = canonical_texts(buffer, bounds)
     keys, texts = LongTexts.among(buffer, bounds, seed)
     codes = np.full(len(keys), OK)
     if buffer.min() == 0 or buffer.max() >= 128:
@@ -323,7 +325,7 @@ def _dictionary_keys(field: Field, column: pa.DictionaryArray, seed: int) -> _Re
 def _all_whole(column: pa.Array) -> bool:
     """Whether floats are whole numbers that float64 counts one by one, or null."""
     values = column.fill_null(0).to_numpy() if column.null_count else column.to_numpy()
-    return bool(((np.floor(values) == values) & (np.abs(values) < _EXACT)).all())
+    return bool(((np.floor(values) == values) & (np.abs(values) < EXACT)).all())
 
 
 def _lists(field: Field, column: pa.Array, seed: int) -> _Read:
@@ -484,30 +486,5 @@ def sampled(column: pa.Array) -> tuple[list[str], bool]:
 
 def _texts(column: pa.Array, field: Field) -> pa.Array:
     """Values of a plain type as texts, with nulls."""
-    import pyarrow as pa
-    import pyarrow.compute
-
-    compute: Any = pyarrow.compute
-    kinds, number = pa.types, field.kind in ("number", "weights")
-    if kinds.is_floating(column.type):
-        column = compute.if_else(compute.is_nan(column), None, column)
-        if not number:
-            return _whole(column).cast(pa.large_binary())
-    if kinds.is_boolean(column.type) and number:
-        column = column.cast(pa.int8())
-    if kinds.is_decimal(column.type):
-        return compute.replace_substring_regex(column.cast(pa.large_string()), r"\.0+$", "").cast(pa.large_binary())
-    if not kinds.is_large_binary(column.type):
-        column = column.cast(pa.large_string())
-    return column.cast(pa.large_binary())
-
-
-def _whole(column: pa.Array) -> pa.Array:
-    """Floats as texts, whole numbers among them as integers have them: columns of ids with gaps are often floats."""
-    import pyarrow as pa
-    import pyarrow.compute
-
-    compute: Any = pyarrow.compute
-    whole = compute.and_(compute.equal(compute.floor(column), column), compute.less(compute.abs(column), _EXACT))
-    integers = compute.if_else(whole, column, None).cast(pa.int64()).cast(pa.large_string())
-    return compute.coalesce(integers, column.cast(pa.large_string()))
+    whole = PRINTED if field.canonical else EXACT
+    return texts_of(column, number=field.kind in ("number", "weights"), whole=whole)

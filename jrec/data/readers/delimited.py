@@ -29,7 +29,8 @@ from jrec.data.readers.parse import Dialect, Field, Kind, ParsedBlock, any_of_li
 from jrec.data.readers.source import CategoricalSpec, Chunk, Source, calendar_keys, texts_by_feature
 from jrec.data.readers.spans import NO_TIME
 from jrec.data.readers.tables import column_types, is_table
-from jrec.data.schema import UNKNOWN, DatasetError, DenseFeature
+from jrec.data.schema import AS_WRITTEN, CANONICAL, UNKNOWN, DatasetError, DenseFeature
+from jrec.files import decode
 
 _MISSING_HINT = "; if it stands for a missing value, add it to missing_values in the schema"
 _INTEGER_HINT = '; for dates set format = "iso" in [time], for fractions format = "seconds"'
@@ -175,7 +176,10 @@ class Delimited(Source):
             several = bool(self.tasks)
             absent = self._missing if several else ()
             positive = label.positive_values
-            return Field(name=name, kind=kind, blank=several, positive=positive, missing=absent, decimal=schema.decimal)
+            return Field(
+                name=name, kind=kind, blank=several, positive=positive, missing=absent, decimal=schema.decimal,
+                canonical=schema.values == CANONICAL,
+            )  # fmt: skip
         if schema.time and name == schema.time.column:
             if self._predicted and not self._parts:
                 return Field(name=name, kind="skip")
@@ -197,7 +201,10 @@ class Delimited(Source):
                 kind, separator = "weights", feature.separator
         if name in self._keys:
             kind, missing = "text", self._missing
-        return Field(name=name, kind=kind, blank=blank, separator=separator, missing=missing, decimal=schema.decimal)
+        return Field(
+            name=name, kind=kind, blank=blank, separator=separator, missing=missing, decimal=schema.decimal,
+            canonical=schema.values == CANONICAL,
+        )  # fmt: skip
 
     @property
     def _read_columns(self) -> list[str]:
@@ -346,6 +353,18 @@ def schema_of_features(schema: DelimitedSchema, names: Collection[str]) -> Delim
 
     joins = [one for one in map(of, schema.join) if one.dense or one.categorical]
     return dataclasses.replace(of(with_given_histories(schema)), join=tuple(joins))
+
+
+def read_stored(stored: object, *, where: str, error: type[Exception]) -> DelimitedSchema:
+    """A schema that ``stored_schema`` made; those of before there was a choice have values as they were written.
+
+    Args:
+      stored: The schema in the types of JSON.
+      where: Its place, for messages.
+      error: The error to raise if it is none.
+    """
+    known = {"values": AS_WRITTEN, **stored} if isinstance(stored, Mapping) else stored
+    return decode(known, DelimitedSchema, where=where, error=error, remedy="prepare the dataset again", partial=True)
 
 
 def stored_schema(schema: DelimitedSchema) -> dict[str, Any]:

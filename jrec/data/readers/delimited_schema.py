@@ -14,7 +14,7 @@ from jrec.data.blocks import LABEL, WEIGHT_SUFFIX
 from jrec.data.readers import libsvm, places
 from jrec.data.readers.dense import STANDARDIZE, TRANSFORMS
 from jrec.data.readers.source import History
-from jrec.data.schema import MAX_LENGTH, NO_TABLES, DatasetError
+from jrec.data.schema import AS_WRITTEN, CANONICAL, MAX_LENGTH, NO_TABLES, DatasetError
 from jrec.files import decode, load_toml, parse_json
 
 _REMEDY = "docs/formats.md has every key"
@@ -173,6 +173,9 @@ class DelimitedSchema:
     that stand for a missing value in dense and categorical columns, and for one of several labels that is not known; a
     blank always does. ``join`` are files whose columns join the log's.
 
+    ``values`` says whether texts of categories are brought into one form (``jrec.data.readers.canonical``), so that
+    True and true are one value, and 7.0 and 7 are, or stay as they are written.
+
     ``decimal`` is "," where numbers of dense columns, quantiles and labels have a decimal comma. ``layout`` is "libsvm"
     for lines of ``LABEL INDEX:VALUE …``, whose columns are called "label", "features" and "values".
     """
@@ -190,6 +193,7 @@ class DelimitedSchema:
     layout: str = "delimited"
     join: tuple[Join, ...] = ()
     labels: tuple[TaskLabelColumn, ...] = ()
+    values: str = CANONICAL
 
     @property
     def all_labels(self) -> tuple[LabelColumn, ...]:
@@ -227,6 +231,7 @@ class DelimitedSchema:
             columns=join.columns,
             missing_values=self.missing_values,
             decimal=self.decimal,
+            values=self.values,
             dense=join.dense,
             categorical=join.categorical,
         )
@@ -368,6 +373,8 @@ def _check(schema: DelimitedSchema, path: str) -> None:
         if label.positive_values and label.positive_at_least is not None:
             where = "[label]" if schema.label else f"[[labels]] of column {label.column!r}"
             raise wrong(f"{where} has positive_values and positive_at_least; give one of them")
+    if schema.values not in (CANONICAL, AS_WRITTEN):
+        raise wrong(f"values is {schema.values!r}; choose {CANONICAL!r} or {AS_WRITTEN!r}")
     if schema.layout not in LAYOUTS:
         raise wrong(f"layout is {schema.layout!r}; choose one of {', '.join(LAYOUTS)}")
     if schema.decimal not in DECIMALS or schema.decimal == schema.delimiter:

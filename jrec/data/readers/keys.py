@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import numba
 import numpy as np
 
+from jrec.data.readers.canonical import canonical_texts
 from jrec.kernel_cache import compiled
 
 if TYPE_CHECKING:
@@ -183,12 +184,13 @@ def text_key(text: str, seed: int = 0) -> int:
     return int(key if short else hash_text(buffer, 0, length, np.uint64(seed))[0])
 
 
-def value_keys(values: np.ndarray | pa.Array, seed: int) -> np.ndarray:
+def value_keys(values: np.ndarray | pa.Array, seed: int, *, canonical: bool = False) -> np.ndarray:
     """(n,) uint64 keys of integers or texts.
 
     Args:
       values: (n,) integers of NumPy, or texts as a LargeBinaryArray or LargeStringArray of Arrow, none of them null.
       seed: The seed of the hash of long texts.
+      canonical: Whether texts are brought into one form first.
     """
     if isinstance(values, np.ndarray):
         if not values.size or (int(values.min()) > -1_000_000 and int(values.max()) < 2**56):
@@ -196,7 +198,8 @@ def value_keys(values: np.ndarray | pa.Array, seed: int) -> np.ndarray:
         import pyarrow as pa
 
         values = pa.array(values).cast(pa.large_string())
-    return hash_texts(*text_bounds(values), np.uint64(seed))[0]
+    buffer, bounds = text_bounds(values)
+    return hash_texts(buffer, canonical_texts(buffer, bounds) if canonical else bounds, np.uint64(seed))[0]
 
 
 def text_bounds(texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from jrec.data.columns import Column, ListColumn, gather_all, lists_at
 from jrec.data.readers import libsvm, scan, spans
+from jrec.data.readers.canonical import canonical_spans, canonical_text
 from jrec.data.readers.keys import MISSING, hash_texts, is_text, text_key
 from jrec.data.readers.lines import Block
 
@@ -59,6 +60,8 @@ class Field:
       positive: The texts of a label that are 1, all others being 0; without them 0, 1, -1 and words are read.
       unit: Of a time: "iso", "seconds", "milliseconds", "microseconds", "nanoseconds", or a pattern of strptime.
       decimal: The decimal mark of a number, "." or ",".
+      canonical: Whether texts are brought into one form (``canonical``) before they become keys, or are compared with
+        ``positive``.
     """
 
     name: str
@@ -69,6 +72,11 @@ class Field:
     positive: tuple[str, ...] = ()
     unit: str = ""
     decimal: str = "."
+    canonical: bool = False
+
+    def in_form(self, texts: tuple[str, ...]) -> tuple[str, ...]:
+        """Texts in the form that those of a log have when they are compared with them."""
+        return tuple(map(canonical_text, texts)) if self.canonical else texts
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -206,6 +214,7 @@ class Parser:
         self._seed = np.uint64(seed)
         self._kinds = np.array([_kind(f) for f in dialect.fields], np.int64)
         self._blanks = np.array([f.blank for f in dialect.fields], np.bool_)
+        self._canonical = np.array([f.canonical for f in dialect.fields], np.bool_)
         self._delimiter = np.frombuffer(dialect.delimiter.encode(), np.uint8).copy()
         marks = [f.separator.encode() if f.kind in ("texts", "weights") else b"" for f in dialect.fields]
         self._separators = np.frombuffer(b"".join(marks) or b"|", np.uint8).copy()
@@ -243,9 +252,9 @@ class Parser:
         long, long_keys = np.empty((num_long, 3), np.int64), np.empty((num_long, 2), np.uint64)
         places, bad = np.empty((lines, 3), np.int64), np.empty((lines, 7), np.int64)
         rows, num_slow, num_long, _, num_bad = scan.parse_lines(
-            buffer, length, self._delimiter, quoting, self._kinds, self._slots, self._blanks, self._separators,
-            self._separator_ends, self._seed, numbers, integers, keys, lists, pool, weights, slow, long, long_keys,
-            places, bad,
+            buffer, length, self._delimiter, quoting, self._kinds, self._slots, self._blanks, self._canonical,
+            self._separators, self._separator_ends, self._seed, numbers, integers, keys, lists, pool, weights, slow,
+            long, long_keys, places, bad,
         )  # fmt: skip
         if self.dialect.libsvm:  # places are those in the file's own text
             bounds = np.flatnonzero(np.concatenate([[True], block.text == ord("\n")]))
@@ -345,7 +354,7 @@ def _read_spans(parsed: ParsedBlock, field: Field, buffer: np.ndarray) -> None:
     where = parsed.numbers(field.name)
     reasons = _REASONS
     if field.kind == "label":
-        codes, values = spans.labels_of_texts(buffer, where, field.positive, field.missing if field.blank else None)
+        codes, values = read_labels(field, buffer, where)
     elif field.kind == "time":
         codes, values = spans.times_of(buffer, where, field.unit, field.missing if field.blank else None)
         reasons = {spans.NOT_TIME: spans.time_reason(field.unit)}
@@ -360,9 +369,17 @@ def _read_spans(parsed: ParsedBlock, field: Field, buffer: np.ndarray) -> None:
         parsed.reject(np.isnan(parsed.numbers(field.name)), field.name, _REASONS[spans.MISSING_VALUE])
 
 
+def read_labels(field: Field, buffer: np.ndarray, where: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Codes and values of labels between the (n, 2) bounds ``where``, as ``labels_of_texts``; may rewrite the texts."""
+    if field.canonical and field.positive:
+        where = canonical_spans(buffer, where)
+    missing = field.in_form(field.missing) if field.blank else None
+    return spans.labels_of_texts(buffer, where, field.in_form(field.positive), missing)
+
+
 def without_missing(column: Column, field: Field, seed: int) -> Column:
     """Keys of a field, in which the texts that stand for missing values are missing; a list of only one is empty."""
-    marks = np.array([text_key(text, seed) for text in field.missing], np.uint64)
+    marks = np.array([text_key(text, seed) for text in field.in_form(field.missing)], np.uint64)
     if isinstance(column, np.ndarray):
         return np.where(np.isin(column, marks), MISSING, column)
     absent = np.isin(column.values, marks)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from jrec.data.readers.canonical import canonical_end
 from jrec.data.readers.escapes import is_null, skip_spaces, unescape
 from jrec.data.readers.keys import MISSING, hash_text, hex8_key, short_key
 from jrec.kernel_cache import compiled
@@ -191,11 +192,13 @@ def _parse_number_field(buffer, start, end, row, slot, numbers, slow, counts):
 
 
 @compiled
-def _parse_text(buffer, start, end, feature, seed, long, long_keys, counts):
+def _parse_text(buffer, start, end, feature, canonical, seed, long, long_keys, counts):
     """(code, key) of a text; one without an exact key is listed among the long ones."""
     code = check_text(buffer, start, end)
     if code != OK:
         return code, MISSING
+    if canonical:
+        end = canonical_end(buffer, start, end)
     short, key = short_key(buffer, start, end)
     if not short:
         key, fingerprint = hash_text(buffer, start, end, seed)
@@ -207,7 +210,7 @@ def _parse_text(buffer, start, end, feature, seed, long, long_keys, counts):
 
 
 @compiled
-def _parse_printed_list(buffer, start, end, kind, row, slot, feature, seed, lists, pool, weights, slow, long,
+def _parse_printed_list(buffer, start, end, kind, row, slot, feature, canonical, seed, lists, pool, weights, slow, long,
                         long_keys, counts):  # fmt: skip
     """Appends the elements of a list as JSON or Python prints it: texts in quotes, bare words and numbers, null.
 
@@ -252,7 +255,7 @@ def _parse_printed_list(buffer, start, end, kind, row, slot, feature, seed, list
         # As in _parse_list: a function that both call makes lists take 1.8 times as long to prepare, since Numba would
         # pass its arrays field by field for every element.
         if kind == MULTI:
-            code, pool[counts[3]] = _parse_text(buffer, first, last, feature, seed, long, long_keys, counts)
+            code, pool[counts[3]] = _parse_text(buffer, first, last, feature, canonical, seed, long, long_keys, counts)
         else:
             code, weights[counts[3]] = parse_number(buffer, first, last)
             if code == _SLOW:
@@ -267,8 +270,8 @@ def _parse_printed_list(buffer, start, end, kind, row, slot, feature, seed, list
 
 
 @compiled
-def _parse_list(buffer, start, end, separator, kind, row, slot, feature, seed, lists, pool, weights, slow, long,
-                long_keys, counts):  # fmt: skip
+def _parse_list(buffer, start, end, separator, kind, row, slot, feature, canonical, seed, lists, pool, weights, slow,
+                long, long_keys, counts):  # fmt: skip
     """Appends the elements of a list field to the pool; a blank field is an empty list."""
     lists[slot, row, 0] = counts[3]
     at = start
@@ -277,7 +280,7 @@ def _parse_list(buffer, start, end, separator, kind, row, slot, feature, seed, l
         while stop < end and not (stop + separator.shape[0] <= end and _is_at(buffer, stop, separator)):
             stop += 1
         if kind == MULTI:
-            code, pool[counts[3]] = _parse_text(buffer, at, stop, feature, seed, long, long_keys, counts)
+            code, pool[counts[3]] = _parse_text(buffer, at, stop, feature, canonical, seed, long, long_keys, counts)
         else:
             code, weights[counts[3]] = parse_number(buffer, at, stop)
             if code == _SLOW:
@@ -296,8 +299,8 @@ def _parse_list(buffer, start, end, separator, kind, row, slot, feature, seed, l
 
 
 @compiled
-def parse_lines(buffer, length, delimiter, quoting, kinds, slots, blanks, separators, separator_ends, seed, numbers,
-                integers, keys, lists, pool, weights, slow, long, long_keys, row_places, bad):  # fmt: skip
+def parse_lines(buffer, length, delimiter, quoting, kinds, slots, blanks, canonical, separators, separator_ends, seed,
+                numbers, integers, keys, lists, pool, weights, slow, long, long_keys, row_places, bad):  # fmt: skip
     """Parses whole lines.
 
     Args:
@@ -305,8 +308,8 @@ def parse_lines(buffer, length, delimiter, quoting, kinds, slots, blanks, separa
       length: bytes of the lines.
       delimiter: uint8 bytes between fields.
       quoting: Whether a field may be quoted.
-      kinds, slots, blanks: (fields,) int64 kind, int64 row of the output array of that kind, bool whether it may be
-        blank.
+      kinds, slots, blanks, canonical: (fields,) int64 kind, int64 row of the output array of that kind, bool whether
+        it may be blank, bool whether its texts are brought into one form.
       separators, separator_ends: The separators of the list fields, one after the other, and (fields,) int64 ends;
         an empty one is that of lists as JSON or Python prints them.
       seed: uint64 of the hash of long texts.
@@ -374,17 +377,19 @@ def parse_lines(buffer, length, delimiter, quoting, kinds, slots, blanks, separa
                 elif kind == INTEGER:
                     code, integers[slot, row] = parse_integer(buffer, start, end)
                 elif kind == TEXT:
-                    code, keys[slot, row] = _parse_text(buffer, start, end, field, seed, long, long_keys, counts)
+                    code, keys[slot, row] = _parse_text(
+                        buffer, start, end, field, canonical[field], seed, long, long_keys, counts
+                    )
                 elif kind == SPAN:
                     lists[slot, row, 0], lists[slot, row, 1] = start, end
                 else:
                     separator = separators[(separator_ends[field - 1] if field else 0) : separator_ends[field]]
                     if separator.shape[0]:
-                        code = _parse_list(buffer, start, end, separator, kind, row, slot, field, seed, lists, pool,
-                                           weights, slow, long, long_keys, counts)  # fmt: skip
+                        code = _parse_list(buffer, start, end, separator, kind, row, slot, field, canonical[field],
+                                           seed, lists, pool, weights, slow, long, long_keys, counts)  # fmt: skip
                     else:
-                        code = _parse_printed_list(buffer, start, end, kind, row, slot, field, seed, lists, pool,
-                                                   weights, slow, long, long_keys, counts)  # fmt: skip
+                        code = _parse_printed_list(buffer, start, end, kind, row, slot, field, canonical[field], seed,
+                                                   lists, pool, weights, slow, long, long_keys, counts)  # fmt: skip
                 if code != OK:
                     bad_field, bad_start, bad_end = field, start, end
             field += 1

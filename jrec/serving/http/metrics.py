@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from prometheus_client import (
@@ -13,6 +14,9 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:
     from jrec.serving.http.batcher import Batcher
@@ -23,6 +27,30 @@ _SECONDS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 
 disable_created_metrics()  # a line more for each that says when it was made
+
+
+class _UnknownValues(Collector):
+    """How many values of requests training did not see, by feature; counted by the model that is served."""
+
+    def __init__(self, follower: Follower):
+        self._follower = follower
+
+    def collect(self) -> Iterator[Metric]:
+        if (counts := self._follower.model.unknown) is None:
+            return
+        values = CounterMetricFamily("jrec_values", "Values of categorical features that were read", labels=["feature"])
+        unknown = CounterMetricFamily(
+            "jrec_unknown_values", "Of them, those that training did not see", labels=["feature"]
+        )
+        trained = GaugeMetricFamily(
+            "jrec_trained_unknown_share", "Of training's values, those without a row of their own", labels=["feature"]
+        )
+        for name, of_feature in counts.features.items():
+            values.add_metric([name], of_feature.values)
+            unknown.add_metric([name], of_feature.unknown)
+            if of_feature.trained is not None:
+                trained.add_metric([name], of_feature.trained)
+        yield from (values, unknown, trained)
 
 
 class Metrics:
@@ -57,6 +85,7 @@ class Metrics:
         step.set_function(lambda: follower.model.manifest.step)
         age = Gauge("jrec_export_age_seconds", "Since the export that is served was written", registry=self._registry)
         age.set_function(lambda: time.time() - follower.written)
+        self._registry.register(_UnknownValues(follower))
         self._served = Gauge(
             "jrec_export_info", "The export that is served: 1", ["version", "run"], registry=self._registry
         )
