@@ -13,7 +13,13 @@ os.environ["XLA_FLAGS"] = " ".join(
             *os.environ.get("XLA_FLAGS", "").split(),
             "--xla_force_host_platform_device_count=4",
             # XLA's older code generator compiles in half the time: the newer one sets up MLIR anew for every kernel.
-            *("--xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters",)
+            # Most programs run once or a few times, so that what LLVM would make of them is never paid back.
+            *(
+                "--xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters",
+                "--xla_backend_optimization_level=0",
+                "--xla_llvm_disable_expensive_passes=true",
+                "--xla_cpu_parallel_codegen_split_count=1",
+            )
             * (os.environ.get("JREC_TEST_CODEGEN") != "default"),
         )
     )
