@@ -6,25 +6,28 @@ import types
 import numpy as np
 import pyarrow as pa
 
-from jrec.serving.model import Scored
+from jrec.serving.model import Encoded, Scored
 
 
 class Fake:
     """A model that answers when it is let go, with a row's "x" as its score."""
 
-    raw_columns, ranks, unknown = ("x",), False, None
+    raw_columns, ranks, unknown, items = ("x",), False, None, 0
 
     def __init__(self, version="a"):
         self.manifest = types.SimpleNamespace(id=version * 64, run="run", step=1)
         self.go, self.begun, self.batches = threading.Event(), threading.Event(), []
 
-    def scored(self, columns):
+    def encoded(self, columns):
         self.begun.set()
         assert self.go.wait(30)
-        self.batches.append(list(columns["x"]))
         if "bad" in columns["x"]:
             raise ValueError("column 'x' holds 'bad'")
-        return Scored(np.float32(columns["x"]), self.manifest)
+        return Encoded(self, np.float32(columns["x"]), {})
+
+    def scored_of(self, request):
+        self.batches.append(request.dense.tolist())
+        return Scored(request.dense, self.manifest)
 
 
 def stream(table, **options):

@@ -12,9 +12,10 @@ from serve_cases import Fake, stream
 
 from jrec.serving.http import bodies
 from jrec.serving.http.arrow import UnreadableError, _is_compressed, table_of
-from jrec.serving.http.batcher import Batcher, Limits, QueueFullError, Rows, StoppingError
+from jrec.serving.http.batcher import Batcher, Limits, QueueFullError, Rows, StoppingError, TooManyScoresError
+from jrec.serving.http.memory import Held, Memory
 from jrec.serving.http.metrics import Metrics
-from jrec.serving.model import Best
+from jrec.serving.model import Best, OutdatedError, Scored
 
 
 def rows(*values):
@@ -76,14 +77,12 @@ def test_the_first_request_waits_for_others_where_that_is_asked_for(fake):
 def test_requests_get_as_many_items_as_each_asks_for(fake, batcher):
     asked = []
 
-    def best(columns, k):
-        fake.begun.set()
-        assert fake.go.wait(30)
+    def best(encoded, k):
         asked.append(k)
-        lines = [[10 * x + rank for rank in range(k)] for x in columns["x"]]
+        lines = [[10 * int(x) + rank for rank in range(k)] for x in encoded.dense]
         return Best([[float(item) for item in line] for line in lines], lines, fake.manifest)
 
-    fake.ranks, fake.best = True, best
+    fake.ranks, fake.best_of = True, best
     first = batcher.submit(Rows(columns={"x": [1]}, count=1, k=1))
     assert fake.begun.wait(30)
     others = [batcher.submit(Rows(columns={"x": x}, count=len(x), k=k)) for x, k in (([2, 3], 3), ([4], 2))]
@@ -92,6 +91,104 @@ def test_requests_get_as_many_items_as_each_asks_for(fake, batcher):
     assert [future.result(30).items for future in others] == [[[20, 21, 22], [30, 31, 32]], [[40, 41]]]
     assert others[1].result(30).scores == [[40.0, 41.0]]
     assert asked == [1, 3]
+
+
+def test_bad_requests_cost_the_others_no_further_scoring(fake, batcher):
+    first = batcher.submit(rows(0))
+    assert fake.begun.wait(30)
+    others = [batcher.submit(rows(one)) for one in (1, "bad", 2, "bad")]
+    fake.go.set()
+    assert [first.result(30).scores, others[0].result(30).scores, others[2].result(30).scores] == [0, 1, 2]
+    assert fake.batches == [[0], [1, 2]]
+    for one in (others[1], others[3]):
+        with pytest.raises(ValueError, match="holds 'bad'"):
+            one.result(30)
+
+
+def test_a_score_that_is_no_number_is_an_error_of_its_own_request(fake, batcher):
+    first = batcher.submit(rows(0))
+    assert fake.begun.wait(30)
+    others = [batcher.submit(one) for one in (rows(1), rows(2, np.nan), rows(np.inf))]
+    fake.go.set()
+    assert (first.result(30).scores, others[0].result(30).scores) == (0, 1)
+    for one, row in ((others[1], 1), (others[2], 0)):
+        with pytest.raises(ValueError, match=f"the score of row {row} is not finite"):
+            one.result(30)
+
+
+def test_requests_of_a_model_that_ranks_are_cut_by_what_they_score(fake):
+    fake.go.set()
+    fake.ranks, fake.items, seen = True, 10, []
+
+    def best(encoded, k):
+        seen.append(len(encoded.dense))
+        return Best([[0.0]] * len(encoded.dense), [[0]] * len(encoded.dense), fake.manifest)
+
+    fake.best_of = best
+    batcher = Batcher(lambda: fake, Limits(batch_rows=100, delay=0, queue_rows=100, scores=39), Metrics())
+    with pytest.raises(TooManyScoresError, match="has 4 rows, but of a model that ranks 10 items it may have 3;"):
+        batcher.submit(rows(1, 2, 3, 4))
+    for future in [batcher.submit(rows(k, k)) for k in range(9)]:
+        assert len(future.result(30).items) == 2
+    batcher.stop()
+    assert seen == [2] * 9
+
+
+def test_what_waits_is_refused_when_the_end_is_near(fake, batcher):
+    first = batcher.submit(rows(0))
+    assert fake.begun.wait(30)
+    left = [batcher.submit(rows(k)) for k in (1, 2)]
+    left[1].cancel()
+    batcher.refuse()
+    with pytest.raises(StoppingError, match="send the request to another one"):
+        left[0].result(0)
+    with pytest.raises(StoppingError):
+        batcher.submit(rows(3))
+    fake.go.set()
+    assert first.result(30).scores == 0
+    assert batcher.queued_rows == 0
+
+
+def test_a_delta_in_between_is_encoded_again(fake, batcher):
+    encode, outdated = fake.encoded, [True]
+
+    def scored_of(request):
+        if outdated.pop(0) if outdated else False:
+            raise OutdatedError("the model took over a delta")
+        return Scored(request.dense, fake.manifest)
+
+    fake.go.set()
+    fake.scored_of = scored_of
+    assert batcher.submit(rows(1, 2)).result(30).scores.tolist() == [1, 2]
+    outdated.append(True)
+    encoded = encode({"x": [1]})
+    with pytest.raises(OutdatedError):
+        batcher.submit(Rows(columns=encoded, count=1)).result(30)
+
+
+def test_all_requests_together_take_so_many_bytes():
+    memory = Memory(100)
+    with Held(memory) as one, Held(memory) as other:
+        one.now(500)  # alone it may
+        with pytest.raises(QueueFullError, match="requests take 500 bytes already, and at most 100 may"):
+            other.now(1)
+        one.now(60)
+        other.now(40)
+        with pytest.raises(QueueFullError):
+            other.now(41)
+        assert memory.taken == 100
+        other.now(20)
+        assert memory.taken == 80
+    assert memory.taken == 0
+
+
+@pytest.mark.parametrize("kind", [bodies.JSON, bodies.ARROW])
+def test_values_of_a_row_are_bounded(kind):
+    columns = {"history": [["i1"] * 5, ["i2"]]}
+    content = json.dumps({"columns": columns}).encode() if kind == bodies.JSON else stream(pa.table(columns))
+    assert bodies.rows_of(content, kind, max_rows=9, max_bytes=10_000, max_values=5).count == 2
+    with pytest.raises(bodies.TooManyRowsError, match="column 'history' has 5 values in a row, but at most 4 may be"):
+        bodies.rows_of(content, kind, max_rows=9, max_bytes=10_000, max_values=4)
 
 
 @pytest.mark.parametrize("k", ["0", "1001", "-1", "x", "1e2", "", "9" * 400])

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import functools
 import importlib.util
+import ipaddress
 import pathlib
 import socket
 
@@ -17,7 +18,7 @@ Serve an exported model over HTTP.
 EXPORT is a folder that `jrec export` made. POST /predict takes raw values as JSON, {"rows": [{"user": "u17", ...}]} or
 {"columns": {"user": ["u17"], ...}}, or as an Arrow stream (application/vnd.apache.arrow.stream), and answers with a
 score for each row in the same form; the header X-Jrec-Version names the export that computed all of them. GET /healthz
-and /readyz are for probes, GET /metrics for Prometheus.
+and /readyz are for probes, GET /metrics for Prometheus, GET /metadata says what columns a request has.
 
 Requests that wait are scored together, up to --max-batch rows, by one thread. Once --max-queue rows wait, further
 requests are answered by 503. A delta that appears in the folder --deltas and follows what is served is applied, and
@@ -31,6 +32,8 @@ EPILOG = """examples:
   jrec serve exports/clicks --deltas exports/clicks_deltas --poll 10
   jrec serve exports/clicks --host 0.0.0.0 --port 80 --max-batch 1024 --max-delay 2
 """
+_LOCAL = ("localhost", "127.0.0.1", "[::1]", "::1")
+_BACKLOG = 1024  # connections that wait to be accepted
 _NEEDED = ("uvicorn", "starlette", "prometheus_client")
 
 
@@ -58,6 +61,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-body", type=size(1), default="8MiB", metavar="SIZE", help="bytes of a request's body (8MiB)"
     )
+    parser.add_argument(
+        "--max-values", type=COUNT, default=65536, metavar="N", help="values of a row in one column (65,536)"
+    )
+    parser.add_argument(
+        "--max-scores", type=COUNT, default=1 << 24, metavar="N",
+        help="of a model that ranks items: rows times items at once (16,777,216)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--max-memory", type=size(1), default="64MiB", metavar="SIZE",
+        help="bytes of all requests together, from their first byte to their answer (64MiB)",
+    )  # fmt: skip
+    parser.add_argument("--max-connections", type=COUNT, default=1000, metavar="N", help="open connections (1,000)")
+    parser.add_argument(
+        "--timeout", type=number(0, 3600, above=True), default=30.0, metavar="SECONDS",
+        help="answer a request that takes longer by 504, and close one whose headers or body take longer (30)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--allow-host", action="append", default=[], metavar="NAME",
+        help="answer only requests whose header Host has this name (repeatable); without one, at a loopback address"
+        " those to localhost and loopback addresses, else all",
+    )  # fmt: skip
     parser.add_argument(
         "--grace", type=integer(1, 3600), default=25, metavar="SECONDS",
         help="at the end, wait so long for requests that were accepted (25; Kubernetes kills after 30)",
@@ -113,6 +137,7 @@ def _bound(host: str, port: int) -> socket.socket:
             made = failing.enter_context(socket.socket(family, kind, protocol))
             made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             made.bind(address)
+            made.listen(_BACKLOG)  # only that keeps others from the address
             failing.pop_all()
     except (OSError, UnicodeError) as problem:
         raise ConfigError(
@@ -129,15 +154,29 @@ def _serve(
     from jrec.serving.http.batcher import Limits
     from jrec.serving.http.follower import Follower
     from jrec.serving.http.process import http_server, make, ready_model
+    from jrec.serving.http.protocol import ConnectionLimits
 
-    load = functools.partial(ready_model, check=not args.no_check, batch_rows=args.max_batch, threads=args.threads)
-    follower = Follower(export, deltas, load=load)
-    limits = Limits(batch_rows=args.max_batch, delay=args.max_delay / 1e3, queue_rows=args.max_queue)
-    server = make(follower, limits, Options(max_rows=args.max_rows, max_bytes=args.max_body, poll=args.poll))
+    load = functools.partial(
+        ready_model, check=not args.no_check, batch_rows=args.max_batch, threads=args.threads, report=signals.say
+    )
+    follower = Follower(export, deltas, load=load, report=signals.say)
+    limits = Limits(
+        batch_rows=args.max_batch, delay=args.max_delay / 1e3, queue_rows=args.max_queue, scores=args.max_scores
+    )
     host, port, *_ = listening.getsockname()
+    local = _LOCAL if ipaddress.ip_address(host).is_loopback else ()
+    options = Options(
+        max_rows=args.max_rows, max_bytes=args.max_body, max_values=args.max_values, poll=args.poll,
+        memory=args.max_memory, body_seconds=args.timeout, seconds=args.timeout,
+        hosts=tuple(args.allow_host) or local,
+    )  # fmt: skip
+    server = make(follower, limits, options)
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     message = f"serves {follower.folder}, {described(follower.model.manifest)}, at http://{address}"
     memory.started()
-    http_server(server.app, grace=args.grace, on_start=lambda: signals.say(message)).run(sockets=[listening])
-    signals.say("ended; all requests that were accepted are answered")
+    connections = ConnectionLimits(connections=args.max_connections, header_seconds=args.timeout)
+    http_server(server, grace=args.grace, on_start=lambda: signals.say(message), connections=connections).run(
+        sockets=[listening]
+    )
+    signals.say(f"ended: {server.end}")
     return 0

@@ -52,6 +52,12 @@ class Form(NamedTuple):
         return position if self.offsets is None else int(np.searchsorted(self.offsets, position, side="right")) - 1
 
 
+def brief(value: object, most: int = 60) -> str:
+    """A value in a message, cut short: it may be anybody's, of any length."""
+    text = repr(value[: most + 1]) if isinstance(value, str | bytes) else repr(value)
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
 def by_name(columns: Any) -> Mapping[str, Any]:
     """Columns by name, of a mapping, an Arrow table, a DataFrame or a structured array.
 
@@ -200,7 +206,7 @@ def _of_sequence(name: str, column: Sequence[Any], categories: bool) -> Form:
                 low = middle
             except (pa.ArrowException, OverflowError):
                 high = middle
-        return f", at example {low}: {column[low]!r} ({error})"
+        return f", at example {low}: {brief(column[low])} ({brief(str(error), 200)})"
 
     if not categories:
         return _of_arrow(name, _built(name, lambda: pa.array(column), described), categories)
@@ -228,7 +234,7 @@ def _of_categories(name: str, column: Sequence[Any]) -> Form:
         values = [column[k] for k in where]
 
         def described(error: Exception, values: Sequence[Any] = values, first: int = where[0]) -> str:
-            return f", at example {first}: {values[0]!r} ({error})"
+            return f", at example {first}: {brief(values[0])} ({brief(str(error), 200)})"
 
         built = _built(name, lambda values=values: texts_of(plain(pa.array(values))), described)
         for k, text in zip(where, built.to_pylist(), strict=True):
@@ -239,7 +245,9 @@ def _of_categories(name: str, column: Sequence[Any]) -> Form:
 def _of_category_lists(name: str, column: Sequence[Any]) -> Form:
     for example, value in enumerate(column):
         if not isinstance(value, list | tuple | np.ndarray):
-            raise ValueError(f"column {name!r} has lists, but {value!r} in example {example}; give each example a list")
+            raise ValueError(
+                f"column {name!r} has lists, but {brief(value)} in example {example}; give each example a list"
+            )
     values = [value for one in column for value in one]
     if any(isinstance(value, list | tuple | np.ndarray | dict) for value in values):
         raise ValueError(f"column {name!r} has lists in its lists; {_REMEDY}")

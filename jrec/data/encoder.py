@@ -30,7 +30,7 @@ from jrec.data.readers.delimited_schema import check_schema
 from jrec.data.readers.dense import dense_column, reject_dense
 from jrec.data.readers.keys import MISSING
 from jrec.data.readers.lines import check_inputs
-from jrec.data.readers.parse import Field, ParsedBlock
+from jrec.data.readers.parse import Field, Kind, ParsedBlock
 from jrec.data.readers.source import CategoricalSpec, Chunk, Source, learned_of
 from jrec.data.readers.streams import Input, InputLike, is_stream, read_names, spool
 from jrec.data.readers.taobao import Taobao
@@ -133,6 +133,11 @@ class Encoder:
     def raw_columns(self) -> tuple[str, ...]:
         """The names of the columns that ``columns`` needs."""
         return tuple(field.name for field in self._fields)
+
+    @property
+    def column_kinds(self) -> dict[str, Kind]:
+        """What each of the ``raw_columns`` holds: "text" is one category, "texts" a list of them, and so on."""
+        return {field.name: field.kind for field in self._fields}
 
     @property
     def streams(self) -> bool:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jrec.data.column_forms import Form, by_name, form_of
+from jrec.data.column_forms import Form, brief, by_name, form_of
 from jrec.data.columns import Column, ListColumn, count_examples
 from jrec.data.readers.columnar import split_texts
 from jrec.data.readers.keys import MISSING, text_bounds, value_keys
@@ -143,7 +143,7 @@ def _elements(field: Field, example: int, text: str) -> list[str]:
             break
     if not isinstance(elements, list) or any(isinstance(one, list | dict) for one in elements):
         raise DatasetError(
-            f'column {field.name!r} holds {text!r} in example {example}, which is no list such as ["a", "b"]; give'
+            f'column {field.name!r} holds {brief(text)} in example {example}, which is no list such as ["a", "b"]; give'
             " ragged lists, or texts as the log has them"
         )
     return ["" if one is None else one if isinstance(one, str) else json.dumps(one) for one in elements]
@@ -262,5 +262,5 @@ def _no_hex(keys: np.ndarray) -> np.ndarray:
 
 
 def _refused(field: Field, form: Form, k: int, value: object, reason: str) -> DatasetError:
-    shown = value.decode(errors="replace") if isinstance(value, bytes) else value
-    return DatasetError(f"column {field.name!r} holds {shown!r} in example {form.example_of(k)}, which {reason}")
+    text = value.decode(errors="replace") if isinstance(value, bytes) else value
+    return DatasetError(f"column {field.name!r} holds {brief(text)} in example {form.example_of(k)}, which {reason}")

@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import pathlib
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
@@ -30,6 +30,13 @@ if TYPE_CHECKING:
 
 RowsOfKeys = Callable[[np.ndarray], np.ndarray]
 """From (n,) uint64 keys to (n,) integer rows."""
+
+
+class Column(NamedTuple):
+    """What a column of a request holds: a datatype of KServe's V2 protocol, and 2 axes where values are lists."""
+
+    datatype: str
+    axes: int
 
 
 class RawValues:
@@ -56,6 +63,16 @@ class RawValues:
     def raw_columns(self) -> tuple[str, ...]:
         """The names of the columns that ``inputs`` needs."""
         return self._encoder.raw_columns
+
+    @property
+    def columns(self) -> dict[str, Column]:
+        """What each of the ``raw_columns`` holds."""
+        return {
+            name: Column(
+                "BYTES" if kind in ("text", "texts", "hex", "time") else "FP32", 1 + (kind in ("texts", "weights"))
+            )
+            for name, kind in self._encoder.column_kinds.items()
+        }
 
     def warm_up(self) -> None:
         """Reads the vocabularies."""
@@ -101,6 +118,17 @@ class RowNumbers:
         from jrec.data.packing_columns import needed_columns
 
         return tuple(needed_columns(self._manifest.dense, self._features))
+
+    @property
+    def columns(self) -> dict[str, Column]:
+        """What each of the ``raw_columns`` holds."""
+        held = {name: Column("FP32", 1 + (name in self._manifest.widths)) for name in self._manifest.dense}
+        for feature in self._features:
+            axes = 1 + (feature.max_length > 1)
+            held[feature.name] = Column("BYTES" if feature.table in self.growing else "INT64", axes)
+            if feature.weighted:
+                held[feature.name + WEIGHT_SUFFIX] = Column("FP32", axes)
+        return held
 
     def warm_up(self) -> None:
         """Reads nothing: rows of keys are there."""

@@ -74,6 +74,14 @@ class LoadedProgram:
         ]
         return jax.tree.unflatten(self._tree, leaves)
 
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The names of a model's outputs that are a dictionary; else ()."""
+        import jax
+
+        tree: Any = jax.tree.unflatten(self._tree, range(self._tree.num_leaves))
+        return tuple(tree) if isinstance(tree, dict) else ()
+
     def check_logits(self) -> None:
         """Raises ValueError where the model does not return (batch,) logits, or a dictionary of them by task."""
         import jax

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
@@ -13,10 +14,20 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jrec.data.unknown import UnknownValues
+from jrec.errors import JrecError
 from jrec.serving.checks import check_follows, load_manifest, verify
-from jrec.serving.encode import RawValues, RowNumbers, RowsOfKeys, encoder_of, item_rows, item_values, rows_of_keys
+from jrec.serving.encode import (
+    Column,
+    RawValues,
+    RowNumbers,
+    RowsOfKeys,
+    encoder_of,
+    item_rows,
+    item_values,
+    rows_of_keys,
+)
 from jrec.serving.format import ExportError, Manifest, Retrieval, keys_file
-from jrec.serving.ids import Ids, checked_dense, masks
+from jrec.serving.ids import Ids, checked_dense, checked_features, masks
 from jrec.serving.loaded_program import LoadedProgram
 from jrec.serving.nearest import nearest
 from jrec.serving.tables import ServedTables
@@ -66,6 +77,30 @@ class Best(NamedTuple):
     scores: list[list[float]]
     items: list[list[Any]]
     manifest: Manifest
+
+
+class OutdatedError(JrecError):
+    """What was encoded is of an earlier version of a model whose tables grow."""
+
+
+class Encoded(NamedTuple):
+    """A request in the form in which rows are looked up.
+
+    Attributes:
+      loaded: What encoded it.
+      dense: (examples, num_dense) float32: dense features.
+      ids: By feature.
+    """
+
+    loaded: _Loaded
+    dense: np.ndarray
+    ids: Mapping[str, Ids]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in memory."""
+        arrays = (array for ids in self.ids.values() for array in (ids.values, ids.offsets, ids.weights))
+        return self.dense.nbytes + sum(array.nbytes for array in arrays if array is not None)
 
 
 class _Request(NamedTuple):
@@ -136,6 +171,16 @@ class Model:
         """How many values of requests training did not see, by feature; None of an export without a schema."""
         return self._loaded.encoder.unknown
 
+    @property
+    def columns(self) -> dict[str, Column]:
+        """What each of the ``raw_columns`` holds."""
+        return self._loaded.encoder.columns
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The names of the labels that the model scores; () of one without names."""
+        return self._loaded.program.tasks
+
     def __call__(self, columns: object) -> Any:
         """Probabilities, (examples,) float32, of a model with one logit an example; of several tasks by task.
 
@@ -153,10 +198,32 @@ class Model:
 
     def scored(self, columns: object) -> Scored:
         """Probabilities, and the manifest of what computed all of them; see ``__call__``."""
+        while True:
+            with contextlib.suppress(OutdatedError):
+                return self.scored_of(self.encoded(columns))
+
+    def encoded(self, columns: object) -> Encoded:
+        """Raw columns checked and brought to what the model looks up; arguments and errors as of ``__call__``."""
+        loaded = self._loaded
+        dense, ids = loaded.encoder.inputs(columns)
+        dense = checked_dense(dense, loaded.manifest.dense_columns)
+        return Encoded(loaded, dense, checked_features(ids, loaded.manifest.features, loaded.tables.rows, len(dense)))
+
+    def scored_of(self, request: Encoded) -> Scored:
+        """Probabilities of what ``encoded`` made, and the manifest of what computed all of them.
+
+        Raises:
+          OutdatedError: If a delta has given rows of a table that grows to other keys since; encode again.
+        """
         self.check_logits()
-        request = self._request(columns)
-        logits = self._scores(request)
-        return Scored(probabilities(logits), request.loaded.manifest)
+        with self._rows_lock:
+            self._check_current(request)
+            found = self._look_up(request.dense, request.ids)
+        return Scored(probabilities(self._scores(found)), found.loaded.manifest)
+
+    def _check_current(self, request: Encoded) -> None:
+        if self._growing and request.loaded is not self._loaded:
+            raise OutdatedError("the model took over a delta while the request waited; send it again")
 
     def best(self, columns: object, k: int = 10) -> Best:
         """The k best items of users, by a model that ranks items; fewer where fewer are left.
@@ -170,15 +237,22 @@ class Model:
           DatasetError: If a column is missing or holds what the feature cannot have.
           ValueError: If the model does not rank items, or has fewer than k.
         """
+        while True:
+            with contextlib.suppress(OutdatedError):
+                return self.best_of(self.encoded(columns), k)
+
+    def best_of(self, encoded: Encoded, k: int = 10) -> Best:
+        """The k best items for users, of what ``encoded`` made; errors as of ``best``."""
         retrieval = self.manifest.retrieval
         if retrieval is None:
             raise ValueError("the model ranks no items; call it for probabilities")
-        numbers, ids = self.encode(columns)
+        _, numbers, ids = encoded
         seen = self._seen(ids.get(retrieval.history), len(numbers), retrieval)
         while True:
             request = self._looked_up(numbers, ids)
             users = self._scores(request)["user"]
             with self._rows_lock:  # a delta in between would have users of one version and items of another
+                self._check_current(encoded)
                 if self._loaded is request.loaded:
                     scores, rows = self._nearest(users, retrieval.table, k, seen=seen, unit=True)
                     break
@@ -203,6 +277,12 @@ class Model:
     def _named(self, rows: np.ndarray) -> list[Any]:
         rows = rows if self._items is None else self._items[rows]
         return rows.tolist() if self._values is None else self._values.take(rows).to_pylist()
+
+    @property
+    def items(self) -> int:
+        """How many items the model ranks; 0 of one that ranks none."""
+        retrieval = self.manifest.retrieval
+        return 0 if retrieval is None else self._loaded.tables.rows[retrieval.table]
 
     def check_logits(self) -> None:
         """Raises ValueError where the model has other outputs than one logit an example, or one a task."""

@@ -7,6 +7,8 @@ from collections.abc import Callable
 import numpy as np
 
 BLOCK = 65_536
+SCORES = 1 << 22
+"""Scores that are held at once: 16 MB, and as much again while the best of them are found."""
 
 
 def nearest(
@@ -32,21 +34,31 @@ def nearest(
     """
     best = np.full((len(queries), k), -np.inf, np.float32)
     numbers = np.full((len(queries), k), -1, np.int64)
-    line = np.arange(len(queries))[:, None]
+    at_once = max(1, SCORES // min(block, max(rows, 1)))
     for begin in range(0, rows, block):
         values = rows_of(begin, min(begin + block, rows))
         if unit:
             values = values / np.maximum(np.linalg.norm(values, axis=1, keepdims=True), np.float32(1e-6))
-        scores = queries @ values.T
-        if seen is not None:
-            of_query, place = np.nonzero((seen >= begin) & (seen < begin + len(values)))
-            scores[of_query, seen[of_query, place] - begin] = -np.inf
-        scores = np.concatenate([best, scores], axis=1)
-        here = np.broadcast_to(np.arange(begin, begin + len(values)), (len(queries), len(values)))
-        held = np.concatenate([numbers, here], axis=1)
-        # In order of numbers before the stable sort, so that of equal scores the lower number comes first.
-        chosen = np.sort(np.argpartition(-scores, k - 1, axis=1)[:, :k], axis=1)
-        order = np.argsort(-scores[line, chosen], axis=1, kind="stable")
-        chosen = chosen[line, order]
-        best, numbers = scores[line, chosen], held[line, chosen]
+        for first in range(0, len(queries), at_once):
+            some = slice(first, first + at_once)
+            scores = queries[some] @ values.T
+            if seen is not None:
+                of_query, place = np.nonzero((seen[some] >= begin) & (seen[some] < begin + len(values)))
+                scores[of_query, seen[some][of_query, place] - begin] = -np.inf
+            _merge(scores, begin, best[some], numbers[some])
     return best, np.where(np.isneginf(best), -1, numbers)
+
+
+def _merge(scores: np.ndarray, begin: int, best: np.ndarray, numbers: np.ndarray) -> None:
+    """Takes the scores of some rows, (queries, n) from ``begin`` on, into the k best of each query, in place."""
+    k = best.shape[1]
+    least = best[:, -1:]
+    if scores.shape[1] > k:
+        least = np.maximum(least, np.partition(scores, scores.shape[1] - k, axis=1)[:, -k, None])
+    for query, fits in enumerate(scores >= least):
+        here = np.flatnonzero(fits)
+        found = np.concatenate([best[query], scores[query, here]])
+        held = np.concatenate([numbers[query], begin + here])
+        # Rows stand in the order of their numbers, so that of equal scores the lower number comes first.
+        order = np.argsort(-found, kind="stable")[:k]
+        best[query], numbers[query] = found[order], held[order]

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import collections
+import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 import time
 import traceback
 from collections.abc import AsyncIterator, Callable
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -19,12 +24,16 @@ from jrec.errors import JrecError
 from jrec.serving.format import Manifest
 from jrec.serving.http import bodies
 from jrec.serving.http.arrow import UnreadableError
-from jrec.serving.http.batcher import Batcher, QueueFullError, StoppingError
+from jrec.serving.http.batcher import Batcher, Future, QueueFullError, Rows, StoppingError, TooManyScoresError
 from jrec.serving.http.follower import Follower
+from jrec.serving.http.memory import DECODED, Held, Memory
+from jrec.serving.http.metadata import described_model
 from jrec.serving.http.metrics import CONTENT_TYPE, Metrics
+from jrec.serving.model import Best, Encoded, OutdatedError, Scored
 
 VERSION_HEADER = "X-Jrec-Version"
 RETRY_SECONDS = 1
+_SMALL = 16 << 10  # bytes that are decoded in less time than another thread takes to begin
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,12 +43,22 @@ class Options:
     Attributes:
       max_rows: The most rows of a request.
       max_bytes: The most bytes of its body.
+      max_values: The most values that a row has in one column.
       poll: Seconds between two looks; 0 for none but at ``POST /reload``.
+      memory: The most bytes that requests take together, from their first byte to their answer.
+      body_seconds: In which a body must come.
+      seconds: In which a request must be answered, from the end of its body on.
+      hosts: What the header Host may name, without the port; () for anything.
     """
 
     max_rows: int
     max_bytes: int
     poll: float
+    max_values: int = 65_536
+    memory: int = 64 << 20
+    body_seconds: float = 10.0
+    seconds: float = 30.0
+    hosts: tuple[str, ...] = ()
 
 
 class _TooLargeError(JrecError):
@@ -50,10 +69,22 @@ class _MediaTypeError(JrecError):
     pass
 
 
+class _SlowBodyError(JrecError):
+    pass
+
+
+class _DeadlineError(JrecError):
+    pass
+
+
 _FAILURES: dict[type[Exception], tuple[int, str]] = {
     _MediaTypeError: (415, "media_type"),
     _TooLargeError: (413, "too_large"),
     bodies.TooManyRowsError: (413, "too_many_rows"),
+    TooManyScoresError: (413, "too_many_rows"),
+    _SlowBodyError: (408, "slow_body"),
+    _DeadlineError: (504, "deadline"),
+    OutdatedError: (503, "outdated"),
     bodies.MalformedError: (400, "malformed"),
     UnreadableError: (400, "malformed"),
     QueueFullError: (503, "queue_full"),
@@ -86,7 +117,11 @@ class Server:
         self._batcher, self._follower, self._metrics, self._options = batcher, follower, metrics, options
         self._report, self._said = report, ""
         self._looking = asyncio.Lock()
-        metrics.watch(batcher, follower)
+        self._memory = Memory(options.memory)
+        # One thread, so that what large bodies take in Python is taken once, and from one arena.
+        self._large = concurrent.futures.ThreadPoolExecutor(1, "jrec-large-bodies")
+        self.accepted, self.answered = 0, collections.Counter[int]()
+        metrics.watch(batcher, follower, self._memory)
         self.app = Starlette(
             routes=[
                 Route("/predict", self._predict, methods=["POST"]),
@@ -94,8 +129,25 @@ class Server:
                 Route("/healthz", self._healthz),
                 Route("/readyz", self._readyz),
                 Route("/metrics", self._show_metrics),
+                Route("/metadata", self._metadata),
             ],
+            middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=[*options.hosts])] if options.hosts else [],
             lifespan=self._lifespan,
+        )
+
+    def refuse(self) -> None:
+        """Answers requests that wait, and those that come, by 503."""
+        self._batcher.refuse()
+
+    @property
+    def end(self) -> str:
+        """What became of the requests that were accepted, for the last message."""
+        scored, refused = self.answered[200], self.answered[503]
+        others = self.answered.total() - scored - refused
+        lost = self.accepted - self.answered.total()
+        return (
+            f"of {self.accepted:,} requests {scored:,} were answered with scores, {refused:,} by 503, {others:,} by"
+            f" other errors, and {lost:,} not at all"
         )
 
     @contextlib.asynccontextmanager
@@ -107,29 +159,79 @@ class Server:
             if following is not None:
                 following.cancel()
             await run_in_threadpool(self._batcher.stop)
+            self._large.shutdown(wait=False, cancel_futures=True)
 
     async def _predict(self, request: Request) -> Response:
         begin = time.perf_counter()
+        self.accepted += 1
         try:
-            response, kind = await self._scored(request), ""
+            with Held(self._memory) as held:
+                response, kind = await self._scored(request, held), ""
         except ClientDisconnect:
             response, kind = Response(status_code=499), "disconnected"  # as nginx counts it; nobody reads it
+        except asyncio.CancelledError:  # the server ends before the request was scored
+            response, kind = self._failed(StoppingError("the server is stopping; send the request to another one"))
         except Exception as problem:
             response, kind = self._failed(problem)
+        self.answered[response.status_code] += 1
         self._metrics.answered(response.status_code, kind, time.perf_counter() - begin)
         return response
 
-    async def _scored(self, request: Request) -> Response:
+    async def _scored(self, request: Request, held: Held) -> Response:
         kind = _kind_of(request)
-        content = await _body(request, self._options.max_bytes)
-        rows = bodies.rows_of(content, kind, max_rows=self._options.max_rows, max_bytes=self._options.max_bytes)
+        content = await _body(request, self._options, held)
         if (k := request.query_params.get("k")) is not None and not self._follower.model.ranks:
             raise bodies.UnfitError("the model ranks no items, so that a request has no k; leave it out")
-        rows = dataclasses.replace(rows, k=bodies.wanted_items(k))
-        found = await asyncio.wrap_future(self._batcher.submit(rows))
+        rows = dataclasses.replace(await self._rows(content, kind, held), k=bodies.wanted_items(k))
+        found = await self._answer(request, self._batcher.submit(rows))
         kind = _accepted(request, kind)
         version = version_of(found.manifest)
         return Response(bodies.answer(found, version, kind), media_type=kind, headers={VERSION_HEADER: version})
+
+    async def _rows(self, content: bytes, kind: str, held: Held) -> Rows:
+        """The values of a body. Those of a large one are encoded at once, beside the event loop and one at a time.
+
+        A value takes many times its bytes in Python, but few where it is encoded; small bodies are encoded with those
+        that are scored beside them, in a fraction of the time.
+        """
+        options = self._options
+        decode = functools.partial(
+            bodies.rows_of, content, kind, max_rows=options.max_rows, max_bytes=options.max_bytes,
+            max_values=options.max_values,
+        )  # fmt: skip
+        if len(content) <= _SMALL:
+            held.now(DECODED * len(content))
+            return decode()
+
+        def encoded() -> Rows:
+            rows = decode()
+            return dataclasses.replace(rows, columns=self._follower.model.encoded(rows.columns))
+
+        rows = await asyncio.get_running_loop().run_in_executor(self._large, encoded)
+        assert isinstance(rows.columns, Encoded)
+        held.now(rows.columns.nbytes)
+        return rows
+
+    async def _answer(self, request: Request, scored: Future) -> Scored | Best:
+        """The scores of a request that somebody still waits for.
+
+        Raises:
+          ClientDisconnect: If the client has left.
+          _DeadlineError: If they took too long.
+        """
+        scores, left = asyncio.wrap_future(scored), asyncio.ensure_future(_left(request))
+        try:
+            await asyncio.wait({scores, left}, timeout=self._options.seconds, return_when=asyncio.FIRST_COMPLETED)
+            if scores.done():
+                return scores.result()
+            if left.done():
+                raise ClientDisconnect
+            raise _DeadlineError(
+                f"the request was not scored within {self._options.seconds:g} s; send it later, or raise --timeout"
+            )
+        finally:
+            left.cancel()
+            scored.cancel()  # one that waits is not scored then
 
     def _failed(self, problem: Exception) -> tuple[Response, str]:
         code, kind = next((_FAILURES[of] for of in type(problem).__mro__ if of in _FAILURES), (500, "internal"))
@@ -154,7 +256,14 @@ class Server:
             self._metrics.text(version=version_of(manifest), run=manifest.run), headers={"Content-Type": CONTENT_TYPE}
         )
 
+    async def _metadata(self, request: Request) -> Response:
+        return Response(bodies.encode(described_model(self._follower.model)), media_type=bodies.JSON)
+
     async def _reload(self, request: Request) -> Response:
+        try:
+            _kind_of(request)  # which a form of another site, sent by a browser, has not
+        except _MediaTypeError as problem:
+            return Response(bodies.failure(str(problem), "media_type"), 415, media_type=bodies.JSON)
         try:
             taken = await self._look(again=True)
         except (JrecError, OSError) as problem:
@@ -231,22 +340,38 @@ def _accepted(request: Request, kind: str) -> str:
     return min(named, key=places.__getitem__) if named else kind
 
 
-async def _body(request: Request, most: int) -> bytes:
-    """A request's body.
+async def _body(request: Request, options: Options, held: Held) -> bytes:
+    """A request's body, whose bytes are held from the first on.
 
     Raises:
-      _TooLargeError: As soon as it has more bytes than ``most``, whatever the header says.
+      _TooLargeError: As soon as it has more bytes than it may, whatever the header says.
+      _SlowBodyError: If it does not come in time.
+      QueueFullError: If requests take too many bytes together.
     """
-    pieces, size = [], 0
+    most, pieces, size = options.max_bytes, [], 0
     said = request.headers.get("content-length", "")
-    if said.isdecimal() and int(said) > most:
-        raise _TooLargeError(_too_large(f"{int(said):,}", most))
-    async for piece in request.stream():
-        size += len(piece)
-        if size > most:
-            raise _TooLargeError(_too_large(f"more than {most:,}", most))
-        pieces.append(piece)
+    if said.isdecimal() and int(said[:20]) > most:
+        raise _TooLargeError(_too_large(f"{int(said[:20]):,}", most))
+    try:
+        async with asyncio.timeout(options.body_seconds):
+            async for piece in request.stream():
+                size += len(piece)
+                if size > most:
+                    raise _TooLargeError(_too_large(f"more than {most:,}", most))
+                held.now(size)
+                pieces.append(piece)
+    except TimeoutError as problem:
+        raise _SlowBodyError(
+            f"{size:,} bytes of the body came within {options.body_seconds:g} s, and not all; send it faster, or in"
+            " several requests"
+        ) from problem
     return b"".join(pieces)
+
+
+async def _left(request: Request) -> None:
+    """Returns when the client has left."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 def _too_large(size: str, most: int) -> str:

@@ -11,8 +11,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from jrec.errors import JrecError
-from jrec.serving.model import Best, Model, Scored
+from jrec.serving.model import Best, Encoded, Model, OutdatedError, Scored
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -24,7 +26,11 @@ Future = concurrent.futures.Future[Scored | Best]
 
 
 class QueueFullError(JrecError):
-    """As many rows wait as may; the request may be sent again later."""
+    """As many rows or bytes wait as may; the request may be sent again later."""
+
+
+class TooManyScoresError(JrecError):
+    """A request of more rows than a model that ranks items scores at once."""
 
 
 class StoppingError(JrecError):
@@ -36,12 +42,12 @@ class Rows:
     """Raw values of a request.
 
     Attributes:
-      columns: By name, or an Arrow table.
+      columns: By name, or an Arrow table; or what ``Model.encoded`` made of them.
       count: How many rows there are.
       k: How many items are wanted for each, of a model that ranks items.
     """
 
-    columns: Columns | pa.Table
+    columns: Columns | pa.Table | Encoded
     count: int
     k: int = 10
 
@@ -54,11 +60,17 @@ class Limits:
       batch_rows: The most rows that are scored together; a larger request is scored by itself.
       delay: Seconds that the first request of a batch waits for others, where the model is idle.
       queue_rows: The most rows that wait. A larger request is taken when nothing else waits.
+      scores: Of a model that ranks items, the most scores at once, rows times items.
     """
 
     batch_rows: int
     delay: float
     queue_rows: int
+    scores: int = 1 << 24
+
+    def rows_of(self, model: Model) -> int:
+        """The most rows that a model scores together; of one that ranks items, those that a request may have."""
+        return max(1, self.scores // model.items) if model.ranks and model.items else self.batch_rows
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -107,8 +119,15 @@ class Batcher:
 
         Raises:
           QueueFullError: If too many rows wait.
+          TooManyScoresError: If a model that ranks items does not score as many at once.
           StoppingError: After ``stop``.
         """
+        model = self._model()
+        if model.ranks and rows.count > (most := self._limits.rows_of(model)):
+            raise TooManyScoresError(
+                f"the request has {rows.count:,} rows, but of a model that ranks {model.items:,} items it may have"
+                f" {most:,}; send several, or raise --max-scores"
+            )
         waiting = _Waiting(rows=rows, future=concurrent.futures.Future(), since=time.monotonic())
         with self._changed:
             if self._stopping:
@@ -122,6 +141,18 @@ class Batcher:
             self._queued += _weight(rows)
             self._changed.notify()
         return waiting.future
+
+    def refuse(self) -> None:
+        """Takes no more requests, and lets those that wait have a ``StoppingError``."""
+        with self._changed:
+            self._stopping = True
+            waiting = [*self._queue]
+            self._queue.clear()
+            self._queued = 0
+            self._changed.notify()
+        for one in waiting:
+            if one.future.set_running_or_notify_cancel():
+                one.future.set_exception(StoppingError("the server is stopping; send the request to another one"))
 
     def stop(self) -> None:
         """Takes no more requests, and returns when all that were taken have their answer."""
@@ -144,12 +175,15 @@ class Batcher:
             if not self._queue:
                 return None
             until = self._queue[0].since + self._limits.delay
-            while not self._stopping and self._queued < self._limits.batch_rows:
+            most = min(self._limits.batch_rows, self._limits.rows_of(self._model()))
+            while not self._stopping and self._queued < most:
                 if (left := until - time.monotonic()) <= 0:
                     break
                 self._changed.wait(left)
+                if not self._queue:  # refused meanwhile
+                    return []
             batch = [self._queue.popleft()]
-            room = self._limits.batch_rows - _weight(batch[0].rows)
+            room = most - _weight(batch[0].rows)
             while self._queue and (weight := _weight(self._queue[0].rows)) <= room:
                 batch.append(self._queue.popleft())
                 room -= weight
@@ -157,26 +191,76 @@ class Batcher:
         return [one for one in batch if one.future.set_running_or_notify_cancel()]
 
     def _answer(self, model: Model, requests: Sequence[_Waiting]) -> None:
-        """Scores requests together. Where that fails, scores each half, and so finds the request that is to blame."""
+        """Scores the requests that can be encoded together; the others have their errors."""
+        good, encoded = _encoded(model, requests)
+        if good:
+            self._score(model, good, encoded)
+
+    def _score(self, model: Model, requests: Sequence[_Waiting], encoded: Encoded | None) -> None:
         begin = time.perf_counter()
         try:
-            columns = _joined([one.rows for one in requests], model.raw_columns)
-            found = model.best(columns, max(one.rows.k for one in requests)) if model.ranks else model.scored(columns)
-        except Exception as problem:
-            if len(requests) == 1:
+            encoded = encoded or model.encoded(_joined([one.rows for one in requests], model.raw_columns))
+            most = max(one.rows.k for one in requests)
+            found = model.best_of(encoded, most) if model.ranks else model.scored_of(encoded)
+        except OutdatedError as problem:  # a delta came in between
+            if isinstance(requests[0].rows.columns, Encoded):
                 requests[0].future.set_exception(problem)
-                return
-            middle = len(requests) // 2
-            self._answer(model, requests[:middle])
-            self._answer(model, requests[middle:])
+            else:
+                self._score(model, requests, None)
+            return
+        except Exception as problem:
+            _blame(requests, problem, lambda some: self._score(model, some, None))
             return
         count = sum(one.rows.count for one in requests)
         self._metrics.batch(rows=count, requests=len(requests), seconds=time.perf_counter() - begin)
         first = 0
         for one in requests:
             lines = slice(first, first + one.rows.count)
-            one.future.set_result(_of_request(found, lines, one.rows.k))
+            own = _of_request(found, lines, one.rows.k)
+            if (row := _not_finite(own)) is None:
+                one.future.set_result(own)
+            else:
+                one.future.set_exception(
+                    ValueError(f"the score of row {row} is not finite: its numbers are too large for the model")
+                )
             first = lines.stop
+
+
+def _encoded(model: Model, requests: Sequence[_Waiting]) -> tuple[list[_Waiting], Encoded | None]:
+    """The requests that the model can encode, and all of them encoded where that was one step; others fail."""
+    good = list(requests)
+    if isinstance(encoded := requests[0].rows.columns, Encoded):
+        return good, encoded
+    try:
+        return good, model.encoded(_joined([one.rows for one in requests], model.raw_columns))
+    except Exception as problem:
+        good = []
+        _blame(requests, problem, lambda some: good.extend(_encoded(model, some)[0]))
+    return good, None
+
+
+def _blame(requests: Sequence[_Waiting], problem: Exception, again: Callable[[Sequence[_Waiting]], None]) -> None:
+    """Gives a problem to the request that it is of: tries each half again, where there are several."""
+    if len(requests) == 1:
+        requests[0].future.set_exception(problem)
+        return
+    middle = len(requests) // 2
+    again(requests[:middle])
+    again(requests[middle:])
+
+
+def _not_finite(found: Scored | Best) -> int | None:
+    """The first row of a request that has a score that is no number, or None."""
+    if isinstance(found, Best):
+        columns = [np.array([np.isfinite(line).all() for line in found.scores], bool)]
+    else:
+        columns = [
+            np.isfinite(own) for own in (found.scores.values() if isinstance(found.scores, Mapping) else [found.scores])
+        ]
+    for finite in columns:
+        if not finite.all():
+            return int(np.argmin(finite))
+    return None
 
 
 def _of_request(found: Scored | Best, lines: slice, k: int) -> Scored | Best:
@@ -194,7 +278,9 @@ def _weight(rows: Rows) -> int:
 
 
 def _kind(rows: Rows) -> object:
-    """Requests of one kind can be joined: Arrow tables of the same types, or Python's columns."""
+    """Requests of one kind can be joined: Arrow tables of the same types, or Python's columns; encoded ones cannot."""
+    if isinstance(rows.columns, Encoded):
+        return rows
     return None if isinstance(rows.columns, Mapping) else rows.columns.schema
 
 

@@ -7,14 +7,17 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute
 
 from jrec.errors import JrecError
 from jrec.serving.http.arrow import table_of
 from jrec.serving.http.batcher import Rows
-from jrec.serving.model import Best, Scored
+from jrec.serving.model import Best, Encoded, Scored
 
 JSON, ARROW = "application/json", "application/vnd.apache.arrow.stream"
 MOST_ITEMS = 1_000
+_MANY_ROWS = 16  # of as many values as may be in one column: what takes longer to read than others should wait
+_compute: Any = pyarrow.compute  # whose functions exist at run time only
 _FORMS = 'give {"rows": [{"COLUMN": VALUE, ...}, ...]} or {"columns": {"COLUMN": [VALUE, ...], ...}}'
 
 
@@ -39,7 +42,7 @@ _decoder = msgspec.json.Decoder(_Body)
 _encoder = msgspec.json.Encoder()
 
 
-def rows_of(content: bytes, kind: str, *, max_rows: int, max_bytes: int) -> Rows:
+def rows_of(content: bytes, kind: str, *, max_rows: int, max_bytes: int, max_values: int = 65_536) -> Rows:
     """The raw values of a request's body.
 
     Args:
@@ -47,6 +50,7 @@ def rows_of(content: bytes, kind: str, *, max_rows: int, max_bytes: int) -> Rows
       kind: ``JSON`` or ``ARROW``.
       max_rows: The most rows that it may have.
       max_bytes: The most bytes that a column may take in memory, which an Arrow body may exceed.
+      max_values: The most values that a row may have in one column.
 
     Raises:
       MalformedError: If it cannot be read.
@@ -54,8 +58,11 @@ def rows_of(content: bytes, kind: str, *, max_rows: int, max_bytes: int) -> Rows
       UnreadableError: If it is an Arrow stream of types that no feature has, or much larger in memory than it is.
       TooManyRowsError: If it has more rows than that.
     """
+    if kind == JSON and (commas := content.count(b",")) > (most := _MANY_ROWS * max_values):
+        raise TooManyRowsError(f"the request has {commas:,} commas, but at most {most:,} values may be; send several")
     rows = _of_arrow(content, max_rows, max_bytes) if kind == ARROW else _of_json(content)
     _check_count(rows.count, max_rows)
+    _check_values(rows.columns, max_values)
     return rows
 
 
@@ -99,6 +106,24 @@ def _of_arrow(content: bytes, max_rows: int, max_bytes: int) -> Rows:
     except (pa.ArrowException, OSError, ValueError) as problem:  # of damaged streams, which Arrow also calls OSError
         raise MalformedError(f"the body is no Arrow stream ({problem}); write it by Arrow's stream format") from problem
     return Rows(columns=table, count=table.num_rows)
+
+
+def _check_values(columns: Mapping[str, Any] | pa.Table | Encoded, most: int) -> None:
+    if isinstance(columns, pa.Table):
+        for name, column in zip(columns.column_names, columns.columns, strict=True):
+            lists = pa.types.is_list(column.type) or pa.types.is_large_list(column.type)
+            longest = _compute.max(_compute.list_value_length(column)).as_py() if lists else 0
+            _refuse_longer(name, longest or 0, most)
+    elif isinstance(columns, Mapping):
+        for name, column in columns.items():
+            _refuse_longer(name, max((len(value) for value in column if type(value) is list), default=0), most)
+
+
+def _refuse_longer(name: str, longest: int, most: int) -> None:
+    if longest > most:
+        raise TooManyRowsError(
+            f"column {name!r} has {longest:,} values in a row, but at most {most:,} may be; send the last ones"
+        )
 
 
 def _check_count(count: int, max_rows: int) -> None:

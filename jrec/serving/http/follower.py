@@ -22,13 +22,14 @@ class Follower:
       deltas: A folder in which deltas appear, whatever they are called: the one that follows what is loaded is applied,
         and then the one that follows that. None for no deltas.
       load: Loads a whole export, ready for requests.
+      report: Takes messages about deltas that are passed over.
 
     Attributes:
       model: What is loaded.
       folder: The export or delta that was taken last.
 
     Raises:
-      ExportError: If the export cannot be loaded, or a delta that follows it cannot be applied.
+      ExportError: If the export cannot be loaded. A delta that cannot be applied is said; what it follows is served.
     """
 
     def __init__(
@@ -37,13 +38,17 @@ class Follower:
         deltas: pathlib.Path | None,
         *,
         load: Callable[[pathlib.Path], Model],
+        report: Callable[[str], None] = lambda message: None,
     ):
         self._export, self._deltas = export, deltas
-        self._load = load
+        self._load, self._report = load, report
         self._manifests: dict[pathlib.Path, tuple[_Signature, Manifest]] = {}
         self._failed: dict[pathlib.Path, _Signature] = {}
         self._load_whole(self._manifest(export))
-        self._apply_deltas(again=True)
+        try:
+            self._apply_deltas(again=True)
+        except (ExportError, OSError) as problem:
+            report(f"not taken over: {problem}")
 
     @property
     def written(self) -> float:
@@ -89,9 +94,12 @@ class Follower:
         following = []
         for folder in sorted(self._deltas.iterdir()) if self._deltas is not None else ():
             if (folder / MANIFEST).is_file():
-                with self._trying(folder, again=again) as fit:
-                    if fit and self._manifest(folder).parent == self.model.manifest.id:
-                        following.append(folder)
+                try:
+                    with self._trying(folder, again=again) as fit:
+                        if fit and self._manifest(folder).parent == self.model.manifest.id:
+                            following.append(folder)
+                except ExportError as problem:  # nobody knows whether it follows: others may
+                    self._report(f"passes over {folder}: {problem}")
         if len(following) > 1:
             raise ExportError(
                 f"{' and '.join(map(str, following))} all follow {self.model.manifest.id[:12]}, which is served; leave"

@@ -21,6 +21,7 @@ from prometheus_client.registry import Collector
 if TYPE_CHECKING:
     from jrec.serving.http.batcher import Batcher
     from jrec.serving.http.follower import Follower
+    from jrec.serving.http.memory import Memory
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
@@ -75,8 +76,10 @@ class Metrics:
         for outcome in ("taken", "failed"):
             self._takeovers.labels(outcome)
 
-    def watch(self, batcher: Batcher, follower: Follower) -> None:
-        """Shows the queue's length, and which export is served; call once."""
+    def watch(self, batcher: Batcher, follower: Follower, memory: Memory) -> None:
+        """Shows the queue's length, what requests take, and which export is served; call once."""
+        taken = Gauge("jrec_request_bytes", "Bytes that requests take together", registry=self._registry)
+        taken.set_function(lambda: memory.taken)
         queue = Gauge("jrec_queue_rows", "Rows that wait for the model", registry=self._registry)
         queue.set_function(lambda: batcher.queued_rows)
         requests = Gauge("jrec_queue_requests", "Requests that wait for the model", registry=self._registry)

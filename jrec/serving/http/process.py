@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import pathlib
 import signal
 import socket
@@ -10,7 +11,6 @@ import threading
 from collections.abc import Callable, Iterator
 
 import uvicorn
-from starlette.applications import Starlette
 
 from jrec import signals
 from jrec.errors import ConfigError, JrecError
@@ -18,6 +18,7 @@ from jrec.serving.http.app import Options, Server
 from jrec.serving.http.batcher import Batcher, Limits
 from jrec.serving.http.follower import Follower
 from jrec.serving.http.metrics import Metrics
+from jrec.serving.http.protocol import BoundedProtocol, ConnectionLimits
 from jrec.serving.model import BATCH_SIZES, Model, load
 
 KEEP_ALIVE = 75
@@ -27,13 +28,21 @@ KEEP_ALIVE = 75
 class _Uvicorn(uvicorn.Server):
     """uvicorn with the command's signals: their echoes are not counted, and they end in exit code 0."""
 
-    def __init__(self, config: uvicorn.Config, on_start: Callable[[], None]):
+    def __init__(self, config: uvicorn.Config, on_start: Callable[[], None], refusal: Callable[[], threading.Timer]):
         super().__init__(config)
-        self._on_start = on_start
+        self._on_start, self._refusal = on_start, refusal
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._on_start()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        refusal = self._refusal()
+        refusal.start()
+        try:
+            await super().shutdown(sockets)
+        finally:
+            refusal.cancel()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -55,20 +64,29 @@ class _Uvicorn(uvicorn.Server):
                 signal.signal(number, handler)
 
 
-def ready_model(folder: pathlib.Path, *, check: bool, batch_rows: int, threads: int | None) -> Model:
-    """Loads an export, and compiles all that requests need.
+def ready_model(
+    folder: pathlib.Path,
+    *,
+    check: bool,
+    batch_rows: int,
+    threads: int | None,
+    report: Callable[[str], None] = lambda message: None,
+) -> Model:
+    """Loads an export, and compiles all that requests need; says so, since it takes a while.
 
     Raises:
       ExportError: If it cannot be loaded.
       ConfigError: If the model's outputs are not one logit an example, or one a task.
     """
     sizes = {*(size for size in BATCH_SIZES if size < batch_rows), batch_rows}
+    report(f"reads {folder}{' and its checksums' if check else ''}")
     model = load(folder, check=check, batch_sizes=sorted(sizes), threads=threads)
     try:
         if not model.ranks:
             model.check_logits()
     except ValueError as problem:
         raise ConfigError(f"{folder} cannot be served: {problem} in a program of your own") from problem
+    report(f"compiles the model for batches of {', '.join(f'{size:,}' for size in sorted(sizes))} rows")
     model.warm_up()
     with contextlib.suppress(JrecError, ValueError):  # it is for what the first request would import and load
         nothing = {name: [""] for name in model.raw_columns}  # a missing value of every kind of column
@@ -76,22 +94,30 @@ def ready_model(folder: pathlib.Path, *, check: bool, batch_rows: int, threads: 
     return model
 
 
-def make(follower: Follower, limits: Limits, options: Options) -> Server:
+def make(follower: Follower, limits: Limits, options: Options, report: Callable[[str], None] = signals.say) -> Server:
     """A server of what a follower has loaded, and will load."""
     metrics = Metrics()
-    return Server(Batcher(lambda: follower.model, limits, metrics), follower, metrics, options, signals.say)
+    return Server(Batcher(lambda: follower.model, limits, metrics), follower, metrics, options, report)
 
 
-def http_server(app: Starlette, *, grace: int, on_start: Callable[[], None] = lambda: None) -> uvicorn.Server:
+def http_server(
+    server: Server,
+    *,
+    grace: int,
+    on_start: Callable[[], None] = lambda: None,
+    connections: ConnectionLimits | None = None,
+) -> uvicorn.Server:
     """A server that answers requests until SIGTERM or SIGINT, and then all that were accepted.
 
     Args:
-      app: The application.
-      grace: The most seconds that it waits for them.
+      server: What answers.
+      grace: The most seconds that it waits for them; after three quarters those that still wait are answered by 503.
       on_start: Called once connections are accepted.
+      connections: What connections may be.
     """
     config = uvicorn.Config(
-        app,
+        server.app,
+        http=functools.partial(BoundedProtocol, connections or ConnectionLimits()),  # pyright: ignore[reportArgumentType]
         access_log=False,
         date_header=False,
         lifespan="on",
@@ -103,4 +129,4 @@ def http_server(app: Starlette, *, grace: int, on_start: Callable[[], None] = la
         timeout_keep_alive=KEEP_ALIVE,
         ws="none",
     )
-    return _Uvicorn(config, on_start)
+    return _Uvicorn(config, on_start, lambda: threading.Timer(grace * 0.75, server.refuse))

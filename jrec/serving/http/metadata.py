@@ -1,0 +1,34 @@
+"""What ``GET /metadata`` says of the model that is served, in the names of KServe's V2 protocol."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jrec.serving.model import Model
+
+
+def described_model(model: Model) -> dict[str, Any]:
+    """The model's inputs and outputs.
+
+    The datatype of a column of categories is BYTES: its values are texts, or what JSON and Arrow have in their place. A
+    column of lists has two axes, the second of any length.
+    """
+    manifest = model.manifest
+    return {
+        "name": manifest.run,
+        "versions": [manifest.id[:12]],
+        "platform": "jrec",
+        "inputs": [_tensor(name, own.datatype, [-1] * own.axes) for name, own in model.columns.items()],
+        "outputs": _outputs(model),
+    }
+
+
+def _outputs(model: Model) -> list[dict[str, Any]]:
+    if model.ranks:
+        return [_tensor("items", "BYTES", [-1, -1]), _tensor("scores", "FP32", [-1, -1])]
+    tasks = model.tasks
+    return [_tensor(f"score_{task}" if task else "score", "FP32", [-1]) for task in tasks or ("",)]
+
+
+def _tensor(name: str, datatype: str, shape: list[int]) -> dict[str, Any]:
+    return {"name": name, "datatype": datatype, "shape": shape}
