@@ -6,7 +6,7 @@ import copy
 import csv
 import dataclasses
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -30,6 +30,7 @@ from jrec.data.readers.source import CategoricalSpec, Chunk, Source, calendar_ke
 from jrec.data.readers.spans import NO_TIME
 from jrec.data.readers.tables import column_types, is_table
 from jrec.data.schema import AS_WRITTEN, CANONICAL, UNKNOWN, DatasetError, DenseFeature
+from jrec.errors import JrecError
 from jrec.files import decode
 
 _MISSING_HINT = "; if it stands for a missing value, add it to missing_values in the schema"
@@ -355,7 +356,7 @@ def schema_of_features(schema: DelimitedSchema, names: Collection[str]) -> Delim
     return dataclasses.replace(of(with_given_histories(schema)), join=tuple(joins))
 
 
-def read_stored(stored: object, *, where: str, error: type[Exception]) -> DelimitedSchema:
+def read_stored(stored: object, *, where: str, error: Callable[[str], JrecError]) -> DelimitedSchema:
     """A schema that ``stored_schema`` made; those of before there was a choice have values as they were written.
 
     Args:

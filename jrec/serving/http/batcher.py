@@ -288,7 +288,7 @@ def _joined(requests: Sequence[Rows], names: Sequence[str]) -> Columns | pa.Tabl
     """The columns of all requests, of one kind, one after the other."""
     if len(requests) == 1:
         return requests[0].columns
-    columns = [one.columns for one in requests]
+    columns: list[Any] = [one.columns for one in requests]
     if not isinstance(columns[0], Mapping):
         import pyarrow as pa
 

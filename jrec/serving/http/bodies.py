@@ -12,7 +12,7 @@ import pyarrow.compute
 from jrec.errors import JrecError
 from jrec.serving.http.arrow import table_of
 from jrec.serving.http.batcher import Rows
-from jrec.serving.model import Best, Encoded, Scored
+from jrec.serving.model import Best, Scored
 
 JSON, ARROW = "application/json", "application/vnd.apache.arrow.stream"
 MOST_ITEMS = 1_000
@@ -108,15 +108,15 @@ def _of_arrow(content: bytes, max_rows: int, max_bytes: int) -> Rows:
     return Rows(columns=table, count=table.num_rows)
 
 
-def _check_values(columns: Mapping[str, Any] | pa.Table | Encoded, most: int) -> None:
-    if isinstance(columns, pa.Table):
-        for name, column in zip(columns.column_names, columns.columns, strict=True):
-            lists = pa.types.is_list(column.type) or pa.types.is_large_list(column.type)
-            longest = _compute.max(_compute.list_value_length(column)).as_py() if lists else 0
-            _refuse_longer(name, longest or 0, most)
-    elif isinstance(columns, Mapping):
+def _check_values(columns: Any, most: int) -> None:
+    if isinstance(columns, Mapping):
         for name, column in columns.items():
             _refuse_longer(name, max((len(value) for value in column if type(value) is list), default=0), most)
+        return
+    for name, column in zip(columns.column_names, columns.columns, strict=True):
+        lists = pa.types.is_list(column.type) or pa.types.is_large_list(column.type)
+        longest = _compute.max(_compute.list_value_length(column)).as_py() if lists else 0
+        _refuse_longer(name, longest or 0, most)
 
 
 def _refuse_longer(name: str, longest: int, most: int) -> None:
