@@ -1,5 +1,7 @@
 """Values that training did not see are counted by feature, said, and refused where somebody asks for that."""
 
+import json
+
 import numpy as np
 import pytest
 import shop_logs
@@ -117,6 +119,27 @@ def test_predict_says_how_many_values_training_did_not_see(shop, tmp_path, capsy
     assert cli.main([*arguments, str(folder / "other.csv"), "--max-unknown", "0.5"]) != 0
     assert "of the values of 'item' training did not see 100.0% of 200" in capsys.readouterr().err
     assert not out.exists()
+
+
+def test_eval_says_it_of_each_feature(shop, tmp_path, capsys):
+    folder, run, _ = shop
+    shop_logs.write_log(folder / "labelled.csv", 200, seed=1)
+    options = ("--vocabulary-from", str(folder / "monday"), "--split", "0,0,1")
+    other = shop_logs.prepare(tmp_path, folder / "labelled.csv", "tuesday", *options)
+    schema = Schema.load(other)
+    assert schema.table("item").oov_share == Schema.load(folder / "monday").table("item").oov_share
+    assert cli.main(["eval", str(run), str(other)]) == 0
+    out, said = capsys.readouterr()
+    unknown = json.loads(out.splitlines()[-1])["unknown_values"]
+    assert unknown.keys() == {"item", "history"}  # rows of users are a run's own
+    (piece,) = Encoder(schema).stream([str(folder / "labelled.csv")], batch_size=1000)
+    for name in ("item", "history"):
+        ids = piece.ids[name]
+        rows = ids.values if isinstance(ids, ListColumn) else ids
+        assert unknown[name]["values"] == rows.size
+        assert unknown[name]["unknown"] == (rows == schema.table("item").oov_row).sum()
+        assert unknown[name]["trained"] == schema.table("item").oov_share
+    assert f"item {unknown['item']['share']:.1%} of 200, in training" in said
 
 
 def test_max_unknown_is_of_raw_logs(shop, tmp_path, capsys):

@@ -14,9 +14,9 @@ DESCRIPTION = """\
 Evaluate a checkpoint on a dataset whose rows mean the same as in training.
 
 CHECKPOINT is a run folder (its best checkpoint where it keeps one, else the latest), a folder of checkpoints that
-Run.save wrote, or one checkpoint in either. The metrics go to standard output as JSON, and with --out into a
-folder with report.html, beside those of baselines that are fitted to the training data (evaluate.baselines of the
-run's configuration)."""
+Run.save wrote, or one checkpoint in either. The metrics go to standard output as JSON, with the share of each feature's
+values that training did not see, and with --out into a folder with report.html, beside those of baselines that are
+fitted to the training data (evaluate.baselines of the run's configuration)."""
 EPILOG = """examples:
   jrec eval runs/quickstart data/quickstart
   jrec eval runs/kaggle data/kaggle --devices 4 --plan serving_plan
@@ -65,7 +65,7 @@ def _run(args: argparse.Namespace, company: Company) -> int:
     company.meet(evaluation_facts(args.checkpoint, args.data, args.plan, **options))
 
     from jrec.run.processes import first
-    from jrec.train.comparisons import comparison_sections
+    from jrec.train.comparisons import comparison_sections, unknown_values
     from jrec.train.evaluate import evaluate_checkpoint
     from jrec.train.mesh_processes import one_of_many
     from jrec.train.preflight import check_group
@@ -95,7 +95,10 @@ def _run(args: argparse.Namespace, company: Company) -> int:
     sections = comparison_sections(config, result.schema, scores, whole=same, slices=bool(args.out))
     where = {"checkpoint": args.checkpoint, "data": args.data, "step": result.step, "split": args.split}
     printed = {name: section for name, section in sections.items() if name != "slices"}
-    print(json.dumps({**where, **metrics, **printed}, allow_nan=False))
+    unknown = unknown_values(result.schema, args.split)
+    print(json.dumps({**where, **metrics, **printed, "unknown_values": unknown.to_dict()}, allow_nan=False))
+    for remark in unknown.remarks():
+        print(remark, file=sys.stderr)
     if args.out:
         history = find_checkpoint(pathlib.Path(args.checkpoint))[0] / METRICS_FILE
         content = write_report(

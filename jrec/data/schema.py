@@ -147,7 +147,8 @@ class Table:
         "" where the table's maker did not say.
       growing: True where the examples hold 64-bit keys of values, which a run gives rows (``jrec.data.growing``);
         ``rows`` is then how many values training has. None for row numbers.
-      oov_share: Of training's values, those that read the OOV row, 0 to 1; None where nobody counted, or there is none.
+      oov_share: Of the values of training that numbered the rows, those that read the OOV row, 0 to 1; None where
+        nobody counted, or there is none.
     """
 
     name: str

@@ -103,20 +103,30 @@ class UnknownValues:
           rows: Their rows, of the same form; of a table that grows they may be keys.
           texts: The texts of those keys that are hashes, where they are known.
         """
-        if (counts := self.features.get(feature.name)) is None:
+        if feature.name not in self.features:
             return
-        own, found = (np.asarray(each.values if isinstance(each, ListColumn) else each) for each in (keys, rows))
+        own, found = _values(keys), _values(rows)
         if (rows_of_keys := self._growing.get(feature.table)) is not None:
             found = rows_of_keys(own)
-        unknown = (found == self._oov_rows[feature.name]) & (own != MISSING)
-        count = int(np.count_nonzero(unknown))
+        present = own != MISSING
+        unknown = (found == self._oov_rows[feature.name]) & present
+        self._count(feature.name, int(np.count_nonzero(present)), int(np.count_nonzero(unknown)))
+        counts = self.features[feature.name]
+        if len(counts.examples) < SHOWN and unknown.any():
+            with self._lock:
+                more = [text for text in _texts(own[unknown], texts) if text not in counts.examples]
+                counts.examples = [*counts.examples, *more][:SHOWN]
+
+    def add_rows(self, feature: CategoricalFeature, rows: Column) -> None:
+        """Counts the values of a feature by their rows, (n,) or lists, as a dataset's blocks hold them."""
+        if feature.name in self.features:
+            found = _values(rows)
+            self._count(feature.name, found.size, int(np.count_nonzero(found == self._oov_rows[feature.name])))
+
+    def _count(self, name: str, values: int, unknown: int) -> None:
         with self._lock:
-            counts.values += int(np.count_nonzero(own))  # the key of a missing value is 0
-            counts.unknown += count
-            if count and len(counts.examples) < SHOWN:
-                for text in _texts(own[unknown], texts):
-                    if text not in counts.examples:
-                        counts.examples = [*counts.examples, text][:SHOWN]
+            self.features[name].values += values
+            self.features[name].unknown += unknown
 
     def remarks(self) -> list[str]:
         """A line about every feature of which many more values are unknown than in training, and one about all."""
@@ -126,6 +136,16 @@ class UnknownValues:
             shares = "; ".join(f"{name} {counts}" for name, counts in read.items())
             lines.append(f"values that training did not see: {shares}")
         return lines
+
+    def to_dict(self) -> dict[str, dict[str, float | int | None]]:
+        """By feature of which values were read, in JSON types: values, unknown, share, and training's share."""
+        return {
+            name: {
+                "values": counts.values, "unknown": counts.unknown, "share": counts.share, "trained": counts.trained
+            }
+            for name, counts in self.features.items()
+            if counts.values
+        }  # fmt: skip
 
     def check(self, most: float | None, *, remedy: str = "raise --max-unknown") -> None:
         """Refuses features of which too many values are unknown.
@@ -143,6 +163,12 @@ class UnknownValues:
                     f"of the values of {name!r} training did not see {counts}, such as {', '.join(counts.examples)};"
                     f" at most {most:.1%} may be unknown: write the column as in training, or {remedy}"
                 )
+
+
+def _values(column: Column) -> np.ndarray:
+    if isinstance(column, ListColumn):
+        return np.asarray(column.values[column.offsets[0] : column.offsets[-1]])
+    return np.asarray(column)
 
 
 def _texts(keys: np.ndarray, texts: LongTexts | None) -> list[str]:

@@ -19,7 +19,7 @@ from jrec.data.schema import AS_WRITTEN, CategoricalFeature, DatasetError, Dense
 from jrec.data.spill import Spill, SpilledLists
 from jrec.data.texts import TextStore
 from jrec.data.vocabulary import HashedTable, KeyTable, Vocabulary, count_rows
-from jrec.data.vocabulary_file import buckets_file, copy_vocabulary, load_table, long_texts, oov_share
+from jrec.data.vocabulary_file import buckets_file, copy_vocabulary, load_table, long_texts
 from jrec.outputs import link
 
 _LEARNED = ("min_count", "max_rows", "growing", "key_seed")
@@ -154,7 +154,7 @@ class EarlierDataset:
                 link(self.folder / one, folder / one)
             except FileNotFoundError as error:
                 raise DatasetError(f"{self.folder / one} is missing; copy the dataset again") from error
-        return dataclasses.replace(table, counts=file, oov_share=oov_share(counts, table.oov_row))
+        return dataclasses.replace(table, counts=file)
 
     def features(self, spill: Spill) -> tuple[CategoricalFeature, ...]:
         """The later dataset's categorical features, the earlier one's.

@@ -11,6 +11,7 @@ import numpy as np
 from jrec.data.blocks import LABEL, Column
 from jrec.data.readers.tables import read_batches
 from jrec.data.schema import DatasetError, Schema
+from jrec.data.unknown import UnknownValues
 from jrec.train.baselines.examples import Split
 from jrec.train.baselines.measure import measure, wanted
 from jrec.train.baselines.popular_items import popular_items
@@ -52,6 +53,20 @@ def comparison_sections(
         split, last = list(scores.items())[-1]
         sections["slices"] = {"split": split, "slices": _slices(folder, schema, split, last)}
     return sections
+
+
+def unknown_values(schema: Schema, split: str) -> UnknownValues:
+    """How many values of a split training did not see, by feature; of tables that grow nothing is said.
+
+    Raises:
+      DatasetError: If the dataset cannot be read.
+    """
+    assert schema.folder is not None  # ``Schema.load`` names it
+    counts, blocks = UnknownValues(schema), Split(schema.folder, schema, split)
+    for columns in blocks.read(blocks.blocks):
+        for feature in schema.categorical:
+            counts.add_rows(feature, columns[feature.name])
+    return counts
 
 
 def _scored(
