@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import time
@@ -10,6 +11,7 @@ import numba
 import pytest
 
 import jrec
+from jrec import kernel_cache
 from jrec.kernel_cache import compiled
 
 MODULE = """
@@ -105,3 +107,85 @@ def test_a_damaged_entry_is_compiled_anew(tmp_path, monkeypatch, damage):
         misses = 2
     assert results(misses) == (10, 11.0)
     assert results(misses=0) == (10, 11.0)
+
+
+KERNELS = {
+    "a.py": "from jrec.b import helper, NUMBER\nfrom jrec.kernel_cache import compiled\n\n@compiled\ndef kernel(x):\n"
+    "    return helper(x) + NUMBER\n",
+    "b.py": "from jrec.kernel_cache import compiled\nNUMBER = 1\n\n@compiled\ndef helper(x):\n    return x * 2\n",
+    "other.py": "NUMBER = 0\n",
+}
+CALL = "import jrec.a as a; print(a.kernel(20), sum(a.kernel.stats.cache_misses.values()))"
+
+
+def clone(folder):
+    """A package ``jrec`` with two kernels, and what they need of the real one."""
+    package = folder / "jrec"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    for name in ("kernel_cache.py", "environment.py"):
+        shutil.copy(pathlib.Path(jrec.__file__).parent / name, package)
+    for name, text in KERNELS.items():
+        (package / name).write_text(text)
+    return package
+
+
+def called(package, cache):
+    environment = {k: v for k, v in os.environ.items() if k not in ("NUMBA_CACHE_DIR", "JREC_KERNEL_CACHE")}
+    environment |= {"PYTHONPATH": str(package.parent), "JREC_CACHE": str(cache)}
+    done = subprocess.run(
+        [sys.executable, "-c", CALL], env=environment, cwd=package.parent, capture_output=True, text=True, check=True
+    )
+    return tuple(map(int, done.stdout.split()))
+
+
+def test_clones_share_kernels_and_none_runs_an_older_helper(tmp_path):
+    one, other, cache = clone(tmp_path / "one"), clone(tmp_path / "other"), tmp_path / "cache"
+    assert called(one, cache) == (41, 1)
+    assert called(other, cache) == (41, 0)
+    assert not list(one.rglob("*.nbi"))
+    (one / "other.py").write_text("NUMBER = 5\n")
+    assert called(one, cache) == (41, 0)  # nothing of it is compiled in
+    (one / "b.py").write_text(KERNELS["b.py"].replace("* 2", "* 3"))
+    assert called(one, cache) == (61, 1)
+    (one / "b.py").write_text(KERNELS["b.py"].replace("NUMBER = 1", "NUMBER = 7"))
+    assert called(one, cache) == (47, 1)
+    assert called(other, cache) == (41, 0)
+
+
+def test_without_a_cache_folder_kernels_lie_beside_their_source(tmp_path):
+    package = clone(tmp_path / "one")
+    (tmp_path / "file").touch()
+    assert called(package, tmp_path / "file") == (41, 1)
+    assert list(package.rglob("*.nbi"))
+    assert called(package, tmp_path / "file") == (41, 0)
+    (package / "b.py").write_text(KERNELS["b.py"].replace("* 2", "* 3"))
+    assert called(package, tmp_path / "file") == (61, 1)  # by content there, too
+
+
+def test_kernels_that_nobody_asks_for_are_forgotten(tmp_path):
+    package, cache = clone(tmp_path / "one"), tmp_path / "cache"
+    called(package, cache)
+    folders = list((cache / "kernels").iterdir())
+    for folder in folders:
+        os.utime(folder, (0, 0))
+    assert called(package, cache) == (41, 0)  # asked for again
+    for folder in folders:
+        os.utime(folder, (0, 0))
+    (package / "a.py").write_text(KERNELS["a.py"] + "\n")
+    (package / "b.py").write_text(KERNELS["b.py"] + "\n")
+    called(package, cache)
+    assert not [folder for folder in folders if folder.exists()]
+
+
+def test_imports_over_several_lines_are_followed(tmp_path, monkeypatch):
+    monkeypatch.setattr(kernel_cache, "_PACKAGE", tmp_path)
+    (tmp_path / "native").mkdir()
+    for name in ("native/__init__.py", "native/one.py", "native/two.py", "leaf.py"):
+        (tmp_path / name).touch()
+    (tmp_path / "x.py").write_text(
+        "import os\nfrom jrec.native import (\n    one,\n    two,\n)\nfrom jrec.leaf import A, B  # both\n"
+        "def f():\n    from jrec.native.three import C\n"
+    )
+    names = {path.relative_to(tmp_path).as_posix() for path in kernel_cache._imported(tmp_path / "x.py")}
+    assert names == {"native/one.py", "native/two.py", "leaf.py"}

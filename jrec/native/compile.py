@@ -7,8 +7,6 @@ XLA's (``ffi``). So there is one specialization of each, whatever the arrays' dt
 from __future__ import annotations
 
 import functools
-import hashlib
-import pathlib
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -67,27 +65,15 @@ def kernel(signature: Any, *, requires: tuple[Kernel, ...] = ()) -> Callable[[Ca
 
 
 def _compiled(function: Callable[..., Any], signature: Any) -> Any:
-    """As ``numba.cfunc(cache=True)``, but the cache is stale as soon as *any* source file here changes.
-
-    numba looks only at the function's own file, though helpers of other files are compiled into it.
-    """
+    """As ``numba.cfunc(cache=True)``, with a cache as of ``compiled``."""
     from numba.core.ccallback import CFunc
     from numba.core.sigutils import normalize_signature
 
     callback: Any = CFunc(function, normalize_signature(signature), {}, {"error_model": "numpy", "fastmath": FASTMATH})
     if (cache := cache_of(function)) is not None:
-        cache._cache_file._source_stamp = _source_stamp()
         callback._cache = cache
     callback.compile()
     return callback
-
-
-@functools.cache
-def _source_stamp() -> str:
-    digest = hashlib.sha256()
-    for path in sorted(pathlib.Path(__file__).parent.glob("*.py")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
 
 
 def address_of(symbol: str) -> Any:
