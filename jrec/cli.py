@@ -25,6 +25,7 @@ from typing import NoReturn
 from jrec import signals
 from jrec.errors import JrecError, print_error
 from jrec.optional_packages import explained
+from jrec.outputs import check_local
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -131,6 +132,8 @@ def _run(arguments: list[str], commands: Sequence[Command], *, own_process: bool
         return 2
     module = importlib.import_module(by_name[name].module)
     options = _command_options(by_name[name], module, arguments[at + 1 :])
+    for option in ("out", "figure"):  # before the work that the command may do first
+        check_local(getattr(options, option, None) or "")
     with contextlib.ExitStack() as stack:
         if name in COMPILING:
             from jrec import compile_cache, memory
