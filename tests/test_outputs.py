@@ -13,7 +13,7 @@ import time
 import numpy as np
 import pytest
 
-from jrec import outputs
+from jrec import Run, outputs, ray
 from jrec.access.profile import AccessProfile
 from jrec.checkpoint import Checkpoints
 from jrec.cli import COMMANDS, command_parser, main
@@ -341,6 +341,8 @@ def library_writers(world):
         "reorder": lambda out: reorder(world / "data", out=out),
         "profile": AccessProfile(examples=1, source="", tables=()).save,
         "checkpoints": Checkpoints,
+        "run": object.__new__(Run).save,  # before it looks at the run
+        "ray": lambda out: ray.fit("quickstart", [f"out={out}"], workers=1),
         "configuration": lambda out: save_config(config, out),
         "export": lambda out: export_run(world / "run", out),
         "compress": lambda out: compress_run(world / "run", out, Selection(rank=2, largest=1)),
