@@ -1,12 +1,16 @@
 """Sequential recommenders on MovieLens: all items ranked for the last item of each user, beside published figures.
 
 All of MovieLens-1M's 1,000,209 interactions, each user's in order of time; trained on all but each user's last item,
-which is then ranked among all items but those of the history. The settings are those of the published figures (HSTU,
+which is then ranked among all items but those of the history, the last 200, as the published figures have it
+(``--leave-out all`` leaves out all that the user has seen). The settings are those of the published figures, too (HSTU,
 arXiv 2402.17152, Table 4): dim 50, 2 layers, 1 head, histories of 200, dropout 0.2, Adam at 0.001, batches of 128, 101
 epochs, softmax over sampled items at a temperature of 0.05. There 128 items are sampled for each position; here all
 positions of a batch share 8 items an example, 1,024. The interactions here have no times: HSTU's bias goes by place.
 ``--log ml-100k`` has times, and no published figures: with ``--times`` HSTU's bias goes by them, too. That log lies in
 a package (``benchmarks.quality_logs`` says how to get it).
+
+Beside the models stands what needs no training: items ranked by how often users turned to them right after the
+history's last item.
 
 What was trained is kept in --work, so that the same command goes on where it was cut off; another commit needs another
 folder.
@@ -57,6 +61,10 @@ def main() -> None:
     parser.add_argument("--kind", nargs="+", choices=tuple(PUBLISHED), default=list(PUBLISHED), help="default: both")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="one training a seed (default: 0 1 2)")
     parser.add_argument("--epochs", type=int, default=101, help="passes over the users (default: 101)")
+    parser.add_argument(
+        "--leave-out", choices=("history", "all"), default="history",
+        help="which of a user's items are not ranked: the last 200, as published, or all (default: history)",
+    )  # fmt: skip
     parser.add_argument("--part", nargs="+", choices=("train", "serve"), default=["train"], help="default: train")
     parser.add_argument("--work", type=pathlib.Path, default=harness.ROOT / "build" / "sequences", help="what is kept")
     arguments = parser.parse_args()
@@ -64,6 +72,8 @@ def main() -> None:
         parser.error("--times is of --log ml-100k --kind hstu: ml-1m has none, and SASRec reads none")
     users, items = read_ml_1m() if arguments.log == "ml-1m" else read_ml_100k()
     seeds, epochs = arguments.seeds, arguments.epochs
+    published = arguments.log == "ml-1m" and arguments.leave_out == "history"
+    log = arguments.log if arguments.leave_out == "history" else f"{arguments.log}, all seen items left out"
     if arguments.quick:
         users, seeds, epochs = users[:300], seeds[:1], 1
     if not arguments.times:
@@ -71,13 +81,18 @@ def main() -> None:
     with harness.Report(arguments, "sequences") as report:
         for kind in arguments.kind if "serve" in arguments.part else ():
             serve(report, kind, items, requests=20 if arguments.quick else 2_000)
+        test = Test.of(users, arguments.leave_out)
+        if "train" in arguments.part:
+            for metric, value in transitions(users, items, test).items():
+                report.add(f"{log}, item-to-item transitions", metric, value, "")
         for kind in arguments.kind if "train" in arguments.part else ():
             name = f"{kind} with times" if arguments.times else kind
             found = [
                 harness.kept(
-                    arguments.work / f"{name.replace(' ', '-')}-{seed}-{epochs}-{len(users)}.json",
+                    arguments.work
+                    / f"{name.replace(' ', '-')}-{seed}-{epochs}-{len(users)}-{arguments.leave_out}.json",
                     lambda kind=kind, seed=seed, name=name: evaluate(
-                        report, f"{arguments.log}, {name}, seed {seed}", kind, users, items, seed, epochs
+                        report, f"{log}, {name}, seed {seed}", kind, users, items, test, seed, epochs
                     ),
                 )
                 for seed in seeds
@@ -85,12 +100,12 @@ def main() -> None:
             for seed, one in zip(seeds, found, strict=True):
                 for metric, value in one.items():
                     unit = "min" if metric == "training" else ""
-                    report.add(f"{arguments.log}, {name}, seed {seed}", metric, value, unit)
-            case = f"{arguments.log}, {name}, {epochs} epochs, {len(seeds)} seed(s)"
-            for metric, published in PUBLISHED[kind].items():
+                    report.add(f"{log}, {name}, seed {seed}", metric, value, unit)
+            case = f"{log}, {name}, {epochs} epochs, {len(seeds)} seed(s)"
+            for metric, peer in PUBLISHED[kind].items():
                 values = [one[metric] for one in found]
                 mean = statistics.mean(values)
-                beside = {"peer": "published", "ratio": mean / published} if arguments.log == "ml-1m" else {}
+                beside = {"peer": "published", "ratio": mean / peer} if published else {}
                 report.add(case, f"{metric}, mean", mean, "", **beside)
                 report.add(case, f"{metric}, least", min(values), "")
 
@@ -106,6 +121,35 @@ class User:
         """The items before the one at ``stop``, what follows each, and how long before it each was."""
         columns = {"history": self.items[:stop], "next": self.items[1 : stop + 1]}
         return columns if self.times is None else columns | {"age": self.times[stop] - self.times[:stop]}
+
+
+@dataclasses.dataclass(frozen=True)
+class Test:
+    """Each user's last item, and which items are not ranked beside it, -1 for none: (users,) and (users, length)."""
+
+    targets: np.ndarray
+    seen: np.ndarray
+
+    @staticmethod
+    def of(users: list[User], leave_out: Literal["history", "all"]) -> Test:
+        """The last items, without the last ``LENGTH`` before each, or without all of them."""
+        length = LENGTH if leave_out == "history" else max(len(user.items) for user in users)
+        seen = padded([user.items[:-1] for user in users], length)
+        return Test(np.array([user.items[-1] for user in users]), seen)
+
+    def metrics(self, queries: np.ndarray, rows: np.ndarray) -> dict[str, float]:
+        """Metrics of the last items by the products of (users, dim) queries and (items, dim) rows."""
+        return jrec.nn.ranking_metrics(jrec.nn.ranks(queries, rows, self.targets, seen=self.seen), at=(10, 50))
+
+
+def transitions(users: list[User], items: int, test: Test) -> dict[str, float]:
+    """Metrics of items ranked by how often they follow the history's last one in training, then by how often at all."""
+    trained = [user.items[:-1] for user in users]
+    follows, counts = np.zeros((items, items), np.float32), np.bincount(np.concatenate(trained), minlength=items)
+    for row in trained:
+        np.add.at(follows, (row[:-1], row[1:]), 1)
+    scores = follows[[row[-1] for row in trained]] + (counts / (counts.max() + 1)).astype(np.float32)
+    return test.metrics(scores, np.eye(items, dtype=np.float32))
 
 
 def read_ml_1m() -> tuple[list[User], int]:
@@ -198,6 +242,7 @@ def evaluate(
     kind: Literal["hstu", "sasrec"],
     users: list[User],
     items: int,
+    test: Test,
     seed: int,
     epochs: int,
 ) -> dict[str, float]:
@@ -216,10 +261,10 @@ def evaluate(
         for batch in feed:
             loss, _ = step(batch)
             if run.steps % (10 * steps) == 0 and run.steps < epochs * steps:
-                found = score(run, users)
+                found = score(run, users, test)
                 figures = f"loss {float(loss):.3f}, HR@10 {found['hr@10']:.4f}, NDCG@10 {found['ndcg@10']:.4f}"
                 report.note(f"{case}, epoch {run.steps // steps}: {figures}, {time.perf_counter() - start:.0f} s")
-        seconds, found = time.perf_counter() - start, score(run, users)
+        seconds, found = time.perf_counter() - start, score(run, users, test)
     report.note(f"{case}: HR@10 {found['hr@10']:.4f}, NDCG@10 {found['ndcg@10']:.4f} in {seconds / 60:.1f} min")
     return {**found, "training": seconds / 60}
 
@@ -229,16 +274,13 @@ def dense_of(users: list[User]) -> list[str]:
     return ["age"] if users[0].times is not None else []
 
 
-def score(run: jrec.Run, users: list[User]) -> dict[str, float]:
-    """Metrics of each user's last item, ranked among all items but those before it."""
+def score(run: jrec.Run, users: list[User], test: Test) -> dict[str, float]:
+    """Metrics of each user's last item by a trained model."""
     nothing = np.full((len(users), 1), -1)
     columns = columns_of(users, -1) | {"next": nothing, "sampled": nothing}
     vectors = run.predict(columns, dense=dense_of(users), batch_size=min(512, len(users)))["user"]
     rows = run.table("item")
-    rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-6)
-    targets = np.array([user.items[-1] for user in users])
-    seen = padded([user.items[:-1] for user in users], max(len(user.items) for user in users))
-    return jrec.nn.ranking_metrics(jrec.nn.ranks(vectors, rows, targets, seen=seen), at=(10, 50))
+    return test.metrics(vectors, rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-6))
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
 A subcommand is a module with ``DESCRIPTION`` and ``EPILOG`` for its help, ``add_arguments(parser)`` and
 ``run(args) -> int | None``, listed in ``COMMANDS``.
 
-Exit codes: 0 success, 1 a defect (with its trace), 2 a mistake that the message explains, 130 interrupted (Ctrl-C), 143
-terminated (SIGTERM).
+Exit codes: 0 success, 1 a defect (with its trace), 2 a mistake that the message explains, 75 another process of the run
+was killed or does not answer, 130 interrupted (Ctrl-C), 143 terminated (SIGTERM).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import NoReturn
 from jrec import signals
 from jrec.errors import JrecError, print_error
 from jrec.optional_packages import explained
+from jrec.outputs import check_local
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -108,7 +109,7 @@ def _refused(error: JrecError | OSError, *, show_trace: bool) -> int:
     if show_trace:
         traceback.print_exc()
     print_error(error)
-    return 2
+    return error.exit_code if isinstance(error, JrecError) else JrecError.exit_code
 
 
 def _run(arguments: list[str], commands: Sequence[Command], *, own_process: bool) -> int:
@@ -131,6 +132,8 @@ def _run(arguments: list[str], commands: Sequence[Command], *, own_process: bool
         return 2
     module = importlib.import_module(by_name[name].module)
     options = _command_options(by_name[name], module, arguments[at + 1 :])
+    for option in ("out", "figure"):  # before the work that the command may do first
+        check_local(getattr(options, option, None) or "")
     with contextlib.ExitStack() as stack:
         if name in COMPILING:
             from jrec import compile_cache, memory

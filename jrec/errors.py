@@ -12,7 +12,13 @@ from collections.abc import Iterator
 
 
 class JrecError(Exception):
-    """The base of all expected errors: the message says what is wrong, where, and what to do."""
+    """The base of all expected errors: the message says what is wrong, where, and what to do.
+
+    Attributes:
+      exit_code: The command's, when it ends so.
+    """
+
+    exit_code = 2
 
 
 class ConfigError(JrecError, ValueError):
@@ -48,6 +54,12 @@ def value_errors_are_config_errors(subject: str) -> Iterator[None]:
 
 class ProcessError(JrecError):
     """Another process of the run has ended, or cannot be reached."""
+
+
+class LostProcessError(ProcessError):
+    """Another process was killed, or stopped, without a word: the same command may well succeed when it is repeated."""
+
+    exit_code = 75  # EX_TEMPFAIL of sysexits.h
 
 
 def print_error(error: JrecError | OSError) -> None:

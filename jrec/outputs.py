@@ -15,6 +15,7 @@ import fcntl
 import json
 import os
 import pathlib
+import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -131,6 +132,7 @@ def new_folder(
       OutputError: If ``out`` may not be written, another process works on it, there is no room, or, with ``resume``,
         what an interrupted run left has another manifest; or for an ``OSError`` of the block about this folder.
     """
+    check_local(out)
     out = pathlib.Path(os.path.abspath(out))  # noqa: PTH100 (resolve() would follow a link that is to be replaced)
     check_output(out, inputs=inputs)
     partial, replaced = (out.with_name(f"{out.name}.{suffix}") for suffix in ("partial", "replaced"))
@@ -155,17 +157,40 @@ def new_folder(
             raise
 
 
+def check_local(place: Place) -> None:
+    """Refuses a URI where a file or folder is to be written: the file system would take ``s3:`` for a folder's name.
+
+    Args:
+      place: A path as the user gave it, or as ``pathlib`` shortened it: ``s3:/bucket/run``.
+
+    Raises:
+      OutputError: Naming the URI and what to do instead.
+    """
+    if (uri := re.match(r"([A-Za-z][A-Za-z0-9+.-]+):/+(.*)", os.fspath(place), re.DOTALL)) is None:
+        return
+    scheme, rest = uri.groups()
+    if scheme.lower() == "file":
+        raise OutputError(f"{scheme}:///{rest} is a URI; give the path, such as /{rest}")
+    copies = {"s3": "aws s3 cp --recursive", "gs": "gsutil cp -r", "hdfs": "hdfs dfs -put"}
+    copy = f", such as by `{copies[scheme.lower()]}`" if scheme.lower() in copies else ""
+    raise OutputError(
+        f"{scheme}://{rest} is a URI, but jrec writes to this machine's file systems only; give a path, and copy what"
+        f" is written there{copy}"
+    )
+
+
 def check_output(out: Place, *, inputs: Iterable[Place] = ()) -> None:
-    """Refuses an output that would replace or change what it is made of, or another work of jrec.
+    """Refuses an output that is no path, or that would replace or change what it is made of, or another work of jrec.
 
     Args:
       out: The file or folder to write.
       inputs: Files and folders that are read for it. Names of no file, such as "-" or "", do not count.
 
     Raises:
-      OutputError: If ``out`` is one of the inputs or holds one, or lies inside of a dataset, an FAE folder, a run, a
-        checkpoint or an export.
+      OutputError: If ``out`` is a URI, is one of the inputs or holds one, or lies inside of a dataset, an FAE folder,
+        a run, a checkpoint or an export.
     """
+    check_local(out)
     target = pathlib.Path(out).resolve()
     for name in inputs:
         if not name or not pathlib.Path(name).exists():
@@ -219,7 +244,11 @@ def writing(place: Place, room: str = "") -> Iterator[None]:
     """Turns the operating system's errors of writing ``place`` into an ``OutputError`` that names it, and the remedy.
 
     Errors that name another file, as those of reading an input, stay as they are.
+
+    Raises:
+      OutputError: For those errors; or if ``place`` is a URI.
     """
+    check_local(place)
     try:
         yield
     except OSError as error:
@@ -244,8 +273,9 @@ def locked(out: Place) -> Iterator[None]:
     """Holds the lock of a file or folder that is being written, or changed in place.
 
     Raises:
-      OutputError: If another process, or thread, holds it.
+      OutputError: If another process, or thread, holds it; or if ``out`` is a URI.
     """
+    check_local(out)
     out = pathlib.Path(os.path.abspath(out))  # noqa: PTH100
     path = out.with_name(f".{out.name}.lock")
     with contextlib.ExitStack() as stack:

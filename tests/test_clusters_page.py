@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from jrec.commands import train
+from jrec.errors import ConfigError, LostProcessError
 
 CLUSTERS = pathlib.Path(__file__).parent.parent / "examples" / "clusters"
 JOBSET = yaml.safe_load((CLUSTERS / "jobset.yaml").read_text())
@@ -58,16 +59,39 @@ def test_the_batch_script_starts_jrec_and_requeues_what_can_go_on():
     assert options.distributed
 
 
-@pytest.mark.parametrize(("code", "requeued"), [(0, False), (1, False), (2, True), (130, True)])
-def test_the_batch_script_requeues_by_exit_code(code, requeued, tmp_path):
-    for name, body in (("srun", f"exit {code}"), ("scontrol", f'echo "$@" > {tmp_path}/asked')):
+def end_of(tmp_path, code, **environment):
+    """Runs the batch script with a run that ends with this code; what Slurm is asked for, and what the script says."""
+    for name, body in (("srun", f"exit {code}"), ("scontrol", f'echo "$@" >> {tmp_path}/asked')):
         program = tmp_path / name
         program.write_text(f"#!/bin/sh\n{body}\n")
         program.chmod(0o755)
-    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "77"}
-    done = subprocess.run(["bash", CLUSTERS / "slurm.sh"], env=environment, check=False)
+    environment |= {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "77"}
+    script = ["bash", CLUSTERS / "slurm.sh"]
+    done = subprocess.run(script, env=environment, check=False, capture_output=True, text=True)
     assert done.returncode == code
     asked = tmp_path / "asked"
-    assert asked.is_file() == requeued
-    if requeued:
-        assert asked.read_text() == "requeue 77\n"
+    return asked.read_text() if asked.is_file() else "", done.stderr
+
+
+LOST = LostProcessError.exit_code
+
+
+@pytest.mark.parametrize("code", [0, 1, ConfigError.exit_code, 139, 143, 253])
+def test_the_batch_script_does_not_requeue_what_would_end_so_again(code, tmp_path):
+    assert end_of(tmp_path, code) == ("", "")
+
+
+@pytest.mark.parametrize("code", [LOST, 130, 134, 137])
+def test_the_batch_script_requeues_what_can_go_on_but_not_forever(code, tmp_path):
+    assert end_of(tmp_path, code) == ("requeue 77\n", "")
+    (tmp_path / "asked").unlink()
+    assert end_of(tmp_path, code, SLURM_RESTART_COUNT="19") == ("requeue 77\n", "")
+    (tmp_path / "asked").unlink()
+    assert end_of(tmp_path, code, SLURM_RESTART_COUNT="20") == ("", "not requeued: restarted 20 times already\n")
+    assert end_of(tmp_path, code, SLURM_RESTART_COUNT="3", JREC_MOST_RESTARTS="3")[0] == ""
+
+
+def test_the_page_has_the_exit_codes():
+    page = (CLUSTERS.parents[1] / "docs/clusters.md").read_text()
+    assert f"| {LOST} | another process was killed" in page
+    assert f"| 1, {ConfigError.exit_code} |" in page

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import torch_files
+from checkpoint_state import latest
 from run_cases import quickstart
 
 from jrec.cli import main
@@ -197,6 +198,30 @@ def test_rows_of_other_numbers_and_dtypes(tmp_path, dataset, capsys):
 
 
 # What is refused.
+
+
+@pytest.mark.parametrize("cap", [(), ("--max-rows", "3")])
+def test_rows_that_prepare_numbered_are_not_taken_for_pytorchs_ids(tmp_path, cap):
+    """Row i is the i-th most frequent value, or bucket: without --rows its vector would be another value's."""
+    lines = [f"{n % 2},{n},{n * n % 7}" for n in range(60)]
+    (tmp_path / "log.csv").write_text("\n".join(["label,x,a", *lines]) + "\n")
+    columns = '[label]\ncolumn = "label"\n[[dense]]\ncolumn = "x"\n[[categorical]]\ncolumn = "a"\n'
+    (tmp_path / "columns.toml").write_text(columns)
+    command = ["prepare", "csv", "--schema", f"{tmp_path}/columns.toml", "--input", f"{tmp_path}/log.csv"]
+    assert main([*command, "--out", f"{tmp_path}/data", "--min-count", "1", "--quiet", *cap]) == 0
+    rows = Schema.load(tmp_path / "data").table("a").rows
+    rng = np.random.default_rng(0)
+    table = rng.normal(size=(rows, DIM)).astype("f4")
+    named = facebook([table], [layer(rng, 1, 6), layer(rng, 6, DIM)], [layer(rng, DIM + 1, 1)], [])
+    file = torch_files.save(tmp_path / "dlrm.pt", named)
+    with pytest.raises(ConfigError, match=r"'a' of .*numbered by frequency.* a\.npy of a folder of --rows"):
+        import_dlrm(file, tmp_path / "data", tmp_path / "run")
+    with pytest.raises(ConfigError, match="numbered by frequency"):  # the folder says nothing of this table
+        import_dlrm(file, tmp_path / "data", tmp_path / "run", rows=tmp_path)
+    assert not (tmp_path / "run").exists()
+    np.save(tmp_path / "a.npy", np.arange(rows))
+    import_dlrm(file, tmp_path / "data", tmp_path / "run", rows=tmp_path)
+    np.testing.assert_array_equal(latest(tmp_path / "run").table("a").read("values", np.arange(rows)), table)
 
 
 def test_other_models_are_refused(dataset):

@@ -10,10 +10,15 @@ import subprocess
 import sys
 import threading
 import time
+import types
 
 import pytest
 
+from jrec.cli import main
+from jrec.commands import eval as eval_command
+from jrec.commands.processes import Company
 from jrec.errors import ConfigError, ProcessError
+from jrec.train import lifeline
 from jrec.train.lifeline import Lifeline
 from jrec.train.meeting import Role, differences, join
 
@@ -214,6 +219,44 @@ def test_after_a_collective_failed_the_silent_one_is_named_sooner():
     assert zero.lost() is None
     assert (zero.lost(1.0) or "").startswith("process 1 of 3 has not answered for 1 s")
     assert two.lost() is None
+
+
+def test_a_silent_process_is_told_from_one_that_failed(monkeypatch):
+    """The exit code says whether the same command, repeated, may succeed; also where the news comes by another one."""
+    ended = queue.Queue()
+    monkeypatch.setattr(lifeline.os, "_exit", ended.put)
+    monkeypatch.setattr(Lifeline, "leave", lambda self: None)
+    for why, code in (
+        ("process 2 of 3 has not answered for 5 s, as a killed or stopped one does", 75),
+        ("the disk is full: process 2 of 3 has not answered for 5 s", 2),
+        ("process 2 of 3 lost another one: RESOURCE_EXHAUSTED", 2),
+    ):
+        store, options = Store(), {"beat": 0.05, "silence": 20.0, "grace": 0.1}
+        Lifeline(Role(host="localhost", port=7000, processes=3, process=0), store, **options)
+        Watching(1, 3, store).fail(why)
+        assert ended.get(timeout=5) == code
+
+
+@pytest.mark.parametrize(
+    ("lost", "code"),
+    [
+        ("process 1 of 2 has not answered for 5 s, as a killed or stopped one does", 75),
+        ("process 1 of 2 ended with an error: the disk is full", 2),
+        (None, 2),
+    ],
+)
+def test_the_command_ends_with_the_code_of_what_it_lost(monkeypatch, capsys, lost, code):
+    company = Company(Role(host="localhost", port=7000, processes=2, process=0))
+    company._joining, company._lifeline = True, types.SimpleNamespace(lost=lambda seconds: lost, fail=lambda why: None)
+
+    def run(args):
+        error = ProcessError("process 0 of 2 lost another one: Gloo")
+        raise company.failed(error) or error
+
+    monkeypatch.setattr(eval_command, "run", run)
+    assert main(["eval", "run", "data"]) == code
+    assert company._code == code
+    assert (lost or "lost another one: Gloo") in capsys.readouterr().err
 
 
 def test_processes_that_are_through_may_go():

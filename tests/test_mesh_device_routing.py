@@ -116,10 +116,14 @@ def on_mesh(case, optimizer, room, *, sends=(), key=None, exchange="padded", wid
     rows = mesh_cases.mesh_rows(case.placed, case.table, case.slots)
     if not hosts:
         rows = dataclasses.replace(rows, host=None, host_slots={})
-    ids = np.where(case.bags.ids < 0, -1, case.bags.ids.astype(np.int64) + FIRST[wide]).astype(np.int32)
-    bags = dataclasses.replace(case.bags, ids=ids)
-    arguments = (rows, places_of(case.placed, room, sends, wide=wide), bags, key)
+    arguments = (rows, places_of(case.placed, room, sends, wide=wide), addressed(case, wide), key)
     return jax.jit(mapped, donate_argnums=0)(*mesh_cases.put(arguments, spec, mesh))
+
+
+def addressed(case, wide):
+    """The bags, of addresses in place of rows."""
+    ids = np.where(case.bags.ids < 0, -1, case.bags.ids.astype(np.int64) + FIRST[wide]).astype(np.int32)
+    return dataclasses.replace(case.bags, ids=ids)
 
 
 def gradient_of(pooled):
@@ -191,6 +195,40 @@ def test_sent_lookups_meet_the_others_in_every_window(room, sends, exchange, rag
     with mesh_cases.ragged_on_cpu():
         case = make_case(1, optimizer, ragged=ragged)
         compare(case, optimizer, ROOMS[room], sends=sends, exchange=exchange)
+
+
+def routed(case, room, look, *, sends=(), wide=False):
+    """What ``look`` finds in each device's routing of its part of the batch, a leading axis of devices before it."""
+
+    def body(places, bags):
+        return jax.tree.map(lambda leaf: leaf[None], look(local_view(places).routed(local_view(bags), None)))
+
+    over = P(AXIS)
+    mapped = jax.shard_map(body, mesh=mesh_cases.mesh(DEVICES), in_specs=(over, over), out_specs=over, check_vma=False)
+    return jax.jit(mapped)(places_of(case.placed, room, sends, wide=wide), addressed(case, wide))
+
+
+def test_a_window_holds_no_more_replicated_rows_than_it_has_room_for():
+    case = make_case(2, OPTIMIZERS["sgd"], tiers=(SHARDED, REPLICATED, REPLICATED))
+    room = ROOMS["all"]._replace(replicated=2)
+
+    def look(routing):
+        return routing.first().behind[DEVICES], routing.starts[DEVICES + 1] - routing.starts[DEVICES]
+
+    held, read = routed(case, room, look)
+    assert read.max() > 2
+    assert held.max() <= 2
+
+
+def test_lookups_beyond_31_bits_are_sent():
+    """Where all are sent, there is no room to ask for their rows: those that were taken for padding would be lost."""
+    case = make_case(2, OPTIMIZERS["sgd"], tiers=(SHARDED,))
+    lines = [
+        routed(case, ROOMS["all"], lambda routing: routing.sent.rows, sends=((0, 6),), wide=wide)
+        for wide in (False, True)
+    ]
+    assert (lines[0] >= 0).any()
+    np.testing.assert_array_equal(*lines)
 
 
 @pytest.mark.parametrize("room", ["all", "some"])

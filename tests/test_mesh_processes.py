@@ -19,6 +19,7 @@ from jrec.data.regroup import gathered
 from jrec.data.schema import Schema
 from jrec.data.synth.generate import SynthOptions, synthesize
 from jrec.data.synth.shapes import shape_like
+from jrec.errors import LostProcessError
 from jrec.run.step import compile_run
 from jrec.train.build import build_layout, build_model, build_optimizer
 from jrec.train.config import load_config
@@ -209,7 +210,7 @@ def test_a_stopped_process_ends_the_others_with_one_line(run, tmp_path, stopped)
     began = time.monotonic()
     _, said = processes[1 - stopped].communicate(timeout=90)
     assert 25 < time.monotonic() - began < 60
-    assert processes[1 - stopped].returncode == 2
+    assert processes[1 - stopped].returncode == LostProcessError.exit_code
     assert_one_line(said, f"process {stopped} of 2 has not answered for 30 s")
     processes[stopped].send_signal(signal.SIGCONT)
     _, said = processes[stopped].communicate(timeout=60)
@@ -228,7 +229,7 @@ def test_a_killed_process_ends_the_others_and_the_run_goes_on_with_fewer(run, tm
     killed = time.monotonic()
     _, said = processes[0].communicate(timeout=60)
     assert time.monotonic() - killed < 60
-    assert processes[0].returncode == 2
+    assert processes[0].returncode == LostProcessError.exit_code
     assert_one_line(said, "process 1 of 2 has not answered for")
     steps = [int(p.name) for p in (folder / "checkpoints").iterdir() if p.name.isdigit()]
     # One process, one device: the same batches, each of them whole.

@@ -147,6 +147,24 @@ def test_ragged_sums_and_gradients_arrive_where_padded_ones_do():
     jax.tree.map(np.testing.assert_array_equal, got, want)
 
 
+def test_a_line_full_of_lookups_has_as_many_bags_for_its_owner_as_for_its_sender():
+    """Padding bags begin behind its last lookup, where nothing is; a ragged exchange needs one size on both sides."""
+
+    def body(rows, starts, at):
+        sent = Sent.open(SendRoute(rows=rows, starts=starts, at=at, num_bags=BAGS))
+        return sent.sends, sent.answers
+
+    lookups, bags = 2, 3
+    rows = np.full((DEVICES * DEVICES, lookups), -1, np.int32)
+    starts, at = np.zeros((DEVICES * DEVICES, bags), np.int32), np.full((DEVICES * DEVICES, bags), BAGS, np.int32)
+    rows[1], starts[1], at[1, :1] = [0, 7], [0, 2, 2], [4]  # what device 0 sends to device 1: a full line of one bag
+    rows[2, :1], starts[2], at[2, :1] = [3], [0, 1, 1], [4]
+    mapped = jax.shard_map(body, mesh=mesh_cases.mesh(DEVICES), in_specs=P(AXIS), out_specs=P(AXIS), check_vma=False)
+    sends, answers = (np.reshape(counts, (DEVICES, DEVICES)) for counts in jax.jit(mapped)(rows, starts, at))
+    assert sends.tolist() == [[0, 1, 1, 0], *[[0] * DEVICES] * 3]
+    np.testing.assert_array_equal(answers, sends.T)
+
+
 @pytest.mark.slow
 def test_rows_of_16_bits_are_rounded_alike():
     """Gradients of integers have exact sums: equal to the bit."""

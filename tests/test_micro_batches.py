@@ -20,6 +20,7 @@ from test_flax_state import placed as placed_with
 import jrec
 from jrec import nn, ops
 from jrec.errors import ConfigError
+from jrec.nn.micro_batches import MicroBatches
 from jrec.nn.step import train_step_on
 from jrec.run.options import HostOptions
 from jrec.run.step import StepBatch, compile_run
@@ -163,6 +164,33 @@ def test_a_loss_of_the_whole_batch_is_refused(placement):
         with pytest.raises(ConfigError, match=r"asks for all examples .* leave micro_batches out"):
             step(next(feed))
         assert (run.table("user") != before).any()  # by the step of the whole batch
+
+
+def test_slices_have_the_ids_and_weights_of_their_examples():
+    """For models that read the bags themselves, in either form."""
+    layout, count, size = test_accumulation.LAYOUT, 3, 12
+    batch = jrec.data.pack_batch(layout, test_accumulation.columns(0, size), dense=["price"])
+    activations = {name: np.zeros((bags.num_bags, 1), np.float32) for name, bags in batch.bags.items()}
+    batch = jax.tree.map(jax.numpy.asarray, batch)
+    slices = MicroBatches(layout, batch, jax.tree.map(jax.numpy.asarray, activations), count)
+    forms = set()
+    for number in range(count):
+        _, cut = slices.of(jax.tree.map(lambda array, n=number: array[n], slices.slices))
+        for name, bags in batch.bags.items():
+            order = slices._orders[name][number]
+            assert lookups(cut.bags[name]) == [lookups(bags)[bag] for bag in order]
+            forms.add((bags.offsets is None, bags.weights is None))
+    assert (False, False) in forms
+
+
+def lookups(bags):
+    """The ids and weights of each bag."""
+    ids, weights = (None if of is None else np.asarray(of) for of in (bags.ids, bags.weights))
+    if bags.offsets is None:
+        cut = [slice(number, number + 1) for number in range(len(ids))]
+    else:
+        cut = [slice(*ends) for ends in np.stack([bags.offsets[:-1], bags.offsets[1:]], axis=1)]
+    return [(ids[of].tolist(), None if weights is None else weights[of].tolist()) for of in cut]
 
 
 def test_slices_take_the_memory_of_one():

@@ -6,8 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import checkify
 
 import jrec
+from jrec import ops
 from jrec.ops import ids as module
 
 WRAPPING = 2**32 + 3
@@ -65,3 +67,23 @@ def test_docstring_example():
     assert sum(len(test.examples) for test in found) == 3
     for test in found:
         assert doctest.DocTestRunner().run(test).failed == 0
+
+
+@pytest.mark.usefixtures("quick_compilation")
+@pytest.mark.parametrize(("combiner", "offsets"), [("sum", None), ("mean", (0, 2, 2, 6))])
+def test_padding_is_no_mistake_to_index_checks_but_an_id_past_the_table_is(combiner, offsets):
+    table = jnp.arange(40, dtype=jnp.float32).reshape(10, 4)
+    ids = jnp.array([1, -1, 3, -1, 0, -1], jnp.int32)
+    ids, offsets = (ids.reshape(3, 2), None) if offsets is None else (ids, jnp.array(offsets, jnp.int32))
+
+    def loss(table, ids):
+        return ops.embedding_bag(table, ids, offsets, combiner=combiner, implementation="xla").sum()
+
+    checked = checkify.checkify(jax.jit(jax.value_and_grad(loss)), errors=checkify.index_checks)
+    error, (value, gradient) = checked(table, ids)
+    error.throw()
+    expected, expected_gradient = jax.value_and_grad(loss)(table, ids)
+    np.testing.assert_array_equal(value, expected)
+    np.testing.assert_array_equal(gradient, expected_gradient)
+    with pytest.raises(Exception, match="index 10 is out of bounds"):
+        checked(table, jnp.where(ids == 3, 10, ids))[0].throw()

@@ -1,6 +1,9 @@
 """What jrec writes appears whole or not at all, has one writer at a time, and never replaces what it is made of."""
 
+import argparse
+import dataclasses
 import errno
+import importlib
 import multiprocessing
 import os
 import pathlib
@@ -10,12 +13,27 @@ import time
 import numpy as np
 import pytest
 
-from jrec import outputs
+from jrec import Run, outputs, ray
 from jrec.access.profile import AccessProfile
-from jrec.cli import main
+from jrec.checkpoint import Checkpoints
+from jrec.cli import COMMANDS, command_parser, main
 from jrec.data.blocks import ShardWriter
+from jrec.data.prepare import prepare
+from jrec.data.readers.delimited import Delimited
+from jrec.data.readers.delimited_schema import load_schema
+from jrec.data.reorder import reorder
+from jrec.data.schema import Schema
+from jrec.data.synth import SynthOptions, shape_like, synthesize
 from jrec.errors import OutputError
+from jrec.host.memory import allocate
+from jrec.host.timeline import Timeline
+from jrec.train.compress import Selection, compress_run
+from jrec.train.config import load_config, save_config
+from jrec.train.export import export_run
 from jrec.train.predict import Scored, write_scores
+from jrec.train.report import write_report
+from jrec.train.report.logs import MetricLog
+from jrec.train.run_folder import open_run_folder
 
 OLD, NEW = b"old" * 1000, b"new" * 1000
 
@@ -250,6 +268,114 @@ def test_no_command_destroys_its_input(world, capsys, clash):
     said = capsys.readouterr().err
     assert re.search(message, said), said
     assert content(world) == before
+
+
+# A URI is no path: pathlib takes "s3://bucket/x" for the folder "s3:" in the current one.
+
+URI_COMMANDS = {
+    "prepare": "criteo-kaggle --input none",
+    "synth": "--like quickstart --rows 600",
+    "reorder": "none",
+    "access": "none",
+    "fae calibrate": "none",
+    "fae pack": "none",
+    "links": "",
+    "plan": "none --hardware none",
+    "replan": "none none",
+    "init": "none",
+    "eval": "none none",
+    "predict": "none none",
+    "export": "none",
+    "import-dlrm": "none none",
+    "compress": "none",
+}
+
+
+@pytest.mark.parametrize("command", URI_COMMANDS)
+def test_no_command_takes_a_uri_for_a_folder(tmp_path, monkeypatch, capsys, command):
+    """Before it reads anything: there are no inputs here."""
+    monkeypatch.chdir(tmp_path)
+    assert main([*command.split(), *URI_COMMANDS[command].split(), "--out", "s3://bucket/x.toml"]) == 2
+    said = capsys.readouterr().err
+    assert "s3://bucket/x.toml is a URI" in said
+    assert "copy what is written there, such as by `aws s3 cp --recursive`" in said
+    assert not names(tmp_path)
+
+
+def test_every_command_with_an_output_is_asked_for_a_uri():
+    def writes(parser):
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                for name, inner in action.choices.items():
+                    yield from (f"{name}{more}" for more in writes(inner))
+            elif "--out" in action.option_strings:
+                yield ""
+
+    found = set()
+    for command in COMMANDS:
+        parser = command_parser(command, importlib.import_module(command.module))
+        found |= {f"{command.name} {one}".strip() for one in writes(parser)}
+    found = {name if name.startswith("fae") else name.split()[0] for name in found}  # prepare's formats are one
+    assert found == set(URI_COMMANDS)
+
+
+def test_no_run_takes_a_uri_for_a_folder(world, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "quickstart", f"data.path={world}/data", "out=gs://bucket/run", "max_steps=1"]) == 2
+    assert "gs://bucket/run is a URI" in capsys.readouterr().err
+    plan = ["plan", f"{world}/data", "--hardware", f"{world}/machine.toml", "--dim", "8", "--out", "plan"]
+    assert main([*plan, "--figure", "gs://bucket/plan.svg"]) == 2
+    assert "gs://bucket/plan.svg is a URI" in capsys.readouterr().err
+    assert not names(tmp_path)
+
+
+def library_writers(world):
+    """What a library's user writes by, each with a place to write to."""
+    shape, schema = shape_like("quickstart", table_rows=600), Schema.load(world / "data")
+    config = load_config("quickstart", [f"data.path={world}/data"])
+    scored = Scored(split="", first=0, logits=np.zeros(2, np.float32), labels=None)
+    log, columns = str(world / "log.csv"), str(world / "columns.toml")
+    return {
+        "synthesize": lambda out: synthesize(shape, out, SynthOptions(rows=600)),
+        "prepare": lambda out: prepare(Delimited(load_schema(columns)), log, out),
+        "reorder": lambda out: reorder(world / "data", out=out),
+        "profile": AccessProfile(examples=1, source="", tables=()).save,
+        "checkpoints": Checkpoints,
+        "run": object.__new__(Run).save,  # before it looks at the run
+        "ray": lambda out: ray.fit("quickstart", [f"out={out}"], workers=1),
+        "configuration": lambda out: save_config(config, out),
+        "export": lambda out: export_run(world / "run", out),
+        "compress": lambda out: compress_run(world / "run", out, Selection(rank=2, largest=1)),
+        "run folder": lambda out: enter(
+            open_run_folder(dataclasses.replace(config, out=out), resume=False, overwrite=False)
+        ),
+        "report": lambda out: write_report(out, config=config, schema=schema, scores={}, parameters={}, steps=0),
+        "log": lambda out: MetricLog(out, tensorboard=False),
+        "scores": lambda out: write_scores(pathlib.Path(out), [scored], splits=False),
+        "shard": lambda out: ShardWriter(out, 100),
+        "trace": lambda out: Timeline().write_trace(out),
+        "host tier": lambda out: allocate((4, 4), np.dtype(np.float32), name="t", folder=out),
+    }
+
+
+def enter(context):
+    with context:
+        pass
+
+
+def test_no_function_takes_a_uri_for_a_folder(world, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, write in library_writers(world).items():
+        with pytest.raises(OutputError, match=r"hdfs://host/x\.parquet is a URI.* `hdfs dfs -put`"):
+            write("hdfs://host/x.parquet")
+        assert not names(tmp_path), name
+
+
+def test_a_file_uri_is_answered_by_its_path(tmp_path):
+    with pytest.raises(OutputError, match=f"file://{tmp_path}/x is a URI; give the path, such as {tmp_path}/x"):
+        outputs.write_file(f"file://{tmp_path}/x", NEW)
+    outputs.write_file(tmp_path / "a:b", NEW)  # a colon alone makes no URI
+    assert names(tmp_path) == ["a:b"]
 
 
 @pytest.mark.parametrize("swaps", [True, False])

@@ -12,7 +12,16 @@ from flax import nnx
 
 import jrec
 from jrec.data.schema import DatasetError
-from jrec.nn import NextItem, SequenceConfig, SequenceEncoder, next_item_layout, next_item_loss, ranking_metrics, ranks
+from jrec.nn import (
+    NextItem,
+    SequenceConfig,
+    SequenceEncoder,
+    next_item_layout,
+    next_item_loss,
+    ranking_metrics,
+    ranks,
+    sequences,
+)
 from jrec.nn.sequences import HSTUBlock, SASRecBlock
 
 KINDS = ("hstu", "sasrec")
@@ -66,6 +75,14 @@ def test_a_layer_of_hstu_is_the_papers():
     gathered = normed(np.einsum("bhij,bjhd->bihd", weights, v).reshape(3, LENGTH, DIM))
     want = x + (u.reshape(3, LENGTH, DIM) * gathered) @ np.asarray(block.out.kernel) + np.asarray(block.out.bias)
     np.testing.assert_allclose(got[:2], want[:2], rtol=2e-4, atol=2e-4)  # the third gathers nothing: 0 over its spread
+
+
+def test_times_are_bucketed_as_the_papers_code_does():
+    """By log(seconds) / 0.301 of the authors' repository: trained biases have these places."""
+    seconds = np.array([0, 1, 2, 60, 3_600, 86_400, 31_536_000, 2**31 - 1], np.int32)
+    found = sequences._buckets(seconds[None], np.zeros((1, 1), np.int32))
+    assert found.tolist() == [[[0, 0, 2, 13, 27, 37, 57, 71]]]
+    assert sequences._buckets(np.array([[1e30]], np.float32), np.zeros((1, 1), np.float32)).tolist() == [[[127]]]
 
 
 def test_a_layer_of_sasrec_is_the_papers():

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from jrec.errors import ConfigError
+from jrec.sharding import inference
 from jrec.sharding.cost import degree_of_balance, evaluate, replicated_seconds, sharded_seconds
 from jrec.sharding.hardware import PRESETS, Hardware, grid, load_hardware, parse_bytes
 from jrec.sharding.inference import copy_for_inference
@@ -182,8 +183,6 @@ def algorithm_1(problem, placement, room):
 
 @pytest.mark.parametrize(("devices", "nodes"), [(2, 1), (4, 2), (8, 2), (6, 3)])
 def test_algorithm_1_is_the_papers(devices, nodes, monkeypatch):
-    from jrec.sharding import inference
-
     monkeypatch.setattr(inference, "_SHARE", 1e-9)  # pieces stay as they are
     problem = problem_of([zipf_counts(60), zipf_counts(25, 1)], devices=devices, nodes=nodes, purpose="inference")
     pieces = partition(problem, 0.05, *whole(problem))
@@ -196,6 +195,28 @@ def test_algorithm_1_is_the_papers(devices, nodes, monkeypatch):
     if nodes == 2:
         rerouted = (found.path != placement.path) & ~found.holders()
         assert rerouted.any()  # the second hop
+
+
+def random_cluster(seed):
+    """Tables on devices of which each link has another cost in either direction, and room for copies."""
+    rng = np.random.default_rng(seed)
+    devices = int(rng.integers(3, 7))
+    problem = problem_of([zipf_counts(40, seed), zipf_counts(20, seed + 1)], devices=devices, purpose="inference")
+    fetch = rng.choice([1e-11, 2e-11, 4e-11, 8e-11], (devices, devices))
+    np.fill_diagonal(fetch, 1e-12)
+    hardware = dataclasses.replace(problem.hardware, fetch=tuple(map(tuple, fetch.tolist())))
+    problem = dataclasses.replace(problem, hardware=hardware)
+    pieces = partition(problem, 0.05, *whole(problem))
+    placement = Placement.owned(pieces, rng.integers(0, devices, len(pieces)), devices)
+    return problem, placement, rng.uniform(100, 600, devices)
+
+
+def test_algorithm_1_is_the_papers_on_links_of_any_costs(monkeypatch):
+    """A piece that the second hop brings to a link may be hotter than what was tried there: 4 of these clusters."""
+    monkeypatch.setattr(inference, "_SHARE", 1e-9)  # pieces stay as they are
+    for seed in range(60):
+        cluster = random_cluster(seed)
+        np.testing.assert_array_equal(copy_for_inference(*cluster).path, algorithm_1(*cluster), err_msg=f"{seed}")
 
 
 def test_slow_links_are_relieved_first():

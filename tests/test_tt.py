@@ -134,6 +134,17 @@ def test_ragged_bags_and_every_gradient(name, way):
         _check(shape, _cores(shape), case, way, tolerance=1e-4 if kind == "identical" else 2e-5)
 
 
+@pytest.mark.parametrize("ragged", [False, True])
+def test_neighbouring_bags_of_one_prefix_keep_their_own_sums(ragged):
+    """EL-Rec's reuse within a bag: the last row of a bag and the first one of the next share a prefix here."""
+    shape = TTShape(rows=12, dim=4, row_factors=(3, 4), dim_factors=(2, 2), ranks=(3,))
+    cores, ids = _cores(shape), jnp.array([[4, 5], [6, 4], [7, 7]], jnp.int32)
+    given = (ids.reshape(-1), jnp.array([0, 2, 4, 6], jnp.int32)) if ragged else (ids, None)
+    rows = tt_embedding_bag(cores, shape, ids.reshape(-1, 1), contraction="naive")
+    found = tt_embedding_bag(cores, shape, *given, contraction="sample", implementation="xla")
+    np.testing.assert_allclose(found, rows.reshape(3, 2, 4).sum(axis=1), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("combiner", "contraction"),
     [

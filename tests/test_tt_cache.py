@@ -177,6 +177,17 @@ def test_rows_enter_at_the_end_of_the_warm_up_and_change_on_schedule():
     assert seen == [[60, 60], [60, 60], [3, 7], [3, 7], [7, 9], [7, 9], [5, 9], [5, 9]]
 
 
+def test_the_last_step_of_the_warm_up_counts():
+    config = TTCacheConfig(cache_rows=1, tracked_rows=4, warmup_steps=2, refresh_every=None)
+    cores, optimizer = tt_init(SMALL, jax.random.key(0)), SGD(learning_rate=0.1)
+    cache = tt_cache_init(config, SMALL, optimizer)
+    for step, ids in enumerate(([[3, -1]], [[7, 7]])):
+        cast = tensor_cast(jnp.array(ids, jnp.int32), num_rows=SMALL.rows)
+        cache = _step(config, optimizer, cores, cache, SMALL, cast, step=step, **XLA)
+    assert cache.ids.tolist() == [7]
+    assert cache.tracker.counts[:2].tolist() == [1, 2]
+
+
 def test_of_equally_frequent_rows_the_lowest_numbers_are_cached():
     config, optimizer = TTCacheConfig(cache_rows=3, tracked_rows=6), SGD(learning_rate=0.1)
     cache = tt_cache_init(config, SMALL, optimizer)

@@ -1,6 +1,7 @@
 """Plans that place rows of tables of 2^31 rows and more: devices have offsets, and addresses modulo 2^32."""
 
 import dataclasses
+import types
 
 import jax
 import numpy as np
@@ -17,11 +18,13 @@ from jrec.data.synth.shapes import shape_like
 from jrec.host import HostTable
 from jrec.ops import layout as layouts
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
+from jrec.run import planned_tier
 from jrec.run.mesh_plan import default_plan
 from jrec.run.mesh_rows import based, initial_stack
 from jrec.sharding import save_plan
 from jrec.sharding.contents import host_ranges, replicated_addresses, shard_addresses
 from jrec.sharding.pieces import HOST, REPLICATED, SHARDED
+from jrec.sharding.plans import Located
 from jrec.sharding.stack_ranges import StackRanges, within
 from jrec.train import loop
 from jrec.train.build import build_layout
@@ -77,6 +80,40 @@ def wide_layout():
 
 def wide_plan():
     return ranged(default_plan(wide_layout(), DEVICES, baseline="table-wise"), "t", RANGES)
+
+
+class Lines:
+    """Lines of as many as one likes, each of which holds its own number in NumPy's int64."""
+
+    dtype = np.dtype(np.int64)
+
+    def __init__(self, *shape):
+        self.shape = shape
+
+    def reshape(self, *shape):
+        return Lines(*(size if size > 0 else self.shape[0] // shape[0] for size in shape))
+
+    def __getitem__(self, places):
+        places = places if isinstance(places, tuple) else (places,)
+        flat = np.ravel_multi_index(places, self.shape[: len(places)])
+        return np.repeat(flat[:, None], self.shape[-1], axis=1)
+
+
+def test_rows_are_read_of_shards_that_together_have_more_lines_than_int32_numbers(monkeypatch):
+    """Four devices of 2^30 lines each; nothing of that size is made."""
+    shard, gather = 2**30, planned_tier._gather
+    monkeypatch.setattr(planned_tier, "_gather", lambda *about: gather(*about).__wrapped__)
+    owner = np.array([0, 1, 2, 3, 3], np.int16)
+    offset = np.array([5, shard - 1, 0, 7, shard - 1])
+    where = Located(np.full(5, SHARDED, np.uint8), owner, offset)
+    mesh = Mesh(np.array(jax.devices()[:1]), ("devices",))
+    plan = types.SimpleNamespace(devices=4, locate=lambda table, rows: where)
+    tier = object.__new__(planned_tier.PlannedTier)
+    tier.stack = types.SimpleNamespace(dim=2, bases=(0,), tables=(types.SimpleNamespace(name="t"),))
+    tier._setup = types.SimpleNamespace(plan=plan, mesh=mesh)
+    replicated = types.SimpleNamespace(addressable_shards=[types.SimpleNamespace(data=np.zeros((1, 2)))])
+    tier._rows = types.SimpleNamespace(sharded=Lines(4 * shard, 2), replicated=replicated)
+    np.testing.assert_array_equal(tier.read(np.arange(5))[:, 0], owner.astype(np.int64) * shard + offset)
 
 
 def test_rows_are_read_where_the_plan_keeps_them():

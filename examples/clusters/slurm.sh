@@ -17,8 +17,14 @@ srun --kill-on-bad-exit=0 jrec train configs/criteo_terabyte.toml \
   mesh.devices="$SLURM_NTASKS" checkpoint.every_steps=2000 \
   --distributed --resume || status=$?
 
-# 0: the run is finished. 130: a signal stopped it. 2: a process died, and the others ended with the last checkpoint.
-if [ "$status" -eq 130 ] || [ "$status" -eq 2 ]; then
-  scontrol requeue "$SLURM_JOB_ID"
-fi
+# srun's status is the highest of all processes: a killed one's 137, or 134 where process 0 was it, hides the others' 75.
+case "$status" in
+  75 | 130 | 134 | 137) # a process was lost, or a signal stopped the run: it goes on from its checkpoint
+    if [ "${SLURM_RESTART_COUNT:-0}" -lt "${JREC_MOST_RESTARTS:-20}" ]; then
+      scontrol requeue "$SLURM_JOB_ID"
+    else
+      echo "not requeued: restarted $SLURM_RESTART_COUNT times already" >&2
+    fi
+    ;;
+esac # 0: finished. 1, 2: a defect or a mistake, which a restart would meet again.
 exit "$status"

@@ -28,7 +28,7 @@ from jrec.checkpoint.save import Save, Settings, Written, withdrawn
 from jrec.checkpoint.saved import Saved
 from jrec.checkpoint.sources import Source
 from jrec.errors import CheckpointError
-from jrec.outputs import locked
+from jrec.outputs import check_local, locked
 
 CHUNK_BYTES = 32 << 20
 UNDO_BYTES = 256 << 20
@@ -56,6 +56,7 @@ class Checkpoints:
         undo_bytes: int = UNDO_BYTES,
         barrier: Callable[[str], None] | None = None,
     ):
+        check_local(folder)
         barrier = barrier if jax.process_count() > 1 else None
         self._settings = Settings(
             folder=pathlib.Path(folder).absolute(),

@@ -11,13 +11,13 @@ Make a run of a DLRM that facebookresearch/dlrm or TorchRec trained, for `jrec e
 CKPT is a safetensors file, or what torch.save wrote: a state_dict, or a dictionary that has one as "state_dict". Its
 ending does not matter, nothing in it is run, and PyTorch is not needed. DATA is a dataset with the model's features in
 its order, each with a table of its own. Row i of a table is PyTorch's id i; where the dataset numbers its rows
-differently, FOLDER/TABLE.npy of --rows says of each of the dataset's rows which row of the checkpoint it is (-1:
-zeros). Keys after the options are of the run's configuration, such as its optimizers; slots of optimizers begin
-fresh."""
+differently, as `jrec prepare` does, FOLDER/TABLE.npy of --rows says of each of the dataset's rows which row of the
+checkpoint it is (-1: zeros). Keys after the options are of the run's configuration, such as its optimizers; slots of
+optimizers begin fresh."""
 EPILOG = """examples:
-  jrec import-dlrm dlrm.pt data/kaggle --out runs/imported
-  jrec import-dlrm dlrm.safetensors data/kaggle --out runs/imported
-  jrec import-dlrm dlrm.pt data/kaggle --out runs/imported --rows numbers optimizer.embedding.name=rowwise_adagrad
+  jrec import-dlrm dlrm.pt data/kaggle --rows numbers --out runs/imported
+  jrec import-dlrm dlrm.safetensors data/synthetic --out runs/imported
+  jrec import-dlrm dlrm.pt data/kaggle --rows numbers --out runs/imported optimizer.embedding.name=rowwise_adagrad
   jrec eval runs/imported data/kaggle
 """
 

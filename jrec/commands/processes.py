@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from jrec.commands.arguments import DEVICES, integer
-from jrec.errors import JrecError, ProcessError, print_error
+from jrec.errors import JrecError, LostProcessError, ProcessError, print_error
 from jrec.signals import exit_code
 
 if TYPE_CHECKING:
@@ -76,27 +76,34 @@ class Company:
         self._lifeline = Lifeline(role, key_values())
         compare(role, facts, refusal=refusal)
 
-    def failed(self, error: BaseException) -> str | None:
+    def failed(self, error: BaseException) -> ProcessError | None:
         """Tells the others that this process ends with an error.
 
         Returns:
-          Which of the others had ended before, and why; None where it is this process's own error.
+          The error that says which of the others had ended before, and why; None where it is this process's own.
         """
         if self._role is None:
             return None
         why = " ".join(str(error).split())[:500] or type(error).__name__
-        self._code = 2 if isinstance(error, JrecError | OSError) else 1
+        self._code = JrecError.exit_code if isinstance(error, JrecError | OSError) else 1
         if isinstance(error, KeyboardInterrupt):
             self._code = exit_code(error)
         if not self._joining:
             self._refuse(self._role, error, why)
         if self._lifeline is None:
             return None
-        from jrec.train.lifeline import SUSPECT_SECONDS
+        from jrec.train.lifeline import SUSPECT_SECONDS, is_lost
 
         lost = self._lifeline.lost(SUSPECT_SECONDS) if isinstance(error, ProcessError) else None
         self._lifeline.fail(lost or why)
-        return lost
+        if lost is None:
+            return None
+        kind = LostProcessError if is_lost(lost) else ProcessError
+        self._code = kind.exit_code
+        return kind(
+            f"{lost}; look at its output for the reason. --resume goes on from the last checkpoint, with"
+            " mesh.devices=N also on fewer devices"
+        )
 
     def _refuse(self, role: Role, error: BaseException, why: str) -> None:
         """Says what is wrong, then waits for the others to tell them, too."""
@@ -132,17 +139,15 @@ def in_company(args: argparse.Namespace) -> Iterator[Company]:
 
     Raises:
       ConfigError: If the arguments do not say which process this is.
-      ProcessError: If another process has ended.
+      LostProcessError: If another process does not answer.
+      ProcessError: If another process has ended with an error.
     """
     company = Company(_role(args))
     try:
         yield company
     except BaseException as error:
         if (lost := company.failed(error)) is not None:
-            raise ProcessError(
-                f"{lost}; look at its output for the reason. --resume goes on from the last checkpoint, with"
-                " mesh.devices=N also on fewer devices"
-            ) from error
+            raise lost from error
         raise
     company.finished()
 

@@ -13,6 +13,7 @@ import tempfile
 import numpy as np
 
 from jrec.errors import ConfigError
+from jrec.outputs import check_local
 
 _NORESERVE = 0x4000  # Linux's MAP_NORESERVE, which Python 3.12 does not name: the pages may outnumber the memory
 
@@ -68,6 +69,7 @@ def _anonymous(size: int, name: str) -> mmap.mmap:
 
 
 def _file(size: int, written: np.ndarray, name: str, folder: pathlib.Path) -> mmap.mmap:
+    check_local(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor, path = tempfile.mkstemp(prefix=f"{name.replace('/', '_')[:100]}.", dir=folder)

@@ -16,6 +16,7 @@ from jrec.checkpoint import Checkpoints
 from jrec.checkpoint.manifest import VALUES, TableShape
 from jrec.checkpoint.sources import FixedRows, HostPiece, Piece
 from jrec.data.schema import Schema
+from jrec.data.vocabulary_file import buckets_file
 from jrec.errors import ConfigError
 from jrec.imports.dlrm import DLRMWeights, Joined, read_dlrm
 from jrec.imports.torch_file import read_state_dict
@@ -55,7 +56,7 @@ def import_dlrm(
       out: The run's folder, with a checkpoint of step 0.
       overrides: ``section.key=value`` of the run's configuration, such as its optimizers; not of ``[model]``.
       rows: A folder with ``TABLE.npy`` for tables whose rows are numbered differently: (rows,) integers, the row of the
-        checkpoint's table for each row of the dataset's, or -1 for zeros.
+        checkpoint's table for each row of the dataset's, or -1 for zeros. Needed for tables that ``prepare`` numbered.
       interaction: "dot" or "concat" where the widths of the layers do not tell.
       overwrite: Replaces an existing run in ``out``.
 
@@ -79,6 +80,8 @@ def import_dlrm(
     sources = []
     for table, number in numbers.items():
         source = list(weights.tables.values())[number]
+        if row_numbers[table] is None:
+            _check_own_numbers(schema, table)
         _check_rows(table, source, schema.table(table).rows, row_numbers[table])
         sources.append(source)
     order = [numbers[feature.table] for feature, _ in layout.features]
@@ -144,6 +147,22 @@ def _rows(folder: str | os.PathLike[str] | None, table: str) -> np.ndarray | Non
         return np.lib.format.open_memmap(path, mode="r")
     except (OSError, ValueError, tokenize.TokenError) as error:  # NumPy reads the header as Python's tokens
         raise ConfigError(f"{path} cannot be read as a NumPy array: {error}") from error
+
+
+def _check_own_numbers(schema: Schema, table: str) -> None:
+    """Refuses a table whose rows ``jrec prepare`` numbered, by frequency: a row's number is not PyTorch's id."""
+    assert schema.folder is not None
+    if schema.table(table).vocabulary is not None:
+        where = f"vocabulary/{table}.parquet has the value of every row"
+    elif (pathlib.Path(schema.folder) / buckets_file(table)).is_file():
+        where = f"{buckets_file(table)} has the row of every hash bucket"
+    else:
+        return
+    raise ConfigError(
+        f"table {table!r} of {schema.folder} has rows that `jrec prepare` numbered by frequency, so that row i is not"
+        f" PyTorch's id i; say in {table}.npy of a folder of --rows which row of the checkpoint each row of the dataset"
+        f" is ({where}), or np.arange({schema.table(table).rows}) where PyTorch was trained on the dataset's own rows"
+    )
 
 
 def _check_rows(table: str, source: np.ndarray, rows: int, row_numbers: np.ndarray | None) -> None:

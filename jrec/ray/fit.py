@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jrec.errors import ConfigError, ProcessError
+from jrec.outputs import check_local
 from jrec.ray.executor import require_ray
 
 
@@ -44,6 +45,7 @@ def fit(
 
     Raises:
       ConfigError: If the configuration is wrong or Ray is not installed.
+      OutputError: If ``out`` is a URI.
       ProcessError: If the run has failed more often than ``restarts``.
     """
     from jrec.train.config import load_config
@@ -51,6 +53,7 @@ def fit(
     if set_by_hand := [one for one in overrides if one.partition("=")[0].strip() == "mesh.devices"]:
         raise ConfigError(f"{set_by_hand[0]} is given, but mesh.devices is workers * devices here; leave it out")
     run = load_config(config, list(overrides))
+    check_local(run.out)
     train, on_jax = require_ray("ray.train"), require_ray("ray.train.v2.jax")
     folder = pathlib.Path.cwd() / run.out
     reserved = {"CPU": 1, **(resources or {}), **({"GPU": devices} if gpus else {})}

@@ -118,13 +118,12 @@ class PlannedTier(Tier):
         shared, lines = where.tier == REPLICATED, where.tier == SHARDED
         out[shared] = np.asarray(held.replicated.addressable_shards[0].data[where.offset[shared].astype(np.int32)])
         if lines.any():
-            capacity = held.sharded.shape[0] // setup.plan.devices
-            numbers = where.owner[lines].astype(np.int64) * capacity + where.offset[lines]
             # Sizes are powers of two, so that reads of any number of rows share few compiled programs.
-            padded = np.zeros(1 << int(np.ceil(np.log2(numbers.size))), np.int32)
-            padded[: numbers.size] = numbers
+            count = int(lines.sum())
+            places = np.zeros((2, 1 << int(np.ceil(np.log2(count)))), np.int32)
+            places[:, :count] = where.owner[lines], where.offset[lines]
             everywhere = NamedSharding(setup.mesh, PartitionSpec())
-            out[lines] = np.asarray(_gather(everywhere)(held.sharded, padded))[: numbers.size]
+            out[lines] = np.asarray(_gather(everywhere, setup.plan.devices)(held.sharded, *places))[:count]
         if (on_host := where.tier == HOST).any():
             assert self._table is not None  # the plan has rows there
             asked = addresses[on_host].astype(self.stack.address_dtype)
@@ -229,8 +228,13 @@ def _stacked(lines: list[NewLines]) -> NewLines:
 
 
 @functools.cache
-def _gather(everywhere: NamedSharding) -> jax.stages.Wrapped:
-    return jax.jit(lambda rows, numbers: rows[numbers], out_shardings=everywhere)
+def _gather(everywhere: NamedSharding, devices: int) -> jax.stages.Wrapped:
+    """Reads lines of devices' shards. All shards together may have more lines than int32 numbers, each has fewer."""
+
+    def read(rows: jax.Array, owners: jax.Array, offsets: jax.Array) -> jax.Array:
+        return rows.reshape(devices, -1, rows.shape[-1])[owners, offsets]
+
+    return jax.jit(read, out_shardings=everywhere)
 
 
 def _from_owners(rows: np.ndarray, own: np.ndarray) -> np.ndarray:

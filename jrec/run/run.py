@@ -21,7 +21,7 @@ from jrec.data.packing import CastPlace, OnBadId, Packer
 from jrec.host import HostTable
 from jrec.nn import SparseOptimizer, binary_cross_entropy
 from jrec.nn.optimizer import Loss, SparseModel
-from jrec.outputs import kind_of
+from jrec.outputs import check_local, kind_of
 from jrec.run.batches import Position
 from jrec.run.feeds import Feeds, Steps
 from jrec.run.identity import Description, identity_of
@@ -328,7 +328,9 @@ class Run:
 
         Raises:
           CheckpointError: If it cannot be written.
+          OutputError: If ``folder`` is a URI, or lies inside of another work of jrec.
         """
+        check_local(folder)
         self.flush()
         about = {"meta": json.loads(json.dumps(dict(meta or {}))), "forms": self._sending()}
         about |= {} if self._record is None else self._record.of(*self._feeds.fed).meta()

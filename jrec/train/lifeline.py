@@ -16,6 +16,7 @@ import threading
 import time
 from typing import Any
 
+from jrec.errors import JrecError, LostProcessError
 from jrec.train.meeting import Role, printable
 
 SILENCE_SECONDS = 30.0
@@ -26,6 +27,12 @@ GRACE_SECONDS = 5.0
 """How long the main thread may take to report the error itself."""
 _SEND_SECONDS = 2.0  # for a last word; a stopped process 0 takes none
 _KEYS = "jrec/life/"
+_SILENT = "has not answered for"
+
+
+def is_lost(why: str) -> bool:
+    """Whether the reason of a ``Lifeline`` is that a process went silent, and not that it ended with an error."""
+    return re.match(rf"process \d+ of \d+ {_SILENT}", why) is not None
 
 
 class Lifeline:
@@ -102,7 +109,7 @@ class Lifeline:
             sys.stderr.write(f"jrec: error: {line}\n")
             sys.stderr.flush()
         self.leave()
-        os._exit(2)
+        os._exit(LostProcessError.exit_code if is_lost(line) else JrecError.exit_code)
 
     def _say(self, word: str) -> None:
         self._last_word = word
@@ -147,7 +154,7 @@ class Lifeline:
 
     def _give_up(self, number: int) -> None:
         self._gone.add(number)
-        self._lose(self._of(number, f"has not answered for {self._silence:g} s, as a killed or stopped one does"))
+        self._lose(self._of(number, f"{_SILENT} {self._silence:g} s, as a killed or stopped one does"))
 
     def _of(self, number: int, what: str) -> str:
         return f"process {number} of {self._role.processes} {what}"

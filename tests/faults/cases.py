@@ -204,8 +204,8 @@ CASES = {
         outputs=("small",), leaves_out=TIMES, modules=_MODEL,
     ),
     "import-dlrm": Case(
-        command="jrec import-dlrm dlrm.pt data --out imported --overwrite",
-        setup=(PREPARE, "jrec import-dlrm dlrm.pt data --out imported seed=1"), outputs=("imported",),
+        command="jrec import-dlrm dlrm.pt data --rows numbers --out imported --overwrite",
+        setup=(PREPARE, "jrec import-dlrm dlrm.pt data --rows numbers --out imported seed=1"), outputs=("imported",),
         leaves_out=TIMES, modules=_MODEL,
     ),
     "train two towers": Case(
@@ -228,10 +228,13 @@ def write_inputs(folder: pathlib.Path) -> None:
 
 
 def write_dlrm(folder: pathlib.Path) -> None:
-    """Writes a DLRM of the dataset's shape, as torch.save does."""
+    """Writes a DLRM of the dataset's shape, as torch.save does, and that its rows are the dataset's."""
     import torch_files
 
     tables = json.loads((folder / "data/schema.json").read_text())["tables"]
+    (folder / "numbers").mkdir()
+    for table in tables:
+        np.save(folder / f"numbers/{table['name']}.npy", np.arange(table["rows"]))
     draw = np.random.default_rng(0)
     shapes = {f"emb_l.{n}.weight": (table["rows"], 4) for n, table in enumerate(tables)}
     shapes |= {"bot_l.0.weight": (4, 1), "bot_l.0.bias": (4,), "top_l.0.weight": (1, 7), "top_l.0.bias": (1,)}

@@ -22,7 +22,7 @@ from typing import Any, Self
 
 from jrec.errors import CheckpointError, DivergedError
 from jrec.optional_packages import explains_missing
-from jrec.outputs import writing
+from jrec.outputs import check_local, writing
 from jrec.train.report.trackers import Trackers
 
 SCHEDULE = "schedule"
@@ -110,6 +110,7 @@ class MetricLog:
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, tensorboard: bool, trackers: Trackers | None = None):
+        check_local(folder)
         self._folder = pathlib.Path(folder)
         self._folder.mkdir(parents=True, exist_ok=True)
         self._metrics = JsonLines(self._folder / METRICS_FILE)

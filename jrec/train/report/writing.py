@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any
 
 from jrec import environment
 from jrec.data.schema import Schema
-from jrec.outputs import write_file
+from jrec.outputs import check_local, write_file
 from jrec.train import determinism
 from jrec.train.config import TrainConfig
 from jrec.train.report.judgement import judge
@@ -126,6 +126,7 @@ def write_report(
       ValueError: If one of the sections has the name of a part of the report itself.
       DivergedError: If a logit is NaN or infinite.
     """
+    check_local(folder)
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     content = {

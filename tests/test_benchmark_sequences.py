@@ -1,0 +1,42 @@
+"""What benchmarks.sequences ranks beside a user's last item, and the baseline without training."""
+
+import numpy as np
+import pytest
+
+from benchmarks import sequences
+from benchmarks.sequences import LENGTH, Test, User, transitions
+
+Test.__test__ = False  # the benchmark's, no class of tests
+
+
+def users_of(*rows):
+    return [User(items=np.array(row), times=None) for row in rows]
+
+
+@pytest.mark.parametrize(("leave_out", "kept"), [("history", range(100, 300)), ("all", range(300))])
+def test_the_published_protocol_leaves_out_the_last_200_items(leave_out, kept):
+    test = Test.of(users_of(range(301), [5, 7, 2]), leave_out)
+    assert test.targets.tolist() == [300, 2]
+    assert sorted(test.seen[0][test.seen[0] >= 0]) == list(kept)
+    assert sorted(test.seen[1][test.seen[1] >= 0]) == [5, 7]
+
+
+def test_items_seen_long_ago_are_ranked():
+    """One item scores higher than the target: as one of the last 200 it is left out, before them it is not."""
+    items, queries = 400, np.ones((1, 1), np.float32)
+    rows = np.zeros((items, 1), np.float32)
+    rows[[0, 399]] = [[2.0], [1.0]]
+    for history, hit in (([*range(1, LENGTH), 0], 1.0), (range(LENGTH + 1), 0.0)):
+        test = Test.of(users_of([*history, 399]), "history")
+        found = sequences.jrec.nn.ranks(queries, rows, test.targets, seen=test.seen)
+        assert (found[0] == 0) == bool(hit)
+
+
+def test_transitions_rank_by_what_followed_the_last_item_then_by_counts():
+    users = users_of([0, 1, 2, 3, 9], [0, 1, 2, 4, 3], [5, 1, 2, 7, 8], [6, 2, 7])
+    # 3, 4 and 7, the last of the first three histories, are followed by nothing in training: of what these users have
+    # not seen, 4 to 7 are there once, 3 once, 0 twice, and 8 and 9 never. After 2 came 3, 4 and 7 once each: ties count
+    # against the target, and 0 and 1, which are there more often, come behind.
+    ranks = [5, 3, 5, 2]
+    found = transitions(users, 10, Test.of(users, "history"))
+    assert found["mrr"] == pytest.approx(np.mean([1 / (1 + rank) for rank in ranks]))
