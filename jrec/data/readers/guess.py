@@ -5,7 +5,6 @@ What is doubtful is a question, a comment that begins with "# ?"; ``questions`` 
 
 from __future__ import annotations
 
-import collections
 import csv
 import pathlib
 import re
@@ -13,6 +12,7 @@ import statistics
 from collections.abc import Sequence
 
 from jrec.data.readers.guess_columns import Column, decimal_comma, is_number, toml, words
+from jrec.data.readers.guess_labels import positive_of
 from jrec.data.readers.guess_times import could_swap, date_patterns, time_format
 from jrec.data.readers.lines import first_line, read_blocks
 from jrec.data.readers.streams import is_stream
@@ -32,7 +32,6 @@ _LABELS = words(
 _OUTCOMES = {*_LABELS} - {*words("label target y response income outcome class default revenue")}
 _RATINGS = ("rating", "stars", "overall", "score")
 _MOST_STARS = 21
-_YES = {"ja", "oui", "si", "sí", "sim", "true", "yes", "y", "t", "1", "positive", "good"}
 _IDENTIFIER = re.compile(r"[A-Za-z_][\w .:()/%#\-]*")
 _LIBSVM = re.compile(r"[+-]?\d+(\.\d+)?( \d+:[^ :]+)+ *")
 
@@ -228,10 +227,12 @@ def _others(chosen: Column, columns: Sequence[Column | None]) -> str:
 def _two_valued(column: Column, question: str) -> str:
     lines = f"\n[label]\ncolumn = {toml(column.name)}"
     if not column.is_label:
-        counts = collections.Counter(column.values)
-        chosen = next((v for v in counts if v.strip().lower() in _YES), counts.most_common()[-1][0])
-        question = question or "which of its two values is positive?"
-        lines += f"\npositive_values = {toml([chosen])}  # of {toml(sorted(counts))}"
+        high, low, sure = positive_of(column.values)
+        if not sure:
+            taken = f"{toml(high)} is taken for 1 and {toml(low)} for 0"
+            taken += f"; for the reverse set positive_values = {toml([low])}"
+            question = f"{question}. {taken}" if question else taken
+        lines += f"\npositive_values = {toml([high])}  # of {toml(sorted(column.distinct))}"
     return _ask(column, question) + lines
 
 

@@ -1,0 +1,51 @@
+"""Logs whose guessed schema would be wrong in silence: what is asked, what is left out and why, and what is refused."""
+
+import pytest
+
+from jrec.data.readers import load_schema
+from jrec.data.readers.guess import guess_schema, questions
+
+
+def guess(folder, header, rows, name="log.csv"):
+    """The text of a guessed schema, after it was read as one."""
+    (folder / name).write_text("\n".join([header, *rows]) + "\n")
+    text = guess_schema(str(folder / name))
+    (folder / "guess.toml").write_text(text)
+    load_schema(str(folder / "guess.toml"))
+    return text
+
+
+def labels(folder, common, rare):
+    rows = [f"u{i % 7},i{i % 11},{common if i % 5 else rare}" for i in range(100)]
+    return guess(folder, "user,item,action", rows)
+
+
+@pytest.mark.parametrize(
+    ("common", "rare", "positive"),
+    [
+        ("click", "skip", "click"),
+        ("skip", "click", "click"),
+        ("Purchased", "not purchased", "Purchased"),
+        ("no_click", "click", "click"),
+        ("like", "dislike", "like"),
+        ("didn't buy", "bought", "bought"),
+        ("dismissed", "conversion", "conversion"),
+        ("nein", "ja", "ja"),
+    ],
+)
+def test_words_say_which_label_is_positive(tmp_path, common, rare, positive):
+    text = labels(tmp_path, common, rare)
+    assert f'positive_values = ["{positive}"]' in text
+    assert not [q for q in questions(text) if "positive" in q]
+
+
+@pytest.mark.parametrize(("common", "rare", "positive"), [("view", "click", "click"), ("a", "b", "b"), ("9", "7", "7")])
+def test_where_words_do_not_say_it_the_question_names_the_positive_value(tmp_path, common, rare, positive):
+    text = labels(tmp_path, common, rare)
+    other = ({common, rare} - {positive}).pop()
+    assert f'positive_values = ["{positive}"]' in text
+    (asked,) = [q for q in questions(text) if q.startswith('"action": ')]
+    assert "is it the label?" in asked
+    assert (
+        f'"{positive}" is taken for 1 and "{other}" for 0; for the reverse set positive_values = ["{other}"]' in asked
+    )
