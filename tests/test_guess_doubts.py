@@ -49,3 +49,28 @@ def test_where_words_do_not_say_it_the_question_names_the_positive_value(tmp_pat
     assert (
         f'"{positive}" is taken for 1 and "{other}" for 0; for the reverse set positive_values = ["{other}"]' in asked
     )
+
+
+ROWS = [f"{i % 7},{i % 11 + 20},{i * i % 2}" for i in range(100)]
+
+
+@pytest.mark.parametrize("name", ["", "Unnamed: 0", "__index_level_0__"])
+def test_an_index_in_no_order_is_left_out(tmp_path, name):
+    text = guess(tmp_path, f"{name},user,item,click", [f"{i * 37 % 100},{row}" for i, row in enumerate(ROWS)])
+    assert f'column = "{name}"' not in text
+    assert f'# "{name}" is left out: it has no name of its own, and its integers are distinct, as those of an' in text
+    assert not [q for q in questions(text) if q.startswith(f'"{name}"')]
+
+
+@pytest.mark.parametrize("value", ["a b|c", "{i}.5", "x{k}", "{k}"])
+def test_other_columns_without_a_name_are_asked_about(tmp_path, value):
+    rows = [f"{row},{value.format(i=i, k=i % 2)}" for i, row in enumerate(ROWS)]
+    text = guess(tmp_path, "user,item,click,", rows)
+    assert 'column = ""' not in text
+    assert '# "" is left out: it has ' in text
+    assert value == "a b|c" or '"": what is it? Name it in the header to make a feature of it' in questions(text)
+
+
+def test_an_index_of_times_is_the_time(tmp_path):
+    text = guess(tmp_path, ",user,item,click", [f"2024-05-{i % 28 + 1:02d} 10:00,{row}" for i, row in enumerate(ROWS)])
+    assert '[time]\ncolumn = ""\nformat = "iso"' in text

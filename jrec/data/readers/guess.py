@@ -172,8 +172,8 @@ def _agreement(lines: Sequence[str], mark: str, quoting: bool) -> tuple[bool, in
 
 def _has_header(rows: Sequence[Sequence[str]]) -> bool:
     first, rest = rows[0], rows[1:]
-    names = first if first[0] else first[1:]  # DataFrame.to_csv() does not name the index
-    if len(set(names)) < len(names) or not all(names) or any(date_patterns(v) for v in names):
+    names = [name for name in first if name]  # DataFrame.to_csv() does not name the index
+    if len(set(names)) < len(names) or len(names) < len(first) - 1 or any(date_patterns(v) for v in names):
         return False
     if any(map(is_number, names)):
         return list(names) == [str(k) for k in range(len(names))]
@@ -181,7 +181,8 @@ def _has_header(rows: Sequence[Sequence[str]]) -> bool:
     filled = [[v for v in column if v] for column in columns]
     if any(v and all(is_number(x.replace(",", ".")) or date_patterns(x) for x in v) for v in filled):
         return True
-    return all(map(_IDENTIFIER.fullmatch, names)) and not any(v in c for v, c in zip(first, columns, strict=True))
+    named = all(map(_IDENTIFIER.fullmatch, names)) and all(first[1:])
+    return named and not any(v in c for v, c in zip(first, columns, strict=True))
 
 
 def _libsvm(lines: Sequence[str]) -> list[str]:
@@ -211,7 +212,7 @@ def _label(columns: Sequence[Column]) -> tuple[str, Column | None]:
             bound = round(low + 0.75 * (high - low), 2)
             note = f"the numbers go from {low:g} to {high:g}; which are liked?"
             return f"{_ask(column, note)}\n[label]\ncolumn = {toml(column.name)}\npositive_at_least = {bound:g}", column
-    ends = [c for c in columns if len(c.distinct) > 1 and not c.rows and not c.unique]
+    ends = [c for c in columns if len(c.distinct) > 1 and not (c.rows or c.unique or c.unnamed)]
     for column in (ends[-1], ends[0]) if ends else ():
         if column.two and not column.blanks and not column.called_id:
             return _two_valued(column, "is it the label? It has two values and stands at an end"), column
@@ -298,6 +299,10 @@ def _reason_to_leave_out(column: Column, joined: bool) -> tuple[str, str] | None
     """Why a column is no feature, and what is doubtful about that; None if it is one."""
     if len(column.distinct) < 2 and not column.lists:
         return f"it has {len(column.distinct)} value(s).", ""
+    if column.unnamed and not (column.rows or time_format(column)):
+        if column.whole and len(column.distinct) == len(column.values):
+            return "it has no name of its own, and its integers are distinct, as those of an index.", ""
+        return "it has no name.", "what is it? Name it in the header to make a feature of it"
     if column.hint == "float_seq":
         return "lists of numbers are no feature; they can be weights of a list.", ""
     if column.hint or column.lists or joined:

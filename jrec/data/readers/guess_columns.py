@@ -21,6 +21,7 @@ _MISSING = (*_SURE_MISSING, "NA", "None", "none", "-")
 _WORDS = ({"true", "false"}, {"t", "f"}, {"yes", "no"}, {"y", "n"})
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 _DECIMAL_COMMA = re.compile(r"[+-]?\d+(,\d+)?([eE][+-]?\d+)?")
+_INDEX = re.compile(r"\s*|Unnamed: \d+|__index_level_\d+__")
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 
 
@@ -134,9 +135,14 @@ class Column:
     def rows(self) -> bool:
         """Whether it numbers the lines."""
         steps = {b - a for a, b in zip(self.numbers, self.numbers[1:], strict=False)}
-        called = not self.name or self.called_id or self.plain.lower() in ("index", "unnamed: 0", "seqno", "instant")
+        called = self.unnamed or self.called_id or self.plain.lower() in ("index", "seqno", "instant")
         enough = self.whole and not self.blanks and len(self.numbers) >= _FEW
         return enough and (steps == {1.0} or (called and min(steps) > 0))
+
+    @property
+    def unnamed(self) -> bool:
+        """Whether it has no name but one that pandas makes up for an index."""
+        return _INDEX.fullmatch(self.name) is not None
 
     @property
     def tailed(self) -> bool:
