@@ -1,9 +1,13 @@
 """Logs whose guessed schema would be wrong in silence: what is asked, what is left out and why, and what is refused."""
 
+import json
+
 import pytest
 
-from jrec.data.readers import load_schema
+from jrec.data.readers import Delimited, load_schema
 from jrec.data.readers.guess import guess_schema, questions
+from jrec.data.readers.tables import sample
+from jrec.data.schema import DatasetError
 
 
 def guess(folder, header, rows, name="log.csv"):
@@ -74,3 +78,30 @@ def test_other_columns_without_a_name_are_asked_about(tmp_path, value):
 def test_an_index_of_times_is_the_time(tmp_path):
     text = guess(tmp_path, ",user,item,click", [f"2024-05-{i % 28 + 1:02d} 10:00,{row}" for i, row in enumerate(ROWS)])
     assert '[time]\ncolumn = ""\nformat = "iso"' in text
+
+
+LINES = [json.dumps({"user": i % 7, "item": f"i{i % 11}", "click": i % 2}) for i in range(100)]
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        ("\n".join(LINES), "JSON lines"),
+        ("\ufeff" + "\n".join(LINES), "JSON lines"),
+        ("[17, 2, 0]\n[18, 3, 1]", "JSON lines"),
+        (f"[{', '.join(LINES)}]", "JSON"),
+        ("[\n" + ",\n".join(LINES) + "\n]", "JSON"),
+        (json.dumps({"rows": 3}, indent=1), "JSON"),
+    ],
+)
+def test_json_is_refused_with_the_command_that_converts_it(tmp_path, content, kind):
+    path = tmp_path / "log.json"
+    path.write_text(content)
+    (tmp_path / "clicks.toml").write_text('[label]\ncolumn = "click"\n[[categorical]]\ncolumn = "user"\n')
+    for read in (guess_schema, Delimited(load_schema(str(tmp_path / "clicks.toml"))).dialect):
+        with pytest.raises(DatasetError, match=rf"log\.json holds {kind}, which .* convert it to Parquet") as raised:
+            read(str(path))
+    if content == "\n".join(LINES):
+        command = str(raised.value).partition(": python -c ")[2]
+        exec(command.strip('"'))
+        assert [c for c, *_ in sample(str(tmp_path / "log.parquet"), 9)] == ["user", "item", "click"]

@@ -24,7 +24,7 @@ from jrec.data.readers.delimited_schema import (
 )
 from jrec.data.readers.dense import bucket_keys, dense_column, reject_dense
 from jrec.data.readers.keys import MISSING
-from jrec.data.readers.lines import first_line
+from jrec.data.readers.lines import first_line, refuse_json
 from jrec.data.readers.parse import Dialect, Field, Kind, ParsedBlock, any_of_list
 from jrec.data.readers.source import CategoricalSpec, Chunk, Source, calendar_keys, texts_by_feature
 from jrec.data.readers.spans import NO_TIME
@@ -109,6 +109,7 @@ class Delimited(Source):
         if self.labels != "required" and labels and len(self._split(path)) == len(names) - len(labels):
             names = [name for name in names if name not in labels]
         if not names:
+            refuse_json(path)
             names = self._split(path)
             remedy = ". If the file has no header, name its columns in the schema (columns = [...])"
             self._check_columns(f"{path}:1: the header", names, remedy)

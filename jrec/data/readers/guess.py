@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from jrec.data.readers.guess_columns import Column, decimal_comma, is_number, toml, words
 from jrec.data.readers.guess_labels import positive_of
 from jrec.data.readers.guess_times import could_swap, date_patterns, time_format
-from jrec.data.readers.lines import first_line, read_blocks
+from jrec.data.readers.lines import first_line, read_blocks, refuse_json
 from jrec.data.readers.streams import is_stream
 from jrec.data.readers.tables import is_table, sample
 from jrec.data.schema import DatasetError
@@ -124,6 +124,7 @@ def _first_lines(path: str) -> list[str]:
     block = next(read_blocks(path, block_bytes=_SAMPLE_BYTES), None)
     if block is None:
         raise DatasetError(f"{path} is empty; a schema cannot be guessed from it")
+    refuse_json(path)
     lines = block.text.tobytes().decode("utf-8", errors="replace").split("\n")[:-1]
     return [line.removesuffix("\r") for line in lines[:_SAMPLE_ROWS]]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gzip
+import json
 import math
 import os
 import pathlib
@@ -98,6 +99,30 @@ def first_line(path: str) -> bytes:
     for block in read_blocks(path, block_bytes=1 << 16):
         return block.text.tobytes().split(b"\n", 1)[0].removesuffix(b"\r")
     return b""
+
+
+def refuse_json(path: str) -> None:
+    """Refuses a file whose first line is JSON, which would make columns such as ``{"user": 17``.
+
+    Raises:
+      DatasetError: With the command that converts the file.
+    """
+    line = first_line(path).decode("utf-8", errors="replace").strip()
+    if not line.startswith(("{", "[")):
+        return
+    try:
+        whole = json.loads(line)
+    except (ValueError, RecursionError):
+        if line not in ("{", "[", "[{"):
+            return
+        whole = None
+    table = repr(re.sub(r"\.\w+(\.(gz|bz2|zst))?$", "", path) + ".parquet")
+    if isinstance(whole, dict) or (isinstance(whole, list) and not any(isinstance(one, dict) for one in whole)):
+        kind, read = "JSON lines", f"pyarrow.json.read_json({path!r})"
+        command = f"import pyarrow.json, pyarrow.parquet; pyarrow.parquet.write_table({read}, {table})"
+    else:
+        kind, command = "JSON", f"import pandas; pandas.read_json({path!r}).to_parquet({table})"
+    raise DatasetError(f'{path} holds {kind}, which jrec does not read; convert it to Parquet: python -c "{command}"')
 
 
 def read_blocks(
