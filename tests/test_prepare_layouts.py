@@ -158,7 +158,7 @@ def test_dates_of_other_patterns(tmp_path, pattern):
         + f'[time]\ncolumn = "t"\nformat = "{pattern}"\n'
         + "".join(f'[[categorical]]\ncolumn = "t"\npart = "{part}"\n' for part in ("hour", "weekday"))
     )
-    _, values = made(tmp_path, schema, "y,t\n" + "".join(f"1,{at.strftime(pattern)}\n" for at in times))
+    _, values = made(tmp_path, schema, "y,t\n" + "".join(f"{at.hour % 2},{at.strftime(pattern)}\n" for at in times))
     assert values["t_hour"] == [str(at.hour) for at in sorted(times)]
     assert values["t_weekday"] == [str(at.weekday()) for at in sorted(times)]
     encoded = Encoder(Schema.load(tmp_path / "out")).columns({"t": [times[0].strftime(pattern)]})
