@@ -2,8 +2,13 @@
 
 import json
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from prepare_reference import read_dataset, read_vocabulary
 
+from jrec.data.prepare import prepare
+from jrec.data.prepare_options import PrepareOptions
 from jrec.data.readers import Delimited, load_schema
 from jrec.data.readers.guess import guess_schema, questions
 from jrec.data.readers.tables import sample
@@ -105,3 +110,18 @@ def test_json_is_refused_with_the_command_that_converts_it(tmp_path, content, ki
         command = str(raised.value).partition(": python -c ")[2]
         exec(command.strip('"'))
         assert [c for c, *_ in sample(str(tmp_path / "log.parquet"), 9)] == ["user", "item", "click"]
+
+
+def test_texts_of_a_table_that_are_lists_are_read_by_the_guessed_schema(tmp_path):
+    tags = [json.dumps([f"t{i % 9}", f"t{i % 5}"][: i % 3]) for i in range(100)]
+    columns = {"click": [i * i % 2 for i in range(100)], "user": [i % 7 for i in range(100)], "tags": tags}
+    pq.write_table(pa.table(columns), tmp_path / "log.parquet")
+    text = guess_schema(str(tmp_path / "log.parquet"))
+    assert 'column = "tags"  # ' in text
+    assert text.endswith("lists = true")
+    (tmp_path / "guess.toml").write_text(text)
+    source = Delimited(load_schema(str(tmp_path / "guess.toml")))
+    prepare(source, [str(tmp_path / "log.parquet")], tmp_path / "out", PrepareOptions(min_count=1, split=(1, 0, 0)))
+    dataset, read = read_dataset(tmp_path / "out")
+    names, _ = read_vocabulary(tmp_path / "out", dataset.table("tags"))
+    assert [[names[row] for row in one] for one in read["tags"]] == list(map(json.loads, tags))

@@ -4,6 +4,8 @@ import datetime
 import json
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from prepare_reference import read_dataset, read_vocabulary
 
@@ -19,9 +21,12 @@ LISTS = LABEL + '[[categorical]]\ncolumn = "c"\nlists = true\n'
 
 
 def made(folder, schema, text, **options):
-    """The dataset's columns and values by feature, of one log."""
+    """The dataset's columns and values by feature, of one log, text or a table's columns."""
     (folder / "schema.toml").write_text(schema)
-    (folder / "log").write_bytes(text.encode() if isinstance(text, str) else text)
+    if isinstance(text, dict):
+        pq.write_table(pa.table(text), folder / "log")
+    else:
+        (folder / "log").write_bytes(text.encode() if isinstance(text, str) else text)
     source = Delimited(load_schema(str(folder / "schema.toml")))
     options = {"split": (1, 0, 0), "min_count": 1, "threads": 1} | options
     prepare(source, [str(folder / "log")], folder / "out", PrepareOptions(**options))
@@ -84,6 +89,11 @@ def test_lists_as_json_and_python_print_them(tmp_path):
     wanted = [*lists * 3, *more.values()]
     _, values = made(tmp_path, LISTS, "y,c\n" + "".join(f"{k % 2},{text}\n" for k, text in enumerate(quoted)))
     assert values["c"] == wanted
+    for kind in (pa.large_string(), pa.dictionary(pa.int32(), pa.string())):
+        pretty = ['[\n "a",\r\n 2\n]', None]
+        table = {"y": [k % 2 for k in range(len(quoted) + 2)], "c": pa.array([*printed, *more, *pretty], kind)}
+        _, values = made(tmp_path, LISTS, table, overwrite=True)
+        assert values["c"] == [*wanted, ["a", "2"], []]
     encoder = Encoder(Schema.load(tmp_path / "out"))
     texts = [*printed, "", "null", "[1, null]"]
     ragged = [*lists * 3, [], [], ["1", None]]
@@ -116,14 +126,24 @@ def test_lists_as_json_and_python_print_them(tmp_path):
 def test_texts_that_are_no_lists(tmp_path, text):
     with pytest.raises(DatasetError, match=r"log:3: field 'c' holds .*, which is no list such as"):
         made(tmp_path, 'delimiter = "\\t"\nquoting = false\n' + LISTS, f"c\ty\n[1]\t0\n{text}\t1\n")
+    with pytest.raises(DatasetError, match=r"log:2: field 'c' holds .*, which is no list such as"):
+        made(tmp_path, LISTS, {"y": [0, 1, 0], "c": ["[1]", text, "[2]"]})
+    _, values = made(tmp_path, LISTS, {"y": [0, 1, 1], "c": ["[1]", text, "[2]"]}, on_bad_line="skip")
+    assert values["c"] == [["1"], ["2"]]
 
 
 def test_printed_lists_of_weights(tmp_path):
     schema = LISTS + 'weights = "w"\n'
     columns, _ = made(tmp_path, schema, 'y,c,w\n1,"[1, 2]","[0.5, 0.1000000000000000055511151231257827]"\n0,[],[]\n')
-    assert columns["c:weight"] == [[0.5, np.float32(0.1)], []]
+    table = {"y": [1, 0], "c": ["[1, 2]", "[]"], "w": ["[0.5, 0.1000000000000000055511151231257827]", "null"]}
+    of_table, _ = made(tmp_path, schema, table, overwrite=True)
+    assert of_table["c:weight"] == columns["c:weight"] == [[0.5, np.float32(0.1)], []]
     with pytest.raises(DatasetError, match=r"log:2: field 'w' holds .*, which is not a number"):
         made(tmp_path, schema, "y,c,w\n1,[1],['x']\n", overwrite=True)
+    with pytest.raises(DatasetError, match=r"log:1: field 'w' holds .*, which is not a number"):
+        made(tmp_path, schema, {"y": [1], "c": ["[1]"], "w": ["['x']"]}, overwrite=True)
+    with pytest.raises(DatasetError, match=r"column 'c' holds int64, but the schema says lists = true of it"):
+        made(tmp_path, LISTS, {"y": [1], "c": [5]}, overwrite=True)
 
 
 COMMA = (

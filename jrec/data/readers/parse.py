@@ -254,7 +254,7 @@ class Parser:
         columns: dict[str, Column] = {}
         for group, arrays in (("number", numbers), ("integer", integers), ("key", keys)):
             columns |= {name: arrays[i, :rows] for i, name in enumerate(self._names[group])}
-        _resolve_slow(slow[:num_slow], buffer, numbers, weights)
+        resolve_slow(slow[:num_slow], buffer, numbers, weights)
         for field in self.dialect.fields:
             if _group(field) == "list":
                 entries = lists[self._names["list"].index(field.name), :rows]
@@ -381,7 +381,8 @@ def shown(text: bytes) -> str:
     return quoted if len(quoted) <= 60 else f"{quoted[:56]}…'"
 
 
-def _resolve_slow(slow: np.ndarray, buffer: np.ndarray, numbers: np.ndarray, weights: np.ndarray) -> None:
+def resolve_slow(slow: np.ndarray, buffer: np.ndarray, numbers: np.ndarray, weights: np.ndarray) -> None:
+    """Converts the numbers that a kernel of ``scan`` has listed as slow, into (slots, lines) numbers or weights."""
     for row, slot, start, end in slow.tolist():
         value = float(buffer[start:end].tobytes())
         if slot < 0:
