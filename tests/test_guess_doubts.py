@@ -125,3 +125,31 @@ def test_texts_of_a_table_that_are_lists_are_read_by_the_guessed_schema(tmp_path
     dataset, read = read_dataset(tmp_path / "out")
     names, _ = read_vocabulary(tmp_path / "out", dataset.table("tags"))
     assert [[names[row] for row in one] for one in read["tags"]] == list(map(json.loads, tags))
+
+
+@pytest.mark.parametrize("texts", [False, True])
+def test_a_header_that_is_repeated_is_named(tmp_path, texts):
+    rows = [f"u{i % 7},i{i % 11},{'yes' if i * i % 2 else 'no'}" for i in range(100)] if texts else ROWS
+    with pytest.raises(DatasetError, match=r"log\.csv:52: the header is repeated, .* give the files apart, in order"):
+        guess(tmp_path, "user,item,click", [*rows[:50], "user,item,click", *rows[50:]])
+    schema = '[label]\ncolumn = "click"\n[[categorical]]\ncolumn = "user"\n'
+    (tmp_path / "clicks.toml").write_text(schema)
+    source = Delimited(load_schema(str(tmp_path / "clicks.toml")))
+    with pytest.raises(
+        DatasetError, match=r"log\.csv:52: field 'click' holds 'click', .*; the line repeats the header"
+    ):
+        prepare(source, [str(tmp_path / "log.csv")], tmp_path / "out")
+
+
+def test_names_that_are_repeated_in_a_header_are_named(tmp_path):
+    for header, named in (("user,user,click", "user"), ("click,x,x", "x"), ("user,,", "without a name")):
+        with pytest.raises(
+            DatasetError, match=rf"log\.csv:1: the header has column\(s\) {named} more than once; rename"
+        ):
+            guess(tmp_path, header, ROWS)
+
+
+def test_repeated_lines_of_a_log_without_header_are_no_headers(tmp_path):
+    text = guess(tmp_path, "red,apple,small", ["red,apple,small", "green,pear,big", "red,apple,big"] * 20)
+    assert 'columns = ["c0", "c1", "c2"]' in text
+    assert 'columns = ["c0", "c1", "c2"]' in guess(tmp_path, "a,a,1", ["b,c,2", "b,a,3"] * 20)

@@ -32,6 +32,7 @@ _LABELS = words(
 _OUTCOMES = {*_LABELS} - {*words("label target y response income outcome class default revenue")}
 _RATINGS = ("rating", "stars", "overall", "score")
 _MOST_STARS = 21
+_HEADED = 3  # lines that have to differ from a first one that is there again, for it to be a header
 _IDENTIFIER = re.compile(r"[A-Za-z_][\w .:()/%#\-]*")
 _LIBSVM = re.compile(r"[+-]?\d+(\.\d+)?( \d+:[^ :]+)+ *")
 
@@ -142,6 +143,8 @@ def _of_text(path: str, lines: Sequence[str], *, quoting: bool = True) -> tuple[
             " columns; write a schema with its delimiter"
         )
     header = _has_header(rows)
+    if not header:
+        _check_header(path, lines, rows)
     names = rows.pop(0) if header else [f"c{i}" for i in range(width)]
     head = [] if delimiter == "," else [f"delimiter = {toml(delimiter)}"]
     if not header:
@@ -184,6 +187,21 @@ def _has_header(rows: Sequence[Sequence[str]]) -> bool:
         return True
     named = all(map(_IDENTIFIER.fullmatch, names)) and all(first[1:])
     return named and not any(v in c for v, c in zip(first, columns, strict=True))
+
+
+def _check_header(path: str, lines: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Refuses a file whose first row would be a header, were it not there again, or a name twice in it."""
+    first, rest = rows[0], [row for row in rows[1:] if row != rows[0]]
+    if repeated := sorted({name for name in first if first.count(name) > 1}):
+        if _has_header([[name * (first.index(name) == k) or f"column {k}" for k, name in enumerate(first)], *rest]):
+            names = ", ".join(name or "without a name" for name in repeated)
+            raise DatasetError(f"{path}:1: the header has column(s) {names} more than once; rename all but one of them")
+    elif len(rest) < len(rows) - 1 and len(rest) >= _HEADED and _has_header([first, *rest]):
+        line = lines.index(lines[0], 1) + 1 if lines[0] in lines[1:] else 1
+        raise DatasetError(
+            f"{path}:{line}: the header is repeated, as where files were put together; give the files apart, in order,"
+            " or take out all such lines but the first: awk 'NR == 1 {first = $0} NR == 1 || $0 != first' FILE"
+        )
 
 
 def _libsvm(lines: Sequence[str]) -> list[str]:

@@ -191,7 +191,7 @@ class ParsedBlock:
         rows = np.flatnonzero(wrong)
         places, texts = self.places[rows, 0].tolist(), self.line_texts(rows)
         for place, value, text in zip(places, self.field_texts(rows, name), texts, strict=True):
-            why = f"field {name!r} holds {value}, which {reason}"
+            why = f"field {name!r} holds {value}, which {reason}{header_hint(name, value)}"
             self.bad.append(BadLine(self.block.path, self.block.line + place, why, text))
         kept = np.flatnonzero(~wrong)
         self.columns = gather_all(self.columns, kept)
@@ -326,7 +326,12 @@ def reason_of(dialect: Dialect, field: Field, code: int, value: bytes) -> str:
     elif code in (scan.NOT_NUMBER, scan.NOT_FINITE) and value.decode(errors="replace").lower() in _OFTEN_MISSING:
         hint = dialect.missing_hint
     why = spans.time_reason(field.unit) if code == spans.NOT_TIME else _REASONS[code]
-    return f"field {field.name!r} holds {shown(value)}, which {why}{hint}"
+    return f"field {field.name!r} holds {shown(value)}, which {why}{hint or header_hint(field.name, shown(value))}"
+
+
+def header_hint(name: str, value: str) -> str:
+    """What is to be said of a field that holds its own name, as ``shown`` gives it."""
+    return "; the line repeats the header, so take it out" if value == shown(name.encode()) else ""
 
 
 def _kind(field: Field) -> int:
