@@ -1,6 +1,7 @@
 """Logs whose guessed schema would be wrong in silence: what is asked, what is left out and why, and what is refused."""
 
 import json
+import re
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -153,3 +154,22 @@ def test_repeated_lines_of_a_log_without_header_are_no_headers(tmp_path):
     text = guess(tmp_path, "red,apple,small", ["red,apple,small", "green,pear,big", "red,apple,big"] * 20)
     assert 'columns = ["c0", "c1", "c2"]' in text
     assert 'columns = ["c0", "c1", "c2"]' in guess(tmp_path, "a,a,1", ["b,c,2", "b,a,3"] * 20)
+
+
+UNREADABLE = {
+    "place": (pa.struct({"city": pa.string(), "zip": pa.int32()}), r"make columns of its parts \(city, zip\)"),
+    "context": (pa.map_(pa.string(), pa.int64()), "make a column of each key that matters, or lists of its keys"),
+    "watched": (pa.duration("ms"), "cast it to integers"),
+    "pairs": (pa.list_(pa.list_(pa.int64())), "make lists of texts or numbers of it"),
+    "span": (pa.month_day_nano_interval(), "cast it to texts or integers"),
+}
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_columns_of_types_that_are_not_read_are_listed(tmp_path, name):
+    dtype, cure = UNREADABLE[name]
+    columns = {"user": [i % 7 for i in range(100)], name: pa.nulls(100, dtype), "y": [i * i % 2 for i in range(100)]}
+    with pa.ipc.new_file(tmp_path / "log", pa.table(columns).schema) as file:
+        file.write_table(pa.table(columns))
+    text = guess_schema(str(tmp_path / "log"))
+    assert re.search(rf'^# "{name}" is left out: it holds {re.escape(str(dtype)[:9])}.*; {cure}\.$', text, re.MULTILINE)

@@ -16,7 +16,7 @@ from jrec.data.readers.guess_labels import positive_of
 from jrec.data.readers.guess_times import could_swap, date_patterns, time_format
 from jrec.data.readers.lines import first_line, read_blocks, refuse_json
 from jrec.data.readers.streams import is_stream
-from jrec.data.readers.tables import is_table, sample
+from jrec.data.readers.tables import is_table, sample, unreadable
 from jrec.data.schema import DatasetError
 
 _SAMPLE_BYTES, _SAMPLE_ROWS = 1 << 20, 10_000
@@ -52,11 +52,13 @@ def guess_schema(path: str) -> str:
         )
     title = f"# Guessed from the first lines of {path}: look at every line."
     head: list[str] = []
+    others: list[str] = []
     if is_table(path):
         columns = [
             Column(name, [v for v in values if v], blanks="" in values, lists=many)
             for name, values, many in sample(path, _SAMPLE_ROWS)
         ]
+        others = [f"\n# {toml(name)} is left out: {reason}." for name, reason in unreadable(path).items()]
     else:
         lines = _first_lines(path)
         if all(map(_LIBSVM.fullmatch, lines)):
@@ -78,7 +80,7 @@ def guess_schema(path: str) -> str:
             features.append('\n# ? "categorical": no column is a category, and one has to be. Name one here.')
         else:
             features[dense] = _buckets(left[dense])
-    return "\n".join([title, *head, label, time, *features, *joins])
+    return "\n".join([title, *head, label, time, *features, *others, *joins])
 
 
 def questions(text: str) -> list[str]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from jrec.data.readers import lines, places
+from jrec.data.readers.arrow_values import is_list
 from jrec.data.readers.columnar import Rows, is_readable, sampled
 from jrec.data.readers.parse import Dialect
 from jrec.data.schema import DatasetError
@@ -258,6 +259,30 @@ def _damage() -> tuple[type[Exception], ...]:
 
 def _first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+def unreadable(path: str) -> dict[str, str]:
+    """A file's columns that no feature can be made of, by name: their type, and what can be done about it."""
+    found = {name: dtype for name, dtype in column_types(path).items() if not is_readable(dtype)}
+    return {
+        name: f"it holds {str(dtype)[:60]}, which jrec does not read; {_cure(dtype)}" for name, dtype in found.items()
+    }
+
+
+def _cure(dtype: pa.DataType) -> str:
+    """How values of a type that jrec does not read become such that it does."""
+    import pyarrow as pa
+
+    kinds = pa.types
+    if kinds.is_duration(dtype):
+        return "cast it to integers"
+    if kinds.is_struct(dtype):
+        return f"make columns of its parts ({', '.join(dtype.names)[:60]})"
+    if kinds.is_map(dtype):
+        return "make a column of each key that matters, or lists of its keys"
+    if is_list(dtype):
+        return "make lists of texts or numbers of it"
+    return "cast it to texts or integers"
 
 
 def sample(path: str, rows: int) -> list[tuple[str, list[str], bool]]:
