@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 from prepare_reference import read_dataset, read_vocabulary
 
+from jrec import cli
 from jrec.data.prepare import prepare
 from jrec.data.prepare_options import PrepareOptions
 from jrec.data.readers import Delimited, load_schema
@@ -173,3 +174,39 @@ def test_columns_of_types_that_are_not_read_are_listed(tmp_path, name):
         file.write_table(pa.table(columns))
     text = guess_schema(str(tmp_path / "log"))
     assert re.search(rf'^# "{name}" is left out: it holds {re.escape(str(dtype)[:9])}.*; {cure}\.$', text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("timed", [False, True])
+def test_folders_that_name_columns(tmp_path, capsys, timed):
+    rows = {"user": [i % 7 for i in range(60)], "click": [i * i % 2 for i in range(60)]}
+    rows |= {"ts": [1715000000 + i for i in range(60)]} if timed else {}
+    for day in ("2024-05-01", "2024-05-02"):
+        for site in "abc":
+            folder = tmp_path / f"log/version=1/day={day}/site={site}"
+            folder.mkdir(parents=True)
+            pq.write_table(pa.table(rows), folder / "part-0.parquet")
+    command = ["prepare", "csv", "--input", str(tmp_path / "log"), "--out", str(tmp_path / "out"), "--quiet"]
+    assert cli.main(command) == 1
+    asked = capsys.readouterr().err
+    text = (tmp_path / "out.schema.toml").read_text()
+    assert '# "version" is left out: folders name it (version=1/), and it has no other value here.' in text
+    assert (
+        '"site": folders name it, so that all lines of a file have the same: is it known before the label is?' in asked
+    )
+    assert (
+        '# "day" is left out: folders name it (day=2024-05-01/), it is a time, and [time] is one column.' in text
+    ) == timed
+    assert ('"day": folders name it, so that all lines of a file have the same: is it the time of' in asked) != timed
+    assert cli.main([*command, "--schema", str(tmp_path / "out.schema.toml"), "--min-count", "1"]) == 0
+    dataset, columns = read_dataset(tmp_path / "out")
+    names, _ = read_vocabulary(tmp_path / "out", dataset.table("site"))
+    assert {names[row] for row in columns["site"]} == set("abc")
+    assert ("day_weekday" in columns) != timed
+
+
+def test_folders_of_text_files_are_mentioned(tmp_path):
+    (tmp_path / "day=3").mkdir()
+    text = guess(tmp_path, "user,item,click", ROWS, name="day=3/log.csv")
+    assert (
+        '# "day" is left out: folders name it (day=3/), which makes a column of Parquet and Arrow files only.' in text
+    )

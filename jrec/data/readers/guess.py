@@ -9,14 +9,14 @@ import csv
 import pathlib
 import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from jrec.data.readers.guess_columns import Column, decimal_comma, is_number, toml, words
 from jrec.data.readers.guess_labels import positive_of
 from jrec.data.readers.guess_times import could_swap, date_patterns, time_format
 from jrec.data.readers.lines import first_line, read_blocks, refuse_json
 from jrec.data.readers.streams import is_stream
-from jrec.data.readers.tables import is_table, sample, unreadable
+from jrec.data.readers.tables import is_table, partition, sample, unreadable
 from jrec.data.schema import DatasetError
 
 _SAMPLE_BYTES, _SAMPLE_ROWS = 1 << 20, 10_000
@@ -32,16 +32,18 @@ _LABELS = words(
 _OUTCOMES = {*_LABELS} - {*words("label target y response income outcome class default revenue")}
 _RATINGS = ("rating", "stars", "overall", "score")
 _MOST_STARS = 21
+_OF_FOLDERS = "folders name it, so that all lines of a file have the same: is it {}?"
 _HEADED = 3  # lines that have to differ from a first one that is there again, for it to be a header
 _IDENTIFIER = re.compile(r"[A-Za-z_][\w .:()/%#\-]*")
 _LIBSVM = re.compile(r"[+-]?\d+(\.\d+)?( \d+:[^ :]+)+ *")
 
 
-def guess_schema(path: str) -> str:
+def guess_schema(path: str, others: Sequence[str] = ()) -> str:
     """The text of a schema file for a log, each guess with its reason as a comment.
 
     Args:
       path: The log's first file, text or Parquet; its first lines are read.
+      others: Its other files, of which only the names of their folders matter.
 
     Raises:
       DatasetError: If the file cannot be read again, as a pipe, or has no lines of at least two fields.
@@ -52,18 +54,20 @@ def guess_schema(path: str) -> str:
         )
     title = f"# Guessed from the first lines of {path}: look at every line."
     head: list[str] = []
-    others: list[str] = []
-    if is_table(path):
+    unread: list[str] = []
+    table = is_table(path)
+    if table:
         columns = [
             Column(name, [v for v in values if v], blanks="" in values, lists=many)
             for name, values, many in sample(path, _SAMPLE_ROWS)
         ]
-        others = [f"\n# {toml(name)} is left out: {reason}." for name, reason in unreadable(path).items()]
+        unread = [f"\n# {toml(name)} is left out: {reason}." for name, reason in unreadable(path).items()]
     else:
         lines = _first_lines(path)
         if all(map(_LIBSVM.fullmatch, lines)):
             return "\n".join([title, *_libsvm(lines)])
         head, columns = _of_text(path, lines)
+    folders = _folders([path, *others], {column.name for column in columns})
     joins, joined = _joins(path, columns)
     missing = sorted({text for column in (*columns, *joined) for text in column.missing})
     if missing:
@@ -73,6 +77,10 @@ def guess_schema(path: str) -> str:
     left = [c for c in left if c is not column]
     time, column = _time(left)
     left = [c for c in left if c is not column]
+    if column is None and table:
+        time, column = _time(folders)
+        time = f"{_ask(column, _OF_FOLDERS.format('the time of their lines'))}{time}" if column else time
+    left_out = [_of_folders(c, table) for c in folders if c is not column]
     features = list(map(_feature, left))
     if not any("categorical]]" in text for text in (time, *features, *joins)):
         dense = next((k for k, text in enumerate(features) if "[[dense]]" in text), None)
@@ -80,7 +88,7 @@ def guess_schema(path: str) -> str:
             features.append('\n# ? "categorical": no column is a category, and one has to be. Name one here.')
         else:
             features[dense] = _buckets(left[dense])
-    return "\n".join([title, *head, label, time, *features, *others, *joins])
+    return "\n".join([title, *head, label, time, *features, *left_out, *unread, *joins])
 
 
 def questions(text: str) -> list[str]:
@@ -308,6 +316,27 @@ def _feature(column: Column, place: str = "") -> str:
     if column.lists or separator == "":
         return f"{text}\nlists = true"
     return f"{text}\nseparator = {toml(separator)}" if separator else text
+
+
+def _folders(paths: Sequence[str], own: Collection[str]) -> list[Column]:
+    """The columns that the folders of all files name (``day=3/``) and no file has, with their distinct values."""
+    named = [partition(path) for path in paths]
+    shared = [name for name in named[0] if name not in own and all(name in one for one in named)]
+    values = {name: list(dict.fromkeys(one[name] for one in named)) for name in shared}
+    return [Column(name, [v for v in some if v], blanks=None in some) for name, some in values.items()]
+
+
+def _of_folders(column: Column, table: bool) -> str:
+    """A column that folders name, as a table of the schema or a comment."""
+    name = toml(column.name)
+    left = f"\n# {name} is left out: folders name it ({column.name}={next(iter(column.values), '')}/)"
+    if not table:
+        return f"{left}, which makes a column of Parquet and Arrow files only."
+    if len(column.distinct) < 2:
+        return f"{left}, and it has no other value here."
+    if time_format(column):
+        return f"{left}, it is a time, and [time] is one column."
+    return f"{_ask(column, _OF_FOLDERS.format('known before the label is'))}\n[[categorical]]\ncolumn = {name}"
 
 
 def _buckets(column: Column) -> str:

@@ -44,7 +44,7 @@ def column_types(path: str) -> dict[str, pa.DataType]:
         names, types = table.schema.names, table.schema.types
     if repeated := sorted({name for name in names if names.count(name) > 1}):
         raise DatasetError(f"{path}: the file has column(s) {', '.join(repeated)} more than once")
-    return dict.fromkeys(_partition(path), pa.string()) | dict(zip(names, types, strict=True))
+    return dict.fromkeys(partition(path), pa.string()) | dict(zip(names, types, strict=True))
 
 
 def read_rows(path: str, dialect: Dialect) -> Iterator[Rows]:
@@ -89,7 +89,7 @@ def _batches(
 
     with opened(path, remedy=remedy) as table:
         own = set(table.schema.names)
-        of_folders = {name: value for name, value in _partition(str(path)).items() if name not in own}
+        of_folders = {name: value for name, value in partition(str(path)).items() if name not in own}
         for share, batch in table.batches([name for name in names if name in own], rows, categories):
             columns = [
                 batch.column(name) if name in own else _repeated(of_folders[name], batch.num_rows) for name in names
@@ -97,7 +97,7 @@ def _batches(
             yield share, pa.RecordBatch.from_arrays(columns, list(names))
 
 
-def _partition(path: str) -> dict[str, str | None]:
+def partition(path: str) -> dict[str, str | None]:
     """The columns that a file's folders name, as Hive and Spark do (``day=3/hour=12/``), with their texts."""
     import pyarrow as pa
     import pyarrow.dataset as ds
@@ -286,10 +286,12 @@ def _cure(dtype: pa.DataType) -> str:
 
 
 def sample(path: str, rows: int) -> list[tuple[str, list[str], bool]]:
-    """The first rows of a file's columns that can be read: name, values as texts, and whether they are of lists."""
+    """The first rows of a file's own columns that can be read: name, values as texts, and whether they are of lists."""
     import pyarrow as pa
 
-    types = {name: dtype for name, dtype in column_types(path).items() if is_readable(dtype)}
+    with opened(path) as table:
+        own = table.schema.names
+    types = {name: dtype for name, dtype in column_types(path).items() if name in own and is_readable(dtype)}
     batch = next(read_batches(path, list(types), rows), None)
     columns = batch.columns if batch is not None else [pa.nulls(0, dtype) for dtype in types.values()]
     return [(name, *sampled(column)) for name, column in zip(types, columns, strict=True)]
