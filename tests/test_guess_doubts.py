@@ -210,3 +210,19 @@ def test_folders_of_text_files_are_mentioned(tmp_path):
     assert (
         '# "day" is left out: folders name it (day=3/), which makes a column of Parquet and Arrow files only.' in text
     )
+
+
+@pytest.mark.parametrize("form", ['"${:,.2f}"', "{:.0f}%", '"{:,.0f}"', "-$ {:.1f}", '"{:.2f} €"', "{:.0f} USD"])
+@pytest.mark.parametrize("few", [False, True])
+def test_amounts_are_asked_about(tmp_path, form, few):
+    rows = [f"{row},{form.format((i % 9 if few else i) * 173.01 + 1007)}" for i, row in enumerate(ROWS)]
+    text = guess(tmp_path, "user,item,click,spent", rows)
+    assert 'column = "spent"' not in text
+    assert '# "spent" is left out: its values are amounts written as "' in text
+    assert any(q.startswith('"spent": write them as 1234.5, without signs and thousands') for q in questions(text))
+
+
+@pytest.mark.parametrize("value", ["{i},{k}", "101,2{k}2", "10.0.0.{k}", "2024.01.1{k}", "AB{k}", "{k}"])
+def test_other_texts_of_digits_are_no_amounts(tmp_path, value):
+    rows = [f'{row},"{value.format(i=i % 30 + 101, k=i % 9)}"' for i, row in enumerate(ROWS)]
+    assert "amounts written" not in guess(tmp_path, "user,item,click,code", rows)

@@ -363,6 +363,9 @@ def _reason_to_leave_out(column: Column, joined: bool) -> tuple[str, str] | None
         return "it looks like another outcome.", "is it known before the label is? Then make it a feature"
     if time_format(column):
         return "it is a time.", "[time] is one column; jrec has no feature of others"
+    if column.amount:
+        clean = "write them as 1234.5, without signs and thousands separators, to have a number"
+        return f"its values are amounts written as {toml(column.amount)}.", f"{clean}, or name it a [[categorical]]"
     if column.unique and not (column.numeric and column.measured()[0]):
         return "every line has another value.", "add it if later lines repeat its values"
     if column.free_text:

@@ -21,6 +21,10 @@ _MISSING = (*_SURE_MISSING, "NA", "None", "none", "-")
 _WORDS = ({"true", "false"}, {"t", "f"}, {"yes", "no"}, {"y", "n"})
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 _DECIMAL_COMMA = re.compile(r"[+-]?\d+(,\d+)?([eE][+-]?\d+)?")
+_AMOUNT = re.compile(
+    r"[+-]?([$€£¥₹] ?|(USD|EUR|GBP) )?[+-]?((\d{1,3}(,\d{3})+|\d+)(\.\d+)?|(\d{1,3}(\.\d{3})+|\d+)(,\d+)?)"
+    r"( ?([%$€£¥₹]|USD|EUR|GBP))?"
+)
 _INDEX = re.compile(r"\s*|Unnamed: \d+|__index_level_\d+__")
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 
@@ -150,11 +154,20 @@ class Column:
         return min(self.numbers) >= 0 and max(self.numbers) > _TAIL * max(statistics.median(self.numbers), 1)
 
     @functools.cached_property
+    def amount(self) -> str:
+        """One of its values if all are amounts as "$1,234.50", "12 %" or "1,045"; "" otherwise."""
+        if self.numeric or self.lists or self.hint or not all(map(_AMOUNT.fullmatch, self.distinct)):
+            return ""
+        marked = [v for v in self.values if not re.fullmatch(r"[+-]?[\d.,]*", v)]
+        thousands = [v for v in self.values if re.search(r"[,.]0\d\d", v)]  # no number of a list begins with 0
+        return next(iter(marked or thousands), "")
+
+    @functools.cached_property
     def separator(self) -> str | None:
         """What separates the elements of lists, "" of lists as JSON has them; None if it has none."""
         if self.hint.endswith("_seq"):
             return " "
-        if self.numeric or self.lists or self.hint or not self.values:
+        if self.numeric or self.lists or self.hint or not self.values or self.amount:
             return None
         if all(v[0] == "[" and v[-1] == "]" for v in self.values):
             return ""
