@@ -226,3 +226,24 @@ def test_amounts_are_asked_about(tmp_path, form, few):
 def test_other_texts_of_digits_are_no_amounts(tmp_path, value):
     rows = [f'{row},"{value.format(i=i % 30 + 101, k=i % 9)}"' for i, row in enumerate(ROWS)]
     assert "amounts written" not in guess(tmp_path, "user,item,click,code", rows)
+
+
+@pytest.mark.parametrize("name", ["time", "ts", "event_time", "timestamp", "created_at"])
+@pytest.mark.parametrize(("unit", "scale"), [("seconds", 1), ("milliseconds", 1000)])
+def test_times_with_fractions_are_times(tmp_path, name, unit, scale):
+    at = [(1715000000.123 + 37.25 * i) * scale for i in range(100)]
+    text = guess(tmp_path, f"user,item,click,{name}", [f"{row},{t!r}" for row, t in zip(ROWS, at, strict=True)])
+    assert f'[time]\ncolumn = "{name}"\nformat = "{unit}"' in text
+    table = {"user": [i % 7 for i in range(100)], "click": [i * i % 2 for i in range(100)], name: at}
+    pq.write_table(pa.table(table), tmp_path / "log.parquet")
+    text = guess_schema(str(tmp_path / "log.parquet"))
+    assert f'[time]\ncolumn = "{name}"\nformat = "{unit}"' in text
+    (tmp_path / "guess.toml").write_text(text)
+    source = Delimited(load_schema(str(tmp_path / "guess.toml")))
+    prepare(source, [str(tmp_path / "log.parquet")], tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["price", "time", "time_spent"])
+def test_other_fractions_are_no_times(tmp_path, name):
+    text = guess(tmp_path, f"user,item,click,{name}", [f"{row},{100.5 + i}" for i, row in enumerate(ROWS)])
+    assert f'[[dense]]\ncolumn = "{name}"' in text
