@@ -247,3 +247,19 @@ def test_times_with_fractions_are_times(tmp_path, name, unit, scale):
 def test_other_fractions_are_no_times(tmp_path, name):
     text = guess(tmp_path, f"user,item,click,{name}", [f"{row},{100.5 + i}" for i, row in enumerate(ROWS)])
     assert f'[[dense]]\ncolumn = "{name}"' in text
+
+
+@pytest.mark.parametrize("name", ["Year", "release_year", "yr", "YearBuilt"])
+@pytest.mark.parametrize("years", [2, 30])
+def test_years_are_asked_about(tmp_path, name, years):
+    rows = [f"{row},{2019 - i % years * 16 // (years - 1)}" for i, row in enumerate(ROWS)]
+    text = guess(tmp_path, f"user,item,click,{name}", rows)
+    assert f'[[dense]]\ncolumn = "{name}"' in text
+    assert f'"{name}": are its years numbers, or categories? As [[categorical]] each has a row' in "".join(
+        questions(text)
+    )
+
+
+def test_numbers_of_years_are_no_years(tmp_path):
+    text = guess(tmp_path, "user,item,click,years,year_sales", [f"{row},{i % 30},{i}.5" for i, row in enumerate(ROWS)])
+    assert "are its years" not in text

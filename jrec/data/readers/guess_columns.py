@@ -200,6 +200,8 @@ class Column:
         last, first = (self.words[-1], self.words[0]) if self.words else ("", "")
         if first in ("num", "number", "n", "total", "avg", "mean") and len(self.words) > 1:
             return True, ""
+        if self.whole and {"year", "yr"}.intersection(self.words) and all(1800 <= n <= 2100 for n in self.numbers):
+            return True, "are its years numbers, or categories? As [[categorical]] each has a row of its own"
         if self.called_id:
             return not self.whole, "" if self.whole else "it is called as ids are, but has fractions"
         if not self.whole or min(self.numbers) < -1 or last in _MEASURES or set(_MEASURES).intersection(self.words):
