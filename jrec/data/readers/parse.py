@@ -35,7 +35,7 @@ _REASONS = {
     scan.NOT_UTF8: "is not UTF-8 text",
     scan.HAS_NUL: "holds a NUL byte",
     scan.BLANK: "is blank",
-    scan.NOT_LIST: 'is no list such as ["a", "b"]',
+    scan.NOT_LIST: 'is no list such as ["a", "b"]; of lists such as a|b the schema names the separator',
     spans.NOT_LABEL: (
         "is neither 0 nor 1 (nor -1, true, false, yes, no, t, f, y, n); set positive_values or positive_at_least in"
         " [label]"
