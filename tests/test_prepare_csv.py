@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import io
 import json
+import re
 
 import hypothesis
 import hypothesis.strategies as st
@@ -251,3 +252,15 @@ def test_json_says_the_same_as_toml(tmp_path):
     assert load_schema(str(tmp_path / "schema.json")) == load_schema(str(tmp_path / "schema.toml"))
     with pytest.raises(DatasetError, match="cannot be read: No such file"):
         load_schema(str(tmp_path / "absent.toml"))
+
+
+@pytest.mark.parametrize("delimiter", [",", "::"])
+@pytest.mark.parametrize(
+    ("value", "shown"), [("2", "2"), ('"2{0}3"', "2{0}3"), ('"2""{0}3"', '2"{0}3'), ('"2"', "2"), ('"?"', "?")]
+)
+def test_messages_show_the_value_of_lines_with_quoted_delimiters(tmp_path, delimiter, value, shown):
+    schema = f'delimiter = "{delimiter}"\n[label]\ncolumn = "y"\n[[categorical]]\ncolumn = "c"\n'
+    value, shown = value.format(delimiter), repr(shown.format(delimiter))
+    line = delimiter.join([f'"a{delimiter}""b"', value, f'"{delimiter}"'])
+    with pytest.raises(DatasetError, match=re.escape(f"log:2: field 'y' holds {shown}, which is neither 0 nor 1")):
+        run(tmp_path, schema, delimiter.join("cyz") + f"\n{line}\r\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
@@ -25,6 +26,7 @@ _KINDS: dict[Kind, int] = {
     "label": scan.SPAN,
     "time": scan.SPAN,
 }
+_QUOTED = re.compile(rb'"((?:[^"]|"")*)"')
 # Texts that often stand for missing values; an error about one of them says how to name it.
 _OFTEN_MISSING = {"nan", "na", "n/a", "null", "none", "\\n", "-", "?", "nil", "#n/a", "<na>", "missing"}
 _REASONS = {
@@ -179,9 +181,9 @@ class ParsedBlock:
         return [self.block.text[start:end].tobytes() for _, start, end in self.places[rows].tolist()]
 
     def field_texts(self, rows: np.ndarray, name: str) -> list[str]:
-        """A field of (n,) rows, for messages (quoted fields may be cut short)."""
+        """A field of (n,) rows, for messages."""
         index = [f.name for f in self.dialect.fields].index(name)
-        split = [line.split(self.dialect.delimiter.encode()) for line in self.line_texts(rows)]
+        split = [_split(line, self.dialect) for line in self.line_texts(rows)]
         return [shown(f[index]) if len(f) == len(self.dialect.fields) else "its value" for f in split]
 
     def reject(self, wrong: np.ndarray, name: str, reason: str) -> None:
@@ -191,7 +193,7 @@ class ParsedBlock:
         rows = np.flatnonzero(wrong)
         places, texts = self.places[rows, 0].tolist(), self.line_texts(rows)
         for place, value, text in zip(places, self.field_texts(rows, name), texts, strict=True):
-            why = f"field {name!r} holds {value}, which {reason}{header_hint(name, value)}"
+            why = f"field {name!r} holds {value}, which {reason}{_header_hint(self.dialect, name, value)}"
             self.bad.append(BadLine(self.block.path, self.block.line + place, why, text))
         kept = np.flatnonzero(~wrong)
         self.columns = gather_all(self.columns, kept)
@@ -303,6 +305,19 @@ class Parser:
         return BadLine(block.path, block.line + line, reason, text)
 
 
+def _split(line: bytes, dialect: Dialect) -> list[bytes]:
+    """The fields of a good line, without their quotes."""
+    line, mark, at = line.removesuffix(b"\r"), dialect.delimiter.encode(), 0
+    fields = []
+    while at <= len(line):
+        quoted = _QUOTED.match(line, at) if dialect.quoting else None
+        end = quoted.end() if quoted else line.find(mark, at)
+        end = len(line) if end < 0 else end
+        fields.append(quoted[1].replace(b'""', b'"') if quoted else line[at:end])
+        at = end + len(mark)
+    return fields
+
+
 def _nameless(index: int) -> Field:
     return Field(name=f"number {index + 1}", kind="skip")
 
@@ -326,12 +341,13 @@ def reason_of(dialect: Dialect, field: Field, code: int, value: bytes) -> str:
     elif code in (scan.NOT_NUMBER, scan.NOT_FINITE) and value.decode(errors="replace").lower() in _OFTEN_MISSING:
         hint = dialect.missing_hint
     why = spans.time_reason(field.unit) if code == spans.NOT_TIME else _REASONS[code]
-    return f"field {field.name!r} holds {shown(value)}, which {why}{hint or header_hint(field.name, shown(value))}"
+    return f"field {field.name!r} holds {shown(value)}, which {why}{hint or _header_hint(dialect, field.name, shown(value))}"
 
 
-def header_hint(name: str, value: str) -> str:
-    """What is to be said of a field that holds its own name, as ``shown`` gives it."""
-    return "; the line repeats the header, so take it out" if value == shown(name.encode()) else ""
+def _header_hint(dialect: Dialect, name: str, value: str) -> str:
+    """What is to be said of a field that holds its own name, as ``shown`` gives it, in a file with a header."""
+    repeated = dialect.skip_lines and value == shown(name.encode())
+    return "; the line repeats the header, so take it out" if repeated else ""
 
 
 def _kind(field: Field) -> int:
