@@ -263,3 +263,18 @@ def test_years_are_asked_about(tmp_path, name, years):
 def test_numbers_of_years_are_no_years(tmp_path):
     text = guess(tmp_path, "user,item,click,years,year_sales", [f"{row},{i % 30},{i}.5" for i, row in enumerate(ROWS)])
     assert "are its years" not in text
+
+
+@pytest.mark.parametrize(("encoding", "name"), [("latin-1", "Café"), ("cp1252", "L\u2019été")])
+def test_other_encodings_are_asked_about(tmp_path, encoding, name):
+    rows = [f"{row},{name if i % 3 else 'bar'}" for i, row in enumerate(ROWS)]
+    (tmp_path / "log.csv").write_bytes("\n".join(["user,item,click,place", *rows, ""]).encode(encoding))
+    text = guess_schema(str(tmp_path / "log.csv"))
+    word = name.rpartition("\u2019")[2]
+    assert f'"encoding": the file is not UTF-8; is {encoding} right, in which it has the text "{word}"?' in questions(
+        text
+    )
+    (tmp_path / "guess.toml").write_text(text)
+    assert load_schema(str(tmp_path / "guess.toml")).encoding == encoding
+    (tmp_path / "log.csv").write_bytes("\n".join(["user,item,click,place", *rows, ""]).encode() + b"1,2,0,\xe9\n")
+    assert "encoding =" not in guess_schema(str(tmp_path / "log.csv"))  # one line is damaged

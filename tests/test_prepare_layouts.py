@@ -1,6 +1,7 @@
 """Logs that are no plain CSV: libsvm lines, printed lists, decimal commas, dates of other patterns."""
 
 import datetime
+import gzip
 import json
 
 import numpy as np
@@ -144,6 +145,42 @@ def test_printed_lists_of_weights(tmp_path):
         made(tmp_path, schema, {"y": [1], "c": ["[1]"], "w": ["['x']"]}, overwrite=True)
     with pytest.raises(DatasetError, match=r"column 'c' holds int64, but the schema says lists = true of it"):
         made(tmp_path, LISTS, {"y": [1], "c": [5]}, overwrite=True)
+
+
+CAFES = 'encoding = "{}"\n[label]\ncolumn = "größe"\n[[categorical]]\ncolumn = "c"\n'
+
+
+@pytest.mark.parametrize(("encoding", "texts"), [("latin-1", ["Café", "\x85", "ü", "a"]), ("cp1252", ["“Café”", "€"])])
+def test_other_encodings(tmp_path, monkeypatch, encoding, texts):
+    monkeypatch.setattr("jrec.data.readers.lines.BLOCK_BYTES", 9)
+    lines = [f"{k % 2},{text}\n" for k, text in enumerate(texts * 9)]
+    content = "".join(["größe,c\n", *lines]).encode(encoding)
+    _, values = made(tmp_path, CAFES.format(encoding), content)
+    assert values["c"] == texts * 9
+    _, values = made(tmp_path, CAFES.format(encoding), gzip.compress(content), overwrite=True)
+    assert values["c"] == texts * 9
+    encoder = Encoder(Schema.load(tmp_path / "out"))
+    (tmp_path / "new.csv").write_bytes(f"c\n{texts[0]}\nnew\n".encode(encoding))
+    (piece,) = encoder.stream(str(tmp_path / "new.csv"), batch_size=8)
+    assert piece.ids["c"].tolist() == encoder.columns({"c": [texts[0], "new"]}).ids["c"].tolist()
+    schema = f'encoding = "{encoding}"\n' + LABEL + '[[categorical]]\ncolumn = "c"\n'
+    with pytest.raises(
+        DatasetError, match=rf"log:2: the text is UTF-8, but encoding is '{encoding}'; give files of one"
+    ):
+        made(tmp_path, schema, "y,c\n1,ü\n0,é\n", overwrite=True)
+
+
+def test_encodings_that_do_not_fit(tmp_path):
+    with pytest.raises(DatasetError, match=r"encoding is 'utf-16'; choose one of utf-8, latin-1, cp1252"):
+        made(tmp_path, CAFES.format("utf-16"), "")
+    with pytest.raises(DatasetError, match=r"log:3: byte 0x81 is no character of cp1252; .* latin-1"):
+        made(tmp_path, CAFES.format("cp1252"), b"gr\xf6\xdfe,c\n1,a\n1,\x81\n")
+    with pytest.raises(
+        DatasetError, match=r"log:2: field 'c' holds 'Caf.*xe9', which is not UTF-8 .* encoding = \"latin"
+    ):
+        made(tmp_path, LABEL + '[[categorical]]\ncolumn = "c"\n', b"y,c\n1,Caf\xe9\n")
+    with pytest.raises(DatasetError, match=r"log is UTF-16 text; convert it first: iconv -f UTF-16 -t UTF-8"):
+        made(tmp_path, LISTS, "y,c\n1,a\n".encode("utf-16"))
 
 
 COMMA = (

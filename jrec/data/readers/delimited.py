@@ -33,6 +33,7 @@ from jrec.data.schema import UNKNOWN, DatasetError, DenseFeature
 
 _MISSING_HINT = "; if it stands for a missing value, add it to missing_values in the schema"
 _INTEGER_HINT = '; for dates set format = "iso" in [time], for fractions format = "seconds"'
+_TEXT_HINT = '; if the file is in Latin-1, set encoding = "latin-1" (of Windows "cp1252") in the schema'
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
@@ -124,6 +125,8 @@ class Delimited(Source):
             hint=libsvm.HINT if schema.layout == "libsvm" else "",
             missing_hint=_MISSING_HINT,
             integer_hint=_INTEGER_HINT,
+            text_hint=_TEXT_HINT if schema.encoding == "utf-8" else "",
+            encoding=schema.encoding,
         )
 
     def _check_columns(self, subject: str, names: list[str], remedy: str = "") -> None:
@@ -152,7 +155,7 @@ class Delimited(Source):
     def _split(self, path: str) -> list[str]:
         """The fields of a file's first line."""
         schema = self._schema
-        line = first_line(path).decode("utf-8", errors="replace").removeprefix("\ufeff")
+        line = first_line(path).decode(schema.encoding, errors="replace").removeprefix("\ufeff")
         if not schema.quoting or '"' not in line:
             return line.split(schema.delimiter)
         if len(schema.delimiter) == 1:
@@ -358,6 +361,8 @@ def stored_schema(schema: DelimitedSchema) -> dict[str, Any]:
                 del column["history"]
             elif not column["history"]["ages"]:
                 del column["history"]["ages"]
+        if part["encoding"] in ("", "utf-8"):
+            del part["encoding"]
     return {k: v for k, v in stored.items() if v or k not in ("join", "labels")}
 
 

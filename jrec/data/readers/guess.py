@@ -63,10 +63,11 @@ def guess_schema(path: str, others: Sequence[str] = ()) -> str:
         ]
         unread = [f"\n# {toml(name)} is left out: {reason}." for name, reason in unreadable(path).items()]
     else:
-        lines = _first_lines(path)
+        lines, encoding = _first_lines(path)
         if all(map(_LIBSVM.fullmatch, lines)):
             return "\n".join([title, *_libsvm(lines)])
         head, columns = _of_text(path, lines)
+        head = [*encoding, *head]
     folders = _folders([path, *others], {column.name for column in columns})
     joins, joined = _joins(path, columns)
     missing = sorted({text for column in (*columns, *joined) for text in column.missing})
@@ -107,7 +108,8 @@ def _joins(path: str, log: Sequence[Column]) -> tuple[list[str], list[Column]]:
     sides = [place.with_suffix(f".{kind}") for kind in _SIDES] if place.suffix == ".inter" else []
     for side in (side for side in sides if side.is_file()):
         try:
-            head, own = _of_text(str(side), _first_lines(str(side)), quoting=False)
+            lines, encoding = _first_lines(str(side))
+            head, own = _of_text(str(side), lines, quoting=False)
         except DatasetError as error:
             tables.append(f"\n# {side} is not joined: {error}")
             continue
@@ -126,18 +128,34 @@ def _joins(path: str, log: Sequence[Column]) -> tuple[list[str], list[Column]]:
             continue
         marks = [] if any(line.startswith("delimiter") for line in head) else ['delimiter = ","']
         stated = [f"file = {toml(str(side.absolute()))}", f"key = {toml(key.name)}", f"name = {toml(kind)}"]
-        tables += ["\n".join(["\n[[join]]", *stated, *marks, *head, "quoting = false"]), *features]
+        tables += ["\n".join(["\n[[join]]", *stated, *marks, *encoding, *head, "quoting = false"]), *features]
         columns += own
     return tables, columns
 
 
-def _first_lines(path: str) -> list[str]:
+def _first_lines(path: str) -> tuple[list[str], list[str]]:
+    """A file's first lines, and what the schema has to say of their encoding."""
     block = next(read_blocks(path, block_bytes=_SAMPLE_BYTES), None)
     if block is None:
         raise DatasetError(f"{path} is empty; a schema cannot be guessed from it")
     refuse_json(path)
-    lines = block.text.tobytes().decode("utf-8", errors="replace").split("\n")[:-1]
-    return [line.removesuffix("\r") for line in lines[:_SAMPLE_ROWS]]
+    encoding, stated = _encoding_of(block.text.tobytes())
+    lines = block.text.tobytes().decode(encoding, errors="replace").split("\n")[:-1]
+    return [line.removesuffix("\r") for line in lines[:_SAMPLE_ROWS]], stated
+
+
+def _encoding_of(content: bytes) -> tuple[str, list[str]]:
+    """The encoding of a text, and what the schema has to say of it."""
+    text = content.decode("utf-8", errors="replace")
+    others = len(text) - len(text.encode("ascii", errors="ignore"))
+    if 2 * (text.count("\ufffd") - content.count("\ufffd".encode())) <= others:  # UTF-8, but for some damage
+        return "utf-8", []
+    # Windows has characters where Latin-1 has controls, which no text holds.
+    encoding = "cp1252" if any(0x80 <= byte < 0xA0 for byte in set(content)) else "latin-1"
+    words = (word for word in re.findall(r"\w+", content.decode(encoding, errors="replace")) if not word.isascii())
+    shown = toml(next(words, ""))
+    question = f'\n# ? "encoding": the file is not UTF-8; is {encoding} right, in which it has the text {shown}?'
+    return encoding, [f"{question}\nencoding = {toml(encoding)}"]
 
 
 def _of_text(path: str, lines: Sequence[str], *, quoting: bool = True) -> tuple[list[str], list[Column]]:

@@ -29,12 +29,13 @@ ARROW_FILE, ARROW_STREAM = b"ARROW1", b"\xff\xff\xff\xff"
 ARROW = ARROW_FILE, ARROW_STREAM
 TABLES = PARQUET, *ARROW
 _COMPRESSED = {b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bz2"}  # by Arrow's codecs
+_UTF16 = "UTF-16 text"
 _UNSUPPORTED = {
     b"PK\x03\x04": "a zip archive",
     b"\xfd7zXZ": "xz-compressed",
     b"7z\xbc\xaf": "a 7z archive",
-    b"\xff\xfe": "UTF-16 text",
-    b"\xfe\xff": "UTF-16 text",
+    b"\xff\xfe": _UTF16,
+    b"\xfe\xff": _UTF16,
 }
 
 
@@ -101,6 +102,31 @@ def first_line(path: str) -> bytes:
     return b""
 
 
+def transcoded(block: Block, encoding: str) -> Block:
+    """A block whose text is in UTF-8, of one in another encoding that has ASCII's line ends.
+
+    Raises:
+      DatasetError: If the text is not of that encoding, or is UTF-8 already.
+    """
+    text = block.text.tobytes()
+    if encoding == "utf-8" or text.isascii():
+        return block
+    with contextlib.suppress(UnicodeDecodeError):
+        text.decode("utf-8")
+        raise DatasetError(
+            f"{block.path}:{block.line}: the text is UTF-8, but encoding is {encoding!r}; give files of one encoding,"
+            " and leave encoding out where it is UTF-8"
+        )
+    try:
+        text = text.decode(encoding).encode()
+    except UnicodeDecodeError as error:
+        raise DatasetError(
+            f"{block.path}:{block.line + text.count(10, 0, error.start)}: byte {text[error.start]:#04x} is no character"
+            f" of {encoding}; set another encoding, such as latin-1, which has all bytes"
+        ) from error
+    return dataclasses.replace(block, text=np.frombuffer(text, np.uint8))
+
+
 def refuse_json(path: str) -> None:
     """Refuses a file whose first line is JSON, which would make columns such as ``{"user": 17``.
 
@@ -146,7 +172,10 @@ def read_blocks(
             raw.seek(0)
             for magic, kind in _UNSUPPORTED.items():
                 if beginning.startswith(magic):
-                    raise DatasetError(f"{path} is {kind}; unpack it first (plain, gzip, zstd and bzip2 are read)")
+                    remedy = "unpack it first (plain, gzip, zstd and bzip2 are read)"
+                    if kind == _UTF16:
+                        remedy = "convert it first: iconv -f UTF-16 -t UTF-8"
+                    raise DatasetError(f"{path} is {kind}; {remedy}")
             if beginning.startswith(TABLES):
                 kind = "a Parquet" if beginning.startswith(PARQUET) else "an Arrow"
                 raise DatasetError(f"{path} is {kind} file, which only the format csv reads; describe it by a schema")

@@ -27,6 +27,11 @@ _KINDS: dict[Kind, int] = {
     "time": scan.SPAN,
 }
 _QUOTED = re.compile(rb'"((?:[^"]|"")*)"')
+_BAD_QUOTE = (
+    "opens a quote that is not closed before the next delimiter or the line's end; line ends inside quotes are not"
+    ' read: convert a file that has them to Parquet by python -c "import pandas;'
+    " pandas.read_csv('FILE', dtype=str, keep_default_na=False).to_parquet('FILE.parquet')\""
+)
 # Texts that often stand for missing values; an error about one of them says how to name it.
 _OFTEN_MISSING = {"nan", "na", "n/a", "null", "none", "\\n", "-", "?", "nil", "#n/a", "<na>", "missing"}
 _REASONS = {
@@ -78,9 +83,10 @@ class Dialect:
     """How lines split into fields.
 
     ``hint`` ends the message about a wrong number of fields, ``missing_hint`` that about a number that may stand for a
-    missing value, ``integer_hint`` that about what is no integer.
+    missing value, ``integer_hint`` that about what is no integer, ``text_hint`` that about what is no UTF-8.
 
     Lines of ``libsvm`` are rewritten as tab-separated ones (``jrec.data.readers.libsvm``).
+    ``encoding`` is that of the file; blocks are given in UTF-8 (``jrec.data.readers.lines.transcoded``).
     A ``table`` has rows in the place of lines (``jrec.data.readers.tables``); only fields and hints matter to it.
     """
 
@@ -91,8 +97,10 @@ class Dialect:
     hint: str = ""
     missing_hint: str = ""
     integer_hint: str = ""
+    text_hint: str = ""
     table: bool = False
     libsvm: bool = False
+    encoding: str = "utf-8"
 
 
 class BadLine(NamedTuple):
@@ -332,16 +340,21 @@ def reason_of(dialect: Dialect, field: Field, code: int, value: bytes) -> str:
       value: The field's text.
     """
     if code == scan.BAD_QUOTE:
-        return f"field {field.name!r} opens a quote that is not closed before the next delimiter or the line's end"
+        return f"field {field.name!r} {_BAD_QUOTE}"
     if code == scan.BLANK:
         return f"field {field.name!r} is blank"
     hint = ""
     if code == scan.NOT_INTEGER:
         hint = dialect.integer_hint
+    elif code == scan.NOT_UTF8:
+        hint = dialect.text_hint
     elif code in (scan.NOT_NUMBER, scan.NOT_FINITE) and value.decode(errors="replace").lower() in _OFTEN_MISSING:
         hint = dialect.missing_hint
     why = spans.time_reason(field.unit) if code == spans.NOT_TIME else _REASONS[code]
-    return f"field {field.name!r} holds {shown(value)}, which {why}{hint or _header_hint(dialect, field.name, shown(value))}"
+    value_text = shown(value)
+    return (
+        f"field {field.name!r} holds {value_text}, which {why}{hint or _header_hint(dialect, field.name, value_text)}"
+    )
 
 
 def _header_hint(dialect: Dialect, name: str, value: str) -> str:
