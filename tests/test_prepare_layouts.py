@@ -1,5 +1,6 @@
 """Logs that are no plain CSV: libsvm lines, printed lists, decimal commas, dates of other patterns."""
 
+import concurrent.futures
 import datetime
 import gzip
 import json
@@ -11,9 +12,10 @@ import pytest
 from prepare_reference import read_dataset, read_vocabulary
 
 from jrec.data import Encoder
+from jrec.data.joined import csv_source
 from jrec.data.prepare import prepare
 from jrec.data.prepare_options import PrepareOptions
-from jrec.data.readers import Delimited, load_schema
+from jrec.data.readers import load_schema
 from jrec.data.schema import DatasetError, Schema
 
 LABEL = '[label]\ncolumn = "y"\n'
@@ -21,16 +23,16 @@ LIBSVM = 'layout = "libsvm"\n[label]\ncolumn = "label"\n[[categorical]]\ncolumn 
 LISTS = LABEL + '[[categorical]]\ncolumn = "c"\nlists = true\n'
 
 
-def made(folder, schema, text, **options):
+def made(folder, schema, text, *, workers=None, **options):
     """The dataset's columns and values by feature, of one log, text or a table's columns."""
     (folder / "schema.toml").write_text(schema)
     if isinstance(text, dict):
         pq.write_table(pa.table(text), folder / "log")
     else:
         (folder / "log").write_bytes(text.encode() if isinstance(text, str) else text)
-    source = Delimited(load_schema(str(folder / "schema.toml")))
+    source = csv_source(load_schema(str(folder / "schema.toml")))
     options = {"split": (1, 0, 0), "min_count": 1, "threads": 1} | options
-    prepare(source, [str(folder / "log")], folder / "out", PrepareOptions(**options))
+    prepare(source, [str(folder / "log")], folder / "out", PrepareOptions(**options), workers=workers)
     dataset, columns = read_dataset(folder / "out")
     values = {}
     for feature in dataset.categorical:
@@ -223,3 +225,16 @@ def test_dates_of_other_patterns(tmp_path, pattern):
     for wrong in ("x", times[0].strftime(pattern) + "x", ""):
         with pytest.raises(DatasetError, match=r"log:2: field 't' (is blank|holds .*, which does not fit the pattern)"):
             made(tmp_path, schema, f"y,t\n1,{wrong}\n", overwrite=True)
+
+
+def test_a_joined_file_and_parts_in_encodings_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.setattr("jrec.data.parts.PART_BYTES", 40)
+    schema = 'encoding = "latin-1"\n' + LABEL + '[[categorical]]\ncolumn = "c"\n'
+    join = '[[join]]\nfile = "side"\nkey = "c"\nencoding = "utf-8"\n[[join.categorical]]\ncolumn = "g"\n'
+    content = ("y,c\n" + "0,Café\n1,Thé\n1,Eau\n" * 9).encode("latin-1")
+    (tmp_path / "side").write_text("c,g\nCafé,é\nThé,à\n", encoding="utf-8")
+    _, values = made(tmp_path, schema + join, content)
+    assert values["g"] == ["é", "à", ""] * 9
+    with concurrent.futures.ThreadPoolExecutor(2) as workers:
+        _, values = made(tmp_path, schema, content, workers=workers, overwrite=True)
+    assert values["c"] == ["Café", "Thé", "Eau"] * 9
