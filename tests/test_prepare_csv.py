@@ -264,3 +264,16 @@ def test_messages_show_the_value_of_lines_with_quoted_delimiters(tmp_path, delim
     line = delimiter.join([f'"a{delimiter}""b"', value, f'"{delimiter}"'])
     with pytest.raises(DatasetError, match=re.escape(f"log:2: field 'y' holds {shown}, which is neither 0 nor 1")):
         run(tmp_path, schema, delimiter.join("cyz") + f"\n{line}\r\n")
+
+
+@pytest.mark.parametrize("name", ["user", "a long name of a column"])
+def test_a_header_in_the_middle_is_a_bad_line_whatever_its_columns_are(tmp_path, name):
+    schema = f'[label]\ncolumn = "y"\npositive_values = ["buy"]\n[[categorical]]\ncolumn = "{name}"\n'
+    header, rows = f'{name},"y"', f"{name},buy\nb,view\n"
+    content = f"{header}\n{rows}{header}\n{rows}"
+    with pytest.raises(DatasetError, match=f"log:4: field '{name}' holds '{name}', .*; the line repeats the header"):
+        run(tmp_path, schema, content)
+    run(tmp_path, schema, content, on_bad_line="skip", labels=False)
+    kept = (tmp_path / "out" / "bad_lines.tsv").read_text()
+    assert kept.count("\n") == 2
+    assert kept.endswith(f"\t{header}\n")

@@ -290,6 +290,8 @@ class Parser:
                 _read_spans(parsed, field, buffer)
             elif field.missing:
                 parsed.columns[field.name] = without_missing(parsed.columns[field.name], field, int(self._seed))
+        if self.dialect.skip_lines:
+            _reject_headers(parsed, int(self._seed))
         for name in self._names["number"] if num_slow else ():
             parsed.reject(np.isinf(parsed.numbers(name)), name, "is not a finite number")
         for field in self.dialect.fields if num_slow else ():
@@ -372,6 +374,18 @@ def _group(field: Field) -> str:
         return "list"
     groups = {"skip": "", "number": "number", "integer": "integer", "hex": "key", "text": "key"}
     return groups.get(field.kind, "list")
+
+
+def _reject_headers(parsed: ParsedBlock, seed: int) -> None:
+    """Rejects lines that repeat the header, as where files were put together: where all is text, nothing else would."""
+    fields = parsed.dialect.fields
+    if (name := next((f.name for f in fields if f.kind == "text"), None)) is None:
+        return
+    wrong = parsed.numbers(name) == text_key(name, seed)
+    rows = np.flatnonzero(wrong)
+    names = [f.name.encode() for f in fields]
+    wrong[rows] = [_split(line, parsed.dialect) == names for line in parsed.line_texts(rows)]
+    parsed.reject(wrong, name, "is the column's own name, as the others are")
 
 
 def _read_spans(parsed: ParsedBlock, field: Field, buffer: np.ndarray) -> None:
