@@ -62,6 +62,18 @@ def test_where_words_do_not_say_it_the_question_names_the_positive_value(tmp_pat
     )
 
 
+def test_a_column_whose_words_say_what_was_done_is_the_label(tmp_path):
+    rows = [f"u{i % 7},i{i % 11},{'click' if i % 5 else 'skip'},{'ab'[i % 2]},{'xy'[i * i % 2]}" for i in range(100)]
+    text = guess(tmp_path, "user,item,action,side,end", rows)
+    assert '[label]\ncolumn = "action"\npositive_values = ["click"]' in text
+
+
+def test_a_label_of_one_value_is_named(tmp_path):
+    (asked, *_) = questions(guess(tmp_path, "user,item,clicked", [f"u{i % 7},i{i % 11},1" for i in range(100)]))
+    assert asked.startswith('"label": no column looks like one.')
+    assert 'Of "clicked" there is one value, but a label has two.' in asked
+
+
 ROWS = [f"{i % 7},{i % 11 + 20},{i * i % 2}" for i in range(100)]
 
 
@@ -218,14 +230,16 @@ def test_amounts_are_asked_about(tmp_path, form, few):
     rows = [f"{row},{form.format((i % 9 if few else i) * 173.01 + 1007)}" for i, row in enumerate(ROWS)]
     text = guess(tmp_path, "user,item,click,spent", rows)
     assert 'column = "spent"' not in text
-    assert '# "spent" is left out: its values are amounts written as "' in text
-    assert any(q.startswith('"spent": write them as 1234.5, without signs and thousands') for q in questions(text))
+    assert '# "spent" is left out: its values are amounts with signs' in text
+    assert any(
+        q.startswith('"spent": texts such as "') and "write them as 1234.5, without signs" in q for q in questions(text)
+    )
 
 
 @pytest.mark.parametrize("value", ["{i},{k}", "101,2{k}2", "10.0.0.{k}", "2024.01.1{k}", "AB{k}", "{k}"])
 def test_other_texts_of_digits_are_no_amounts(tmp_path, value):
     rows = [f'{row},"{value.format(i=i % 30 + 101, k=i % 9)}"' for i, row in enumerate(ROWS)]
-    assert "amounts written" not in guess(tmp_path, "user,item,click,code", rows)
+    assert "amounts with signs" not in guess(tmp_path, "user,item,click,code", rows)
 
 
 @pytest.mark.parametrize("name", ["time", "ts", "event_time", "timestamp", "created_at"])

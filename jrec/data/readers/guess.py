@@ -259,11 +259,16 @@ def _label(columns: Sequence[Column]) -> tuple[str, Column | None]:
             bound = round(low + 0.75 * (high - low), 2)
             note = f"the numbers go from {low:g} to {high:g}; which are liked?"
             return f"{_ask(column, note)}\n[label]\ncolumn = {toml(column.name)}\npositive_at_least = {bound:g}", column
+    for column in reversed(columns):
+        if column.two and not (column.blanks or column.is_label) and positive_of(column.values)[2]:
+            return _two_valued(column, "is it the label? Its two values say what was done and what was not"), column
     ends = [c for c in columns if len(c.distinct) > 1 and not (c.rows or c.unique or c.unnamed)]
     for column in (ends[-1], ends[0]) if ends else ():
         if column.two and not column.blanks and not column.called_id:
             return _two_valued(column, "is it the label? It has two values and stands at an end"), column
     text = '\n# ? "label": no column looks like one. Name it here, or prepare with --no-labels.'
+    if constant := [toml(c.name) for c in columns if c.plain.lower() in _LABELS and len(c.distinct) == 1]:
+        text += f" Of {', '.join(constant)} there is one value, but a label has two."
     return f"{text}\n# [label]\n# column = ", None
 
 
@@ -382,8 +387,8 @@ def _reason_to_leave_out(column: Column, joined: bool) -> tuple[str, str] | None
     if time_format(column):
         return "it is a time.", "[time] is one column; jrec has no feature of others"
     if column.amount:
-        clean = "write them as 1234.5, without signs and thousands separators, to have a number"
-        return f"its values are amounts written as {toml(column.amount)}.", f"{clean}, or name it a [[categorical]]"
+        clean = f"texts such as {toml(column.amount)} are no numbers: write them as 1234.5, without signs and thousands"
+        return "its values are amounts with signs.", f"{clean} separators, or name the column a [[categorical]]"
     if column.unique and not (column.numeric and column.measured()[0]):
         return "every line has another value.", "add it if later lines repeat its values"
     if column.free_text:
