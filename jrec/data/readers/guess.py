@@ -11,8 +11,8 @@ import re
 import statistics
 from collections.abc import Collection, Sequence
 
-from jrec.data.readers.guess_columns import Column, decimal_comma, is_number, toml, words
-from jrec.data.readers.guess_labels import positive_of
+from jrec.data.readers.guess_columns import Column, ask, decimal_comma, is_number, toml
+from jrec.data.readers.guess_labels import OUTCOMES, guess_label
 from jrec.data.readers.guess_times import could_swap, date_patterns, time_format
 from jrec.data.readers.lines import first_line, read_blocks, refuse_json
 from jrec.data.readers.streams import is_stream
@@ -23,15 +23,6 @@ _SAMPLE_BYTES, _SAMPLE_ROWS = 1 << 20, 10_000
 _DELIMITERS = ("\t", "::", ", ", ",", ";", "|")
 _SIDES = ("user", "item")
 _RECBOLE = ("token", "float", "token_seq", "float_seq")
-_LABELS = words(
-    "label target y click clicked is_click clk converted conversion is_buy bought buy purchase purchased install"
-    " installed churn churned exited survived fraud isfraud is_fraud canceled cancelled is_canceled is_cancelled"
-    " response responded subscribed watched viewed played opened revenue like liked is_like follow followed share"
-    " shared income outcome class default"
-)
-_OUTCOMES = {*_LABELS} - {*words("label target y response income outcome class default revenue")}
-_RATINGS = ("rating", "stars", "overall", "score")
-_MOST_STARS = 21
 _OF_FOLDERS = "folders name it, so that all lines of a file have the same: is it {}?"
 _HEADED = 3  # lines that have to differ from a first one that is there again, for it to be a header
 _IDENTIFIER = re.compile(r"[A-Za-z_][\w .:()/%#\-]*")
@@ -74,13 +65,13 @@ def guess_schema(path: str, others: Sequence[str] = ()) -> str:
     if missing:
         head.append(f"missing_values = {toml(['', *missing])}")
     left = list(columns)
-    label, column = _label(left)
+    label, column = guess_label(left)
     left = [c for c in left if c is not column]
     time, column = _time(left)
     left = [c for c in left if c is not column]
     if column is None and table:
         time, column = _time(folders)
-        time = f"{_ask(column, _OF_FOLDERS.format('the time of their lines'))}{time}" if column else time
+        time = f"{ask(column, _OF_FOLDERS.format('the time of their lines'))}{time}" if column else time
     left_out = [_of_folders(c, table) for c in folders if c is not column]
     features = list(map(_feature, left))
     if not any("categorical]]" in text for text in (time, *features, *joins)):
@@ -95,10 +86,6 @@ def guess_schema(path: str, others: Sequence[str] = ()) -> str:
 def questions(text: str) -> list[str]:
     """What a guessed schema asks about: the column, and what is doubtful."""
     return [line.removeprefix("# ? ") for line in text.splitlines() if line.startswith("# ? ")]
-
-
-def _ask(column: Column, question: str) -> str:
-    return f"\n# ? {toml(column.name)}: {question}" if question else ""
 
 
 def _joins(path: str, log: Sequence[Column]) -> tuple[list[str], list[Column]]:
@@ -245,50 +232,6 @@ def _libsvm(lines: Sequence[str]) -> list[str]:
     return [*head, 'weights = "values"'] if weighted else head
 
 
-def _label(columns: Sequence[Column]) -> tuple[str, Column | None]:
-    called = {c.plain.lower(): c for c in reversed(columns) if c.two and not c.blanks}
-    named = [called[name] for name in _LABELS if name in called]
-    if named:
-        last = next((c for c in reversed(columns) if c.two), None)
-        sure = len(named) == 1 and (last in (None, named[0]) or not (last and last.is_label))
-        return _two_valued(named[0], "" if sure else f"is it the label? {_others(named[0], [*named, last])}"), named[0]
-    for column in columns:
-        rated = column.words[-1:] and column.words[-1] in _RATINGS and 2 < len(column.distinct) <= _MOST_STARS
-        if rated and column.numeric and not column.blanks:
-            high, low = max(column.numbers), min(column.numbers)
-            bound = round(low + 0.75 * (high - low), 2)
-            note = f"the numbers go from {low:g} to {high:g}; which are liked?"
-            return f"{_ask(column, note)}\n[label]\ncolumn = {toml(column.name)}\npositive_at_least = {bound:g}", column
-    for column in reversed(columns):
-        if column.two and not (column.blanks or column.is_label) and positive_of(column.values)[2]:
-            return _two_valued(column, "is it the label? Its two values say what was done and what was not"), column
-    ends = [c for c in columns if len(c.distinct) > 1 and not (c.rows or c.unique or c.unnamed)]
-    for column in (ends[-1], ends[0]) if ends else ():
-        if column.two and not column.blanks and not column.called_id:
-            return _two_valued(column, "is it the label? It has two values and stands at an end"), column
-    text = '\n# ? "label": no column looks like one. Name it here, or prepare with --no-labels.'
-    if constant := [toml(c.name) for c in columns if c.plain.lower() in _LABELS and len(c.distinct) == 1]:
-        text += f" Of {', '.join(constant)} there is one value, but a label has two."
-    return f"{text}\n# [label]\n# column = ", None
-
-
-def _others(chosen: Column, columns: Sequence[Column | None]) -> str:
-    names = dict.fromkeys(toml(c.name) for c in columns if c is not None and c is not chosen)
-    return f"{', '.join(names)} may be, too"
-
-
-def _two_valued(column: Column, question: str) -> str:
-    lines = f"\n[label]\ncolumn = {toml(column.name)}"
-    if not column.is_label:
-        high, low, sure = positive_of(column.values)
-        if not sure:
-            taken = f"{toml(high)} is taken for 1 and {toml(low)} for 0"
-            taken += f"; for the reverse set positive_values = {toml([low])}"
-            question = f"{question}. {taken}" if question else taken
-        lines += f"\npositive_values = {toml([high])}  # of {toml(sorted(column.distinct))}"
-    return _ask(column, question) + lines
-
-
 def _time(columns: Sequence[Column]) -> tuple[str, Column | None]:
     forms = {id(c): time_format(c) for c in columns if not c.blanks}
     dated = [c for c in columns if forms.get(id(c))]
@@ -304,7 +247,7 @@ def _time(columns: Sequence[Column]) -> tuple[str, Column | None]:
     named = f"{chosen.plain}_{{}}"
     question = "is the month or the day the first number?" if could_swap(chosen, form) else ""
     return "\n".join([
-        f'{_ask(chosen, question)}\n[time]\ncolumn = {name}\nformat = {toml(form)}',
+        f'{ask(chosen, question)}\n[time]\ncolumn = {name}\nformat = {toml(form)}',
         *(f'\n[[categorical]]\ncolumn = {name}\nname = {toml(named.format(p))}\npart = "{p}"' for p in parts),
     ]), chosen  # fmt: skip
 
@@ -319,7 +262,7 @@ def _feature(column: Column, place: str = "") -> str:
     name = toml(column.name)
     if reason := _reason_to_leave_out(column, bool(place)):
         left = f"\n# {name} is left out: {reason[0]}"
-        return _ask(column, reason[1]) + left
+        return ask(column, reason[1]) + left
     named = f"\nname = {toml(column.plain)}" if column.plain != column.name else ""
     measured, doubt = column.measured() if column.numeric else (False, "")
     if column.odd:
@@ -329,13 +272,13 @@ def _feature(column: Column, place: str = "") -> str:
         transform = "log1p" if column.tailed else "standardize"
         seen = f"{min(column.numbers):g} to {max(column.numbers):g}, median {middle:g}"
         seen += "" if column.blanks else "; none is missing here"
-        lines = f'{_ask(column, doubt)}\n[[{place}dense]]\ncolumn = {name}{named}\ntransform = "{transform}"  # {seen}'
+        lines = f'{ask(column, doubt)}\n[[{place}dense]]\ncolumn = {name}{named}\ntransform = "{transform}"  # {seen}'
         return f"{lines}\nmissing = {0 if column.tailed else middle:g}"
     separator = column.separator
     if separator is None and not column.numeric and not column.hint and column.many_distinct:
         doubt = doubt or "nearly every line has another value, and values seen once have no row of their own"
     kinds = f"{len(column.distinct):,} distinct of {len(column.values):,} values"
-    text = f"{_ask(column, doubt)}\n[[{place}categorical]]\ncolumn = {name}{named}  # {kinds}"
+    text = f"{ask(column, doubt)}\n[[{place}categorical]]\ncolumn = {name}{named}  # {kinds}"
     if column.lists or separator == "":
         return f"{text}\nlists = true"
     return f"{text}\nseparator = {toml(separator)}" if separator else text
@@ -359,13 +302,13 @@ def _of_folders(column: Column, table: bool) -> str:
         return f"{left}, and it has no other value here."
     if time_format(column):
         return f"{left}, it is a time, and [time] is one column."
-    return f"{_ask(column, _OF_FOLDERS.format('known before the label is'))}\n[[categorical]]\ncolumn = {name}"
+    return f"{ask(column, _OF_FOLDERS.format('known before the label is'))}\n[[categorical]]\ncolumn = {name}"
 
 
 def _buckets(column: Column) -> str:
     """A column of numbers as categories."""
     question = "no column is a category, and one has to be: do buckets of its numbers say enough?"
-    return f"{_ask(column, question)}\n[[categorical]]\ncolumn = {toml(column.name)}\nquantiles = 64"
+    return f"{ask(column, question)}\n[[categorical]]\ncolumn = {toml(column.name)}\nquantiles = 64"
 
 
 def _reason_to_leave_out(column: Column, joined: bool) -> tuple[str, str] | None:
@@ -382,7 +325,7 @@ def _reason_to_leave_out(column: Column, joined: bool) -> tuple[str, str] | None
         return None
     if column.rows:
         return "it numbers the lines.", ""
-    if column.plain.lower() in _OUTCOMES and column.two and column.is_label:
+    if column.plain.lower() in OUTCOMES and column.two and column.is_label:
         return "it looks like another outcome.", "is it known before the label is? Then make it a feature"
     if time_format(column):
         return "it is a time.", "[time] is one column; jrec has no feature of others"

@@ -266,3 +266,8 @@ def is_number(text: str) -> bool:
 def toml(value: str | list[str]) -> str:
     """A text, or texts, as TOML has them."""
     return json.dumps(value, ensure_ascii=False)
+
+
+def ask(column: Column, question: str) -> str:
+    """A question about a column, as the schema's comments have them; "" if there is none."""
+    return f"\n# ? {toml(column.name)}: {question}" if question else ""
