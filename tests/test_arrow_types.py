@@ -239,8 +239,10 @@ def test_times_that_do_not_fit_are_refused(tmp_path, formats):
 
 
 def test_lists_that_are_none_need_a_separator(tmp_path, formats):
-    with pytest.raises(DatasetError, match=r"log.parquet: column 'c' holds string, .* lists = true .* separator"):
+    with pytest.raises(DatasetError, match=r"parquet:1: field 'c' holds 'a\|b', which is no list .* separator"):
         from_file(formats["categories"], pa.array(["a|b", "c"]), tmp_path)
+    with pytest.raises(DatasetError, match=r"column 'c' holds int64, but the schema says lists = true of it"):
+        from_file(formats["categories"], pa.array([1, 2]), tmp_path)
 
 
 @pytest.mark.parametrize("name", [*NUMBERS, *TIMES, *CATEGORIES, *REFUSED])

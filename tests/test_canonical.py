@@ -71,6 +71,7 @@ COLUMNS = {
     "list of int": pandas.Series(of([[1, 20], [], [3]])),
     "list of float": pandas.Series(of([[1.0, 0.5], [1e-5], [2.0, 3.0]])),
     "list of bool": pandas.Series(of([[True], [False, True]])),
+    "list as printed": pandas.Series(of(['[1.0, "True", true, "ab", 1e3]', "[2]", "[]", "[7.50, null]"])),
     "list of text": pandas.Series(of([["x", "True", "7.0"], ["y"]])),
 }
 FRAME = pandas.DataFrame({"label": of([0, 1, 1]), **COLUMNS})

@@ -223,7 +223,7 @@ def test_leave_one_out_needs_histories_of_one_user(tmp_path):
 
 
 def test_lines_of_one_moment_are_not_in_each_others_histories(tmp_path):
-    lines = [(1, "u1", "a", 1), (1, "u1", "b", 1), (1, "u1", "a", 2), (1, "u1", "c", 3)]
+    lines = [(1, "u1", "a", 1), (1, "u1", "b", 1), (1, "u1", "a", 2), (0, "u1", "c", 3)]
     prepare(source_of(tmp_path), [written(tmp_path / "log.csv", lines)], tmp_path / "out",
             PrepareOptions(min_count=1, split=(1, 0, 0)))  # fmt: skip
     schema, columns = read_dataset(tmp_path / "out")
@@ -244,7 +244,8 @@ def test_lines_of_one_moment_are_not_in_each_others_histories(tmp_path):
 )
 @pytest.mark.parametrize("split_by", ["time", "leave-one-out"])
 def test_ages_are_seconds_before_the_line(tmp_path, form, moments, expected, split_by):
-    lines = [(1, user, item, at) for user in ("u1", "u2") for item, at in zip("abca", moments, strict=True)]
+    pairs = [*zip("abca", moments, strict=True)]
+    lines = [(label, user, item, at) for label, user in enumerate(("u1", "u2")) for item, at in pairs]
     text = AGED.replace('column = "at"', f'column = "at"\nformat = "{form}"')
     split = {"split": (1, 0, 0)} if split_by == "time" else {}
     source, path = source_of(tmp_path, text), written(tmp_path / "log.csv", lines)
@@ -279,7 +280,7 @@ def test_lines_that_are_predicted_give_the_ages_of_their_histories(tmp_path):
 
 
 def test_a_later_log_has_ages_where_the_earlier_one_has(tmp_path):
-    lines, options = [(1, "u1", "a", 1), (1, "u1", "b", 2)], PrepareOptions(min_count=1, split=(1, 0, 0))
+    lines, options = [(0, "u1", "a", 1), (1, "u1", "b", 2)], PrepareOptions(min_count=1, split=(1, 0, 0))
     prepare(source_of(tmp_path, AGED), [written(tmp_path / "log.csv", lines)], tmp_path / "out", options)
     later = written(tmp_path / "later.csv", [(1, "u1", "b", 5), (1, "u1", "a", 8)])
     options = PrepareOptions(vocabulary_from=str(tmp_path / "out"), split=(0, 0, 1))
@@ -337,7 +338,7 @@ def test_a_file_without_a_header_gives_histories_in_its_last_column(tmp_path):
 
 
 def test_a_later_log_begins_its_histories(tmp_path):
-    lines, options = [(1, "u1", "a", 1), (1, "u1", "b", 2)], PrepareOptions(min_count=1, split=(1, 0, 0))
+    lines, options = [(0, "u1", "a", 1), (1, "u1", "b", 2)], PrepareOptions(min_count=1, split=(1, 0, 0))
     prepare(source_of(tmp_path), [written(tmp_path / "log.csv", lines)], tmp_path / "out", options)
     later, said = written(tmp_path / "later.csv", [(1, "u1", "b", 5), (1, "u1", "a", 6)]), []
     options = PrepareOptions(vocabulary_from=str(tmp_path / "out"), split=(0, 0, 1))

@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import io
 import json
+import re
 
 import hypothesis
 import hypothesis.strategies as st
@@ -94,6 +95,8 @@ def write(path, rows):
 def test_random_logs(tmp_path_factory, rows, min_count, block_size, shard_blocks, block_bytes):
     folder = tmp_path_factory.mktemp("csv")
     half = len(rows) // 2
+    for row, stars in zip(sorted(rows, key=lambda row: row["at"]), (0.0, 5.0), strict=False):
+        row["stars"] = stars  # training needs both labels
     write(folder / "day_1.csv", rows[:half])
     write(folder / "day_2.csv", rows[half:])
     (folder / "schema.toml").write_text(SCHEMA)
@@ -249,3 +252,28 @@ def test_json_says_the_same_as_toml(tmp_path):
     assert load_schema(str(tmp_path / "schema.json")) == load_schema(str(tmp_path / "schema.toml"))
     with pytest.raises(DatasetError, match="cannot be read: No such file"):
         load_schema(str(tmp_path / "absent.toml"))
+
+
+@pytest.mark.parametrize("delimiter", [",", "::"])
+@pytest.mark.parametrize(
+    ("value", "shown"), [("2", "2"), ('"2{0}3"', "2{0}3"), ('"2""{0}3"', '2"{0}3'), ('"2"', "2"), ('"?"', "?")]
+)
+def test_messages_show_the_value_of_lines_with_quoted_delimiters(tmp_path, delimiter, value, shown):
+    schema = f'delimiter = "{delimiter}"\n[label]\ncolumn = "y"\n[[categorical]]\ncolumn = "c"\n'
+    value, shown = value.format(delimiter), repr(shown.format(delimiter))
+    line = delimiter.join([f'"a{delimiter}""b"', value, f'"{delimiter}"'])
+    with pytest.raises(DatasetError, match=re.escape(f"log:2: field 'y' holds {shown}, which is neither 0 nor 1")):
+        run(tmp_path, schema, delimiter.join("cyz") + f"\n{line}\r\n")
+
+
+@pytest.mark.parametrize("name", ["user", "a long name of a column"])
+def test_a_header_in_the_middle_is_a_bad_line_whatever_its_columns_are(tmp_path, name):
+    schema = f'[label]\ncolumn = "y"\npositive_values = ["buy"]\n[[categorical]]\ncolumn = "{name}"\n'
+    header, rows = f'{name},"y"', f"{name},buy\nb,view\n"
+    content = f"{header}\n{rows}{header}\n{rows}"
+    with pytest.raises(DatasetError, match=f"log:4: field '{name}' holds '{name}', .*; the line repeats the header"):
+        run(tmp_path, schema, content)
+    run(tmp_path, schema, content, on_bad_line="skip", labels=False)
+    kept = (tmp_path / "out" / "bad_lines.tsv").read_text()
+    assert kept.count("\n") == 2
+    assert kept.endswith(f"\t{header}\n")

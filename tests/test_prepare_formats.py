@@ -306,7 +306,8 @@ TAOBAO_LINE = "1,2,3,pv,1511658000"
     ],
 )
 def test_bad_lines_of_formats(tmp_path, source, good, bad, message):
-    (tmp_path / "log").write_text(f"{good}\n{good}\n{bad}\n{good}\n{good}\n")
+    other = good.replace("pv", "buy") if good == TAOBAO_LINE else "0" + good[1:]
+    (tmp_path / "log").write_text(f"{good}\n{other}\n{bad}\n{good}\n{good}\n")
     with pytest.raises(DatasetError, match=rf"log:3: .*{message}"):
         prepare(source, [str(tmp_path / "log")], tmp_path / "out")
     assert [p.name for p in tmp_path.iterdir()] == ["log"]

@@ -134,7 +134,7 @@ def test_dates_order_examples(tmp_path):
         ("2024-05-01T12:00:00.2z", "c", "12", "2"),
         ("2025-02-28 23:59:60 UTC", "e", "0", "5"),
     ]
-    log = "y,c,at\n" + "".join(f"1,{value},{at}\n" for at, value, _, _ in rows)
+    log = "y,c,at\n" + "".join(f"{value > 'b':d},{value},{at}\n" for at, value, _, _ in rows)
     columns = made(tmp_path, LABEL + TIMES + PARTS, log)
     by_value = sorted(rows, key=lambda row: row[1])
     assert columns["c"] == list("abcde")
@@ -207,3 +207,33 @@ def test_bad_schemas(tmp_path, schema, message):
     (tmp_path / "schema.toml").write_text(LABEL + schema)
     with pytest.raises(DatasetError, match=message):
         load_schema(str(tmp_path / "schema.toml"))
+
+
+@pytest.mark.parametrize(
+    ("schema", "value", "label"),
+    [(LABEL, 1, 1), (LABEL, "no", 0), (LABEL + 'positive_values = ["Click"]\n', "click", 0),
+     (LABEL + "positive_at_least = 3\n", 5, 1)],
+)  # fmt: skip
+def test_a_label_of_one_value_is_refused(tmp_path, monkeypatch, schema, value, label):
+    monkeypatch.setattr("jrec.data.splits._READ_ROWS", 4)
+    lines = "".join(f"{value},{'ab'[k % 2]}\n" for k in range(10))
+    schema += '[[categorical]]\ncolumn = "c"\n'
+    with pytest.raises(
+        DatasetError, match=rf"column 'y': the label of all 10 training examples is {label}, .* \[label\]"
+    ):
+        made(tmp_path, schema, f"y,c\n{lines}")
+    assert not (tmp_path / "out").exists()
+    made(tmp_path, schema, f"y,c\n{lines}", labels=False)
+    two = {"0": "1", "1": "0", "no": "yes", "click": "Click", "5": "2"}[str(value)]
+    made(tmp_path, schema, f"y,c\n{lines}{two},a\n", overwrite=True)
+    with pytest.raises(DatasetError, match="in the order of its labels, pass --split-by random"):
+        made(tmp_path, schema, f"y,c\n{lines}{two},a\n", overwrite=True, split=(0.8, 0.1, 0.1))
+    later = tmp_path / "later"
+    later.mkdir()
+    made(later, schema, f"y,c\n{lines}", vocabulary_from=str(tmp_path / "out"), min_count=2)
+
+
+def test_one_of_several_labels_may_have_one_value(tmp_path):
+    schema = '[[labels]]\ncolumn = "y"\n[[labels]]\ncolumn = "z"\n[[categorical]]\ncolumn = "c"\n'
+    columns = made(tmp_path, schema, "y,z,c\n1,1,a\n1,0,b\n1,1,a\n")
+    assert columns["label"] == [1, 1, 1]

@@ -253,12 +253,12 @@ def _guess(args: argparse.Namespace) -> int:
     if args.join:
         raise DatasetError("--join names files that a schema joins; give it with --schema")
     inputs = _inputs(args)
-    first = read_names((inputs if isinstance(inputs, list) else flat(inputs))[0])[0]
+    first, *others = read_names(inputs if isinstance(inputs, list) else flat(inputs))
     path = pathlib.Path(f"{args.out.rstrip('/')}.schema.toml")
     if path.exists():
         raise DatasetError(f"--schema is not given, but {path} exists; pass it as --schema, or remove it to guess anew")
     check_inputs([first], keep_order=True)
-    text = guess_schema(first)
+    text = guess_schema(first, others)
     write_file(path, text + "\n", inputs=[first])
     print(text)
     for question in questions(text):

@@ -13,7 +13,7 @@ import numpy as np
 
 from jrec.data.columns import Column, gather_all
 from jrec.data.readers.columnar import Rows, parse_rows
-from jrec.data.readers.lines import Block, read_blocks
+from jrec.data.readers.lines import Block, read_blocks, transcoded
 from jrec.data.readers.parse import BadLine, Dialect, ParsedBlock, Parser, sort_bad_lines
 from jrec.data.readers.source import Chunk, Source, has_label
 from jrec.data.readers.streams import Input
@@ -138,7 +138,7 @@ class Log:
                 )
                 for block in blocks:
                     if isinstance(block, Block):
-                        self._last = block
+                        self._last = block = transcoded(block, dialect.encoding)
                     yield done, parser, dataclasses.replace(block, path=one.name)
             done += one.bytes
 

@@ -21,7 +21,7 @@ from jrec import environment
 from jrec.data import blocks
 from jrec.data.fit import fit
 from jrec.data.histories import check_ascending, last_lines, write_histories
-from jrec.data.ingest import BAD_LINES_FILE, TIME, BadLines, Log, fill_spill, keys_name, new_spill, weights_name
+from jrec.data.ingest import BAD_LINES_FILE, LABEL, TIME, BadLines, Log, fill_spill, keys_name, new_spill, weights_name
 from jrec.data.parts import read_parts
 from jrec.data.prepare_options import LEAVE_ONE_OUT, PrepareOptions
 from jrec.data.readers.lines import check_inputs
@@ -30,7 +30,16 @@ from jrec.data.readers.streams import Input, InputLike, is_stream, read_names, s
 from jrec.data.schema import CategoricalFeature, DatasetError, Schema, Split, Table
 from jrec.data.shards import ShardRows, write_shards
 from jrec.data.spill import PlainColumn, Spill, SpilledLists
-from jrec.data.splits import SPLITS, drawn_splits, flat, joined_splits, lines_of, random_splits, split_bounds
+from jrec.data.splits import (
+    SPLITS,
+    check_labels,
+    drawn_splits,
+    flat,
+    joined_splits,
+    lines_of,
+    random_splits,
+    split_bounds,
+)
 from jrec.data.table_parts import TablePart, encode_table
 from jrec.data.tasks import Task, running
 from jrec.data.texts import TextStore, budget_of
@@ -190,6 +199,9 @@ class _Preparation:
             if self.options.split_by == LEAVE_ONE_OUT:
                 how = f"--split-by {LEAVE_ONE_OUT}, which needs users of four lines or more"
             raise DatasetError(f"{spill.rows} example(s) leave none to train on with {how}")
+        no_matter = self.source.tasks or self.options.split_by == LEAVE_ONE_OUT  # of lines that are all to be found
+        if self.earlier is None and self.options.labels and not no_matter:
+            check_labels(spill.plain(LABEL), bounds[0], self.source.label)
         self.source = fit(self.source, spill, bounds[0])
         if self.earlier is not None:
             features = self.earlier.features(spill)

@@ -12,6 +12,7 @@ import numpy as np
 
 from jrec.data.columns import gather_all
 from jrec.data.readers.keys import mix64
+from jrec.data.schema import DatasetError
 from jrec.data.spill import PlainColumn, Spill
 from jrec.kernel_cache import compiled
 
@@ -122,3 +123,34 @@ def _remove(spill: Spill) -> None:
 def flat(inputs: Mapping[str, Sequence[str]]) -> list[str]:
     """All inputs, in order of the splits."""
     return [path for paths in inputs.values() for path in paths]
+
+
+def check_labels(labels: PlainColumn, train_rows: int, column: str | None) -> None:
+    """Refuses training examples of one label only, of which a model learns nothing.
+
+    Args:
+      labels: Those of all examples, 0 or 1, finished.
+      train_rows: How many of them are for training.
+      column: What the log calls them; None or "" if it has no such column.
+
+    Raises:
+      DatasetError: If the training examples have one label.
+    """
+    first = labels.read(0, 1)
+
+    def another(start: int, stop: int) -> bool:
+        parts = (labels.read(at, min(at + _READ_ROWS, stop)) for at in range(start, stop, _READ_ROWS))
+        return any((part != first).any() for part in parts)
+
+    if train_rows < 2 or another(0, train_rows):
+        return
+    remedy = (
+        "give lines of both labels, or say in [label] which column has them and which values are positive; for a log of"
+        " positives alone pass --no-labels"
+    )
+    if another(train_rows, labels.rows):
+        remedy = "other splits have the other one: if the log is in the order of its labels, pass --split-by random"
+    raise DatasetError(
+        f"{f'column {column!r}' if column else 'the log'}: the label of all {train_rows:,} training examples is"
+        f" {first[0]:g}, so that there is nothing to learn; {remedy}"
+    )

@@ -27,10 +27,11 @@ from jrec.data.readers.parse import (
     any_of_list,
     read_labels,
     reason_of,
+    resolve_slow,
     shown,
     without_missing,
 )
-from jrec.data.readers.scan import BLANK, NOT_FINITE, NOT_NUMBER, OK
+from jrec.data.readers.scan import BLANK, MULTI, NOT_FINITE, NOT_NUMBER, OK, WEIGHTS, parse_printed_lists
 from jrec.data.schema import DatasetError
 from jrec.kernel_cache import compiled
 
@@ -333,8 +334,8 @@ def _lists(field: Field, column: pa.Array, seed: int) -> _Read:
     column = plain(column)
     if is_list(column.type):
         lengths, elements = _elements(column)
-    elif not field.separator:  # nothing but nulls
-        lengths, elements = np.zeros(len(column), np.int64), column.slice(0, 0)
+    elif not field.separator:
+        return _printed_lists(field, _texts(column, field).fill_null(b""), seed)
     else:
         lengths, elements = split_texts(_texts(column, field).fill_null(b""), field.separator)
     if field.kind == "texts":
@@ -358,6 +359,30 @@ def _lists(field: Field, column: pa.Array, seed: int) -> _Read:
     if field.kind == "texts" and field.missing:
         lists = without_missing(lists, field, seed)
     return _Read(lists, row_codes, texts)
+
+
+def _printed_lists(field: Field, texts: pa.Array, seed: int) -> _Read:
+    """Lists of texts that are lists as JSON or Python prints them, read as those of a text file."""
+    buffer, bounds = text_bounds(texts)
+    for line_end in b"\r\n":  # of JSON that is printed in several lines; inside of quotes it has none
+        buffer[buffer == line_end] = ord(" ")
+    most = len(texts) + int(np.count_nonzero(buffer == ord(",")))
+    lists, pool, weights = np.empty((1, len(texts), 2), np.int64), np.empty(most, np.uint64), np.empty(most)
+    slow, long, long_keys = np.empty((most, 4), np.int64), np.empty((most, 3), np.int64), np.empty((most, 2), np.uint64)
+    kind = MULTI if field.kind == "texts" else WEIGHTS
+    codes, counts = parse_printed_lists(
+        buffer, bounds, kind, field.canonical, np.uint64(seed), lists, pool, weights, slow, long, long_keys
+    )
+    offsets = np.concatenate([[0], lists[0, :, 1]])
+    if field.kind == "weights":
+        resolve_slow(slow[: counts[1]], buffer, np.empty((0, 0)), weights)
+        read: Column = ListColumn(offsets, weights[: counts[3]])
+        codes[(codes == OK) & any_of_list(offsets, np.isinf(read.values))] = NOT_FINITE
+        return _Read(read, codes)
+    read = ListColumn(offsets, pool[: counts[3]])
+    long, long_keys = long[: counts[2]], long_keys[: counts[2]]
+    found = LongTexts(long[:, 0], long_keys[:, 0], long_keys[:, 1], long[:, 1], long[:, 2], buffer)
+    return _Read(without_missing(read, field, seed) if field.missing else read, codes, found)
 
 
 def _elements(lists: pa.Array) -> tuple[np.ndarray, pa.Array]:
@@ -388,10 +413,11 @@ def check_type(path: str, field: Field, dtype: pa.DataType) -> None:
             f"{path}: column {field.name!r} holds lists, but the schema reads one value a row; for a categorical"
             " feature of lists set lists = true"
         )
-    if field.kind in ("texts", "weights") and not many and not field.separator and not pa.types.is_null(own):
+    texts = pa.types.is_large_binary(own) or pa.types.is_null(own)
+    if field.kind in ("texts", "weights") and not many and not field.separator and not texts:
         raise DatasetError(
-            f"{path}: column {field.name!r} holds {dtype}, but the schema says lists = true of it; if its texts"
-            " are lists, name their separator in the schema"
+            f"{path}: column {field.name!r} holds {dtype}, but the schema says lists = true of it; leave that out for"
+            " one value a row"
         )
     if is_temporal(value) and field.kind == "integer":
         raise DatasetError(f'{path}: column {field.name!r} holds {value}; set format = "iso" in [time] of the schema')

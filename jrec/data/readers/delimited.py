@@ -24,7 +24,7 @@ from jrec.data.readers.delimited_schema import (
 )
 from jrec.data.readers.dense import bucket_keys, dense_column, reject_dense
 from jrec.data.readers.keys import MISSING
-from jrec.data.readers.lines import first_line
+from jrec.data.readers.lines import first_line, refuse_json
 from jrec.data.readers.parse import Dialect, Field, Kind, ParsedBlock, any_of_list
 from jrec.data.readers.source import CategoricalSpec, Chunk, Source, calendar_keys, texts_by_feature
 from jrec.data.readers.spans import NO_TIME
@@ -35,6 +35,7 @@ from jrec.files import decode
 
 _MISSING_HINT = "; if it stands for a missing value, add it to missing_values in the schema"
 _INTEGER_HINT = '; for dates set format = "iso" in [time], for fractions format = "seconds"'
+_TEXT_HINT = '; if the file is in Latin-1, set encoding = "latin-1" (of Windows "cp1252") in the schema'
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
@@ -111,6 +112,7 @@ class Delimited(Source):
         if self.labels != "required" and labels and len(self._split(path)) == len(names) - len(labels):
             names = [name for name in names if name not in labels]
         if not names:
+            refuse_json(path)
             names = self._split(path)
             remedy = ". If the file has no header, name its columns in the schema (columns = [...])"
             self._check_columns(f"{path}:1: the header", names, remedy)
@@ -125,6 +127,8 @@ class Delimited(Source):
             hint=libsvm.HINT if schema.layout == "libsvm" else "",
             missing_hint=_MISSING_HINT,
             integer_hint=_INTEGER_HINT,
+            text_hint=_TEXT_HINT if schema.encoding == "utf-8" else "",
+            encoding=schema.encoding,
         )
 
     def _check_columns(self, subject: str, names: list[str], remedy: str = "") -> None:
@@ -153,7 +157,7 @@ class Delimited(Source):
     def _split(self, path: str) -> list[str]:
         """The fields of a file's first line."""
         schema = self._schema
-        line = first_line(path).decode("utf-8", errors="replace").removeprefix("\ufeff")
+        line = first_line(path).decode(schema.encoding, errors="replace").removeprefix("\ufeff")
         if not schema.quoting or '"' not in line:
             return line.split(schema.delimiter)
         if len(schema.delimiter) == 1:
@@ -377,6 +381,8 @@ def stored_schema(schema: DelimitedSchema) -> dict[str, Any]:
                 del column["history"]
             elif not column["history"]["ages"]:
                 del column["history"]["ages"]
+        if part["encoding"] in ("", "utf-8"):
+            del part["encoding"]
     return {k: v for k, v in stored.items() if v or k not in ("join", "labels")}
 
 

@@ -22,6 +22,8 @@ TOO_LONG = ("error", "first", "last")
 TIME_FORMATS = ("integer", "iso", "seconds", "milliseconds", "microseconds", "nanoseconds")
 LAYOUTS = ("delimited", "libsvm")
 DECIMALS = (".", ",")
+ENCODINGS = ("utf-8", "latin-1", "cp1252")
+_ENCODING_REMEDY = f"choose one of {', '.join(ENCODINGS)}, or convert the file to UTF-8"
 MAX_QUANTILES = 10_000
 PARTS = {"hour": "hour_of_day", "weekday": "weekday"}
 
@@ -129,8 +131,8 @@ class CategoricalColumn:
 class Join:
     """A file with a row for each value of the log's column ``key``, found in its own column ``on`` (default ``key``).
 
-    ``file`` is relative to the schema file, ``name`` (default the file's) what --join calls it. ``delimiter`` is the
-    log's by default; ``columns`` names the columns of a file without a header.
+    ``file`` is relative to the schema file, ``name`` (default the file's) what --join calls it. ``delimiter`` and
+    ``encoding`` are the log's by default; ``columns`` names the columns of a file without a header.
     """
 
     file: str
@@ -142,6 +144,7 @@ class Join:
     columns: tuple[str, ...] = ()
     dense: tuple[DenseColumn, ...] = ()
     categorical: tuple[CategoricalColumn, ...] = ()
+    encoding: str = ""
 
     @property
     def own_key(self) -> str:
@@ -194,6 +197,7 @@ class DelimitedSchema:
     join: tuple[Join, ...] = ()
     labels: tuple[TaskLabelColumn, ...] = ()
     values: str = CANONICAL
+    encoding: str = "utf-8"
 
     @property
     def all_labels(self) -> tuple[LabelColumn, ...]:
@@ -228,6 +232,7 @@ class DelimitedSchema:
             name=join.title,
             delimiter=join.delimiter or self.delimiter,
             quoting=join.quoting,
+            encoding=join.encoding or self.encoding,
             columns=join.columns,
             missing_values=self.missing_values,
             decimal=self.decimal,
@@ -341,6 +346,8 @@ def _check_joins(schema: DelimitedSchema, path: str) -> None:
             raise DatasetError(f"{subject}: {made[0]!r} has a history, which is of the log's lines; put it there")
         if any(mark in join.delimiter for mark in '\n\r"'):
             raise DatasetError(f"{subject}: delimiter is {join.delimiter!r}; it must be without line ends or quotes")
+        if join.encoding not in ("", *ENCODINGS):
+            raise DatasetError(f"{subject}: encoding is {join.encoding!r}; {_ENCODING_REMEDY}")
         _check_columns(schema.side(join), [join.own_key], subject)
         if both := [name for name in join.by_feature.values() if name in taken]:
             raise DatasetError(
@@ -375,6 +382,8 @@ def _check(schema: DelimitedSchema, path: str) -> None:
             raise wrong(f"{where} has positive_values and positive_at_least; give one of them")
     if schema.values not in (CANONICAL, AS_WRITTEN):
         raise wrong(f"values is {schema.values!r}; choose {CANONICAL!r} or {AS_WRITTEN!r}")
+    if schema.encoding not in ENCODINGS:
+        raise wrong(f"encoding is {schema.encoding!r}; {_ENCODING_REMEDY}")
     if schema.layout not in LAYOUTS:
         raise wrong(f"layout is {schema.layout!r}; choose one of {', '.join(LAYOUTS)}")
     if schema.decimal not in DECIMALS or schema.decimal == schema.delimiter:

@@ -21,6 +21,11 @@ _MISSING = (*_SURE_MISSING, "NA", "None", "none", "-")
 _WORDS = ({"true", "false"}, {"t", "f"}, {"yes", "no"}, {"y", "n"})
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 _DECIMAL_COMMA = re.compile(r"[+-]?\d+(,\d+)?([eE][+-]?\d+)?")
+_AMOUNT = re.compile(
+    r"[+-]?([$€£¥₹] ?|(USD|EUR|GBP) )?[+-]?((\d{1,3}(,\d{3})+|\d+)(\.\d+)?|(\d{1,3}(\.\d{3})+|\d+)(,\d+)?)"
+    r"( ?([%$€£¥₹]|USD|EUR|GBP))?"
+)
+_INDEX = re.compile(r"\s*|Unnamed: \d+|__index_level_\d+__")
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 
 
@@ -134,9 +139,14 @@ class Column:
     def rows(self) -> bool:
         """Whether it numbers the lines."""
         steps = {b - a for a, b in zip(self.numbers, self.numbers[1:], strict=False)}
-        called = not self.name or self.called_id or self.plain.lower() in ("index", "unnamed: 0", "seqno", "instant")
+        called = self.unnamed or self.called_id or self.plain.lower() in ("index", "seqno", "instant")
         enough = self.whole and not self.blanks and len(self.numbers) >= _FEW
         return enough and (steps == {1.0} or (called and min(steps) > 0))
+
+    @property
+    def unnamed(self) -> bool:
+        """Whether it has no name but one that pandas makes up for an index."""
+        return _INDEX.fullmatch(self.name) is not None
 
     @property
     def tailed(self) -> bool:
@@ -144,11 +154,20 @@ class Column:
         return min(self.numbers) >= 0 and max(self.numbers) > _TAIL * max(statistics.median(self.numbers), 1)
 
     @functools.cached_property
+    def amount(self) -> str:
+        """One of its values if all are amounts as "$1,234.50", "12 %" or "1,045"; "" otherwise."""
+        if self.numeric or self.lists or self.hint or not all(map(_AMOUNT.fullmatch, self.distinct)):
+            return ""
+        marked = [v for v in self.values if not re.fullmatch(r"[+-]?[\d.,]*", v)]
+        thousands = [v for v in self.values if re.search(r"[,.]0\d\d", v)]  # no number of a list begins with 0
+        return next(iter(marked or thousands), "")
+
+    @functools.cached_property
     def separator(self) -> str | None:
         """What separates the elements of lists, "" of lists as JSON has them; None if it has none."""
         if self.hint.endswith("_seq"):
             return " "
-        if self.numeric or self.lists or self.hint or not self.values:
+        if self.numeric or self.lists or self.hint or not self.values or self.amount:
             return None
         if all(v[0] == "[" and v[-1] == "]" for v in self.values):
             return ""
@@ -181,6 +200,8 @@ class Column:
         last, first = (self.words[-1], self.words[0]) if self.words else ("", "")
         if first in ("num", "number", "n", "total", "avg", "mean") and len(self.words) > 1:
             return True, ""
+        if self.whole and {"year", "yr"}.intersection(self.words) and all(1800 <= n <= 2100 for n in self.numbers):
+            return True, "are its years numbers, or categories? As [[categorical]] each has a row of its own"
         if self.called_id:
             return not self.whole, "" if self.whole else "it is called as ids are, but has fractions"
         if not self.whole or min(self.numbers) < -1 or last in _MEASURES or set(_MEASURES).intersection(self.words):
@@ -245,3 +266,8 @@ def is_number(text: str) -> bool:
 def toml(value: str | list[str]) -> str:
     """A text, or texts, as TOML has them."""
     return json.dumps(value, ensure_ascii=False)
+
+
+def ask(column: Column, question: str) -> str:
+    """A question about a column, as the schema's comments have them; "" if there is none."""
+    return f"\n# ? {toml(column.name)}: {question}" if question else ""

@@ -31,11 +31,11 @@ def time_format(column: Column) -> str:
         return "iso"
     if not column.numeric:
         return next((form for form in date_patterns(column.values[0]) if _reads(form, column.distinct)), "")
-    if not column.whole or column.comma or column.few or min(column.numbers) < 0:
+    if column.comma or column.few or min(column.numbers) < 0:
         return ""
     named = bool(_WORDS.intersection(column.words)) or column.words[-1:] == ["time"]
     digits = {len(v) for v in column.distinct}
-    if named and len(digits) == 1:
+    if named and column.whole and len(digits) == 1:
         for form in _COMPACT.get(digits.pop(), ()):
             if _reads(form, column.distinct):
                 return form
@@ -45,7 +45,7 @@ def time_format(column: Column) -> str:
         if (named or (spread and not column.words)) and low <= min(column.numbers) and max(column.numbers) < high:
             return unit
     alone = column.words in (["time"], ["timestamp"], ["ts"], ["datetime"], ["event", "time"])
-    return "integer" if alone else ""
+    return "integer" if alone and column.whole else ""
 
 
 def could_swap(column: Column, form: str) -> bool:

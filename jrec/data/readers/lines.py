@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gzip
+import json
 import math
 import os
 import pathlib
@@ -28,12 +29,13 @@ ARROW_FILE, ARROW_STREAM = b"ARROW1", b"\xff\xff\xff\xff"
 ARROW = ARROW_FILE, ARROW_STREAM
 TABLES = PARQUET, *ARROW
 _COMPRESSED = {b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bz2"}  # by Arrow's codecs
+_UTF16 = "UTF-16 text"
 _UNSUPPORTED = {
     b"PK\x03\x04": "a zip archive",
     b"\xfd7zXZ": "xz-compressed",
     b"7z\xbc\xaf": "a 7z archive",
-    b"\xff\xfe": "UTF-16 text",
-    b"\xfe\xff": "UTF-16 text",
+    b"\xff\xfe": _UTF16,
+    b"\xfe\xff": _UTF16,
 }
 
 
@@ -100,6 +102,55 @@ def first_line(path: str) -> bytes:
     return b""
 
 
+def transcoded(block: Block, encoding: str) -> Block:
+    """A block whose text is in UTF-8, of one in another encoding that has ASCII's line ends.
+
+    Raises:
+      DatasetError: If the text is not of that encoding, or is UTF-8 already.
+    """
+    text = block.text.tobytes()
+    if encoding == "utf-8" or text.isascii():
+        return block
+    with contextlib.suppress(UnicodeDecodeError):
+        text.decode("utf-8")
+        raise DatasetError(
+            f"{block.path}:{block.line}: the text is UTF-8, but encoding is {encoding!r}; give files of one encoding,"
+            " and leave encoding out where it is UTF-8"
+        )
+    try:
+        text = text.decode(encoding).encode()
+    except UnicodeDecodeError as error:
+        raise DatasetError(
+            f"{block.path}:{block.line + text.count(10, 0, error.start)}: byte {text[error.start]:#04x} is no character"
+            f" of {encoding}; set another encoding, such as latin-1, which has all bytes"
+        ) from error
+    return dataclasses.replace(block, text=np.frombuffer(text, np.uint8))
+
+
+def refuse_json(path: str) -> None:
+    """Refuses a file whose first line is JSON, which would make columns such as ``{"user": 17``.
+
+    Raises:
+      DatasetError: With the command that converts the file.
+    """
+    line = first_line(path).decode("utf-8", errors="replace").strip()
+    if not line.startswith(("{", "[")):
+        return
+    try:
+        whole = json.loads(line)
+    except (ValueError, RecursionError):
+        if line not in ("{", "[", "[{"):
+            return
+        whole = None
+    table = repr(re.sub(r"\.\w+(\.(gz|bz2|zst))?$", "", path) + ".parquet")
+    if isinstance(whole, dict) or (isinstance(whole, list) and not any(isinstance(one, dict) for one in whole)):
+        kind, read = "JSON lines", f"pyarrow.json.read_json({path!r})"
+        command = f"import pyarrow.json, pyarrow.parquet; pyarrow.parquet.write_table({read}, {table})"
+    else:
+        kind, command = "JSON", f"import pandas; pandas.read_json({path!r}).to_parquet({table})"
+    raise DatasetError(f'{path} holds {kind}, which jrec does not read; convert it to Parquet: python -c "{command}"')
+
+
 def read_blocks(
     path: str, *, skip_lines: int = 0, block_bytes: int | None = None, start: int = 0, stop: int | None = None
 ) -> Iterator[Block]:
@@ -121,7 +172,10 @@ def read_blocks(
             raw.seek(0)
             for magic, kind in _UNSUPPORTED.items():
                 if beginning.startswith(magic):
-                    raise DatasetError(f"{path} is {kind}; unpack it first (plain, gzip, zstd and bzip2 are read)")
+                    remedy = "unpack it first (plain, gzip, zstd and bzip2 are read)"
+                    if kind == _UTF16:
+                        remedy = "convert it first: iconv -f UTF-16 -t UTF-8"
+                    raise DatasetError(f"{path} is {kind}; {remedy}")
             if beginning.startswith(TABLES):
                 kind = "a Parquet" if beginning.startswith(PARQUET) else "an Arrow"
                 raise DatasetError(f"{path} is {kind} file, which only the format csv reads; describe it by a schema")

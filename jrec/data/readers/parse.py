@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
@@ -26,6 +27,12 @@ _KINDS: dict[Kind, int] = {
     "label": scan.SPAN,
     "time": scan.SPAN,
 }
+_QUOTED = re.compile(rb'"((?:[^"]|"")*)"')
+_BAD_QUOTE = (
+    "opens a quote that is not closed before the next delimiter or the line's end; line ends inside quotes are not"
+    ' read: convert a file that has them to Parquet by python -c "import pandas;'
+    " pandas.read_csv('FILE', dtype=str, keep_default_na=False).to_parquet('FILE.parquet')\""
+)
 # Texts that often stand for missing values; an error about one of them says how to name it.
 _OFTEN_MISSING = {"nan", "na", "n/a", "null", "none", "\\n", "-", "?", "nil", "#n/a", "<na>", "missing"}
 _REASONS = {
@@ -36,7 +43,7 @@ _REASONS = {
     scan.NOT_UTF8: "is not UTF-8 text",
     scan.HAS_NUL: "holds a NUL byte",
     scan.BLANK: "is blank",
-    scan.NOT_LIST: 'is no list such as ["a", "b"]',
+    scan.NOT_LIST: 'is no list such as ["a", "b"]; of lists such as a|b the schema names the separator',
     spans.NOT_LABEL: (
         "is neither 0 nor 1 (nor -1, true, false, yes, no, t, f, y, n); set positive_values or positive_at_least in"
         " [label]"
@@ -84,9 +91,10 @@ class Dialect:
     """How lines split into fields.
 
     ``hint`` ends the message about a wrong number of fields, ``missing_hint`` that about a number that may stand for a
-    missing value, ``integer_hint`` that about what is no integer.
+    missing value, ``integer_hint`` that about what is no integer, ``text_hint`` that about what is no UTF-8.
 
     Lines of ``libsvm`` are rewritten as tab-separated ones (``jrec.data.readers.libsvm``).
+    ``encoding`` is that of the file; blocks are given in UTF-8 (``jrec.data.readers.lines.transcoded``).
     A ``table`` has rows in the place of lines (``jrec.data.readers.tables``); only fields and hints matter to it.
     """
 
@@ -97,8 +105,10 @@ class Dialect:
     hint: str = ""
     missing_hint: str = ""
     integer_hint: str = ""
+    text_hint: str = ""
     table: bool = False
     libsvm: bool = False
+    encoding: str = "utf-8"
 
 
 class BadLine(NamedTuple):
@@ -187,9 +197,9 @@ class ParsedBlock:
         return [self.block.text[start:end].tobytes() for _, start, end in self.places[rows].tolist()]
 
     def field_texts(self, rows: np.ndarray, name: str) -> list[str]:
-        """A field of (n,) rows, for messages (quoted fields may be cut short)."""
+        """A field of (n,) rows, for messages."""
         index = [f.name for f in self.dialect.fields].index(name)
-        split = [line.split(self.dialect.delimiter.encode()) for line in self.line_texts(rows)]
+        split = [_split(line, self.dialect) for line in self.line_texts(rows)]
         return [shown(f[index]) if len(f) == len(self.dialect.fields) else "its value" for f in split]
 
     def reject(self, wrong: np.ndarray, name: str, reason: str) -> None:
@@ -199,7 +209,7 @@ class ParsedBlock:
         rows = np.flatnonzero(wrong)
         places, texts = self.places[rows, 0].tolist(), self.line_texts(rows)
         for place, value, text in zip(places, self.field_texts(rows, name), texts, strict=True):
-            why = f"field {name!r} holds {value}, which {reason}"
+            why = f"field {name!r} holds {value}, which {reason}{_header_hint(self.dialect, name, value)}"
             self.bad.append(BadLine(self.block.path, self.block.line + place, why, text))
         kept = np.flatnonzero(~wrong)
         self.columns = gather_all(self.columns, kept)
@@ -263,7 +273,7 @@ class Parser:
         columns: dict[str, Column] = {}
         for group, arrays in (("number", numbers), ("integer", integers), ("key", keys)):
             columns |= {name: arrays[i, :rows] for i, name in enumerate(self._names[group])}
-        _resolve_slow(slow[:num_slow], buffer, numbers, weights)
+        resolve_slow(slow[:num_slow], buffer, numbers, weights)
         for field in self.dialect.fields:
             if _group(field) == "list":
                 entries = lists[self._names["list"].index(field.name), :rows]
@@ -289,6 +299,8 @@ class Parser:
                 _read_spans(parsed, field, buffer)
             elif field.missing:
                 parsed.columns[field.name] = without_missing(parsed.columns[field.name], field, int(self._seed))
+        if self.dialect.skip_lines:
+            _reject_headers(parsed, int(self._seed))
         for name in self._names["number"] if num_slow else ():
             parsed.reject(np.isinf(parsed.numbers(name)), name, "is not a finite number")
         for field in self.dialect.fields if num_slow else ():
@@ -312,6 +324,19 @@ class Parser:
         return BadLine(block.path, block.line + line, reason, text)
 
 
+def _split(line: bytes, dialect: Dialect) -> list[bytes]:
+    """The fields of a good line, without their quotes."""
+    line, mark, at = line.removesuffix(b"\r"), dialect.delimiter.encode(), 0
+    fields = []
+    while at <= len(line):
+        quoted = _QUOTED.match(line, at) if dialect.quoting else None
+        end = quoted.end() if quoted else line.find(mark, at)
+        end = len(line) if end < 0 else end
+        fields.append(quoted[1].replace(b'""', b'"') if quoted else line[at:end])
+        at = end + len(mark)
+    return fields
+
+
 def _nameless(index: int) -> Field:
     return Field(name=f"number {index + 1}", kind="skip")
 
@@ -326,16 +351,27 @@ def reason_of(dialect: Dialect, field: Field, code: int, value: bytes) -> str:
       value: The field's text.
     """
     if code == scan.BAD_QUOTE:
-        return f"field {field.name!r} opens a quote that is not closed before the next delimiter or the line's end"
+        return f"field {field.name!r} {_BAD_QUOTE}"
     if code == scan.BLANK:
         return f"field {field.name!r} is blank"
     hint = ""
     if code == scan.NOT_INTEGER:
         hint = dialect.integer_hint
+    elif code == scan.NOT_UTF8:
+        hint = dialect.text_hint
     elif code in (scan.NOT_NUMBER, scan.NOT_FINITE) and value.decode(errors="replace").lower() in _OFTEN_MISSING:
         hint = dialect.missing_hint
     why = spans.time_reason(field.unit) if code == spans.NOT_TIME else _REASONS[code]
-    return f"field {field.name!r} holds {shown(value)}, which {why}{hint}"
+    value_text = shown(value)
+    return (
+        f"field {field.name!r} holds {value_text}, which {why}{hint or _header_hint(dialect, field.name, value_text)}"
+    )
+
+
+def _header_hint(dialect: Dialect, name: str, value: str) -> str:
+    """What is to be said of a field that holds its own name, as ``shown`` gives it, in a file with a header."""
+    repeated = dialect.skip_lines and value == shown(name.encode())
+    return "; the line repeats the header, so take it out" if repeated else ""
 
 
 def _kind(field: Field) -> int:
@@ -347,6 +383,18 @@ def _group(field: Field) -> str:
         return "list"
     groups = {"skip": "", "number": "number", "integer": "integer", "hex": "key", "text": "key"}
     return groups.get(field.kind, "list")
+
+
+def _reject_headers(parsed: ParsedBlock, seed: int) -> None:
+    """Rejects lines that repeat the header, as where files were put together: where all is text, nothing else would."""
+    fields = parsed.dialect.fields
+    if (name := next((f.name for f in fields if f.kind == "text"), None)) is None:
+        return
+    wrong = parsed.numbers(name) == text_key(name, seed)
+    rows = np.flatnonzero(wrong)
+    names = [f.name.encode() for f in fields]
+    wrong[rows] = [_split(line, parsed.dialect) == names for line in parsed.line_texts(rows)]
+    parsed.reject(wrong, name, "is the column's own name, as the others are")
 
 
 def _read_spans(parsed: ParsedBlock, field: Field, buffer: np.ndarray) -> None:
@@ -398,7 +446,8 @@ def shown(text: bytes) -> str:
     return quoted if len(quoted) <= 60 else f"{quoted[:56]}…'"
 
 
-def _resolve_slow(slow: np.ndarray, buffer: np.ndarray, numbers: np.ndarray, weights: np.ndarray) -> None:
+def resolve_slow(slow: np.ndarray, buffer: np.ndarray, numbers: np.ndarray, weights: np.ndarray) -> None:
+    """Converts the numbers that a kernel of ``scan`` has listed as slow, into (slots, lines) numbers or weights."""
     for row, slot, start, end in slow.tolist():
         value = float(buffer[start:end].tobytes())
         if slot < 0:

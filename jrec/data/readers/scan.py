@@ -410,3 +410,31 @@ def parse_lines(buffer, length, delimiter, quoting, kinds, slots, blanks, canoni
         at += 1
         line += 1
     return counts
+
+
+@compiled
+def parse_printed_lists(buffer, bounds, kind, canonical, seed, lists, pool, weights, slow, long, long_keys):
+    """Parses texts that are lists as JSON or Python prints them, each by itself.
+
+    Args:
+      buffer: uint8, the texts, whose escapes are taken out in place.
+      bounds: (texts + 1,) int64, between which each text lies.
+      kind: MULTI or WEIGHTS.
+      canonical: Whether texts are brought into one form.
+      seed: uint64 of the hash of long texts.
+      lists, pool, weights, slow, long, long_keys: As ``parse_lines`` fills them, of one field.
+
+    Returns:
+      (texts,) int64 codes, and (5,) int64: nothing, slow numbers, long texts, pool elements, nothing.
+    """
+    codes = np.zeros(bounds.shape[0] - 1, np.int64)
+    counts = np.zeros(5, np.int64)
+    saved = np.zeros(5, np.int64)
+    for row in range(codes.shape[0]):
+        saved[:] = counts
+        codes[row] = _parse_printed_list(buffer, bounds[row], bounds[row + 1], kind, row, 0, 0, canonical, seed, lists,
+                                         pool, weights, slow, long, long_keys, counts)  # fmt: skip
+        if codes[row] != OK:
+            counts[:] = saved
+            lists[0, row, 0], lists[0, row, 1] = counts[3], counts[3]
+    return codes, counts

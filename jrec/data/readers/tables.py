@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from jrec.data.readers import lines, places
+from jrec.data.readers.arrow_values import is_list
 from jrec.data.readers.columnar import Rows, is_readable, sampled
 from jrec.data.readers.parse import Dialect
 from jrec.data.schema import DatasetError
@@ -43,7 +44,7 @@ def column_types(path: str) -> dict[str, pa.DataType]:
         names, types = table.schema.names, table.schema.types
     if repeated := sorted({name for name in names if names.count(name) > 1}):
         raise DatasetError(f"{path}: the file has column(s) {', '.join(repeated)} more than once")
-    return dict.fromkeys(_partition(path), pa.string()) | dict(zip(names, types, strict=True))
+    return dict.fromkeys(partition(path), pa.string()) | dict(zip(names, types, strict=True))
 
 
 def read_rows(path: str, dialect: Dialect) -> Iterator[Rows]:
@@ -88,7 +89,7 @@ def _batches(
 
     with opened(path, remedy=remedy) as table:
         own = set(table.schema.names)
-        of_folders = {name: value for name, value in _partition(str(path)).items() if name not in own}
+        of_folders = {name: value for name, value in partition(str(path)).items() if name not in own}
         for share, batch in table.batches([name for name in names if name in own], rows, categories):
             columns = [
                 batch.column(name) if name in own else _repeated(of_folders[name], batch.num_rows) for name in names
@@ -96,7 +97,7 @@ def _batches(
             yield share, pa.RecordBatch.from_arrays(columns, list(names))
 
 
-def _partition(path: str) -> dict[str, str | None]:
+def partition(path: str) -> dict[str, str | None]:
     """The columns that a file's folders name, as Hive and Spark do (``day=3/hour=12/``), with their texts."""
     import pyarrow as pa
     import pyarrow.dataset as ds
@@ -260,11 +261,37 @@ def _first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 
-def sample(path: str, rows: int) -> list[tuple[str, list[str], bool]]:
-    """The first rows of a file's columns that can be read: name, values as texts, and whether they are of lists."""
+def unreadable(path: str) -> dict[str, str]:
+    """A file's columns that no feature can be made of, by name: their type, and what can be done about it."""
+    found = {name: dtype for name, dtype in column_types(path).items() if not is_readable(dtype)}
+    return {
+        name: f"it holds {str(dtype)[:60]}, which jrec does not read; {_cure(dtype)}" for name, dtype in found.items()
+    }
+
+
+def _cure(dtype: pa.DataType) -> str:
+    """How values of a type that jrec does not read become such that it does."""
     import pyarrow as pa
 
-    types = {name: dtype for name, dtype in column_types(path).items() if is_readable(dtype)}
+    kinds = pa.types
+    if kinds.is_duration(dtype):
+        return "cast it to integers"
+    if kinds.is_struct(dtype):
+        return f"make columns of its parts ({', '.join(dtype.names)[:60]})"
+    if kinds.is_map(dtype):
+        return "make a column of each key that matters, or lists of its keys"
+    if is_list(dtype):
+        return "make lists of texts or numbers of it"
+    return "cast it to texts or integers"
+
+
+def sample(path: str, rows: int) -> list[tuple[str, list[str], bool]]:
+    """The first rows of a file's own columns that can be read: name, values as texts, and whether they are of lists."""
+    import pyarrow as pa
+
+    with opened(path) as table:
+        own = table.schema.names
+    types = {name: dtype for name, dtype in column_types(path).items() if name in own and is_readable(dtype)}
     batch = next(read_batches(path, list(types), rows), None)
     columns = batch.columns if batch is not None else [pa.nulls(0, dtype) for dtype in types.values()]
     return [(name, *sampled(column)) for name, column in zip(types, columns, strict=True)]
