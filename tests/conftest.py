@@ -73,14 +73,6 @@ def shared_data() -> pathlib.Path:
     return SHARED_DATA
 
 
-@pytest.fixture(scope="module")
-def quick_compilation():
-    """For modules whose time is the compiler's and that compare up to a tolerance: XLA optimizes next to nothing."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 @pytest.fixture(autouse=True)
 def _compiled_variants(request, record_property):
     """Takes down how many kernels a test compiled ahead of time, for the summary."""

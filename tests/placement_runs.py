@@ -147,9 +147,9 @@ class Workplace:
         with socket.socket() as probe:
             probe.bind(("localhost", 0))
             coordinator = f"localhost:{probe.getsockname()[1]}"
-        flags = f"--xla_force_host_platform_device_count={placement.devices // placement.processes}"
-        quick = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}  # as the fixture quick_compilation does in this process
-        environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", **quick}
+        devices = f"--xla_force_host_platform_device_count={placement.devices // placement.processes}"
+        flags = f"{os.environ['XLA_FLAGS']} {devices}"  # of a flag that is there twice the last counts
+        environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
         command = [sys.executable, "-m", "jrec", "train", str(self.config), *keys, *(["--resume"] if resume else [])]
         others = ["--coordinator", coordinator, "--processes", str(placement.processes), "--process"]
         pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}

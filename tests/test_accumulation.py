@@ -12,8 +12,6 @@ import jrec
 from jrec import nn, ops
 from jrec.data import pack_batch
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 ROWS = {"user": 40, "tag": 30, "word": 64}
 CLOSE = {"rtol": 1e-4, "atol": 1e-6}
 accumulated, step = nnx.jit(nn.accumulated_step), nnx.jit(nn.train_step)  # once: each has a cache of its own

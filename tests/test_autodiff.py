@@ -11,8 +11,6 @@ from jax.sharding import PartitionSpec as P
 
 from jrec import ops
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 SLOW = pytest.mark.slow
 IMPLEMENTATIONS = (None, "xla", pytest.param("native", marks=SLOW))  # None takes the native one on a CPU
 ONE = (None, pytest.param("xla", marks=SLOW), pytest.param("native", marks=SLOW))

@@ -22,7 +22,6 @@ from benchmarks import (
     workloads,
 )
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
 TINY = workloads.Workload(
     name="tiny", rows=(90, 70), dim=8, ids_per_bag=(3, 3), batch=16, num_dense=0, bottom=(), top=()
 )

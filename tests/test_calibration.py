@@ -130,7 +130,6 @@ def run(load):
     return train(load(*CALIBRATED, "evaluate.batches=0", "optimizer.embedding.learning_rate=0.2", out="run"))
 
 
-@pytest.mark.usefixtures("quick_compilation")
 def test_a_run_predicts_by_the_scale_that_its_last_evaluation_fitted(load, run):
     plain = train(load(*CALIBRATED[1:], "evaluate.batches=0", "optimizer.embedding.learning_rate=0.2", out="plain"))
     raw, found = plain.scores["valid"], run.scores["valid"]
@@ -153,7 +152,6 @@ def test_a_run_predicts_by_the_scale_that_its_last_evaluation_fitted(load, run):
     assert sigmoid(by_training.logits).mean() == pytest.approx(by_training.labels.mean(), rel=0.08)
 
 
-@pytest.mark.usefixtures("quick_compilation")
 def test_the_best_step_can_be_that_of_the_least_refinement(load):
     keys = ("evaluate.early_stopping.metric=refinement", "evaluate.every_steps=4", "evaluate.batches=0")
     rows = "optimizer.embedding.learning_rate=0.2"  # at which the model gets worse before the last step
@@ -165,7 +163,6 @@ def test_the_best_step_can_be_that_of_the_least_refinement(load):
     assert all(record["refinement"] < record["log_loss"] for record in records)
 
 
-@pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.parametrize("members", [1, 3])
 def test_predictions_and_exports_take_the_scale(tmp_path, members):
     shop_logs.write_log(tmp_path / "monday.csv")
@@ -184,7 +181,6 @@ def test_predictions_and_exports_take_the_scale(tmp_path, members):
     np.testing.assert_allclose(got, 2 * raw + 0.5, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.usefixtures("quick_compilation")
 def test_numbers_that_are_no_calibration_are_refused(load, run):
     restored = restore_run(run.folder)
     for scale, shift in ((0.0, 1.0), (-1.0, 0.0), (np.nan, 0.0), (1.0, np.inf)):

@@ -64,7 +64,6 @@ def test_boundaries_are_of_every_feature():
         DLRMConfig(num_dense=2, bottom_mlp=(8,), top_mlp=(1,), dense_boundaries=((0.0, 1.0),))
 
 
-@pytest.mark.usefixtures("quick_compilation")
 def test_the_command_trains_with_boundaries_by_name(tmp_path):
     load = configuring(tmp_path, quickstart(tmp_path, rows=2000), CONFIG)
     name = "I1"

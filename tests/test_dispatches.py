@@ -20,8 +20,6 @@ from jrec.errors import ConfigError
 from jrec.train.dispatches import steps_of_dispatches
 from jrec.train.report.running_auc import RunningAuc
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 
 class Noisy(nn.DLRM):
     """With dropout and batch statistics, whose state goes on from step to step."""

@@ -24,8 +24,6 @@ from jrec.data import pack_batch
 from jrec.errors import ConfigError
 from jrec.run.options import HostOptions
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 CLOSE = {"rtol": 2e-4, "atol": 2e-6}
 
 

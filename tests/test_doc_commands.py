@@ -220,7 +220,6 @@ def run(text, code=0):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.parametrize("page", [page for page in PAGES if KEPT[page] and page not in AFTER.values()])
 def test_the_commands_of_a_page_run_one_after_the_other(page, given, tmp_path, monkeypatch):
     shutil.copytree(given, tmp_path, symlinks=True, dirs_exist_ok=True)

@@ -12,8 +12,6 @@ import pytest
 
 import jrec
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 ROOT = pathlib.Path(jrec.__file__).parent
 
 

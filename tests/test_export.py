@@ -14,8 +14,6 @@ from jrec import ops
 from jrec.ops.segment_sums import level_sizes, segment_sums
 from jrec.ops.tt.products import _segment_sums
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 ROWS, DIM, LENGTH = 50, 4, 3
 OPTIMIZER = ops.Adam(learning_rate=0.1)
 XLA = {"implementation": "xla"}

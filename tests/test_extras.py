@@ -24,8 +24,6 @@ from jrec.host.pipeline_batch import WholeBatches
 from jrec.run.mesh_batches import stacked
 from jrec.run.partitioned_batch import BatchPartitioner
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 LAYOUT = jrec.EmbeddingLayout.build(
     [jrec.TableConfig(name="user", rows=10, dim=4)], [jrec.FeatureConfig(name="user", table="user")]
 )

@@ -25,8 +25,6 @@ from jrec.train import loop
 from jrec.train.config import load_config
 from jrec.train.evaluate import evaluate_checkpoint
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 close = functools.partial(np.testing.assert_allclose, rtol=2e-4, atol=2e-5)
 
 CONFIG = """
@@ -129,12 +127,12 @@ def configure(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def one(configure, quick_compilation):
+def one(configure):
     return train(configure("one"))
 
 
 @pytest.fixture(scope="module")
-def four(configure, quick_compilation):
+def four(configure):
     return train(configure("four", "mesh.devices=4"))
 
 

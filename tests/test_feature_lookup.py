@@ -11,8 +11,6 @@ from jrec import ops
 from jrec.data import pack_batch
 from jrec.nn import EmbeddingCollection, TTOptions
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 ROWS, LENGTH, BATCH = 60, 3, 7
 SHAPE = ops.TTShape.search(ROWS, 8, ranks=3)
 

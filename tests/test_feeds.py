@@ -13,7 +13,6 @@ from test_distribute import placed
 
 import jrec
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
 AHEAD = ("mesh", "host-pipeline", "plan-four")
 
 

@@ -22,8 +22,6 @@ from jrec.run.options import HostOptions
 from jrec.train.evaluate import evaluate_checkpoint
 from jrec.train.loop import train as train_run
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 STEPS, WIDTH = 4, 8
 CLOSE = {"rtol": 2e-4, "atol": 2e-6}
 

@@ -25,8 +25,6 @@ from benchmarks import (
 from jrec import ops
 from jrec.pallas.interpret import interpreted
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 TINY = workloads.Workload(
     name="tiny", rows=(50, 7), dim=8, ids_per_bag=(3, 1), batch=4, num_dense=4, bottom=(16, 8), top=(16, 1)
 )

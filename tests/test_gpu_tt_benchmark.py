@@ -8,8 +8,6 @@ from benchmarks import gpu_sides, gpu_tt
 from jrec.ops.tt.cost import fuses_pooling
 from jrec.pallas.interpret import interpreted
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 TINY = gpu_tt.TINY
 
 

@@ -13,8 +13,6 @@ from jrec.pallas import measured
 from jrec.pallas.interpret import interpreted
 from jrec.pallas.tuning import TuningConfig
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 DEFAULT = {"chunks": 1, "unroll": 8, "split": 32}
 
 

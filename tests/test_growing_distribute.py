@@ -24,8 +24,6 @@ from jrec.errors import CheckpointError, ConfigError
 from jrec.ops.row_init import init_rows_of_keys, key_words
 from jrec.run.options import HostOptions
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 CLOSE = {"rtol": 2e-4, "atol": 2e-6}
 
 

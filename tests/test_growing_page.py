@@ -5,7 +5,6 @@ import re
 
 import jax
 import numpy as np
-import pytest
 
 PAGE = pathlib.Path(__file__).parents[1] / "docs" / "growing.md"
 BEFORE = """
@@ -27,7 +26,6 @@ examples = {name: column for name, column in columns(19).items() if name != "lab
 """
 
 
-@pytest.mark.usefixtures("quick_compilation")
 def test_the_snippet_of_the_page_runs():
     (snippet,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     names = {}

@@ -14,8 +14,6 @@ from jrec.data.schema import DatasetError, Schema
 from jrec.data.synth.generate import SynthOptions, synthesize
 from jrec.data.synth.shapes import shape_like
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 PLAN = ("--hardware", "dgx-a100", "--devices", "2", "--dim", "8", "--figure", "none")
 
 

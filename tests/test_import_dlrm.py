@@ -19,8 +19,6 @@ from jrec.train.evaluate import restore_run
 from jrec.train.loaders import eval_loader
 from jrec.train.loop import train
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 DIM = 4
 PEERS = pathlib.Path(os.environ.get("JREC_PEERS_PYTHON", pathlib.Path(__file__).parents[1] / ".venv-peers/bin/python"))
 

@@ -17,8 +17,6 @@ HEADER, ROWS = "label,a,b\n", 1024
 LINES = [f"{i * i % 7 % 2},{'uvwxyz'[i * i % 6]},{i * 31 % 50}\n" for i in range(ROWS)]
 OPTIMIZER = '[optimizer]\nname = "adam"\n[optimizer.embedding]\nname = "adam"\n[evaluate]\nfinal_splits = []\n'
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 
 @pytest.fixture(scope="module")
 def logs(tmp_path_factory):

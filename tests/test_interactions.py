@@ -24,8 +24,6 @@ from jrec.train.loop import train
 from jrec.train.run_folder import CONFIG_FILE
 from jrec.train.tables import plan_tables
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 BATCH, DIM = 6, 4
 MLPERF = pathlib.Path(__file__).parents[1] / "configs" / "mlperf_dlrm_dcnv2.toml"
 MODELS = {

@@ -8,7 +8,6 @@ import sys
 
 import jax
 import numpy as np
-import pytest
 import shop_logs
 
 import jrec
@@ -18,7 +17,6 @@ PAGE = pathlib.Path(__file__).parents[1] / "docs" / "library.md"
 BEFORE, SECTION, AFTER = re.fullmatch(
     r"(.*)(## Your program and the command\n.*?)(## A loop of your own\n.*)", PAGE.read_text(), re.DOTALL
 ).groups()
-pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
 def blocks(text, language):

@@ -160,7 +160,6 @@ def slowly(written):
     return write
 
 
-@pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.parametrize("name", some_of(OPTIMIZERS, "adam"))
 def test_checkpoints_are_of_their_steps_while_a_mesh_takes_others(name, tmp_path, monkeypatch):
     """And increments go on in any place, from what any place wrote."""
@@ -195,7 +194,6 @@ def test_checkpoints_are_of_their_steps_while_a_mesh_takes_others(name, tmp_path
     assert max(pieces) > 4
 
 
-@pytest.mark.usefixtures("quick_compilation")
 def test_a_mesh_writes_only_rows_that_changed(tmp_path):
     """Also where another place wrote the checkpoint before."""
     rows, written = ROWS | {"user": 40_000}, {}

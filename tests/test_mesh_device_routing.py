@@ -23,8 +23,6 @@ from jrec.ops.types import Bags
 from jrec.tiers.routed_rows import RoutedRows
 from jrec.tiers.store import Context
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 DEVICES, ROWS, BAGS, LENGTH, DIM = 4, 40, 6, 5, 4
 ROOMS = {
     "all": Room(unique=30, own=30, remote=30, replicated=30, lookups=30, bags=6),

@@ -17,8 +17,6 @@ from jrec.mesh.route import AXIS, Picks, local_view
 from jrec.sharding.contents import MAX_SHARD_ROWS, shard_capacity
 from jrec.sharding.errors import PlanError
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 ROWS = 50
 
 

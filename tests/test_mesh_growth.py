@@ -14,8 +14,6 @@ from jrec.train.evaluate import restore_run
 from jrec.train.loop import train
 from jrec.train.report.logs import read_records
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 CONFIG = """
 [data]
 batch_size = 64

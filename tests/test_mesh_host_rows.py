@@ -44,8 +44,6 @@ def configure(tmp_path, dataset):
     return configuring(tmp_path, dataset, CONFIG)
 
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 LAYOUT = mesh_runs.layout(tt=False)
 STACK = LAYOUT.members[0]
 OPTIMIZER = OPTIMIZERS["rowwise_adagrad"]

@@ -10,8 +10,6 @@ from jrec.errors import ConfigError
 from jrec.sharding.hardware import load_hardware
 from jrec.sharding.modes import expected_traffic, traffic
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 WORKLOAD = workloads.Workload(
     name="small", rows=(4000, 900), dim=8, ids_per_bag=(12, 3), batch=1024, zipf=1.05, num_dense=1, bottom=(8,)
 )

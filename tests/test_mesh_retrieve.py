@@ -11,8 +11,6 @@ from mesh_cases import HOST, REPLICATED, SHARDED
 
 from jrec.mesh.route import MeshRows, Picks, Route, check_view
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 
 def _case(seed, devices, rows, dim, dtype, tiers):
     rng = np.random.default_rng(seed)

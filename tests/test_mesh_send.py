@@ -21,8 +21,6 @@ from jrec.ops.gather_reduce import gather_reduce
 from jrec.ops.row_update import casted_gather_reduce, casted_update
 from jrec.ops.tensor_cast import tensor_cast
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 DEVICES, ROWS, BAGS, LENGTH, DIM = 4, 40, 6, 5, 4
 LOOKUPS = BAGS * LENGTH
 

@@ -32,8 +32,6 @@ def dataset(tmp_path_factory):
     return quickstart(tmp_path_factory.mktemp("data"), rows=800)
 
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 EXACT = TTCacheConfig(cache_rows=6, tracked_rows=90, warmup_steps=3, refresh_every=2)
 ROWS = 40
 

@@ -23,8 +23,6 @@ from jrec.mesh.step import StepOptions
 from jrec.mesh.update import RowGradients
 from jrec.ops.tensor_cast import tensor_cast
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 
 def _case(seed, devices, rows, dim, dtype, optimizer, *, tiers=(SHARDED, REPLICATED, HOST), integers=False):
     rng = np.random.default_rng(seed)

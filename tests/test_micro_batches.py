@@ -25,8 +25,6 @@ from jrec.nn.step import train_step_on
 from jrec.run.options import HostOptions
 from jrec.run.step import StepBatch, compile_run
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 CLOSE = {"rtol": 2e-4, "atol": 2e-6}
 STEPS, SLICES, SIZE = 3, 4, 16
 

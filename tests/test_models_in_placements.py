@@ -18,8 +18,6 @@ from jrec.train.config import load_config
 from jrec.train.evaluate import restore_run
 from jrec.train.loop import train
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 CLOSE = {"rtol": 1e-3, "atol": 1e-4}
 ROUNDED = {"rtol": 2**-5, "atol": 2**-8}  # a row of 16 bits may come to lie at a neighbour in every step
 

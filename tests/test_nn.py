@@ -23,8 +23,6 @@ from jrec.nn import (
 )
 from jrec.nn.feature_lookup import masked_max
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 BATCH = 12
 
 

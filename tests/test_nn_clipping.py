@@ -14,8 +14,6 @@ from jrec.nn import DLRM, DLRMConfig, SparseOptimizer, TTOptions, binary_cross_e
 from jrec.nn.step import train_step_on
 from jrec.ops.tt import TTCacheConfig, tt_embedding_bag
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 ROWS, BATCH, RATE = {"user": 9, "tag": 6, "still": 5, "item": 200}, 16, 0.5
 DENSE = [f"x{i}" for i in range(3)]
 

@@ -15,8 +15,6 @@ from jrec import ops
 from jrec.nn import TBSM, SparseOptimizer, TBSMConfig, train_step
 from jrec.nn.tbsm import on_sphere, places
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 ROWS = {"user": 9, "item": 40, "category": 6}
 HISTORIES = (("item", "items"), ("category", "categories"))
 STEPS, DIM = 5, 4

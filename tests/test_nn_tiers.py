@@ -14,8 +14,6 @@ from jrec import ops
 from jrec.nn import DLRM, DLRMConfig, EmbeddingCollection, SparseOptimizer, TTCore, binary_cross_entropy, train_step
 from jrec.ops.tt import TTShape, tt_embedding_bag, tt_to_dense
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 BATCH = 24
 ROWS = {"user": 30, "item": 700, "tag": 400, "hour": 24}
 COMPRESSED = ("item",)

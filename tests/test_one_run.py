@@ -38,7 +38,6 @@ from jrec.train.loop import train
 from jrec.train.predict import load_run
 from jrec.train.report.metrics import evaluate
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
 STEPS = 12
 SHORT = (
     f"max_steps={STEPS}",

@@ -9,8 +9,6 @@ import reference
 
 from jrec import ops
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 LIMIT, RATE = 0.5, 0.1
 ROWS = {"a": 40, "b": 7}
 

@@ -13,8 +13,6 @@ from hypothesis import given, settings
 from jrec import ops
 from jrec.ops import embedding_bag as public
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 IMPLEMENTATIONS = ("xla", "native")
 S = reference.SHAPES
 COMBINERS = {

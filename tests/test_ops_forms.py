@@ -7,8 +7,6 @@ import pytest
 
 from jrec import ops
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 ROWS, DIM = 100, 8
 SHAPE = ops.TTShape.search(ROWS, DIM, ranks=4)
 CORES = ops.tt_init(SHAPE, jax.random.key(0))

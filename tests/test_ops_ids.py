@@ -69,7 +69,6 @@ def test_docstring_example():
         assert doctest.DocTestRunner().run(test).failed == 0
 
 
-@pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.parametrize(("combiner", "offsets"), [("sum", None), ("mean", (0, 2, 2, 6))])
 def test_padding_is_no_mistake_to_index_checks_but_an_id_past_the_table_is(combiner, offsets):
     table = jnp.arange(40, dtype=jnp.float32).reshape(10, 4)

@@ -12,8 +12,6 @@ from pallas_interpreter import race_free
 from jrec import ops
 from jrec.pallas.tt import bags as tt_bags
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 IMPLEMENTATIONS = ("xla", "native", "pallas")
 CAPACITY = 6
 # Offsets of three bags of six ids, and which bags they bound wrongly.

@@ -15,8 +15,6 @@ from jrec import ops
 from jrec.ops.row_update import casted_gather_reduce
 from jrec.row_optimizers import ROW_OPTIMIZERS
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 IMPLEMENTATIONS = ("xla", "native")
 S = reference.SHAPES
 SCHEDULE = optax.cosine_decay_schedule(0.3, 10)

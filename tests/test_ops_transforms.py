@@ -13,8 +13,6 @@ from jax.sharding import PartitionSpec as P
 
 from jrec import ops
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 IMPLEMENTATIONS = ("xla", "native", None)
 OPTIMIZER = ops.Adam(learning_rate=0.1)
 ROWS, DIM, BAGS, LENGTH = 60, 12, 32, 5

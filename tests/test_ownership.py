@@ -20,8 +20,6 @@ from jrec.data.packing import kept_orders
 from jrec.host import HostTable
 from jrec.run.options import HostOptions
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 STEPS, SIZE = 5, 64
 ON_HOST = [("user", "host")]
 PLACES = {

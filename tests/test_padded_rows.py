@@ -21,8 +21,6 @@ from jrec.pallas import tile
 from jrec.run.checkpoint import StateRows, dense_arrays, restore_state
 from jrec.train.build import parameter_counts
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 COMMON = {"learning_rate": lambda step: 0.5 / (step + 1), "weight_decay": 0.01, "max_row_norm": 1.5}
 OPTIMIZERS = [
     kind(**COMMON) for kind in (ops.SGD, ops.Momentum, ops.Adagrad, ops.RowWiseAdagrad, ops.RMSProp, ops.Adam)

@@ -17,8 +17,6 @@ from jrec import ops
 from jrec.pallas.cast import Runs
 from jrec.pallas.interpret import interpreted
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 
 def _check(shape, kind, seed):
     ids, offsets = _draw(shape, np.random.default_rng(seed), kind)

@@ -24,8 +24,6 @@ from jrec.pallas.segments import Gather
 from jrec.pallas.tile import Tile
 from jrec.pallas.tuning import TuningConfig, runs_a_block, tune
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 TINY_SPLIT = TuningConfig(chunks=1, unroll=2, long_unroll=1, split=4, top=16)
 SHAPES = (
     reference.Shape(rows=50, dim=3, bags=9, length=5, weighted=True),

@@ -31,8 +31,6 @@ from jrec.pallas.tt.tuning import (
     tune_wgmma,
 )
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 # Heights, ranks, columns and right ranks of levels of 2 to 4 cores, of dims 16 to 128.
 LEVELS = (
     {"height": 4, "rank": 8, "columns": 4},

@@ -32,8 +32,6 @@ from jrec.pallas.interpret import interpreted
 from jrec.pallas.row_update import row_update
 from jrec.pallas.rules import rule_of
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 
 @pytest.mark.parametrize(
     "optimizer",

@@ -21,8 +21,6 @@ from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
 from jrec.ops.row_init import init_rows_at
 from jrec.ops.tt import TTShape
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 ROWS, WHOLE, DIM, BATCH = 60, 11, 8, 12
 SHAPE = TTShape.search(ROWS - WHOLE, DIM, ranks=3)
 HEAD = TableConfig(name="item", rows=WHOLE, dim=DIM, of_rows=ROWS)

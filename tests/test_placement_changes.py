@@ -13,8 +13,6 @@ from jrec.train.compress import Selection, compress_run
 from jrec.train.config import load_config
 from jrec.train.loop import train
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 CLOSE = {"rtol": 2e-4, "atol": 2e-5}
 
 

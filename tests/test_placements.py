@@ -13,8 +13,6 @@ from placement_runs import Workplace
 from jrec.sharding import BASELINES
 from jrec.train.report.logs import read_records
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 CLOSE = {"rtol": 2e-4, "atol": 2e-5}  # sums of float32 in another order, over all steps
 GAP = {"bfloat16": 2.0**-7, "float16": 2.0**-10}  # between neighbours, by the power of two below them
 # Half a minute each.

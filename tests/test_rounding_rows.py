@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import mesh_cases
 import numpy as np
 import optax
-import pytest
 from flax import nnx
 
 import jrec
@@ -22,8 +21,6 @@ from jrec.nn.step import train_step_on
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, Stack, TableConfig
 from jrec.ops.rounding_rows import host_rounding_rows, rounding_rows
 from jrec.tiers.local_rows import of_batch
-
-pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 ROWS = {"user": 30, "item": 50, "site": 1}
 DIM, EXAMPLES, STEPS = 8, 40, 2

@@ -24,8 +24,6 @@ import jrec
 from jrec import nn, ops, serving
 from jrec.data.schema import DatasetError, Schema
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 PLAIN = {"dropout": 0.0, "batch_norm": False}
 STATEFUL = {"dropout": 0.5, "batch_norm": True}
 

@@ -26,8 +26,6 @@ from jrec.train.loop import train
 from jrec.train.make_run import checked_mesh
 from jrec.train.run_plan import run_plan
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory):

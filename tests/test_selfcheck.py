@@ -26,8 +26,6 @@ from jrec.selfcheck import check, child, trials
 from jrec.selfcheck.check import SelfCheckError, classes_of, parse_classes, prove, run_child, usual_classes
 from jrec.selfcheck.trials import Sizes, Wrong
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 PRODUCTS = KernelClass(kernel="tt_products", dtype="float32", dim=(2, 4, 2, 4))
 SIZES = Sizes(rows=50, bags=64, length=4)
 BROKEN = (sys.executable, "-m", "broken_kernels")  # on the CPU

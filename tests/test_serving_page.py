@@ -13,7 +13,6 @@ from jrec import cli
 PAGE = pathlib.Path(__file__).parents[1] / "docs" / "serving.md"
 
 
-@pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
 def test_the_snippets_of_the_page_run(dtype, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -14,8 +14,6 @@ from jax.sharding import PartitionSpec as P
 
 from jrec import ops
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 ROWS, DIM, BAGS, LENGTH = 400, 8, 16, 5
 OPTIMIZER = ops.Adam(learning_rate=0.1)
 KEY = jnp.array([3, 4], jnp.uint32)

@@ -23,8 +23,6 @@ from jrec.train.config.optimizer import EmbeddingOptimizerConfig, TableOptimizer
 from jrec.train.evaluate import evaluate_checkpoint
 from jrec.train.loop import train
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 ROWS = {"a": 30, "b": 20, "c": 10, "t": 200}
 SCHEDULE = optax.linear_schedule(0.5, 0.0, 10)
 ADAM, SGD = ops.Adam(learning_rate=0.02), ops.SGD(learning_rate=SCHEDULE)

@@ -21,8 +21,6 @@ from jrec.train.build import build_layout
 from jrec.train.config import load_config
 from jrec.train.dataset import open_data
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 MACHINE = "NVIDIA Test GPU, driver 580.1"
 FAST, WRONG = Verdict(right=True, ratio=0.5), Verdict(right=False, why="wrong: row 3")
 GATHER = KernelClass(kernel="gather_reduce", dtype="float32", dim=8)

@@ -26,9 +26,6 @@ def configure(tmp_path, dataset):
     return configuring(tmp_path, dataset, CONFIG)
 
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
-
 def test_blank_parts_have_no_lookups():
     layout = mesh_runs.layout()
     (batch,) = mesh_runs.batches(layout, 1)

@@ -22,8 +22,6 @@ from jrec.train.loop import train
 from jrec.train.make_run import make_run
 from jrec.train.report.logs import FORMS, METRICS_FILE, read_records
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 FORMS_OF_RUNS = ("retrieve", "send", "auto")
 
 

@@ -32,8 +32,6 @@ from jrec.train.report.metrics import evaluate
 from jrec.train.run_plan import PlannedTrain, planned_trains, run_plan
 from jrec.train.tables import describe_tables, on_devices
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 FROM = 40
 PARTS = f"tables.overrides={{C7={{tier='tt', rank=3, whole_rows={FROM}}}}}"
 

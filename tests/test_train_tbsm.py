@@ -20,8 +20,6 @@ from jrec.train.loop import train
 from jrec.train.report.logs import read_records
 from jrec.train.report.metrics import evaluate
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 TT = ("tables.overrides.item_id.tier='tt'", "tables.overrides.item_id.rank=2", "tables.implementation='xla'")
 
 

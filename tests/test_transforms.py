@@ -7,8 +7,6 @@ import pytest
 from grids import some_of
 from transform_cases import CELLS, PAGE, REASONS, expected, found, page_with
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 # XLA's code of the other ops is compiled in a second each; the ops of which they are made are here.
 QUICK = ("embedding_bag", "tensor_cast", "row_update")
 

@@ -26,8 +26,6 @@ from jrec.ops.tt import contract as contractions
 from jrec.ops.tt import lookup as phases
 from jrec.ops.tt.index import tt_index
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 SHAPES = {
     "2 cores": TTShape.search(300, 12, num_cores=2, ranks=5),
     "3 cores": TTShape.search(997, 16, ranks=(6, 9)),

@@ -9,8 +9,6 @@ import pytest
 
 from jrec.ops.tt import TTShape, tt_embedding_bag, tt_init
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 SHAPE = TTShape.search(60, 8, ranks=3)
 IMPLEMENTATIONS = pytest.mark.parametrize("implementation", ["xla", "native"])
 

@@ -20,8 +20,6 @@ from jrec.ops.tt.core_update import step_core, touched_slices, tt_init_slots
 from jrec.ops.tt.index import Level, tt_index
 from jrec.ops.types import Cast
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 _of = functools.partial
 _last = _of(make_level, right_rank=1)
 _middle = _of(make_level, right_rank=16)

@@ -10,8 +10,6 @@ from jrec import ops
 from jrec.nn import EmbeddingCollection, SparseOptimizer, TTEmbed, TTEmbeddingBag, TTOptions
 from jrec.ops.tt import TTShape, tt_embedding_bag, tt_rows, tt_to_dense
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 SHAPE = TTShape.search(1000, 8, ranks=6)
 
 

@@ -14,8 +14,6 @@ from jrec.batch import Batch
 from jrec.nn import TwoTower, TwoTowerConfig, ranking_metrics, ranks, two_tower_loss
 from jrec.ops.layout import Pooling
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 USERS, ITEMS, DIM, BATCH = 30, 20, 4, 16
 FREQUENCY = np.random.default_rng(5).dirichlet(np.ones(ITEMS))
 

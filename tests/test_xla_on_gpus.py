@@ -16,8 +16,6 @@ import jrec.ops.platforms
 from jrec import ops
 from jrec.ops.segment_sums import level_sizes, segment_sums
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 OPTIMIZERS = (ops.SGD, ops.Momentum, ops.Adagrad, ops.RowWiseAdagrad, ops.RMSProp, ops.Adam)
 
 
