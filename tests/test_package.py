@@ -57,6 +57,21 @@ print([m for m in {HEAVY} if m in sys.modules])
     assert done.stdout.strip() == "[]"
 
 
+RAW_LOGS = ("prepare", "encoder", "ingest", "joined", "readers.tables", "readers.delimited", "readers.source")
+
+
+def test_a_program_of_the_library_knows_no_raw_log():
+    """What packs, trains and saves reads no format of a log, and no configuration."""
+    code = f"""
+import sys
+import jrec, jrec.nn, jrec.data, jrec.run.run
+jrec.distribute, jrec.data.pack_batch, jrec.data.make_loader, jrec.data.load_vocabularies
+print([m for m in {RAW_LOGS} if "jrec.data." + m in sys.modules], [m for m in sys.modules if m[:10] == "jrec.train"])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.strip() == "[] []"
+
+
 def test_every_public_name_is_found_and_known_to_type_checkers():
     absent = "[n for n in jrec.__all__ if getattr(jrec, n, None) is None]"
     code = f"import jrec; print(*{absent}, dir(jrec) == sorted(jrec.__all__))"

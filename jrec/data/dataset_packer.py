@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from jrec.batch import Batch
 from jrec.data.blocks import LABEL
-from jrec.data.encoder import EncodedColumns
 from jrec.data.packers import AnyPacker
 from jrec.data.packing import CastPlace, OnBadId, Packer, kept_orders
 from jrec.data.reorder.file import load_orders
 from jrec.data.schema import CategoricalFeature, DatasetError, Schema
 from jrec.data.value_rows import TableVocabulary
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
+
+if TYPE_CHECKING:
+    from jrec.data.encoder import EncodedColumns
 
 
 def dataset_packer(

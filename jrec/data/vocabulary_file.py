@@ -15,7 +15,6 @@ import numpy as np
 
 from jrec.data.readers.keys import decode_keys, hash_texts, text_bounds
 from jrec.data.readers.parse import LongTexts
-from jrec.data.readers.tables import read_batches
 from jrec.data.schema import DatasetError, Schema, Table
 from jrec.data.texts import TextStore
 from jrec.data.vocabulary import HashedTable, KeyTable, Vocabulary
@@ -79,10 +78,16 @@ def copy_vocabulary(source: pathlib.Path, target: pathlib.Path, counts: np.ndarr
 
     with _writer(target) as writer:
         at = 0
-        for batch in read_batches(source, ["value", "row"], _ROWS, remedy=_AGAIN):
+        for batch in _batches(source, ["value", "row"]):
             stop = at + batch.num_rows
             writer.write_table(pa.table([*batch.columns, pa.array(counts[at:stop])], schema=writer.schema))
             at = stop
+
+
+def _batches(path: pathlib.Path, names: list[str]) -> Iterator[pa.RecordBatch]:
+    from jrec.data.readers.tables import read_batches  # which knows raw logs, that few programs have
+
+    return read_batches(path, names, _ROWS, remedy=_AGAIN)
 
 
 def file_digests(folder: pathlib.Path, tables: Sequence[Table], threads: int) -> dict[str, str]:
@@ -142,7 +147,7 @@ def table_values(folder: pathlib.Path, schema: Schema, table: Table) -> pa.Array
 
     path = schema.check_file(folder, table.vocabulary)
     pieces, at = [], 0
-    for batch in read_batches(path, ["value", "row"], _ROWS, remedy=_AGAIN):
+    for batch in _batches(path, ["value", "row"]):
         if not np.array_equal(batch["row"].to_numpy(), np.arange(at, at + batch.num_rows)):
             raise DatasetError(f"{path} does not have its rows in order; {_AGAIN}")
         pieces.append(batch["value"].cast(pa.large_string()))
@@ -202,7 +207,7 @@ def _texts(path: pathlib.Path) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Pieces of the column of values: uint8 bytes, and (values + 1,) int64 bounds in them."""
     import pyarrow as pa
 
-    for batch in read_batches(path, ["value"], _ROWS, remedy=_AGAIN):
+    for batch in _batches(path, ["value"]):
         yield text_bounds(batch.column(0).fill_null("").cast(pa.large_string()))
 
 
