@@ -28,6 +28,7 @@ from jrec.serving.http.app import Options
 from jrec.serving.http.batcher import Limits
 from jrec.serving.http.follower import Follower
 from jrec.serving.http.process import http_server, make
+from jrec.serving.model import OutdatedError
 
 ROOT = pathlib.Path(__file__).parents[1]
 JSON, ARROW = bodies.JSON, bodies.ARROW
@@ -310,6 +311,18 @@ def test_deltas_are_taken_under_load_and_no_answer_is_lost_or_mixed(folder, expe
     for versions in seen:
         assert [order.index(version) for version in versions] == sorted(order.index(version) for version in versions)
     assert order[-1] in {versions[-1] for versions in seen}
+
+
+def test_what_was_encoded_before_a_delta_is_not_scored_after_it(folder):
+    """Table "user" grows: the delta may have given the rows of a request to other keys."""
+    model = serving.load(folder / "whole", batch_sizes=SIZES)
+    encoded = model.encoded(COLUMNS)
+    np.testing.assert_array_equal(model.scored_of(encoded).scores, model(COLUMNS))
+    assert encoded.nbytes > 0
+    model.apply(folder / "delta1")
+    with pytest.raises(OutdatedError, match="took over a delta while the request waited; send it again"):
+        model.scored_of(encoded)
+    np.testing.assert_array_equal(model.scored_of(model.encoded(COLUMNS)).scores, model(COLUMNS))
 
 
 def test_what_appears_is_found_without_being_asked_for(folder, expected, tmp_path):

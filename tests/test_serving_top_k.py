@@ -47,13 +47,22 @@ def test_the_best_items_are_those_of_a_full_sort(run, tmp_path, dtype):
     assert (numbers[:, -1] == -1).all()
 
 
-def test_blocks_and_ties():
-    rows = np.random.default_rng(1).integers(-2, 3, (100, 3)).astype(np.float32)
-    queries = np.array([[1, 0, 0], [1, -1, 2]], np.float32)
-    scores, numbers = nearest.nearest(lambda a, b: rows[a:b], 100, queries, 10, block=7)
-    np.testing.assert_array_equal(scores, -np.sort(-(queries @ rows.T), axis=1)[:, :10])
-    np.testing.assert_array_equal(np.take_along_axis(queries @ rows.T, numbers, axis=1), scores)
-    assert all(len(set(line)) == 10 for line in numbers.tolist())
+@pytest.mark.parametrize("seed", range(6))
+def test_blocks_and_ties(seed, monkeypatch):
+    """Of equal scores the lower row comes first, whatever the blocks and however many queries are ranked at once."""
+    rng = np.random.default_rng(seed)
+    k, block, scores_at_once = int(rng.integers(1, 30)), int(rng.integers(1, 120)), int(rng.integers(1, 300))
+    monkeypatch.setattr(nearest, "SCORES", scores_at_once)
+    rows = rng.integers(-2, 3, (100, 3)).astype(np.float32)
+    queries = rng.integers(-1, 3, (9, 3)).astype(np.float32)
+    seen = rng.integers(-1, 100, (9, 20))
+    scores, numbers = nearest.nearest(lambda a, b: rows[a:b], 100, queries, k, block=block, seen=seen)
+    want = queries @ rows.T
+    for line, left_out in zip(want, seen, strict=True):
+        line[left_out[left_out >= 0]] = -np.inf
+    order = np.argsort(-want, axis=1, kind="stable")[:, :k]
+    np.testing.assert_array_equal(scores, np.take_along_axis(want, order, axis=1))
+    np.testing.assert_array_equal(numbers, np.where(np.isneginf(scores), -1, order))
 
 
 @pytest.mark.parametrize(
