@@ -153,6 +153,7 @@ def test_clones_share_kernels_and_none_runs_an_older_helper(tmp_path):
     assert called(other, cache) == (41, 0)
 
 
+@pytest.mark.full  # of processes that import numba for two seconds each
 def test_without_a_cache_folder_kernels_lie_beside_their_source(tmp_path):
     package = clone(tmp_path / "one")
     (tmp_path / "file").touch()
@@ -163,6 +164,7 @@ def test_without_a_cache_folder_kernels_lie_beside_their_source(tmp_path):
     assert called(package, tmp_path / "file") == (61, 1)  # by content there, too
 
 
+@pytest.mark.full  # of processes that import numba for two seconds each
 def test_kernels_that_nobody_asks_for_are_forgotten(tmp_path):
     package, cache = clone(tmp_path / "one"), tmp_path / "cache"
     called(package, cache)

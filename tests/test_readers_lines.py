@@ -62,10 +62,13 @@ def test_damaged_gzip(tmp_path):
         read(tmp_path / "log.gz")
 
 
-@pytest.mark.parametrize("start", [b"PK\x03\x04", b"\xfd7zXZ\0", b"\xff\xfea\0"])
-def test_other_formats_are_named(tmp_path, start):
+@pytest.mark.parametrize(
+    ("start", "remedy"),
+    {b"PK\x03\x04": "unpack it first", b"\xfd7zXZ\0": "unpack it first", b"\xff\xfea\0": "iconv -f UTF-16"}.items(),
+)
+def test_other_formats_are_named(tmp_path, start, remedy):
     (tmp_path / "log").write_bytes(start + b"...\n")
-    with pytest.raises(DatasetError, match="unpack it first"):
+    with pytest.raises(DatasetError, match=remedy):
         read(tmp_path / "log")
 
 
