@@ -22,6 +22,8 @@ OUTCOMES = ("missed", "holds", "beyond")
 """What a value comes to, from the worst to the best."""
 VERDICTS = (*OUTCOMES[::-1], "open until a GPU", "not measured", "open")
 RULES = ("paper", "at_most", "at_least")
+ALL = "all of it"
+"""Where every case of a figure is at the paper's own setting."""
 SAME = 0.05
 """A figure within 5 % of the paper's is the same: the rest is rounding, and which vocabulary was counted."""
 
@@ -56,11 +58,13 @@ def table(paper: str | None, results: Mapping[str, Any]) -> Iterator[str]:
             shown += [f"beside: {_shown(figure, results)}" for figure in claim.get("beside", ())]
             at_own = [figure for figure in _all_figures(claim) if "own" in figure]
             own = [_at_own_setting(figure, results, named=len(at_own) > 1) for figure in at_own]
+            if any(one != ALL for one in own) or len(own) < len(claim.get("jrec", ())):
+                own = [f"{f['of']}: all of it" if one == ALL else one for f, one in zip(at_own, own, strict=True)]
         except LookupError as error:
             raise LookupError(f"{paper}, {where}: {error.args[0]}; run the benchmark, or change the claim") from None
         left_out = [f"Left out: {cases['because']}." for cases in claim.get("left_out", ())]
         own = own or ["not measured"] * ("open" not in claim)
-        cells = ["; ".join(shown), "; ".join(own), said, " ".join([claim["difference"], *left_out])]
+        cells = ["; ".join(shown), "; ".join(dict.fromkeys(own)), said, " ".join([claim["difference"], *left_out])]
         yield row([where, claim["says"], *cells, "; ".join(commands(claim))])
     files = {figure["file"] for claim in papers[paper].values() for figure in _all_figures(claim)}
     measured = (f"{file} at {', '.join(sorted({line['commit'] for line in results[file]}))}" for file in sorted(files))
@@ -188,9 +192,12 @@ def _shown(figure: Figure, results: Mapping[str, Any]) -> str:
 
 def _at_own_setting(figure: Figure, results: Mapping[str, Any], *, named: bool) -> str:
     """A figure's worst value among the cases at the paper's own setting, and what it comes to; ``named``: of what."""
-    found = {case: value for case, value in values(figure, results).items() if re.search(figure["own"], case)}
+    every = values(figure, results)
+    found = {case: value for case, value in every.items() if re.search(figure["own"], case)}
     if not found:
         raise LookupError(f"the figure {figure['of']!r} has no case like its own setting {figure['own']!r}")
+    if len(found) == len(every):
+        return ALL
     worst, best = _worst_and_best(figure, found)
     unit = figure.get("unit", "×")  # noqa: RUF001
     end = f" to {number(found[best])}{unit}" if isinstance(figure.get("paper"), list) and len(found) > 1 else ""
