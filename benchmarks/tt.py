@@ -27,7 +27,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import jax
 import numpy as np
@@ -87,11 +87,7 @@ def _peers(report: harness.Report, arguments: argparse.Namespace) -> None:
             side, case = Side(shape, count), describe(shape, count)
             report.note(f"{case}: {tt.explain(shape, count)}")
             report.add(case, "compression", shape.compression, "x")
-            for name, peer in peers.items():
-                if peer is not None:
-                    _beside(report, side, case, name, peer)
-            if not any(peers.values()):
-                _alone(report, side, case)
+            _beside(report, side, case, {name: peer for name, peer in peers.items() if peer is not None})
             report.compare(
                 case, "step", harness.timed(side.step), peer="uncompressed table", theirs=harness.timed(side.plain_step)
             )
@@ -101,25 +97,23 @@ def _peers(report: harness.Report, arguments: argparse.Namespace) -> None:
                 report.compare(case, metric, run, seconds=_seconds(report))
 
 
-def _alone(report: harness.Report, side: Side, case: str) -> None:
-    for metric, backward in (("forward", False), ("forward and backward", True)):
-        report.compare(case, metric, harness.timed(side.program(backward)))
-
-
-def _beside(report: harness.Report, side: Side, case: str, name: str, peer: client.Peer) -> None:
-    setup, label = PEERS[name]
+def _beside(report: harness.Report, side: Side, case: str, peers: Mapping[str, client.Peer]) -> None:
+    """Forward and backward of jrec and of all peers in turn, after their results have been compared."""
     arrays = {f"core{k}": np.asarray(core) for k, core in enumerate(side.cores)}
     arrays |= {"ids": np.asarray(side.ids[:, 0]), "gradient": np.asarray(side.gradient)}
-    peer.setup(setup, arrays)
-    _compare(side, peer, case)
+    named: dict[str, client.Peer] = {}
+    for name, peer in peers.items():
+        setup, label = PEERS[name]
+        peer.setup(setup, arrays)
+        _compare(side, peer, case)
+        named[f"{label}, torch {peer.versions['torch']}"] = peer
     for metric, backward in (("forward", False), ("forward and backward", True)):
-        report.compare(
+        report.compare_all(
             case,
             metric,
             harness.timed(side.program(backward)),
-            peer=f"{label}, torch {peer.versions['torch']}",
-            theirs=functools.partial(peer.run, metric),
-            peer_versions=peer.versions,
+            {label: functools.partial(peer.run, metric) for label, peer in named.items()},
+            peer_versions={label: peer.versions for label, peer in named.items()},
         )
 
 

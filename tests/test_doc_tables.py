@@ -20,6 +20,16 @@ def test_every_table_and_paper_is_on_a_page():
     assert [name for name in papers if f"<!-- claims: {name} -->" not in text] == []
 
 
+def test_no_committed_line_is_unsteady():
+    unsteady = [
+        f"{file}: {line['case']}, {line['metric']}"
+        for file, lines in RESULTS.items()
+        for line in lines
+        if (line.get("details") or {}).get("unsteady")
+    ]
+    assert unsteady == [], "another program took part in these: measure them anew"
+
+
 def line(case, metric, value, *, ratio=None, peer=None):
     return {"case": case, "metric": metric, "value": value, "ratio": ratio, "peer": peer, "unit": "ms", "commit": "abc"}
 
