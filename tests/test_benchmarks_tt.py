@@ -97,7 +97,7 @@ def test_tensorly_torch_computes_what_jrec_does():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", ["sweep", "crossover", "breakdown", "memory", "pooling", "cache"])
+@pytest.mark.parametrize("part", ["sweep", "crossover", "breakdown", "memory", "choices", "pooling", "cache"])
 def test_a_part_runs_quickly(part, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["tt", "--quick", "--parts", part])
     monkeypatch.setattr(benchmark, "SECONDS", 0.1)
