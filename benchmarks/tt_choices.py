@@ -10,7 +10,7 @@ import itertools
 
 from benchmarks import harness
 from jrec.ops import tt
-from jrec.ops.tt.cost import CONTRACTIONS
+from jrec.ops.tt.cost import CONTRACTIONS, Platform
 
 ROWS = (100_000, 1_000_000, 10_000_000, 100_000_000)
 DIMS = (16, 64, 128)
@@ -18,6 +18,7 @@ CORES = (2, 3, 4)
 RANKS = (8, 32, 128)
 LOOKUPS = (2048, 8192, 32_768, 131_072)
 POOLING = (1, 10, 50, 100)
+PLATFORMS: dict[str, Platform] = {"CPU, native kernels": "cpu", "GPU": "gpu"}
 
 
 def run(report: harness.Report) -> None:
@@ -26,7 +27,7 @@ def run(report: harness.Report) -> None:
     shapes = [_shape(*size) for size in sizes]
     batches = list(itertools.product(LOOKUPS, POOLING))
     case = f"{len(shapes) * len(batches):,} shapes and batches of a power law"
-    for name, platform in (("CPU, native kernels", "cpu"), ("GPU", "gpu")):
+    for name, platform in PLATFORMS.items():
         chosen = collections.Counter(
             tt.explain(shape, lookups, bags=lookups // pooling, platform=platform).forward
             for shape, (lookups, pooling) in itertools.product(shapes, batches)

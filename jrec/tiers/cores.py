@@ -70,11 +70,13 @@ class Cores:
 
     def lookup(self, bags: Bags, context: Context) -> Deferred[tuple[jax.Array, CoreResiduals]]:
         """Contracts cores for the rows of every bag, and reads cached rows from the cache; see ``Store``."""
-        how = {"implementation": context.options.implementation, "contraction": self.contraction}
+        implementation, way = context.options.implementation, self.contraction
         if self.cache is None:
-            result = tt_lookup(self.cores, self.shape, bags, **how)
+            result = tt_lookup(self.cores, self.shape, bags, contraction=way, implementation=implementation)
         else:
-            result = tt_cached_lookup(self.cores, self.state(), self.shape, bags, **how)
+            result = tt_cached_lookup(
+                self.cores, self.state(), self.shape, bags, contraction=way, implementation=implementation
+            )
         return Deferred.done(result)
 
     def update(self, residuals: CoreResiduals, gradients: jax.Array, context: Context) -> Update[Cores, CoreResiduals]:
