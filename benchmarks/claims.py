@@ -65,7 +65,7 @@ def table(paper: str | None, results: Mapping[str, Any]) -> Iterator[str]:
         left_out = [f"Left out: {cases['because']}." for cases in claim.get("left_out", ())]
         own = own or ["not measured"] * ("open" not in claim)
         cells = ["; ".join(shown), "; ".join(dict.fromkeys(own)), said, " ".join([claim["difference"], *left_out])]
-        yield row([where, claim["says"], *cells, "; ".join(commands(claim))])
+        yield row([where, claim["says"], *cells, "; ".join(commands(claim)) or "none"])
     files = {figure["file"] for claim in papers[paper].values() for figure in _all_figures(claim)}
     measured = (f"{file} at {', '.join(sorted({line['commit'] for line in results[file]}))}" for file in sorted(files))
     yield f"\nLines and their commits: {'; '.join(measured)}.{ages.note(files)}"
