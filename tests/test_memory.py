@@ -106,6 +106,18 @@ def test_the_command_expects_cpus_where_there_is_no_gpu_to_use(platforms, driver
     assert memory.expects_cpu() is cpu
 
 
+@pytest.mark.parametrize(("said", "cpu", "keeps"), [(None, True, True), ("0", True, False), (None, False, False)])
+def test_memory_is_kept_by_default_on_cpus(said, cpu, keeps, monkeypatch):
+    kept = []
+    monkeypatch.setattr(memory, "expects_cpu", lambda: cpu)
+    monkeypatch.setattr(memory, "keep_freed_memory", lambda: kept.append(True))
+    monkeypatch.delenv(memory.KEEP_VARIABLE, raising=False)
+    if said is not None:
+        monkeypatch.setenv(memory.KEEP_VARIABLE, said)
+    memory.keep_by_default()
+    assert bool(kept) is keeps
+
+
 @pytest.mark.parametrize("cpu", [True, False])
 @pytest.mark.parametrize(("command", "compiles"), [("train", True), ("prepare", False)])
 def test_commands_that_run_steps_keep_memory_on_cpus(command, compiles, cpu, monkeypatch, capsys):
