@@ -2,7 +2,8 @@
 
 results/modules.toml names the modules that a file measures. The lines of them that were added and removed since the
 file's oldest commit, by the lines that they have now, are its age: above ``LIMIT`` a file is to be measured anew, or to
-be kept with a written reason.
+be kept with a written reason. Whole training steps have two ages, that of their modules and that of ``TRAINS``, and the
+greater one counts: kernels that stay as they are do not keep a step whose other half has changed.
 
 Examples:
   python -m benchmarks.ages
@@ -21,6 +22,8 @@ from typing import Any
 from benchmarks.harness import ROOT
 
 LIMIT = 0.5
+TRAINS = ("jrec/run", "jrec/nn", "jrec/train")
+"""What whole training steps consist of, beside the modules that a file names."""
 RESULTS = ROOT / "benchmarks" / "results"
 
 
@@ -81,7 +84,14 @@ def ages(root: pathlib.Path) -> dict[str, Age]:
     return {path.stem: age(root, _commits(path), **said[path.stem]) for path in sorted(RESULTS.glob("*/*.jsonl"))}
 
 
-def age(root: pathlib.Path, measured: Sequence[str], modules: Sequence[str], kept: str = "") -> Age:
+def age(
+    root: pathlib.Path,
+    measured: Sequence[str],
+    modules: Sequence[str],
+    kept: str = "",
+    command: str = "",
+    whole_steps: bool = False,
+) -> Age:
     """The age of lines measured at some commits.
 
     Args:
@@ -89,17 +99,22 @@ def age(root: pathlib.Path, measured: Sequence[str], modules: Sequence[str], kep
       measured: The lines' commits.
       modules: Files and folders within ``root``.
       kept: Why the lines stay although they are old.
+      command: What measures them; it does not count.
+      whole_steps: Whether they are of whole training steps.
     """
+    del command
+    parts = [modules, TRAINS] if whole_steps else [modules]
     found: list[Age] = []
     for commit in measured:
         try:
             _git(root, "merge-base", "--is-ancestor", commit, "HEAD")
         except subprocess.CalledProcessError:
             return Age(commit=commit, commits=None, changed=float("inf"), kept=kept)
-        commits = int(_git(root, "rev-list", "--count", f"{commit}..HEAD", "--", *modules))
-        differences = _git(root, "diff", "--numstat", commit, "HEAD", "--", *modules).splitlines()
-        lines = sum(int(number) for line in differences for number in line.split("\t")[:2] if number != "-")
-        found.append(Age(commit=commit, commits=commits, changed=lines / _lines(root, modules), kept=kept))
+        for part in parts:
+            commits = int(_git(root, "rev-list", "--count", f"{commit}..HEAD", "--", *part))
+            differences = _git(root, "diff", "--numstat", commit, "HEAD", "--", *part).splitlines()
+            lines = sum(int(number) for line in differences for number in line.split("\t")[:2] if number != "-")
+            found.append(Age(commit=commit, commits=commits, changed=lines / _lines(root, part), kept=kept))
     return max(found, key=lambda one: one.changed)
 
 

@@ -22,7 +22,8 @@ and of the MLPs with the interaction. Near-memory processing (the paper's NMP) n
 
 Examples:
   python -m benchmarks.casting_overlap
-  python -m benchmarks.casting_overlap --batch 1024 2048 4096 --out casting_overlap.jsonl
+  python -m benchmarks.casting_overlap --batch 1024 4096 8192 16384 32768   # Figure 16
+  python -m benchmarks.casting_overlap --dim 32 128 256                     # Figure 17
 """
 
 from __future__ import annotations
@@ -70,32 +71,35 @@ def main() -> None:
     arguments = _parser().parse_args()
     if arguments.measure:
         harness.keep_memory()
-        print(json.dumps(measure(arguments.model[0], arguments.batch[0], arguments.seconds, quick=arguments.quick)))
+        chosen = arguments.model[0], arguments.batch[0], arguments.dim[0]
+        print(json.dumps(measure(*chosen, arguments.seconds, quick=arguments.quick)))
         return
     with harness.Report(arguments, "casting_overlap") as report:
         for model in arguments.model or (casting.MODELS[:1] if report.quick else casting.MODELS):
             for batch in arguments.batch or ((QUICK_BATCH,) if report.quick else BATCHES):
-                _report(report, _in_process(model, batch, report.seconds, quick=report.quick))
+                for dim in arguments.dim or (casting.DIM,):
+                    _report(report, _in_process(model, batch, dim, report.seconds, quick=report.quick))
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = harness.parser(__doc__)
     parser.add_argument("--model", nargs="+", choices=casting.MODELS)
     parser.add_argument("--batch", nargs="+", type=int, help=f"default: {' '.join(map(str, BATCHES))}")
+    parser.add_argument("--dim", nargs="+", type=int, help=f"default: {casting.DIM}")
     parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--seconds", type=float, help=argparse.SUPPRESS)
     return parser
 
 
-def _in_process(model: str, batch: int, seconds: float, *, quick: bool) -> dict[str, Any]:
+def _in_process(model: str, batch: int, dim: int, seconds: float, *, quick: bool) -> dict[str, Any]:
     """``measure`` in a process of its own: XLA makes its threads for the cores that it finds when it starts."""
     command = [sys.executable, "-m", "benchmarks.casting_overlap", "--measure", "--model", model, "--batch", str(batch)]
-    command += ["--seconds", str(seconds), *(["--quick"] if quick else [])]
+    command += ["--dim", str(dim), "--seconds", str(seconds), *(["--quick"] if quick else [])]
     done = subprocess.run(command, cwd=harness.ROOT, check=True, stdout=subprocess.PIPE, text=True)
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def measure(model: str, batch: int, seconds: float, *, quick: bool) -> dict[str, Any]:
+def measure(model: str, batch: int, dim: int, seconds: float, *, quick: bool) -> dict[str, Any]:
     """Milliseconds of all sides' steps, of the cast, of single primitives and of the MLPs; see the module.
 
     Raises:
@@ -104,7 +108,7 @@ def measure(model: str, batch: int, seconds: float, *, quick: bool) -> dict[str,
     step_core, loader_core = _cores()
     os.sched_setaffinity(0, {step_core})
     cap = QUICK_ROWS if quick else train_step.TABLE_ROWS[model]
-    workload = workloads.WORKLOADS[model].with_rows_capped(cap).with_batch(batch)
+    workload = workloads.WORKLOADS[model].with_rows_capped(cap).with_batch(batch).with_dim(dim)
     point = casting.measure(workload, casting.QUICK_SECONDS if quick else casting.SECONDS)
     run = Run(workload)
     with futures.ThreadPoolExecutor(1, initializer=os.sched_setaffinity, initargs=(0, {loader_core})) as loader:

@@ -6,8 +6,10 @@
         theirs = (lambda: peer.run("forward")) if peer else None
         report.compare("cpu", "forward", ours, peer="FBGEMM", theirs=theirs, peer_versions=peer and peer.versions)
 
-A run is a callable without arguments that returns the seconds one call took. Ours and the peer's alternate, so that
-a machine that slows down slows both; the ratio is the median over pairs of the peer's time by jrec's.
+A run is a callable without arguments that returns the seconds one call took. Ours and the peers' alternate in one loop,
+so that a machine that slows down slows all; the ratio is the median over rounds of the peer's time by jrec's. A line of
+a median says in its details how far its rounds spread, and how much its two halves differ: above ``STEADY`` the line is
+marked as unsteady, and tests/test_doc_tables.py refuses it in benchmarks/results.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+import types
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self, TextIO
 
 import jrec
@@ -31,6 +34,8 @@ from jrec import environment
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PAUSE = 0.01  # lets thread pools of the side that just ran stop spinning before the other side is timed
 BUSY = 0.5  # load by core above which spinning thread pools, such as PyTorch's, lose time to other processes
+STEADY = 1.25
+"""The medians of a measurement's two halves differ by this factor at most, or another program took part in it."""
 QUICK_SECONDS = 2.0
 FULL_SECONDS = 10.0
 
@@ -66,6 +71,25 @@ class Measurement:
     def ratio_of_fastest(self) -> float | None:
         """The peer's least seconds by jrec's."""
         return min(self.theirs) / min(self.ours) if self.theirs else None
+
+    @property
+    def spread(self) -> tuple[float, float]:
+        """The quartiles of jrec's seconds, by their median."""
+        if len(self.ours) < 2:
+            return 1.0, 1.0
+        first, _, third = statistics.quantiles(self.ours, n=4, method="inclusive")
+        return first / self.median, third / self.median
+
+    @property
+    def halves(self) -> float:
+        """By which factor the medians of the first and the second half differ, of the side that differs most."""
+        middle = len(self.ours) // 2
+        if middle == 0:
+            return 1.0
+        of_halves = [
+            (statistics.median(s[:middle]), statistics.median(s[-middle:])) for s in (self.ours, self.theirs) if s
+        ]
+        return max(max(one / two, two / one) for one, two in of_halves)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -126,28 +150,39 @@ def timed(function: Step, *, calls: int = 1) -> Run:
 def alternate(
     ours: Run, theirs: Run | None = None, *, seconds: float, warmup: int = 2, min_pairs: int = 7, max_pairs: int = 200
 ) -> Measurement:
-    """Runs both sides in turn, each pair in the other order than the one before, until ``seconds`` have passed.
+    """``interleave`` of one side, or of two."""
+    sides = (ours,) if theirs is None else (ours, theirs)
+    found = interleave(sides, seconds=seconds, warmup=warmup, min_rounds=min_pairs, max_rounds=max_pairs)
+    return Measurement(ours=found[0], theirs=found[1] if len(found) > 1 else ())
+
+
+def interleave(
+    sides: Sequence[Run], *, seconds: float, warmup: int = 2, min_rounds: int = 7, max_rounds: int = 200
+) -> list[tuple[float, ...]]:
+    """Runs all sides in turn, each round in the other order than the one before, until ``seconds`` have passed.
 
     Args:
-      ours, theirs: Runs; each returns its own seconds.
+      sides: Runs; each returns its own seconds.
       seconds: How long to go on for, warm-up aside.
       warmup: Untimed runs of each side beforehand.
-      min_pairs, max_pairs: Bounds on the number of pairs, whatever the time.
+      min_rounds, max_rounds: Bounds on the number of rounds, whatever the time.
+
+    Returns:
+      The seconds of each side, by round.
     """
-    sides = (ours,) if theirs is None else (ours, theirs)
     for _ in range(warmup):
         for run in sides:
             run()
     samples: tuple[list[float], ...] = tuple([] for _ in sides)
     deadline = time.perf_counter() + seconds
-    pairs = 0
-    while pairs < min_pairs or (time.perf_counter() < deadline and pairs < max_pairs):
-        order = range(len(sides)) if pairs % 2 == 0 else reversed(range(len(sides)))
+    rounds = 0
+    while rounds < min_rounds or (time.perf_counter() < deadline and rounds < max_rounds):
+        order = range(len(sides)) if rounds % 2 == 0 else reversed(range(len(sides)))
         for side in order:
             time.sleep(PAUSE)
             samples[side].append(sides[side]())
-        pairs += 1
-    return Measurement(ours=tuple(samples[0]), theirs=tuple(samples[1]) if theirs else ())
+        rounds += 1
+    return [tuple(times) for times in samples]
 
 
 def kept(path: pathlib.Path, measure: Callable[[], Any]) -> Any:
@@ -259,20 +294,62 @@ class Report:
         The peer's own milliseconds follow as lines of their own, whose metric ends in the peer's name and whose ratio
         is None.
         """
-        measured = alternate(
-            ours,
-            theirs,
-            seconds=self.seconds if seconds is None else seconds,
+        peers = {} if peer is None or theirs is None else {peer: theirs}
+        versions = {} if peer is None or peer_versions is None else {peer: peer_versions}
+        found = self.compare_all(case, metric, ours, peers, peer_versions=versions, seconds=seconds, warmup=warmup)
+        return found[0]
+
+    def compare_all(
+        self,
+        case: str,
+        metric: str,
+        ours: Run,
+        peers: Mapping[str, Run],
+        *,
+        peer_versions: Mapping[str, Mapping[str, str]] = types.MappingProxyType({}),
+        seconds: float | None = None,
+        warmup: int = 2,
+    ) -> list[Measurement]:
+        """``compare`` with several peers in one loop, so that all of them ran beside the same runs of jrec.
+
+        Each peer has lines of its own, of the same milliseconds of jrec's. ``seconds`` are for jrec and one peer.
+
+        Returns:
+          Jrec beside each peer, in their order; alone where there is none.
+        """
+        own, *others = interleave(
+            [ours, *peers.values()],
+            seconds=(self.seconds if seconds is None else seconds) * max(1, len(peers)),
             warmup=1 if self.quick else warmup,
-            min_pairs=3 if self.quick else 7,
+            min_rounds=3 if self.quick else 7,
         )
-        for statistic, value, ratio in (
-            ("median", measured.median, measured.ratio),
-            ("fastest", measured.fastest, measured.ratio_of_fastest),
+        if not peers:
+            return [self._record(case, metric, Measurement(ours=own), None, None)]
+        return [
+            self._record(case, metric, Measurement(ours=own, theirs=theirs), peer, peer_versions.get(peer))
+            for peer, theirs in zip(peers, others, strict=True)
+        ]
+
+    def _record(
+        self, case: str, metric: str, measured: Measurement, peer: str | None, peer_versions: Mapping[str, str] | None
+    ) -> Measurement:
+        """The lines of one comparison."""
+        details = {"rounds": len(measured.ours), "spread": measured.spread, "halves": measured.halves}
+        if measured.halves > STEADY:
+            details["unsteady"] = True
+            beside = "" if peer is None else f" beside {peer}"
+            self.note(
+                f"{case}, {metric}{beside}: unsteady, the two halves of {len(measured.ours)} rounds differ by"
+                f" {measured.halves:.2f}x (at most {STEADY}); measure anew"
+            )
+        for statistic, value, ratio, more in (
+            ("median", measured.median, measured.ratio, details),
+            ("fastest", measured.fastest, measured.ratio_of_fastest, None),
         ):
             self.add(
-                case, f"{metric}, {statistic}", 1e3 * value, "ms", peer=peer, ratio=ratio, peer_versions=peer_versions
-            )
+                case, f"{metric}, {statistic}", 1e3 * value, "ms", peer=peer, ratio=ratio, peer_versions=peer_versions,
+                details=more,
+            )  # fmt: skip
         if peer is not None and measured.theirs:
             for statistic, value in (("median", statistics.median(measured.theirs)), ("fastest", min(measured.theirs))):
                 self.add(case, f"{metric}, {statistic}, {peer}", 1e3 * value, "ms", peer_versions=peer_versions)
@@ -283,11 +360,15 @@ class Report:
         from rich.table import Table
 
         table = Table(title=f"{self.name} · {self._device} · {self._commit}", title_justify="left")
-        for column in ("case", "metric", "value", "unit", "peer", "ratio"):
+        for column in ("case", "metric", "value", "unit", "peer", "ratio", "spread"):
             table.add_column(column, justify="right" if column in ("value", "ratio") else "left")
         for r in self.results:
             ratio = "" if r.ratio is None else f"{r.ratio:.2f}x"
-            table.add_row(r.case, r.metric, f"{r.value:,.4g}", r.unit, r.peer or "", ratio)
+            spread = ""
+            if r.details and "spread" in r.details:
+                first, third = r.details["spread"]
+                spread = f"{first:.2f} to {third:.2f}{', unsteady' * ('unsteady' in r.details)}"
+            table.add_row(r.case, r.metric, f"{r.value:,.4g}", r.unit, r.peer or "", ratio, spread)
         width = None if sys.stderr.isatty() else 160
         Console(stderr=True, width=width).print(table)
 

@@ -1,5 +1,6 @@
 """OPER's tables and figures that a cost model can show: Tables 2 and 3, Figures 8, 9 (b) and 10.
 
+    partitions  accesses and memory of access-bound pieces (Section 4.2)
     table2      extra memory against communication
     table3      threshold against time and balance
     milp        distance to the exact optimum
@@ -42,7 +43,7 @@ from jrec.sharding.cost import Cost, degree_of_balance, evaluate, replicated_sec
 from jrec.sharding.figure import draw_balance
 from jrec.sharding.hardware import PRESETS, load_hardware
 from jrec.sharding.locator import Locator
-from jrec.sharding.partition import partition, whole
+from jrec.sharding.partition import access_bound, partition, whole
 from jrec.sharding.pieces import REPLICATED, Placement
 from jrec.sharding.planner import PlanOptions, plan_placement
 from jrec.sharding.plans import build_plan
@@ -53,7 +54,7 @@ EXTRA = (0.0, 0.01, 0.02, 0.05, 0.10, 0.15, 0.20)
 THRESHOLDS = (0.05, 0.01, 0.005, 0.001, 0.0005)
 PER_DEVICE = 16_384
 MIB = 2**20
-PARTS = ("table2", "table3", "milp", "figure10", "rules", "node_copies", "all_reduce", "rows")
+PARTS = ("partitions", "table2", "table3", "milp", "figure10", "rules", "node_copies", "all_reduce", "rows")
 CLUSTERS = {"kaggle": ("dgx-a100", "a100-4x4"), "terabyte": ("h200x8", "h200-2x8", "a100-4x4")}
 PAPER_TABLE2 = {  # mean MiB a link
     "avazu": (2.50, 0.16, 0.15, 0.13, 0.12, 0.10, 0.10),
@@ -105,6 +106,16 @@ def problem_of(log: Log, profile: AccessProfile, preset: str = "dgx-a100", **opt
     hardware = PRESETS[preset].with_memory(200 * 10**9)  # no tier but full rows: their budgets are not the subject
     options.setdefault("batch_size", PER_DEVICE * hardware.devices)
     return Problem(tables=tables_of(log.rows.items(), log.dim), profile=profile, hardware=hardware, **options)
+
+
+def partitions(report: harness.Report, log: Log, profile: AccessProfile, case: str) -> None:
+    """What share of accesses and of memory the pieces have that are balanced by their accesses."""
+    problem = problem_of(log, profile)
+    for threshold in THRESHOLDS:
+        pieces = partition(problem, threshold, *whole(problem))
+        bound, label = access_bound(pieces), f"{case}, threshold {100 * threshold:g} %"
+        for name, sizes in (("accesses", pieces.fetched), ("memory", pieces.memory)):
+            report.add(label, f"partitions: {name} of access-bound pieces", 100 * sizes[bound].sum() / sizes.sum(), "%")
 
 
 def table2(report: harness.Report, log: Log, profile: AccessProfile, case: str) -> None:
@@ -388,6 +399,8 @@ def main() -> None:
                 log, profile = real_counts(kind, sample, pathlib.Path(folder))
                 cases.append((log, profile, f"{kind}, real sample"))
         for log, profile, case in cases:
+            if "partitions" in chosen:
+                partitions(report, log, profile, case)
             if "table2" in chosen:
                 table2(report, log, profile, case)
             if "table3" in chosen:

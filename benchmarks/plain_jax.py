@@ -8,12 +8,13 @@ from the same weights, run compiled with their state donated, and have their los
     step                    jrec casts inside the step
     step, cast in loader    the loader has cast, as in `jrec train`
 
-With ``--keep-memory`` glibc keeps freed arrays. By default it gives them back to the kernel, which zeroes the pages of
-every new dense gradient: a user gets that, but it says less about the algorithms.
+glibc keeps freed arrays, for both sides, since this process imports jrec's models ("memory kept"). With
+``JREC_KEEP_MEMORY=0`` in the environment it gives them back to the kernel, which zeroes the pages of every new dense
+gradient: a user of plain JAX gets that, but it says less about the algorithms.
 
 Examples:
   python -m benchmarks.plain_jax
-  python -m benchmarks.plain_jax --keep-memory --rows 100000 --out results.json
+  JREC_KEEP_MEMORY=0 python -m benchmarks.plain_jax --rows 100000 --out results.json
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import itertools
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -32,6 +34,7 @@ from flax import nnx
 
 from benchmarks import harness, models, workloads
 from jrec.data.packing import CastPlace
+from jrec.memory import KEEP_VARIABLE
 
 ROWS, QUICK_ROWS = (100_000, 1_000_000), (20_000,)
 LEARNING_RATE = 0.01
@@ -114,13 +117,11 @@ def main() -> None:
     """Runs the benchmark."""
     parser = harness.parser(__doc__)
     parser.add_argument("--rows", nargs="+", type=int, help="of each of the 26 tables (default: 100000 1000000)")
-    parser.add_argument("--keep-memory", action="store_true", help="have glibc keep freed memory, for both sides")
     arguments = parser.parse_args()
-    if arguments.keep_memory:
-        harness.keep_memory()
+    note = "" if os.environ.get(KEEP_VARIABLE) == "0" else ", memory kept"
     with harness.Report(arguments, "plain_jax") as report:
         for rows in arguments.rows or (QUICK_ROWS if report.quick else ROWS):
-            measure(report, kaggle_like(rows), note=", memory kept" if arguments.keep_memory else "")
+            measure(report, kaggle_like(rows), note=note)
             gc.collect()
 
 

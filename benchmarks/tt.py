@@ -13,6 +13,7 @@ All sides keep the memory that they free, as `jrec train` does.
                 the compressed table, which the caches hold, beats the uncompressed one, which they do not
     breakdown   reuse, gradient aggregation and fused update, each switched off (EL-Rec, Figures 14, 17 and 18)
     memory      of a step, over rows and batches (TT-Rec, Figure 8)
+    choices     which contraction is chosen, counted (EL-Rec, Equation 5)
     footprints  parameters of tables and models, counted (TT-Rec, Table 2 and Figure 5; EL-Rec, Table III)
     pooling     the step with bags of 1, 10 and 100 ids (TT-Rec, Figure 11)
     cache       the step with a cache of full rows, at hit rates from 0 to 100 % (TT-Rec, Figure 12)
@@ -27,12 +28,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import jax
 import numpy as np
 
-from benchmarks import harness, tt_breakdown, tt_cache, tt_footprints, tt_memory
+from benchmarks import harness, tt_breakdown, tt_cache, tt_choices, tt_footprints, tt_memory
 from benchmarks.peers import client
 from benchmarks.tt_side import KAGGLE_ROWS, Side, describe, shape_of
 from jrec.ops import tt
@@ -52,7 +53,7 @@ CROSSOVER_ROWS = (100_000, 1_000_000, 10_000_000, 100_000_000)
 CROSSOVER_RANKS = (8, 32)
 POOLING = (1, 10, 100)
 POOLED_BAGS = 2048
-PARTS = ("peers", "sweep", "crossover", "breakdown", "memory", "footprints", "pooling", "cache")
+PARTS = ("peers", "sweep", "crossover", "breakdown", "memory", "choices", "footprints", "pooling", "cache")
 SECONDS = 3.0  # of a pair of sides where there are many
 
 
@@ -87,11 +88,7 @@ def _peers(report: harness.Report, arguments: argparse.Namespace) -> None:
             side, case = Side(shape, count), describe(shape, count)
             report.note(f"{case}: {tt.explain(shape, count)}")
             report.add(case, "compression", shape.compression, "x")
-            for name, peer in peers.items():
-                if peer is not None:
-                    _beside(report, side, case, name, peer)
-            if not any(peers.values()):
-                _alone(report, side, case)
+            _beside(report, side, case, {name: peer for name, peer in peers.items() if peer is not None})
             report.compare(
                 case, "step", harness.timed(side.step), peer="uncompressed table", theirs=harness.timed(side.plain_step)
             )
@@ -101,25 +98,23 @@ def _peers(report: harness.Report, arguments: argparse.Namespace) -> None:
                 report.compare(case, metric, run, seconds=_seconds(report))
 
 
-def _alone(report: harness.Report, side: Side, case: str) -> None:
-    for metric, backward in (("forward", False), ("forward and backward", True)):
-        report.compare(case, metric, harness.timed(side.program(backward)))
-
-
-def _beside(report: harness.Report, side: Side, case: str, name: str, peer: client.Peer) -> None:
-    setup, label = PEERS[name]
+def _beside(report: harness.Report, side: Side, case: str, peers: Mapping[str, client.Peer]) -> None:
+    """Forward and backward of jrec and of all peers in turn, after their results have been compared."""
     arrays = {f"core{k}": np.asarray(core) for k, core in enumerate(side.cores)}
     arrays |= {"ids": np.asarray(side.ids[:, 0]), "gradient": np.asarray(side.gradient)}
-    peer.setup(setup, arrays)
-    _compare(side, peer, case)
+    named: dict[str, client.Peer] = {}
+    for name, peer in peers.items():
+        setup, label = PEERS[name]
+        peer.setup(setup, arrays)
+        _compare(side, peer, case)
+        named[f"{label}, torch {peer.versions['torch']}"] = peer
     for metric, backward in (("forward", False), ("forward and backward", True)):
-        report.compare(
+        report.compare_all(
             case,
             metric,
             harness.timed(side.program(backward)),
-            peer=f"{label}, torch {peer.versions['torch']}",
-            theirs=functools.partial(peer.run, metric),
-            peer_versions=peer.versions,
+            {label: functools.partial(peer.run, metric) for label, peer in named.items()},
+            peer_versions={label: peer.versions for label, peer in named.items()},
         )
 
 
@@ -181,6 +176,11 @@ def _memory(report: harness.Report, arguments: argparse.Namespace) -> None:
     tt_memory.run(report)
 
 
+def _choices(report: harness.Report, arguments: argparse.Namespace) -> None:
+    del arguments
+    tt_choices.run(report)
+
+
 def _footprints(report: harness.Report, arguments: argparse.Namespace) -> None:
     del arguments
     tt_footprints.run(report)
@@ -192,6 +192,7 @@ _RUNS: dict[str, Callable[[harness.Report, argparse.Namespace], None]] = {
     "crossover": _crossover,
     "breakdown": _breakdown,
     "memory": _memory,
+    "choices": _choices,
     "footprints": _footprints,
     "pooling": _pooling,
     "cache": _cache,

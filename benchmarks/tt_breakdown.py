@@ -49,13 +49,16 @@ def run(report: harness.Report, *, seconds: float) -> None:
 def _measure(
     report: harness.Report, side: Side, variant: str, variants: Mapping[str, Callable[[], Any]], seconds: float
 ) -> None:
-    """Times every variant but the first, alternating with the first, which is the whole."""
-    case = describe(side.shape, side.ids.size)
-    (whole, run), *rest = variants.items()
-    for name, other in rest:
-        report.compare(
-            case, f"{variant}, {whole}", harness.timed(run), peer=name, theirs=harness.timed(other), seconds=seconds
-        )
+    """Times all variants in turn; the first is the whole, beside which the others are its peers."""
+    whole, *rest = variants
+    runs = {name: harness.timed(run) for name, run in variants.items()}
+    report.compare_all(
+        describe(side.shape, side.ids.size),
+        f"{variant}, {whole}",
+        runs[whole],
+        {name: runs[name] for name in rest},
+        seconds=seconds,
+    )
 
 
 def steps_of(side: Side) -> dict[str, Callable[[], Any]]:

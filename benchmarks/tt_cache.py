@@ -28,15 +28,14 @@ def run(report: harness.Report, *, seconds: float) -> None:
     side = Side(shape_of(KAGGLE_ROWS, DIM, RANK), lookups)
     for wanted in HIT_RATES[::2] if report.quick else HIT_RATES:
         step, rate = cached_step(side, wanted)
-        for peer, theirs in (("without cache", side.step), ("uncompressed table", side.plain_step)):
-            report.compare(
-                f"{describe(side.shape, lookups)}, cache of {lookups:,} rows",
-                f"step, hit rate {rate:.1%}",
-                harness.timed(step),
-                peer=peer,
-                theirs=harness.timed(theirs),
-                seconds=seconds,
-            )
+        peers = {"without cache": side.step, "uncompressed table": side.plain_step}
+        report.compare_all(
+            f"{describe(side.shape, lookups)}, cache of {lookups:,} rows",
+            f"step, hit rate {rate:.1%}",
+            harness.timed(step),
+            {name: harness.timed(peer) for name, peer in peers.items()},
+            seconds=seconds,
+        )
 
 
 def cached_step(side: Side, wanted: float) -> tuple[Callable[[], Any], float]:

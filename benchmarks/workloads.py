@@ -21,6 +21,10 @@ CRITEO_TERABYTE_ROWS = (
     40000000, 39060, 17295, 7424, 20265, 3, 7122, 1543, 63, 40000000, 3067956, 405282, 10, 2209, 11938, 155, 4, 976, 14,
     40000000, 40000000, 40000000, 590152, 12973, 108, 36,
 )  # fmt: skip
+CRITEO_TERABYTE_HASHED_ROWS = (  # ids hashed to at most 10 million, as dlrm's --max-ind-range does
+    9980333, 36084, 17217, 7378, 20134, 3, 7112, 1442, 61, 9758201, 1333352, 313829, 10, 2208, 11156, 122, 4, 970, 14,
+    9994222, 7267859, 9946608, 415421, 12420, 101, 36,
+)  # fmt: skip
 MLPERF_IDS_PER_SAMPLE = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)
 
 _HEAD = 1 << 16  # ranks whose probabilities are summed exactly; the tail beyond is drawn from the integral
@@ -88,6 +92,10 @@ class Workload:
     def with_batch(self, batch: int) -> Workload:
         """The same workload with ``batch`` examples."""
         return dataclasses.replace(self, batch=batch)
+
+    def with_dim(self, dim: int) -> Workload:
+        """The same workload with rows of ``dim`` elements, and a bottom MLP that ends in as many."""
+        return dataclasses.replace(self, dim=dim, bottom=(*self.bottom[:-1], dim) if self.bottom else ())
 
     def with_rows_capped(self, rows: int) -> Workload:
         """The same workload with no table above ``rows`` rows."""

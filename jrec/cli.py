@@ -142,8 +142,7 @@ def _run(arguments: list[str], commands: Sequence[Command], *, own_process: bool
                 if (here := str(pathlib.Path.cwd())) not in sys.path:
                     sys.path.append(here)  # of model.factory; last, so that no file there stands in for a library
                 stack.enter_context(memory.starting())
-                if memory.expects_cpu():
-                    memory.keep_freed_memory()
+                memory.keep_by_default()
             if _alone(options):
                 stack.enter_context(compile_cache.enabled())
         return int(module.run(options) or 0)

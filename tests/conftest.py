@@ -25,6 +25,8 @@ os.environ["XLA_FLAGS"] = " ".join(
     )
 )
 
+os.environ.setdefault("JREC_KEEP_MEMORY", "0")  # a worker runs thousands of tests: what one frees, others may have
+
 import cover
 import hypothesis
 import jax

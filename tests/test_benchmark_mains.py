@@ -74,6 +74,9 @@ def test_casting_counts_bytes(monkeypatch, run):
     expand, accumulate, forward = 160 * 260 + 16 * 256, 160 * 260 + 160 * 260, 160 * 260 + 16 * 256
     assert values[counted, "traffic, expand and coalesce"] == pytest.approx((expand + accumulate) / forward)
     assert values[counted, "traffic, casted gather-reduce"] == pytest.approx(accumulate / (expand + accumulate))
+    reread = expand + accumulate + 160 * 256
+    assert values[counted, "traffic, expand and coalesce, sums reread"] == pytest.approx(reread / forward)
+    assert values[counted, "traffic, casted gather-reduce, sums reread"] == pytest.approx(accumulate / reread)
     ids = workloads.zipf_ids(np.random.default_rng(0), 90, 48, rm1.zipf)
     lookups, unique, row = 48, len(np.unique(ids)), 4 * 8
     for metric, expected in {
@@ -103,6 +106,12 @@ def test_mlperf_times_steps_of_cross_layers(monkeypatch, run):
 
 
 RM = dataclasses.replace(TINY, name="rm1", num_dense=3, bottom=(8,), top=(4, 1))
+
+
+def test_a_workload_of_another_dim_ends_its_bottom_mlp_in_it():
+    changed = workloads.WORKLOADS["rm1"].with_dim(32)
+    assert (changed.dim, changed.bottom[-1]) == (32, 32)
+    assert changed.bottom[:-1] == workloads.WORKLOADS["rm1"].bottom[:-1]
 
 
 @pytest.mark.slow

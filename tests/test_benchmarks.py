@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import io
+import itertools
 import json
 import pathlib
 import subprocess
@@ -109,6 +110,57 @@ def test_alternate_pairs_both_sides_and_swaps_their_order():
     assert measured.ours == (2.0,) * 4
     assert measured.theirs == (3.0,) * 4
     assert measured.ratio == 1.5
+
+
+def test_all_sides_take_turns_in_one_loop():
+    order = []
+
+    def side(name):
+        return lambda: order.append(name) or float(len(order))
+
+    found = harness.interleave([side(name) for name in "abc"], seconds=0.0, warmup=0, min_rounds=3)
+    assert "".join(order) == "abccbaabc"
+    assert found == [(1.0, 6.0, 7.0), (2.0, 5.0, 8.0), (3.0, 4.0, 9.0)]
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "halves"),
+    [
+        ((1.0, 1.0, 1.0, 1.0), (), 1.0),
+        ((1.0, 1.0, 1.9, 1.9), (), 1.9),
+        ((1.9, 1.9, 5.0, 1.0, 1.0), (), 1.9),  # the round in the middle is in neither half
+        ((1.0, 1.0, 1.0, 1.0), (3.0, 3.0, 1.0, 1.0), 3.0),
+        ((1.0,), (2.0,), 1.0),
+    ],
+)
+def test_halves_tell_a_machine_that_changed_under_way(ours, theirs, halves):
+    assert harness.Measurement(ours=ours, theirs=theirs).halves == pytest.approx(halves)
+
+
+def test_the_spread_is_of_the_quartiles():
+    assert harness.Measurement(ours=(1.0, 2.0, 3.0, 4.0, 5.0)).spread == pytest.approx((2 / 3, 4 / 3))
+    assert harness.Measurement(ours=(1.0,)).spread == (1.0, 1.0)
+
+
+def test_several_peers_stand_beside_the_same_runs_and_an_unsteady_line_is_marked(capsys):
+    stdout, ours = io.StringIO(), itertools.cycle([0.001, 0.001, 0.003, 0.003])  # one is for the warm-up
+    fake = {"one": lambda: 0.004, "two": lambda: 0.012}
+    with harness.Report(_arguments(), "test", stdout=stdout) as report:
+        report.compare_all("case", "step", lambda: next(ours), fake, seconds=0.0, peer_versions={"two": {"two": "2"}})
+        report.compare("case", "still", lambda: 0.001, seconds=0.0)
+    results = [json.loads(line) for line in stdout.getvalue().splitlines()]
+    medians = [r for r in results if r["metric"] == "step, median"]
+    assert [(r["peer"], r["value"], r["ratio"]) for r in medians] == [
+        ("one", 3.0, pytest.approx(4 / 3)), ("two", 3.0, pytest.approx(4.0)),
+    ]  # fmt: skip
+    assert [r["versions"].get("two") for r in medians] == [None, "2"]
+    assert [r["details"]["halves"] for r in medians] == [pytest.approx(3.0)] * 2
+    assert all(r["details"]["unsteady"] for r in medians)
+    (still,) = [r for r in results if r["metric"] == "still, median"]
+    assert still["details"] == {"rounds": 3, "spread": [1.0, 1.0], "halves": 1.0}
+    said = capsys.readouterr().err
+    assert "case, step beside one: unsteady, the two halves of 3 rounds differ by 3.00x (at most 1.25)" in said
+    assert said.count("measure anew") == 2
 
 
 def test_ratio_is_the_median_over_pairs():

@@ -68,6 +68,7 @@ def test_footprints_follow_the_shapes():
     above = [n for n in workloads.CRITEO_KAGGLE_ROWS if n > 1_000_000]
     cores = sum(shape_of(n, 16, 32).num_parameters for n in above)
     assert tt_footprints.model_bytes(workloads.CRITEO_KAGGLE_ROWS, 16, 32) == 4 * (small + cores)
+    assert round(4 * 64 * sum(workloads.CRITEO_TERABYTE_HASHED_ROWS) / 1e9, 1) == 12.6  # TT-Rec's baseline: 12.57 GB
 
 
 @pytest.mark.slow
@@ -96,7 +97,7 @@ def test_tensorly_torch_computes_what_jrec_does():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", ["sweep", "crossover", "breakdown", "memory", "pooling", "cache"])
+@pytest.mark.parametrize("part", ["sweep", "crossover", "breakdown", "memory", "choices", "pooling", "cache"])
 def test_a_part_runs_quickly(part, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["tt", "--quick", "--parts", part])
     monkeypatch.setattr(benchmark, "SECONDS", 0.1)

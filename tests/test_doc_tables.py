@@ -20,6 +20,16 @@ def test_every_table_and_paper_is_on_a_page():
     assert [name for name in papers if f"<!-- claims: {name} -->" not in text] == []
 
 
+def test_no_committed_line_is_unsteady():
+    unsteady = [
+        f"{file}: {line['case']}, {line['metric']}"
+        for file, lines in RESULTS.items()
+        for line in lines
+        if (line.get("details") or {}).get("unsteady")
+    ]
+    assert unsteady == [], "another program took part in these: measure them anew"
+
+
 def line(case, metric, value, *, ratio=None, peer=None):
     return {"case": case, "metric": metric, "value": value, "ratio": ratio, "peer": peer, "unit": "ms", "commit": "abc"}
 
@@ -69,7 +79,7 @@ def test_what_is_absent_is_named(page):
         ("lines: sped", {}, "no table is called 'sped'"),
         ("lines: speed", {"cases": "c"}, r"table 'speed' finds no line of speed\.jsonl"),
         ("claims: SPED", {}, "no paper is called 'SPED'"),
-        ("claims: OPER", {}, r"OPER, Figure 6: oper\.jsonl has no"),
+        ("claims: OPER", {}, r"OPER, Section 4.2: oper_partitions\.jsonl has no"),
     ):
         with pytest.raises(SystemExit, match=match):
             page(block, **spec)
@@ -84,6 +94,7 @@ def test_what_is_absent_is_named(page):
         ({"case": "b", "by": "base"}, {"b": 2.0}),
         ({"case": "b", "metric": ["step", "more"], "by": ["base", "more"], "inverse": True}, {"b": 2 / 3}),
         ({"case": "b", "minus": "base", "scale": 2}, {"b": 1234.5}),
+        ({"by_case": ["b", "a"], "scale": 0.5}, {"b": 246.9}),
     ],
 )
 def test_figures_are_found_by_case_metric_and_peer(options, expected):
@@ -157,6 +168,34 @@ def test_a_case_may_not_be_left_out_without_a_reason():
         claims.verdict({**both, "left_out": [{"case": "a", "because": "another machine"}]}, LINES)
 
 
+@pytest.mark.parametrize(
+    ("paper", "better", "verdict"),
+    [
+        ([3.0, 4.0], "more", "holds"),
+        ([2.0, 3.0], "more", "beyond"),
+        ([2.0, 9.5], "more", "missed"),  # by the better end
+        ([3.5, 3.6], "more", "missed"),  # by the worse end
+        ([4.0, 3.0], "less", "holds"),
+        ([4.0, 1.0], "less", "missed"),
+        ([9.0, 8.0], "less", "beyond"),
+    ],
+)
+def test_a_range_is_judged_by_the_harder_of_its_ends(paper, better, verdict):
+    figure = {**SPEED, "peer": "torch", "paper": paper, "better": better}  # 3 and 4
+    assert claims.verdict({"jrec": [figure]}, LINES) == verdict
+
+
+def test_every_claim_names_what_measures_it():
+    for paper in claims.tomllib.loads(claims.PATH.read_text(encoding="utf-8")).values():
+        for where, claim in paper.items():
+            impossible = claim.get("open") in ("open", "open until a GPU") and "jrec" not in claim
+            assert bool(claims.commands(claim)) != impossible, where
+    with pytest.raises(LookupError, match=r"modules\.toml names no command of none"):
+        claims.commands({"jrec": [{"file": "none"}]})
+    with pytest.raises(LookupError, match="needs the command that would measure it"):
+        claims.commands({"open": "not measured"})
+
+
 @pytest.mark.parametrize("rules", [{}, {"paper": 1.0, "at_most": 1.0}])
 def test_a_judged_figure_has_one_rule(rules):
     with pytest.raises(LookupError, match="'speed' needs one rule"):
@@ -164,6 +203,7 @@ def test_a_judged_figure_has_one_rule(rules):
 
 
 def test_the_page_shows_the_worst_value_first_and_what_is_left_out(monkeypatch, tmp_path):
+    monkeypatch.setattr(claims.ages, "modules", lambda: {"speed": {"command": "run speed"}})
     path = tmp_path / "benchmarks" / "claims.toml"
     path.parent.mkdir()
     (tmp_path / "docs").mkdir()
@@ -176,11 +216,28 @@ def test_the_page_shows_the_worst_value_first_and_what_is_left_out(monkeypatch, 
         jrec = [{ of = "by torch", paper = 3, case = "a", file = "speed", metric = "step", ratio = true, peer = "to" }]
         beside = [{ of = "time", unit = " ms", better = "less", file = "speed", metric = "step" }]
         left_out = [{ case = "b", because = "the machine broke" }]
+
+        [Paper."Figure 2"]
+        says = "faster"
+        difference = "None."
+        jrec = [{ of = "by torch", own="b", paper = [2,9], file = "speed", metric = "step", ratio = true, peer = "t" }]
+        beside = [{ of = "time", own = "a", unit = " ms", better = "less", file = "speed", metric = "step" }]
+
+        [Paper."Figure 3"]
+        says = "warm"
+        open = "not measured"
+        difference = "Nobody has."
+        command = "feel"
         """
     )
     monkeypatch.setattr(claims, "PATH", path)
     rows = list(claims.table("Paper", LINES))
     shown = "by torch: **3×**; beside: time: **1,234 ms** (b) to 2.5 ms"  # noqa: RUF001
-    assert rows[2] == f"| Figure 1 | fast | {shown} | **holds** | None. Left out: the machine broke. |"
-    assert rows[3] == "\nLines and their commits: speed at abc."
-    assert list(claims.table(None, LINES))[2] == "| [Paper](speed.md#paper) |  | 1 |  |  |  |"
+    end = "None. Left out: the machine broke. | `run speed` |"
+    assert rows[2] == f"| Figure 1 | fast | {shown} | not measured | **holds** | {end}"
+    shown = "by torch: **3×** (a) to 4×; beside: time: **1,234 ms** (b) to 2.5 ms"  # noqa: RUF001
+    own = "by torch: 4×, missed; time: 2.5 ms"  # noqa: RUF001
+    assert rows[3] == f"| Figure 2 | faster | {shown} | {own} | **missed** | None. | `run speed` |"
+    assert rows[4] == "| Figure 3 | warm |  |  | **not measured** | Nobody has. | `feel` |"
+    assert rows[5] == "\nLines and their commits: speed at abc."
+    assert list(claims.table(None, LINES))[2] == "| [Paper](speed.md#paper) |  | 1 | 1 |  | 1 |  |"

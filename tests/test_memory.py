@@ -1,6 +1,8 @@
 """A process that keeps what it frees, so that pages are mapped once, and looks for no garbage while it starts."""
 
 import gc
+import os
+import platform
 import subprocess
 import sys
 
@@ -43,6 +45,54 @@ def faults(way):
     return int(done.stdout)
 
 
+PROGRAM = """
+import resource
+import jax, jax.numpy as jnp, optax
+from flax import nnx
+import jrec
+
+layout = jrec.EmbeddingLayout.build(
+    [jrec.TableConfig(name="item", rows=100, dim=16)], [jrec.FeatureConfig(name="item", table="item")]
+)
+config = jrec.nn.DLRMConfig(num_dense=1, bottom_mlp=(16,), top_mlp=(1,))
+model = jrec.nn.DLRM(config, layout, rngs=nnx.Rngs(0))
+optimizer = jrec.nn.SparseOptimizer(model, dense=optax.sgd(0.1), embedding=jrec.ops.SGD(learning_rate=0.1))
+run = jrec.distribute(model, optimizer)
+
+@jax.jit
+def step(x):
+    return [jnp.cumsum(x * k).at[::7].add(1.0) for k in range(4)]  # large arrays, made anew in every step
+
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+x = jnp.ones(5_000_000)
+for _ in range(3):
+    jax.block_until_ready(step(x))
+before = faults()
+for _ in range(10):
+    jax.block_until_ready(step(x))
+print(faults() - before)
+"""
+
+
+def faults_of_program(**environment):
+    """Page faults of ten steps of a program as in the README."""
+    kept = {name: value for name, value in os.environ.items() if name != memory.KEEP_VARIABLE}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        capture_output=True, text=True, timeout=300,
+        env={**kept, "JAX_PLATFORMS": "cpu", "NUMPY_MADVISE_HUGEPAGE": "0", **environment},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="this system's C library has no mallopt")
+def test_a_program_with_a_model_keeps_memory_unless_it_is_told_otherwise():
+    assert faults_of_program() < faults_of_program(JREC_KEEP_MEMORY="0") / 2
+
+
 def test_freed_memory_is_found_again():
     kept, given_back = faults("kept"), faults("default")
     assert given_back > 20 * 100_000_000 // 4096 // 2
@@ -56,6 +106,18 @@ def test_the_command_expects_cpus_where_there_is_no_gpu_to_use(platforms, driver
     assert memory.expects_cpu() is cpu
 
 
+@pytest.mark.parametrize(("said", "cpu", "keeps"), [(None, True, True), ("0", True, False), (None, False, False)])
+def test_memory_is_kept_by_default_on_cpus(said, cpu, keeps, monkeypatch):
+    kept = []
+    monkeypatch.setattr(memory, "expects_cpu", lambda: cpu)
+    monkeypatch.setattr(memory, "keep_freed_memory", lambda: kept.append(True))
+    monkeypatch.delenv(memory.KEEP_VARIABLE, raising=False)
+    if said is not None:
+        monkeypatch.setenv(memory.KEEP_VARIABLE, said)
+    memory.keep_by_default()
+    assert bool(kept) is keeps
+
+
 @pytest.mark.parametrize("cpu", [True, False])
 @pytest.mark.parametrize(("command", "compiles"), [("train", True), ("prepare", False)])
 def test_commands_that_run_steps_keep_memory_on_cpus(command, compiles, cpu, monkeypatch, capsys):
@@ -66,6 +128,7 @@ def test_commands_that_run_steps_keep_memory_on_cpus(command, compiles, cpu, mon
     with pytest.raises(SystemExit):
         cli.main()
     assert kept == []  # where nothing runs
+    monkeypatch.delenv(memory.KEEP_VARIABLE, raising=False)
     monkeypatch.setattr(
         sys,
         "argv",

@@ -17,6 +17,16 @@ def test_every_file_of_results_names_what_it_measures():
     assert absent == [], "results/modules.toml names what is not there"
 
 
+def test_every_file_with_times_of_steps_says_whether_they_are_whole():
+    said = ages.modules()
+    silent = [
+        path.stem
+        for path in ages.RESULTS.glob("*/*.jsonl")
+        if '"metric": "step' in path.read_text() and "whole_steps" not in said[path.stem]
+    ]
+    assert silent == []
+
+
 def test_no_file_of_results_is_old_without_a_reason():
     if not ages.has_history(ROOT):
         pytest.skip("ages are told by the history of the repository, which is not all here")
@@ -62,6 +72,22 @@ def test_lines_age_as_their_modules_change(repository):
     commit("room/module.py", range(100, 111))
     assert ages.age(root, [second, first], ["room"]).old
     assert not ages.age(root, [second], ["other.py"]).old
+
+
+def test_whole_steps_are_as_old_as_what_trains(repository, monkeypatch):
+    root, commit = repository
+    monkeypatch.setattr(ages, "TRAINS", ("nn", "run"))
+    commit("kernels/module.py", range(1000))
+    commit("nn/model.py", range(10))
+    first = commit("run/step.py", range(10))
+    commit("nn/model.py", range(100, 110))
+    assert ages.age(root, [first], ["kernels"]).changed == 0
+    age = ages.age(root, [first], ["kernels"], whole_steps=True)
+    assert (age.commit, age.commits, age.old) == (first, 1, True)
+    assert age.changed == 20 / 20  # ten lines gone, ten new
+    last = commit("kernels/module.py", range(2000, 3000))
+    assert ages.age(root, [first], ["kernels"], whole_steps=True).changed == 2  # the kernels are older now
+    assert not ages.age(root, [last], ["kernels"], whole_steps=True).old
 
 
 def test_lines_of_a_commit_that_the_history_lacks_are_old(repository):

@@ -166,6 +166,11 @@ def test_a_selected_table_that_whole_rows_leave_too_little_of_stays_whole_and_sa
         ({"tt": {"ranks": 8}}, ["unknown key tables.tt.ranks", "tables.tt.rank"]),
         ({"tt": {"initializer": "normal"}}, ["tables.tt.initializer must be one of", "sampled_gaussian"]),
         ({"tt": {"dtype": "float16"}}, ["tables.tt.dtype must be one of"]),
+        ({"tt": {"contraction": "naive"}}, ["tables.tt.contraction must be one of", "sample"]),
+        (
+            {"tt": {"contraction": "sample", "cache": {"rows": 5}}},
+            ["'sample', which cached rows", "no tables.tt.cache"],
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_with_key_value_and_bound(rules, words):
@@ -201,6 +206,9 @@ def test_caches_by_rows_or_fraction_never_pass_their_table():
     assert cached({"fraction": 0.0001}) == {"user": 10, "item": 3}  # a 10,000th of 200 rows is none
     whole = config({"tt": {"largest": 1, "cache": {"rows": 9, "refresh_every": 0, "warmup_steps": 7}}})
     (cache,) = tt_options(whole, build_layout(whole, schema())).caches.values()
+    assert tt_options(whole, build_layout(whole, schema())).contraction is None
+    by_bag = config({"tt": {"largest": 1, "contraction": "sample"}})
+    assert tt_options(by_bag, build_layout(by_bag, schema())).contraction == "sample"
     assert (cache.refresh_every, cache.warmup_steps) == (None, 7)
 
 

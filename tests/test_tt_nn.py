@@ -152,6 +152,35 @@ def test_shapes_of_an_embedding():
         embed(jnp.array([[1000]]))
 
 
+@pytest.mark.parametrize("contraction", [None, "unique", "sample"])
+def test_a_collection_computes_lookups_by_the_contraction_it_was_given(contraction, monkeypatch):
+    """EL-Rec's sample-level reuse is reached from a model, too, and trains the same."""
+    asked = []
+
+    def lookup(*given, contraction=None, **named):
+        asked.append(contraction)
+        return ops.tt_lookup(*given, contraction=contraction, **named)
+
+    monkeypatch.setattr(jrec.tiers.cores, "tt_lookup", lookup)
+    table = jrec.TableConfig(name="item", rows=SHAPE.rows, dim=8, tier="tt", tt_shape=SHAPE)
+    layout = jrec.EmbeddingLayout.build([table], [jrec.FeatureConfig(name="item", table="item", max_length=3)])
+    config = jrec.nn.DLRMConfig(num_dense=0, bottom_mlp=(), top_mlp=(1,))
+
+    def trained(options):
+        model = jrec.nn.DLRM(config, layout, tt=options, rngs=nnx.Rngs(0))
+        optimizer = SparseOptimizer(model, dense=optax.sgd(0.1), embedding=ops.SGD(learning_rate=0.1))
+        ids = np.arange(24).reshape(8, 3) % SHAPE.rows
+        batch = jrec.data.pack_batch(layout, {"item": ids, "label": np.arange(8) % 2}, batch_size=8)
+        for _ in range(2):
+            nnx.jit(jrec.nn.train_step)(model, optimizer, batch)
+        return next(iter(model.embeddings.tt.values())).arrays()
+
+    found = trained(TTOptions(contraction=contraction))
+    assert set(asked) == {contraction}
+    for core, other in zip(found, trained(TTOptions(contraction="dense")), strict=True):
+        np.testing.assert_allclose(core, other, rtol=1e-5, atol=1e-7)
+
+
 def test_hits_of_a_cache_are_counted():
     tables = [
         jrec.TableConfig(name="item", rows=SHAPE.rows, dim=8, tier="tt", tt_shape=SHAPE),

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jrec.memory import keep_by_default
 from jrec.mesh.communication import Communication
 from jrec.mesh.step import StepOptions
 from jrec.nn.feature_lookup import lookup_feature, masked_max
@@ -26,6 +27,10 @@ from jrec.row_optimizers import SGD, RowOptimizers, Slots, optimizer_of
 from jrec.tiers.cores import Cores
 from jrec.tiers.local_rows import LocalRows
 from jrec.tiers.store import Context, Stores, apply_updates, look_up, updates
+
+# Every model imports this module, as a rule before it makes its first array. Once JAX's threads run it is too late:
+# glibc has given each of them a heap of its own by then, which shrinks whatever is asked for.
+keep_by_default()
 
 
 class Table(nnx.Variable):

@@ -14,6 +14,7 @@ from jrec.ops.layout import Stack
 from jrec.ops.row_init import table_key
 from jrec.ops.row_optimizers import RowOptimizer, Slots
 from jrec.ops.tt import TTCacheConfig, TTShape, tt_init
+from jrec.ops.tt.cost import Contraction
 from jrec.ops.tt.init import Initializer
 from jrec.tiers.cores import COUNTERS, Cores, counted, init_slots
 
@@ -25,10 +26,13 @@ class TTOptions:
     Attributes:
       initializer: How cores are drawn, see ``tt_init``.
       caches: Caches of uncompressed rows, by table; a table that is not named has none.
+      contraction: How lookups are computed, see ``tt_lookup``; None for the choice of ``jrec.ops.tt.explain``.
+        "sample" is EL-Rec's sample-level reuse, which tables with a cache do not take.
     """
 
     initializer: Initializer = "sampled_gaussian"
     caches: Mapping[str, TTCacheConfig] = dataclasses.field(default_factory=dict)
+    contraction: Contraction | None = None
 
 
 class CacheHits(NamedTuple):
@@ -79,6 +83,7 @@ class TTStack(nnx.Module):
         )
         self.cores = nnx.List([TTCore(core) for core in cores])
         self.cache_config: TTCacheConfig | None = options.caches.get(table)
+        self.contraction: Contraction | None = options.contraction
         self.cached = nnx.Dict({})
         if self.cache_config is not None:
             size = self.cache_config.cache_rows
@@ -98,7 +103,10 @@ class TTStack(nnx.Module):
     def store(self, slots: Slots) -> Cores:
         """The cores and the cache with their slots, as a step takes them."""
         cached = {name: variable[...] for name, variable in self.cached.items()}
-        return Cores(cores=self.arrays(), cached=cached, slots=slots, shape=self.shape, cache=self.cache_config)
+        return Cores(
+            cores=self.arrays(), cached=cached, slots=slots, shape=self.shape, cache=self.cache_config,
+            contraction=self.contraction,
+        )  # fmt: skip
 
     def put(self, store: Cores) -> None:
         """Takes the cores and the cached rows of a store."""

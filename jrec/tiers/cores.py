@@ -30,6 +30,7 @@ from jrec.ops.tt import (
 )
 from jrec.ops.tt import init as tt
 from jrec.ops.tt.cache_index import TTTracker, empty_tracker
+from jrec.ops.tt.cost import Contraction
 from jrec.ops.types import Bags, Cast
 from jrec.tiers import shared_cores
 from jrec.tiers.shared_cores import CoreGradients
@@ -57,6 +58,7 @@ class Cores:
         ``init_slots``; empty to predict.
       shape: The factors and ranks.
       cache: Which rows are cached, and when; None without a cache.
+      contraction: How lookups are computed; None for the default.
     """
 
     cores: tt.Cores
@@ -64,14 +66,17 @@ class Cores:
     slots: Slots
     shape: TTShape = dataclasses.field(metadata={"static": True})
     cache: TTCacheConfig | None = dataclasses.field(default=None, metadata={"static": True})
+    contraction: Contraction | None = dataclasses.field(default=None, metadata={"static": True})
 
     def lookup(self, bags: Bags, context: Context) -> Deferred[tuple[jax.Array, CoreResiduals]]:
         """Contracts cores for the rows of every bag, and reads cached rows from the cache; see ``Store``."""
-        implementation = context.options.implementation
+        implementation, way = context.options.implementation, self.contraction
         if self.cache is None:
-            result = tt_lookup(self.cores, self.shape, bags, implementation=implementation)
+            result = tt_lookup(self.cores, self.shape, bags, contraction=way, implementation=implementation)
         else:
-            result = tt_cached_lookup(self.cores, self.state(), self.shape, bags, implementation=implementation)
+            result = tt_cached_lookup(
+                self.cores, self.state(), self.shape, bags, contraction=way, implementation=implementation
+            )
         return Deferred.done(result)
 
     def update(self, residuals: CoreResiduals, gradients: jax.Array, context: Context) -> Update[Cores, CoreResiduals]:

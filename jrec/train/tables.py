@@ -186,7 +186,7 @@ def train_override(shape: TTShape, *, whole_rows: int = 0) -> TableOverride:
 
 
 def tt_options(config: TrainConfig, layout: EmbeddingLayout) -> TTOptions:
-    """Initializer and caches of the tensor-train tables."""
+    """How the tensor-train tables start and are looked up, and their caches."""
     rules = config.tables.tt
     caches = {
         table.name: cache
@@ -194,7 +194,7 @@ def tt_options(config: TrainConfig, layout: EmbeddingLayout) -> TTOptions:
         for table in stack.tables
         if (cache := _cache(rules.cache, table.rows)) is not None
     }
-    return TTOptions(initializer=rules.initializer, caches=caches)
+    return TTOptions(initializer=rules.initializer, caches=caches, contraction=rules.contraction)
 
 
 def describe_tables(config: TrainConfig, schema: Schema, plan: Plan | None = None) -> dict[str, dict[str, Any]]:

@@ -20,6 +20,8 @@ Cores = Annotated[int, Range(minimum=2, maximum=4)]
 class TTCacheSection(Section):
     """``[tables.tt.cache]``: the most frequent rows of tensor-train tables, kept uncompressed (TT-Rec, Section 4.2).
 
+    A cache is for accuracy: on a CPU no step was faster with one, unless every lookup hit it (docs/tensor_train.md).
+
     Attributes:
       rows: The number of cached rows of every tensor-train table, all rows of a smaller one; 0 for no cache.
       fraction: The cached share of the table's rows, in place of ``rows``; TT-Rec found 0.0001 enough.
@@ -60,6 +62,8 @@ class TTSection(Section):
       whole_rows: The number of first, and so most frequent, rows of every such table that stay uncompressed: ordinary
         rows of ``tables.tier``, or of a plan. A smaller table keeps all of its rows uncompressed.
       dtype: The cores' dtype; ``model.table_dtype`` unless given.
+      contraction: How lookups are computed; chosen by the tables' shapes unless given. "sample" is EL-Rec's
+        sample-level reuse, which is never chosen under a power law and goes without a cache, docs/tensor_train.md.
       initializer: The distribution of the initial cores, which gives the table's elements a plain table's variance.
       learning_rate: The cores' learning rate; as in ``optimizer.embedding`` unless given.
       weight_decay: The cores' weight decay; as in ``optimizer.embedding`` unless given.
@@ -72,10 +76,18 @@ class TTSection(Section):
     cores: Cores = 3
     whole_rows: Count = 0
     dtype: Literal["float32", "bfloat16"] | None = None
+    contraction: Literal["unique", "dense", "sample"] | None = None
     initializer: Literal["sampled_gaussian", "gaussian", "uniform"] = "sampled_gaussian"
     learning_rate: Amount | None = None
     weight_decay: Amount | None = None
     cache: TTCacheSection = dataclasses.field(default_factory=TTCacheSection)
+
+    @override
+    def check(self) -> None:
+        if self.contraction == "sample" and (self.cache.rows or self.cache.fraction):
+            raise ConfigError(
+                "tables.tt.contraction is 'sample', which cached rows do not take; set no tables.tt.cache"
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
