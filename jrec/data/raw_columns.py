@@ -62,7 +62,7 @@ def parsed_columns(fields: Sequence[Field], columns: Any, key_seed: int) -> RawC
         )
     alike: dict[tuple[object, ...], list[Field]] = {}
     for field in fields:
-        alike.setdefault((field.kind, field.blank, field.missing, field.decimal, field.canonical), []).append(field)
+        alike.setdefault((field.kind, field.blank, field.missing, field.decimal), []).append(field)
     read: dict[str, Column] = {}
     for some in alike.values():
         read |= _read_alike(some, [named[f.name] for f in some], key_seed)
