@@ -24,9 +24,12 @@ from collections.abc import Callable
 from typing import IO, Any
 
 import numba
+from numba.core import config as numba_config
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, IndexDataCacheFile, _CacheLocator
 
 from jrec import environment
+
+_config: Any = numba_config  # whose names exist at run time only
 
 FOLDER_VARIABLE = "JREC_KERNEL_CACHE"
 WAIT_SECONDS = 120.0  # several times what the slowest kernel takes on a busy machine; then a process compiles itself
@@ -94,7 +97,7 @@ class _ByContent(_CacheLocator):
     @classmethod
     def from_function(cls, py_func: Callable[..., Any], py_file: str) -> _ByContent | None:
         """None of functions elsewhere, where the user chose a folder, and where none can be written."""
-        if numba.config.CACHE_DIR or (stamp := content_stamp(py_file)) is None:
+        if _config.CACHE_DIR or (stamp := content_stamp(py_file)) is None:
             return None
         folder = kernels_folder() / stamp[:16]
         locator = cls(folder, stamp, py_func.__code__.co_firstlineno)
