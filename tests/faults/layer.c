@@ -17,7 +17,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-enum { OPEN = 1, READ = 2, WRITE = 4, SYNC = 8, RENAME = 16, OTHER = 32, CREATE = 64 };
+enum { OPEN = 1, READ = 2, WRITE = 4, SYNC = 8, RENAME = 16, OTHER = 32, CREATE = 64, REMOVE = 128 };
 enum { COUNT, FAIL, FAIL_ON, SHORT, SIGNAL, SIGNAL_TWICE };
 
 static char root[4096];
@@ -202,14 +202,14 @@ int linkat(int from_folder, const char *from, int to_folder, const char *to, int
 #define ON_PATH(name) \
   int name(const char *path) { \
     NEXT(int, name, const char *) \
-    return below(path) && event(OTHER, #name, path) == FAIL ? -1 : next(path); \
+    return below(path) && event(REMOVE, #name, path) == FAIL ? -1 : next(path); \
   }
 ON_PATH(unlink)
 ON_PATH(rmdir)
 
 int unlinkat(int folder, const char *path, int flags) {
   NEXT(int, unlinkat, int, const char *, int)
-  return below(path) && event(OTHER, "unlinkat", path) == FAIL ? -1 : next(folder, path, flags);
+  return below(path) && event(REMOVE, "unlinkat", path) == FAIL ? -1 : next(folder, path, flags);
 }
 
 int mkdir(const char *path, mode_t mode) {
