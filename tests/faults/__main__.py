@@ -19,7 +19,8 @@ DESCRIPTION = """\
 Run commands of jrec again and again, each time with a fault at another of their calls on files: no room from there on,
 a failing write, rename or read, half of a write, a signal, two. Afterwards there has to be the old state, the new state
 or a clear error that names a file; the command, given once more, has to reach the new state. Hangs, third states and
-tracebacks are listed, and make the exit code 1."""
+tracebacks are listed, and make the exit code 1. Before that each command's calls are listed: where one gives a name to
+what it has not synced, or does not sync the folder afterwards, the case ends with an AssertionError."""
 EPILOG = """examples:
   python -m tests.faults --list
   python -m tests.faults prepare predict

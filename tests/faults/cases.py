@@ -61,6 +61,7 @@ UNFINISHED = (
     "*/.lock",
     "*.replaced",
     "*.replaced/*",
+    "*.removed",
     "*.removed/*",
 )
 

@@ -16,12 +16,13 @@ import tempfile
 from collections.abc import Iterator
 
 from .cases import Case, write_dlrm, write_inputs
+from .durable import unsynced_names
 from .server import Reply, Request
 
 OPEN, READ, WRITE, SYNC, RENAME, OTHER, CREATE, REMOVE = (2**n for n in range(8))
 TAKES_ROOM = CREATE | WRITE | SYNC | RENAME | OTHER
 CHANGES = TAKES_ROOM | REMOVE
-FAIL, FAIL_ON, SHORT, SIGNAL, SIGNAL_TWICE = range(1, 6)
+FAIL, FAIL_ON, SHORT, SIGNAL, SIGNAL_TWICE, LIST = range(1, 7)
 HERE = pathlib.Path(__file__).resolve().parent
 
 
@@ -111,7 +112,8 @@ class Trials:
         """Runs what comes before the command, and the command, twice: both times it has to make the same.
 
         Raises:
-          AssertionError: If a command fails, or this one changes nothing, or not always the same.
+          AssertionError: If a command fails, or this one changes nothing, not always the same, or gives a name to what
+            is not on the disk.
         """
         case = self.case
         self.work.mkdir()
@@ -128,7 +130,9 @@ class Trials:
         if not self.new or self.new == self.old:
             raise AssertionError(f"{case.command} changes nothing, so that its trials show nothing")
         self._fresh()
-        self._done(case.command)
+        calls = self._done(case.command, kinds=CHANGES, action=LIST).met
+        if unsynced := unsynced_names(self.work, calls):
+            raise AssertionError(f"{case.command} could lose its work with the power: {'; '.join(unsynced)}")
         if (again := case.state(self.work)) != self.new:
             names = sorted(name for name in {*again, *self.new} if again.get(name) != self.new.get(name))
             raise AssertionError(f"{case.command} gives other bits each time: {', '.join(names)}")
@@ -196,10 +200,11 @@ class Trials:
         shutil.rmtree(self.work, ignore_errors=True)
         shutil.copytree(self._template, self.work)
 
-    def _done(self, command: str) -> None:
-        reply = self._run(command)
+    def _done(self, command: str, **listing: float) -> Reply:
+        reply = self._run(command, **listing)
         if reply.code:
             raise AssertionError(f"{command}: exit {reply.code}\n{reply.said}")
+        return reply
 
     def _run(self, command: str, **fault: float) -> Reply:
         assert self._server.stdin is not None
