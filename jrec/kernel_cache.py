@@ -18,6 +18,8 @@ from typing import IO, Any
 import numba
 from numba.core.caching import FunctionCache, IndexDataCacheFile
 
+from jrec.outputs import open_lock
+
 WAIT_SECONDS = 120.0  # several times what the slowest kernel takes on a busy machine; then a process compiles itself
 _POLL_SECONDS = 0.02
 _SEAL_BYTES = hashlib.sha256().digest_size
@@ -98,7 +100,7 @@ class SharedCache(FunctionCache):
         end = time.monotonic() + WAIT_SECONDS
         try:
             self._impl.locator.ensure_cache_path()
-            self._lock = lock = self._lock_path.open("ab")
+            self._lock = lock = open_lock(self._lock_path)
             while True:
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
