@@ -3,8 +3,9 @@
 ``FILE`` is written as ``FILE.partial`` and ``FOLDER`` as ``FOLDER.partial``; when they are complete and on the disk, a
 rename gives them their name. A lock file beside them, ``.NAME.lock``, keeps a second writer out; the operating system
 drops the lock with its process, so that what a killed process left never blocks the next one, which reuses or removes
-it. No link that stands in the place of one of these is followed. Checkpoints have a protocol of their own
-(``jrec.checkpoint.save``), under the lock of their run's folder.
+it. No link that stands in the place of one of these is followed. What is replaced keeps its mode, and until it is
+complete only its owner can read it. Checkpoints have a protocol of their own (``jrec.checkpoint.save``), under the lock
+of their run's folder.
 """
 
 from __future__ import annotations
@@ -64,15 +65,17 @@ class NewFile:
         with contextlib.ExitStack() as stack:
             stack.enter_context(locked(self.path))
             check_file(self.path, overwrite=overwrite)  # under the lock: nobody makes it between check and rename
+            self._mode = _mode(self.path)
             with writing(self.path):
                 self.partial.unlink(missing_ok=True)  # of a killed process
                 stack.callback(self.partial.unlink, missing_ok=True)
-                self.partial.touch(exist_ok=False)  # O_EXCL follows no link
+                self.partial.touch(0o666 if self._mode is None else 0o600, exist_ok=False)  # O_EXCL follows no link
             self._held = stack.pop_all()
 
     def commit(self) -> None:
         """Gives the file its name, when it is on the disk; an error leaves what was there."""
         with self._held, writing(self.path):
+            _set_mode(self.partial, self._mode)
             sync(self.partial)
             self.partial.replace(self.path)
             sync(self.path.parent)
@@ -146,17 +149,18 @@ def new_folder(
                 raise OutputError(f"{place} is a link, which is not followed; remove it")
         _recover(out, replaced, report)
         _check_folder(out, overwrite, kind)
-        text = json.dumps(manifest, indent=1)
+        mode, text = _mode(out), json.dumps(manifest, indent=1)
         resumed = resume and _resumes(partial, text, report)
         if not resumed:
             _discard(partial, kind, report)
         try:
             if not resumed:
-                partial.mkdir()
+                partial.mkdir(0o777 if mode is None else 0o700)
                 (partial / MANIFEST).write_text(text, encoding="utf-8")
             yield partial
             _sync_tree(partial)
             (partial / MANIFEST).unlink()
+            _set_mode(partial, mode)
             _exchange(partial, out, replaced)
         except BaseException:
             if not resume:
@@ -352,6 +356,19 @@ def link(source: Place, target: Place) -> str:
     except OSError:
         shutil.copy2(source, target)
     return str(target)
+
+
+def _mode(path: pathlib.Path) -> int | None:
+    """The permissions of what is to be replaced; None where nothing is there."""
+    try:
+        return path.stat().st_mode & 0o777
+    except FileNotFoundError:
+        return None
+
+
+def _set_mode(path: pathlib.Path, mode: int | None) -> None:
+    if mode not in (None, _mode(path)):  # a file system without modes refuses to change them
+        path.chmod(mode)
 
 
 def _recover(out: pathlib.Path, replaced: pathlib.Path, report: Callable[[str], None]) -> None:

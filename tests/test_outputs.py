@@ -10,6 +10,7 @@ import os
 import pathlib
 import re
 import shutil
+import stat
 import time
 
 import numpy as np
@@ -180,6 +181,39 @@ def test_a_lock_of_a_run_follows_no_link(world, tmp_path, target, capsys):
     assert main(["train", "quickstart", f"data.path={world}/data", f"out={run}", "max_steps=2", "--overwrite"]) == 2
     assert f"{run / LOCK_FILE}" in capsys.readouterr().err
     assert target.read_bytes() == OLD
+
+
+# What is replaced keeps its mode: a file that only its owner reads stays one.
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o400, 0o664])
+def test_a_replaced_file_keeps_its_mode(tmp_path, mode):
+    path = tmp_path / "file"
+    path.write_bytes(OLD)
+    path.chmod(mode)
+    with outputs.new_file(path) as partial:
+        partial.write_bytes(NEW)
+        assert not partial.stat().st_mode & 0o077
+    assert path.read_bytes() == NEW
+    assert stat.S_IMODE(path.stat().st_mode) == mode
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o750, 0o777])
+def test_a_replaced_folder_keeps_its_mode(tmp_path, mode):
+    folder(tmp_path / "out", 1)
+    (tmp_path / "out").chmod(mode)
+    folder(tmp_path / "out", 2)
+    assert content(tmp_path / "out")["0"] == bytes([2]) * 1000
+    assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == mode
+
+
+def test_a_new_file_and_a_new_folder_have_the_modes_of_any(tmp_path):
+    (tmp_path / "any").write_bytes(OLD)
+    (tmp_path / "anywhere").mkdir()
+    outputs.write_file(tmp_path / "file", NEW)
+    folder(tmp_path / "out", 1)
+    for name, any_name in (("file", "any"), ("out", "anywhere")):
+        assert (tmp_path / name).stat().st_mode == (tmp_path / any_name).stat().st_mode
 
 
 # Two processes write the same output at the same time.
