@@ -111,9 +111,16 @@ static int event_open(int flags, const char *call, const char *path) {
   return event(kind, call, path);
 }
 
-static int event_at(int kind, const char *call, int descriptor) {
+static __attribute__((noinline)) int event_in_file(int kind, const char *call, int descriptor) {
   char path[4096];
   return path_of(descriptor, path, sizeof path) ? event(kind, call, path) : 0;
+}
+
+// Pipes and sockets first: Python's signal handlers write to one, on a stack that is too small for paths.
+static int event_at(int kind, const char *call, int descriptor) {
+  struct stat found;
+  if (!root[0] || fstat(descriptor, &found) || S_ISFIFO(found.st_mode) || S_ISSOCK(found.st_mode)) return 0;
+  return event_in_file(kind, call, descriptor);
 }
 
 #define OPENING(name) \
@@ -195,7 +202,7 @@ ssize_t sendfile64(int to, int from, off64_t *place, size_t size) {
 void *mmap(void *start, size_t size, int protection, int flags, int descriptor, off_t place) {
   NEXT(void *, mmap, void *, size_t, int, int, int, off_t)
   int kind = action == LIST && flags & MAP_SHARED && protection & PROT_WRITE ? WRITE : READ;
-  if (descriptor >= 0 && root[0] && event_at(kind, "mmap", descriptor) == FAIL) return MAP_FAILED;
+  if (descriptor >= 0 && event_at(kind, "mmap", descriptor) == FAIL) return MAP_FAILED;
   return next(start, size, protection, flags, descriptor, place);
 }
 
