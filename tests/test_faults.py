@@ -60,9 +60,10 @@ def test_what_is_wrong_is_found(made, broken, outcome):
     assert made("prepare").attempt("failing write", 2, command=f"broken {broken}", seconds=seconds).outcome == outcome
 
 
-def test_a_command_that_writes_one_file_gives_its_name_when_it_is_on_the_disk(made):
-    """``Trials.prepare`` refuses what is not; so it is of every case that is tried."""
-    made("plan")
+@pytest.mark.parametrize("case", ["plan", "checkpoints"])
+def test_names_are_given_to_what_is_on_the_disk(made, case):
+    """A file and checkpoints; ``Trials.prepare`` checks every case that is tried, and so folders by ``prepare``."""
+    made(case)
 
 
 @pytest.mark.parametrize(
