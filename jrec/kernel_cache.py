@@ -28,6 +28,7 @@ from numba.core import config as numba_config
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, IndexDataCacheFile, _CacheLocator
 
 from jrec import environment
+from jrec.outputs import open_lock
 
 _config: Any = numba_config  # whose names exist at run time only
 
@@ -140,8 +141,10 @@ def _digest_of(path: pathlib.Path) -> str:
 
 @functools.cache
 def _imported(path: pathlib.Path) -> tuple[pathlib.Path, ...]:
-    """The files of jrec that a file imports at its beginning."""
+    """The files of jrec that a file imports at its beginning; of this one none, since nothing of them is compiled."""
     found = list[pathlib.Path]()
+    if path == _PACKAGE / "kernel_cache.py":
+        return ()
     for module, several, names in _IMPORTS.findall(path.read_text(encoding="utf-8")):
         place = _PACKAGE.joinpath(*module.split(".")[1:])
         if (file := place.with_suffix(".py")).is_file():
@@ -206,7 +209,7 @@ class SharedCache(FunctionCache):
         end = time.monotonic() + WAIT_SECONDS
         try:
             self._impl.locator.ensure_cache_path()
-            self._lock = lock = self._lock_path.open("ab")
+            self._lock = lock = open_lock(self._lock_path)
             while True:
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

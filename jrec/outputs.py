@@ -3,7 +3,9 @@
 ``FILE`` is written as ``FILE.partial`` and ``FOLDER`` as ``FOLDER.partial``; when they are complete and on the disk, a
 rename gives them their name. A lock file beside them, ``.NAME.lock``, keeps a second writer out; the operating system
 drops the lock with its process, so that what a killed process left never blocks the next one, which reuses or removes
-it. Checkpoints have a protocol of their own (``jrec.checkpoint.save``), under the lock of their run's folder.
+it. No link that stands in the place of one of these is followed. What is replaced keeps its mode, and until it is
+complete only its owner can read it. Checkpoints have a protocol of their own (``jrec.checkpoint.save``), under the lock
+of their run's folder.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import pathlib
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import IO, Any
 
 from jrec.errors import OutputError
 
@@ -63,12 +65,17 @@ class NewFile:
         with contextlib.ExitStack() as stack:
             stack.enter_context(locked(self.path))
             check_file(self.path, overwrite=overwrite)  # under the lock: nobody makes it between check and rename
-            stack.callback(self.partial.unlink, missing_ok=True)
+            self._mode = _mode(self.path)
+            with writing(self.path):
+                self.partial.unlink(missing_ok=True)  # of a killed process
+                stack.callback(self.partial.unlink, missing_ok=True)
+                self.partial.touch(0o666 if self._mode is None else 0o600, exist_ok=False)  # O_EXCL follows no link
             self._held = stack.pop_all()
 
     def commit(self) -> None:
         """Gives the file its name, when it is on the disk; an error leaves what was there."""
         with self._held, writing(self.path):
+            _set_mode(self.partial, self._mode)
             sync(self.partial)
             self.partial.replace(self.path)
             sync(self.path.parent)
@@ -137,19 +144,23 @@ def new_folder(
     check_output(out, inputs=inputs)
     partial, replaced = (out.with_name(f"{out.name}.{suffix}") for suffix in ("partial", "replaced"))
     with locked(out), writing(out, room):
+        for place in (partial, replaced):
+            if place.is_symlink():
+                raise OutputError(f"{place} is a link, which is not followed; remove it")
         _recover(out, replaced, report)
         _check_folder(out, overwrite, kind)
-        text = json.dumps(manifest, indent=1)
+        mode, text = _mode(out), json.dumps(manifest, indent=1)
         resumed = resume and _resumes(partial, text, report)
         if not resumed:
             _discard(partial, kind, report)
         try:
             if not resumed:
-                partial.mkdir()
+                partial.mkdir(0o777 if mode is None else 0o700)
                 (partial / MANIFEST).write_text(text, encoding="utf-8")
             yield partial
             _sync_tree(partial)
             (partial / MANIFEST).unlink()
+            _set_mode(partial, mode)
             _exchange(partial, out, replaced)
         except BaseException:
             if not resume:
@@ -282,7 +293,7 @@ def locked(out: Place) -> Iterator[None]:
         with writing(out):
             path.parent.mkdir(parents=True, exist_ok=True)
             while True:
-                file = stack.enter_context(path.open("w"))
+                file = stack.enter_context(open_lock(path))
                 try_lock(file, f"another process is writing {out}; wait for it, or choose another --out")
                 # Whoever held the lock may have removed the file: a lock on it would keep nobody out.
                 with contextlib.suppress(FileNotFoundError):
@@ -290,6 +301,24 @@ def locked(out: Place) -> Iterator[None]:
                         break
         stack.callback(path.unlink, missing_ok=True)
         yield
+
+
+def open_lock(path: pathlib.Path) -> IO[bytes]:
+    """Opens a lock file, which is made where there is none; what is there stays as it is.
+
+    Raises:
+      OSError: If it cannot be opened, or is a link: who plants one would have another file made.
+    """
+    try:
+        return open(path, "r+b", buffering=0, opener=_opened_lock)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise OSError(error.errno, "a lock file that is a link is not followed; remove it", os.fspath(path)) from error
+
+
+def _opened_lock(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW, 0o666)
 
 
 def try_lock(file: Any, busy: str) -> None:
@@ -327,6 +356,19 @@ def link(source: Place, target: Place) -> str:
     except OSError:
         shutil.copy2(source, target)
     return str(target)
+
+
+def _mode(path: pathlib.Path) -> int | None:
+    """The permissions of what is to be replaced; None where nothing is there."""
+    try:
+        return path.stat().st_mode & 0o777
+    except FileNotFoundError:
+        return None
+
+
+def _set_mode(path: pathlib.Path, mode: int | None) -> None:
+    if mode not in (None, _mode(path)):  # a file system without modes refuses to change them
+        path.chmod(mode)
 
 
 def _recover(out: pathlib.Path, replaced: pathlib.Path, report: Callable[[str], None]) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from jrec.data.blocks import ListColumn, ShardReader, ShardWriter, id_dtype, shard_file
 from jrec.data.schema import DatasetError
+from jrec.outputs import NewFile
 
 
 def make_columns(rng, n):
@@ -131,8 +132,14 @@ def test_abort_leaves_an_existing_file_alone(tmp_path):
         writer.write({"a": np.zeros(9, np.uint8)})
 
 
-def test_a_full_disk_is_named(tmp_path):
-    (tmp_path / "s.partial").symlink_to("/dev/full")
+def test_a_full_disk_is_named(tmp_path, monkeypatch):
+    class FullDisk(NewFile):
+        def __init__(self, path):
+            super().__init__(path)
+            self.partial.unlink()
+            self.partial.symlink_to("/dev/full")
+
+    monkeypatch.setattr("jrec.data.blocks.NewFile", FullDisk)
     columns = {"a": np.random.default_rng(0).integers(0, 2**32, 100_000, dtype=np.uint32)}
     with (
         pytest.raises(DatasetError, match=r"cannot write .*/s: .*No space left"),

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 from faults.cases import CASES
+from faults.durable import unsynced_names
 from faults.harness import MODES, trials
 
 pytestmark = pytest.mark.skipif(
@@ -57,3 +58,40 @@ def test_what_is_wrong_is_found(made, broken, outcome):
     """Commands that end as none may, in the place of ``jrec prepare``."""
     seconds = 2 if broken == "hang" else 20
     assert made("prepare").attempt("failing write", 2, command=f"broken {broken}", seconds=seconds).outcome == outcome
+
+
+@pytest.mark.parametrize("case", ["plan", "checkpoints"])
+def test_names_are_given_to_what_is_on_the_disk(made, case):
+    """A file and checkpoints; ``Trials.prepare`` checks every case that is tried, and so folders by ``prepare``."""
+    made(case)
+
+
+@pytest.mark.parametrize(
+    ("calls", "wrong"),
+    [
+        (["create a.partial", "fsync a.partial", "rename a a.partial", "fsync ."], []),
+        (["create a.partial", "rename a a.partial", "fsync ."], ["a is the name of a.partial, which is not synced"]),
+        (
+            ["create a.partial", "fsync a.partial", "write a.partial", "rename a a.partial", "fsync ."],
+            ["a is the name of a.partial, which is not synced"],
+        ),
+        (
+            ["create a.partial", "fsync a.partial", "rename a a.partial"],
+            ["a is a name in ., which is not synced after it"],
+        ),
+        (["create b", "link a b", "fsync ."], ["a is the name of b, which is not synced"]),
+        (
+            ["mkdir a.partial", "create a.partial/b", "fsync a.partial/b", "exchange a a.partial", "fsync ."],
+            ["a is the name of a.partial, which is not synced"],
+        ),
+        (
+            ["mkdir a.partial", "create a.partial/b", "fsync a.partial", "rename a a.partial", "fsync ."],
+            ["a is the name of a.partial/b, which is not synced"],
+        ),
+        (["mkdir a.partial", "create a.partial/b", "unlink a.partial/b", "rename a.removed a.partial"], []),
+    ],
+)
+def test_names_of_what_is_not_on_the_disk_are_found(tmp_path, calls, wrong):
+    listed = [(*line.split(), "")[:3] for line in calls]
+    text = "".join(f"{call}\t{tmp_path / path}\t{source and tmp_path / source}\n" for call, path, source in listed)
+    assert unsynced_names(tmp_path, text) == wrong

@@ -123,8 +123,9 @@ def clone(folder):
     package = folder / "jrec"
     package.mkdir(parents=True)
     (package / "__init__.py").touch()
-    for name in ("kernel_cache.py", "environment.py"):
-        shutil.copy(pathlib.Path(jrec.__file__).parent / name, package)
+    for file in pathlib.Path(jrec.__file__).parent.glob("*.py"):
+        if file.name != "__init__.py":
+            shutil.copy(file, package)
     for name, text in KERNELS.items():
         (package / name).write_text(text)
     return package
@@ -153,7 +154,6 @@ def test_clones_share_kernels_and_none_runs_an_older_helper(tmp_path):
     assert called(other, cache) == (41, 0)
 
 
-@pytest.mark.full  # of processes that import numba for two seconds each
 def test_without_a_cache_folder_kernels_lie_beside_their_source(tmp_path):
     package = clone(tmp_path / "one")
     (tmp_path / "file").touch()
@@ -164,7 +164,6 @@ def test_without_a_cache_folder_kernels_lie_beside_their_source(tmp_path):
     assert called(package, tmp_path / "file") == (61, 1)  # by content there, too
 
 
-@pytest.mark.full  # of processes that import numba for two seconds each
 def test_kernels_that_nobody_asks_for_are_forgotten(tmp_path):
     package, cache = clone(tmp_path / "one"), tmp_path / "cache"
     called(package, cache)

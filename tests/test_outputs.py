@@ -1,6 +1,7 @@
 """What jrec writes appears whole or not at all, has one writer at a time, and never replaces what it is made of."""
 
 import argparse
+import contextlib
 import dataclasses
 import errno
 import importlib
@@ -8,6 +9,8 @@ import multiprocessing
 import os
 import pathlib
 import re
+import shutil
+import stat
 import time
 
 import numpy as np
@@ -33,7 +36,7 @@ from jrec.train.export import export_run
 from jrec.train.predict import Scored, write_scores
 from jrec.train.report import write_report
 from jrec.train.report.logs import MetricLog
-from jrec.train.run_folder import open_run_folder
+from jrec.train.run_folder import LOCK_FILE, open_run_folder
 
 OLD, NEW = b"old" * 1000, b"new" * 1000
 
@@ -110,6 +113,107 @@ def test_devices_and_folders_are_no_files(tmp_path):
     for path in ("/dev/null", tmp_path):
         with pytest.raises(OutputError, match="exists and is not a file"):
             outputs.write_file(path, NEW)
+
+
+# Where another user may write to the folder, links can stand where jrec makes files of its own.
+
+
+@pytest.fixture
+def target(tmp_path):
+    """A file that links lead to."""
+    path = tmp_path / "elsewhere" / "target"
+    path.parent.mkdir()
+    path.write_bytes(OLD)
+    return path
+
+
+def test_a_lock_follows_no_link_and_empties_no_file(tmp_path, target):
+    lock = tmp_path / ".file.lock"
+    lock.symlink_to(target)
+    with pytest.raises(OutputError, match=f"cannot write {tmp_path}/file: .*remove it.*{re.escape(str(lock))}"):
+        outputs.write_file(tmp_path / "file", NEW)
+    assert target.read_bytes() == OLD
+    lock.unlink()
+    os.link(target, lock)
+    outputs.write_file(tmp_path / "file", NEW)
+    assert target.read_bytes() == OLD
+
+
+def test_a_link_in_the_place_of_a_partial_file_gives_way(tmp_path, target):
+    for linked in (target, tmp_path / "nowhere"):
+        (tmp_path / "file.partial").symlink_to(linked)
+        outputs.write_file(tmp_path / "file", NEW)
+        assert not (tmp_path / "file").is_symlink()
+    os.link(target, tmp_path / "file.partial")
+    outputs.write_file(tmp_path / "file", NEW)
+    assert target.read_bytes() == OLD
+    assert names(tmp_path) == ["elsewhere", "file"]
+
+
+@pytest.mark.parametrize("resume", [False, True])
+@pytest.mark.parametrize("suffix", ["partial", "replaced"])
+def test_a_link_in_the_place_of_a_partial_folder_is_refused(tmp_path, suffix, resume):
+    """Its content would be discarded, or become the output."""
+    other = tmp_path / "other"
+    folder(other, 1)
+    (other / outputs.MANIFEST).write_text('{"value": 2}')
+    before = content(other)
+    (tmp_path / f"out.{suffix}").symlink_to(other)
+    making = outputs.new_folder(tmp_path / "out", {"value": 2}, kind="dataset", resume=resume)
+    with pytest.raises(OutputError, match=rf"out\.{suffix} is a link.*remove it"), making:
+        pass
+    assert content(other) == before
+
+
+def test_a_link_in_the_place_of_a_partial_checkpoint_gives_way(tmp_path, target):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "1.partial").symlink_to(target.parent)
+    with contextlib.closing(Checkpoints(tmp_path / "run")) as checkpoints:
+        checkpoints.save(1, arrays={"a": np.zeros(3, np.float32)})
+    assert names(tmp_path / "run") == ["1"]
+    assert target.read_bytes() == OLD
+
+
+def test_a_lock_of_a_run_follows_no_link(world, tmp_path, target, capsys):
+    run = shutil.copytree(world / "run", tmp_path / "run")
+    (run / LOCK_FILE).unlink(missing_ok=True)
+    (run / LOCK_FILE).symlink_to(target)
+    assert main(["train", "quickstart", f"data.path={world}/data", f"out={run}", "max_steps=2", "--overwrite"]) == 2
+    assert f"{run / LOCK_FILE}" in capsys.readouterr().err
+    assert target.read_bytes() == OLD
+
+
+# What is replaced keeps its mode: a file that only its owner reads stays one.
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o400, 0o664])
+def test_a_replaced_file_keeps_its_mode(tmp_path, mode):
+    path = tmp_path / "file"
+    path.write_bytes(OLD)
+    path.chmod(mode)
+    with outputs.new_file(path) as partial:
+        partial.write_bytes(NEW)
+        assert not partial.stat().st_mode & 0o077
+    assert path.read_bytes() == NEW
+    assert stat.S_IMODE(path.stat().st_mode) == mode
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o750, 0o777])
+def test_a_replaced_folder_keeps_its_mode(tmp_path, mode):
+    folder(tmp_path / "out", 1)
+    (tmp_path / "out").chmod(mode)
+    folder(tmp_path / "out", 2)
+    assert content(tmp_path / "out")["0"] == bytes([2]) * 1000
+    assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == mode
+
+
+def test_a_new_file_and_a_new_folder_have_the_modes_of_any(tmp_path):
+    (tmp_path / "any").write_bytes(OLD)
+    (tmp_path / "anywhere").mkdir()
+    outputs.write_file(tmp_path / "file", NEW)
+    folder(tmp_path / "out", 1)
+    for name, any_name in (("file", "any"), ("out", "anywhere")):
+        assert (tmp_path / name).stat().st_mode == (tmp_path / any_name).stat().st_mode
 
 
 # Two processes write the same output at the same time.

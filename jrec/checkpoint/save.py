@@ -248,7 +248,7 @@ class Save:
         folder.mkdir(parents=True, exist_ok=True)
         for pattern in ("*.partial", "*.removed"):  # of processes that were killed
             for path in folder.glob(pattern):
-                shutil.rmtree(path)
+                path.unlink() if path.is_symlink() else shutil.rmtree(path)
         (self._target / TABLES).mkdir(parents=True)
         for name, shape in self._shapes.items():
             table = pathlib.Path(TABLES) / shape.folder

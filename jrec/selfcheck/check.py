@@ -29,6 +29,7 @@ from jrec.ops.verdicts import (
     read_verdicts,
     verdict_file,
 )
+from jrec.outputs import open_lock
 from jrec.selfcheck.trials import Sizes
 
 COMMAND, PLATFORM = (sys.executable, "-m", "jrec.selfcheck.child"), "cuda"
@@ -138,7 +139,7 @@ def prove(
     """
     lock = verdict_file(machine).with_suffix(".lock")
     lock.parent.mkdir(parents=True, exist_ok=True)
-    with lock.open("ab") as file:
+    with open_lock(lock) as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # the system takes it from a process that ends, however it ends
         known = read_verdicts(machine)
         unchecked = {one: sizes for one, sizes in wanted.items() if again or one not in known}

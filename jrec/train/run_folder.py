@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from jrec.data.identity import Identity
 from jrec.errors import CheckpointError, ConfigError, OutputError
 from jrec.files import load_toml
-from jrec.outputs import Place, check_output, kind_of, new_folder, try_lock, writing
+from jrec.outputs import Place, check_output, kind_of, new_folder, open_lock, try_lock, writing
 from jrec.train.config import DataConfig, ModelConfig, TrainConfig, differences, load_config, save_config
 from jrec.train.report.logs import METRICS_FILE, TENSORBOARD_FOLDER, TIMING_FILE
 from jrec.train.report.trackers import TRACKERS_FOLDER
@@ -129,7 +129,7 @@ def new_run_folder(
 
 @contextlib.contextmanager
 def _held(folder: pathlib.Path) -> Iterator[None]:
-    with (folder / LOCK_FILE).open("w") as lock:
+    with open_lock(folder / LOCK_FILE) as lock:
         try_lock(lock, f"another process is training in {folder}; wait for it, or choose another folder")
         yield
 

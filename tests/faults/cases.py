@@ -22,6 +22,18 @@ column = "user"
 [[categorical]]
 column = "item"
 """
+TASKS = COLUMNS.replace('[label]\ncolumn = "label"', '[[labels]]\ncolumn = "clicked"\n[[labels]]\ncolumn = "bought"')
+PLAYS = """\
+[time]
+column = "at"
+[[categorical]]
+column = "user"
+[[categorical]]
+column = "item"
+[[categorical]]
+column = "history"
+history = {by = "user", of = "item", length = 4}
+"""
 RUN = """\
 max_steps = 4
 [data]
@@ -46,9 +58,17 @@ MACHINE = 'name = "two"\ndevices = 2\nmemory = "1GB"\nlookup = "1TB/s"\nwithin =
 
 PREPARE = "jrec prepare csv --schema columns.toml --input log.csv --out data --quiet"
 TRAIN = "jrec train run.toml out=run"
+_RANKS = f"{TRAIN} model.bottom_mlp=[64,16] model.top_mlp=[64,1] evaluate.every_steps=2"
 TOWERS = (
-    f"{TRAIN} model.kind=two_tower model.bottom_mlp=[64,16] model.top_mlp=[64,1] model.two_tower.user=['user']"
-    " model.two_tower.item=['item','price'] model.two_tower.id=item evaluate.every_steps=2"
+    f"{_RANKS} model.kind=two_tower model.two_tower.user=['user'] model.two_tower.item=['item','price']"
+    " model.two_tower.id=item"
+)
+NEXT_ITEM = f"{_RANKS} model.kind=hstu model.sequence.sampled=4"
+SEVERAL = f"{TRAIN} model.top_mlp=[4,1] model.multi_task.tower_mlp=[4]"
+GROWING = f"{TRAIN} tables.growth.capacity=8"
+TASKS_PREPARE = "jrec prepare csv --schema tasks.toml --input wide.csv --out data --quiet"
+PLAYS_PREPARE = (
+    "jrec prepare csv --schema plays.toml --input wide.csv --no-labels --split-by leave-one-out --out data --quiet"
 )
 EXPORT = "jrec export run --out export --quiet"
 LATER = "jrec train run.toml out=run max_steps=8 --resume"
@@ -61,6 +81,7 @@ UNFINISHED = (
     "*/.lock",
     "*.replaced",
     "*.replaced/*",
+    "*.removed",
     "*.removed/*",
 )
 
@@ -151,6 +172,15 @@ CASES = {
         setup=(PREPARE, "jrec plan data --hardware machine.toml --dim 4 --out plan --figure none"), outputs=("plan",),
         modules=(*_DATA, "jrec.commands.plan", "jrec.sharding.planner", "scipy.optimize"),
     ),
+    "replan": Case(
+        command="jrec replan plan profile --min-gain -1 --out replanned",
+        setup=(
+            PREPARE, "jrec access data --split test --out profile --quiet",
+            *(f"jrec plan data --hardware machine.toml --dim {dim} --out {out} --figure none"
+              for dim, out in ((8, "plan"), (4, "replanned"))),
+        ),
+        outputs=("replanned",), modules=(*_DATA, "jrec.sharding.drift", "scipy.optimize"),
+    ),
     "reorder": Case(
         command="jrec reorder data --min-rows 4 --always --quiet", outputs=("data",), leaves_out=("*/reorder/*.*",),
         modules=(*_DATA, "jrec.data.reorder.driver", "igraph"),
@@ -180,6 +210,27 @@ CASES = {
         command=f"{TRAIN} mesh.devices=2", outputs=("run",), read=_trained,
         recover=f"{TRAIN} mesh.devices=2 --resume", modules=_MODEL, partly=True, devices=2,
     ),
+    "train growing tables": Case(
+        command=GROWING, setup=(f"{PREPARE} --growing user",), outputs=("run",), read=_trained,
+        recover=f"{GROWING} --resume", modules=_MODEL, partly=True,
+    ),
+    "train several labels": Case(
+        command=SEVERAL, setup=(TASKS_PREPARE,), outputs=("run",), read=_trained, recover=f"{SEVERAL} --resume",
+        modules=_MODEL, partly=True,
+    ),
+    "train the next item": Case(
+        command=NEXT_ITEM, setup=(PLAYS_PREPARE,), outputs=("run",), read=_trained,
+        recover=f"{NEXT_ITEM} --resume", modules=_MODEL, partly=True,
+    ),
+    "eval": Case(
+        command="jrec eval run data --out report",
+        setup=(PREPARE, TRAIN, "jrec eval run data --split train --out report"),
+        outputs=("report",), modules=_MODEL, partly=True,  # a new page beside the old figures
+    ),
+    "checkpoints": Case(
+        command="save_checkpoints main", setup=(), outputs=("saved",), modules=("save_checkpoints", "optax"),
+        partly=True,
+    ),
     "predict": Case(
         command="jrec predict run log.csv --out scores.parquet --overwrite --quiet",
         setup=(PREPARE, TRAIN, "jrec predict run/checkpoints/2 log.csv --out scores.parquet --quiet"),
@@ -198,6 +249,11 @@ CASES = {
         command="apply_delta main", setup=(PREPARE, TRAIN, EXPORT, LATER, DELTA), outputs=("said",), modules=_MODEL,
         within="delta", modes=("failing read", "half", "SIGINT", "SIGTERM", "two SIGINT"),
     ),
+    "serve": Case(
+        command="serve_delta main", setup=(PREPARE, TRAIN, EXPORT, LATER, DELTA), outputs=("said",),
+        modules=_MODEL, within="deltas",
+        modes=("failing read", "half", "SIGINT", "SIGTERM", "two SIGINT"),
+    ),
     "compress": Case(
         command="jrec compress run --rank 2 --tables user --out small --overwrite --quiet",
         setup=(PREPARE, TRAIN, "jrec compress run --rank 1 --tables user --out small --quiet"),
@@ -212,6 +268,15 @@ CASES = {
         command=TOWERS, outputs=("run",), read=_with_catalogue, recover=f"{TOWERS} --resume", modules=_MODEL,
         partly=True,
     ),
+    "predict two towers": Case(
+        command="jrec predict run log.csv --k 3 --out best.parquet --overwrite --quiet",
+        setup=(PREPARE, TOWERS, "jrec predict run log.csv --k 2 --out best.parquet --quiet"),
+        outputs=("best.parquet",), modules=_MODEL,
+    ),
+    "export two towers": Case(
+        command=f"{EXPORT} --overwrite", setup=(PREPARE, TOWERS, f"{EXPORT} --dtype int8"), outputs=("export",),
+        modules=_MODEL,
+    ),
 }  # fmt: skip
 
 
@@ -222,7 +287,11 @@ def write_inputs(folder: pathlib.Path) -> None:
         f"{draw.randint(0, 1)},{draw.random():.4f},u{draw.randint(0, 20)},i{draw.randint(0, 9)}" for _ in range(300)
     ]
     (folder / "log.csv").write_text("\n".join(["label,price,user,item", *lines]) + "\n")
+    wide = [f"{at},{draw.randint(0, 1)},{line}" for at, line in enumerate(lines)]
+    (folder / "wide.csv").write_text("\n".join(["at,bought,clicked,price,user,item", *wide]) + "\n")
     (folder / "columns.toml").write_text(COLUMNS)
+    (folder / "tasks.toml").write_text(TASKS)
+    (folder / "plays.toml").write_text(PLAYS)
     (folder / "run.toml").write_text(RUN)
     (folder / "machine.toml").write_text(MACHINE)
 

@@ -16,11 +16,13 @@ import tempfile
 from collections.abc import Iterator
 
 from .cases import Case, write_dlrm, write_inputs
+from .durable import unsynced_names
 from .server import Reply, Request
 
-OPEN, READ, WRITE, SYNC, RENAME, OTHER, CREATE = (2**n for n in range(7))
-CHANGES = CREATE | WRITE | SYNC | RENAME | OTHER
-FAIL, FAIL_ON, SHORT, SIGNAL, SIGNAL_TWICE = range(1, 6)
+OPEN, READ, WRITE, SYNC, RENAME, OTHER, CREATE, REMOVE = (2**n for n in range(8))
+TAKES_ROOM = CREATE | WRITE | SYNC | RENAME | OTHER
+CHANGES = TAKES_ROOM | REMOVE
+FAIL, FAIL_ON, SHORT, SIGNAL, SIGNAL_TWICE, LIST = range(1, 7)
 HERE = pathlib.Path(__file__).resolve().parent
 
 
@@ -34,7 +36,7 @@ class Mode:
 
 
 MODES = {
-    "full disk": Mode(CHANGES, FAIL_ON, errno.ENOSPC),  # from the n-th call on
+    "full disk": Mode(TAKES_ROOM, FAIL_ON, errno.ENOSPC),  # from the n-th call on; files can still be removed
     "failing write": Mode(CHANGES, FAIL, errno.EIO),
     "failing read": Mode(OPEN | READ, FAIL, errno.EIO),
     "half": Mode(READ | WRITE, SHORT, 0),  # of what was asked for, as the system may do
@@ -54,7 +56,7 @@ class Tried:
       mode, at: What, at which call of its kinds.
       met: That call and its path.
       outcome: "old", "new" or "begun" (with a clear error), "as if nothing" (success all the same); or what is wrong:
-        "hang", "third state", "traceback", "lost", "unnamed".
+        "hang", "third state", "traceback", "lost", "unnamed" (an error that names no file, or not the full disk).
       said: What the process said, where something is wrong.
     """
 
@@ -110,7 +112,8 @@ class Trials:
         """Runs what comes before the command, and the command, twice: both times it has to make the same.
 
         Raises:
-          AssertionError: If a command fails, or this one changes nothing, or not always the same.
+          AssertionError: If a command fails, or this one changes nothing, not always the same, or gives a name to what
+            is not on the disk.
         """
         case = self.case
         self.work.mkdir()
@@ -127,7 +130,9 @@ class Trials:
         if not self.new or self.new == self.old:
             raise AssertionError(f"{case.command} changes nothing, so that its trials show nothing")
         self._fresh()
-        self._done(case.command)
+        calls = self._done(case.command, kinds=CHANGES, action=LIST).met
+        if unsynced := unsynced_names(self.work, calls):
+            raise AssertionError(f"{case.command} could lose its work with the power: {'; '.join(unsynced)}")
         if (again := case.state(self.work)) != self.new:
             names = sorted(name for name in {*again, *self.new} if again.get(name) != self.new.get(name))
             raise AssertionError(f"{case.command} gives other bits each time: {', '.join(names)}")
@@ -180,24 +185,26 @@ class Trials:
             return "unnamed"
         if reply.code == 2 and mode not in _ENDED_BY and not self._names_a_file(reply):
             return "unnamed"
+        if reply.code == 2 and mode == "full disk" and os.strerror(errno.ENOSPC) not in _error(reply):
+            return "unnamed"
         if state in (self.old, self.new):
             return "new" if state == self.new else "old"
         return "begun" if self.case.partly else "third state"
 
     def _names_a_file(self, reply: Reply) -> bool:
-        """Whether the error names an output, or the file of the call that was met."""
-        error = next(line for line in reply.said.splitlines() if line.startswith("jrec: error: "))
-        met = pathlib.Path(reply.met.strip().rpartition(" ")[2].split("\n")[0]).name
-        return any(name and name in error for name in (*self.case.outputs, met, met.removesuffix(".partial")))
+        """Whether the error names an output, or the file of the first call that was met."""
+        met = pathlib.Path(reply.met.partition("\n")[0].split(" ", 2)[2]).name
+        return any(name and name in _error(reply) for name in (*self.case.outputs, met, met.removesuffix(".partial")))
 
     def _fresh(self) -> None:
         shutil.rmtree(self.work, ignore_errors=True)
         shutil.copytree(self._template, self.work)
 
-    def _done(self, command: str) -> None:
-        reply = self._run(command)
+    def _done(self, command: str, **listing: float) -> Reply:
+        reply = self._run(command, **listing)
         if reply.code:
             raise AssertionError(f"{command}: exit {reply.code}\n{reply.said}")
+        return reply
 
     def _run(self, command: str, **fault: float) -> Reply:
         assert self._server.stdin is not None
@@ -209,6 +216,10 @@ class Trials:
         if not line:
             raise RuntimeError(f"the server ended with {self._server.wait()}")
         return Reply(**json.loads(line))
+
+
+def _error(reply: Reply) -> str:
+    return next(line for line in reply.said.splitlines() if line.startswith("jrec: error: "))
 
 
 @contextlib.contextmanager

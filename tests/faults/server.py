@@ -89,6 +89,7 @@ def _content(descriptor: int) -> str:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     sys.modules.setdefault("orbax.checkpoint", None)  # pyright: ignore[reportArgumentType] (as the command does)
     for name in sys.argv[1:]:
         importlib.import_module(name)
