@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import contextlib
+import gc
 import http.client
 import json
 import pathlib
@@ -158,6 +159,23 @@ def test_a_request_that_takes_too_long_is_told_so(fake):
         fake.go.set()
         assert ask(served.port, content={"columns": {"x": [3]}})[0] == 200
         assert fake.batches == [[1.0], [3.0]]
+
+
+def test_an_error_that_comes_too_late_is_not_printed(fake, capfd):
+    with of(fake, seconds=0.3) as served:
+        assert ask(served.port, content={"columns": {"x": ["bad"]}})[0] == 504
+        fake.go.set()
+        assert ask(served.port, content={"columns": {"x": [3]}})[0] == 200
+        gc.collect()
+    assert "never retrieved" not in capfd.readouterr().err
+
+
+def test_a_large_body_is_not_waited_for_without_end(fake):
+    with of(fake, seconds=0.3) as served:
+        content = json.dumps({"columns": {"x": [1] * 40}}) + " " * 20_000
+        status, _, body = ask(served.port, content=content)
+        assert (status, json.loads(body)["kind"]) == (504, "deadline")
+        fake.go.set()
 
 
 def test_requests_whose_clients_have_left_are_not_scored(fake):

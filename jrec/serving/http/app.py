@@ -207,7 +207,11 @@ class Server:
             rows = decode()
             return dataclasses.replace(rows, columns=self._follower.model.encoded(rows.columns))
 
-        rows = await asyncio.get_running_loop().run_in_executor(self._large, encoded)
+        try:
+            async with asyncio.timeout(options.seconds):
+                rows = await asyncio.get_running_loop().run_in_executor(self._large, encoded)
+        except TimeoutError as problem:
+            raise self._late() from problem
         assert isinstance(rows.columns, Encoded)
         held.now(rows.columns.nbytes)
         return rows
@@ -226,12 +230,16 @@ class Server:
                 return scores.result()
             if left.done():
                 raise ClientDisconnect
-            raise _DeadlineError(
-                f"the request was not scored within {self._options.seconds:g} s; send it later, or raise --timeout"
-            )
+            raise self._late()
         finally:
             left.cancel()
             scored.cancel()  # one that waits is not scored then
+            scores.add_done_callback(_seen)
+
+    def _late(self) -> _DeadlineError:
+        return _DeadlineError(
+            f"the request was not scored within {self._options.seconds:g} s; send it later, or raise --timeout"
+        )
 
     def _failed(self, problem: Exception) -> tuple[Response, str]:
         code, kind = next((_FAILURES[of] for of in type(problem).__mro__ if of in _FAILURES), (500, "internal"))
@@ -366,6 +374,12 @@ async def _body(request: Request, options: Options, held: Held) -> bytes:
             " several requests"
         ) from problem
     return b"".join(pieces)
+
+
+def _seen(scores: asyncio.Future[Scored | Best]) -> None:
+    """Takes an error that nobody waits for anymore, which asyncio would print."""
+    if not scores.cancelled():
+        scores.exception()
 
 
 async def _left(request: Request) -> None:
