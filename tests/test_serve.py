@@ -393,6 +393,7 @@ def test_what_is_no_delta_is_passed_over(folder, tmp_path):
     assert [line.split(":")[0] for line in said] == [f"passes over {tmp_path / name}" for name in ("aaa", "zzz")]
     assert follower.check() == []
     assert len(said) == 2  # once, until it changes
+    assert follower.passed_over.keys() == {str(tmp_path / "aaa"), str(tmp_path / "zzz")}
     shutil.copytree(folder / "delta1", tmp_path / "delta")
     assert follower.check(again=True) == [tmp_path / "delta"]
 

@@ -29,7 +29,7 @@ def main() -> int:
         load = functools.partial(ready_model, check=True, batch_rows=4, threads=1)
         follower = Follower(pathlib.Path("export"), DELTAS, load=load)
         limits, options = Limits(batch_rows=4, delay=0, queue_rows=9), Options(max_rows=4, max_bytes=9999, poll=0)
-        server = http_server(make(follower, limits, options).app, grace=20)
+        server = http_server(make(follower, limits, options), grace=20)
         with socket.create_server(("127.0.0.1", 0)) as listening:
             asking = _Asking(listening.getsockname()[1])
             thread = threading.Thread(target=asking.run, args=(lambda: setattr(server, "should_exit", True),))
@@ -71,8 +71,8 @@ class _Asking:
         if DELTA.exists():
             DELTA.rename(DELTAS / "1")
             sync(DELTAS)
-            while "error" in (answer := self._ask("/reload")):
-                print(f"jrec: error: {answer['error']}")
+            while "error" in (answer := self._ask("/reload")) or answer["passed_over"]:
+                print(f"jrec: error: {answer.get('error') or answer['passed_over']}")
                 self.failed = True
                 assert self._ask("/predict") == before, "a third model"
         self.scores = self._ask("/predict")

@@ -276,7 +276,10 @@ class Server:
             taken = await self._look(again=True)
         except (JrecError, OSError) as problem:
             return Response(bodies.failure(str(problem), "reload"), 409, media_type=bodies.JSON)
-        return Response(bodies.encode({**self._state(), "taken": taken}), media_type=bodies.JSON)
+        passed_over = self._follower.passed_over
+        return Response(
+            bodies.encode({**self._state(), "taken": taken, "passed_over": passed_over}), media_type=bodies.JSON
+        )
 
     async def _follow(self) -> None:
         while True:

@@ -27,6 +27,7 @@ class Follower:
     Attributes:
       model: What is loaded.
       folder: The export or delta that was taken last.
+      passed_over: Folders of deltas that are none, and why.
 
     Raises:
       ExportError: If the export cannot be loaded. A delta that cannot be applied is said; what it follows is served.
@@ -44,6 +45,7 @@ class Follower:
         self._load, self._report = load, report
         self._manifests: dict[pathlib.Path, tuple[_Signature, Manifest]] = {}
         self._failed: dict[pathlib.Path, _Signature] = {}
+        self.passed_over: dict[str, str] = {}
         self._load_whole(self._manifest(export))
         try:
             self._apply_deltas(again=True)
@@ -92,6 +94,8 @@ class Follower:
     def _next_delta(self, *, again: bool) -> pathlib.Path | None:
         """The delta that follows what is loaded, if there is one."""
         following = []
+        if again:
+            self.passed_over.clear()
         for folder in sorted(self._deltas.iterdir()) if self._deltas is not None else ():
             if (folder / MANIFEST).is_file():
                 try:
@@ -99,6 +103,7 @@ class Follower:
                         if fit and self._manifest(folder).parent == self.model.manifest.id:
                             following.append(folder)
                 except ExportError as problem:  # nobody knows whether it follows: others may
+                    self.passed_over[str(folder)] = str(problem)
                     self._report(f"passes over {folder}: {problem}")
         if len(following) > 1:
             raise ExportError(
