@@ -7,6 +7,7 @@ are kept alive; a request that finds none idle opens another.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import time
 from collections.abc import Sequence
@@ -47,7 +48,15 @@ class _Connections:
 
     async def ask(self, request: bytes) -> tuple[int, dict[str, str], bytes]:
         """Sends a request; returns the answer's status, headers, and body."""
-        reader, writer = self._idle.pop() if self._idle else await asyncio.open_connection("127.0.0.1", self._port)
+        while self._idle:  # which the server may have closed, as idle ones are after a while
+            reader, writer = self._idle.pop()
+            with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+                return await self._on(reader, writer, request)
+        return await self._on(*await asyncio.open_connection("127.0.0.1", self._port), request)
+
+    async def _on(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes
+    ) -> tuple[int, dict[str, str], bytes]:
         writer.write(request)
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:] if line)}
