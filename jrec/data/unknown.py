@@ -108,13 +108,17 @@ class UnknownValues:
         own, found = _values(keys), _values(rows)
         if (rows_of_keys := self._growing.get(feature.table)) is not None:
             found = rows_of_keys(own)
-        present = own != MISSING
-        unknown = (found == self._oov_rows[feature.name]) & present
-        self._count(feature.name, int(np.count_nonzero(present)), int(np.count_nonzero(unknown)))
+        values = int(np.count_nonzero(own))  # the key of a missing value is 0
+        at_oov = found == self._oov_rows[feature.name]
+        if not at_oov.any():  # of most requests nothing is unknown, and they wait for this
+            self._count(feature.name, values, 0)
+            return
+        unknown = own[at_oov & (own != MISSING)]
+        self._count(feature.name, values, unknown.size)
         counts = self.features[feature.name]
-        if len(counts.examples) < SHOWN and unknown.any():
+        if len(counts.examples) < SHOWN and unknown.size:
             with self._lock:
-                more = [text for text in _texts(own[unknown], texts) if text not in counts.examples]
+                more = [text for text in _texts(unknown, texts) if text not in counts.examples]
                 counts.examples = [*counts.examples, *more][:SHOWN]
 
     def add_rows(self, feature: CategoricalFeature, rows: Column) -> None:
