@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from benchmarks import harness, trainings
 from benchmarks.accuracy import run_jrec
 from benchmarks.trainings import CURVE, Trained
-from jrec.train.tables import describe_tables, tables_total
+from jrec.app.tables import describe_tables, tables_total
 
 SHARED = harness.ROOT.parent / "shared" / "data"
 WHOLE = "whole"

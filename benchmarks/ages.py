@@ -12,6 +12,7 @@ Examples:
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import pathlib
 import subprocess
@@ -22,7 +23,7 @@ from typing import Any
 from benchmarks.harness import ROOT
 
 LIMIT = 0.5
-TRAINS = ("jrec/run", "jrec/nn", "jrec/train")
+TRAINS = ("jrec/run", "jrec/nn", "jrec/app")
 """What whole training steps consist of, beside the modules that a file names."""
 RESULTS = ROOT / "benchmarks" / "results"
 
@@ -112,10 +113,25 @@ def age(
             return Age(commit=commit, commits=None, changed=float("inf"), kept=kept)
         for part in parts:
             commits = int(_git(root, "rev-list", "--count", f"{commit}..HEAD", "--", *part))
-            differences = _git(root, "diff", "--numstat", commit, "HEAD", "--", *part).splitlines()
-            lines = sum(int(number) for line in differences for number in line.split("\t")[:2] if number != "-")
+            changed = _changed(root, commit, _git(root, "rev-parse", "HEAD").strip())
+            inside = [path for path in changed if any(path == of or path.startswith(f"{of}/") for of in part)]
+            lines = sum(changed[path] for path in inside)
             found.append(Age(commit=commit, commits=commits, changed=lines / _lines(root, part), kept=kept))
     return max(found, key=lambda one: one.changed)
+
+
+@functools.cache
+def _changed(root: pathlib.Path, commit: str, head: str) -> dict[str, int]:
+    """By path today, the lines that went or came since a commit; a file that only moved has none."""
+    parts = iter(_git(root, "diff", "--numstat", "-M", "-l0", "-z", commit, head).split("\0"))
+    found = {}
+    for part in parts:
+        if part:
+            new, gone, path = part.split("\t")
+            if not path:  # moved: the old path and the new one follow
+                _, path = next(parts), next(parts)
+            found[path] = 0 if new == "-" else int(new) + int(gone)
+    return found
 
 
 def _lines(root: pathlib.Path, modules: Sequence[str]) -> int:

@@ -30,7 +30,7 @@ import jrec
 from benchmarks import harness
 from jrec.nn import DLRM, DLRMConfig, SparseOptimizer
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
-from jrec.run.mesh_plan import default_plan, overlaid
+from jrec.run.placement.plan import default_plan, overlaid
 from jrec.run.run import Run
 from jrec.sharding.pieces import HOST, REPLICATED
 

@@ -39,11 +39,11 @@ from flax import nnx
 import jrec
 from benchmarks import harness
 from benchmarks.accuracy import SAMPLE, run_jrec
+from jrec.app.report.metrics import Scores, evaluate
 from jrec.data import GrowingVocabulary, Growth
 from jrec.data.blocks import ShardReader
 from jrec.data.schema import Schema
 from jrec.ops import tt
-from jrec.train.report.metrics import Scores, evaluate
 
 DIM, ROW_BYTES, KEPT_BYTES = 16, 64, 48
 OWN = 0.7  # of a sketch's bytes, for rows of single ids

@@ -74,7 +74,7 @@ class Timed:
 
 
 def _synthetic(report: harness.Report, arguments: argparse.Namespace, folder: pathlib.Path) -> None:
-    from jrec.data.synth import SynthOptions, shape_like, synthesize
+    from jrec.prepare.synth import SynthOptions, shape_like, synthesize
 
     rows, scale, pairs = arguments.rows, arguments.scale, arguments.pairs
     if report.quick:
@@ -187,8 +187,8 @@ def _report_aucs(report: harness.Report, case: str, hybrid: list[Timed], fae: li
 def _pack(report: harness.Report, data: pathlib.Path, out: pathlib.Path) -> pathlib.Path:
     """Packs with exact counts and the published budget's share of the tables' bytes."""
     from jrec.access.calibrate import CalibrateOptions, calibrate
-    from jrec.data.fae.pack import pack
     from jrec.data.schema import Schema
+    from jrec.prepare.fae_pack import pack
 
     share = ROW_BYTES * sum(t.rows for t in Schema.load(data).tables) / PUBLISHED_BYTES
     options = CalibrateOptions(budget=BUDGET * share, small_bytes=SMALL * share, row_bytes=ROW_BYTES)

@@ -27,11 +27,11 @@ from flax import nnx
 import jrec
 from benchmarks import harness, models, workloads
 from jrec import ops
+from jrec.app.report.running_auc import RunningAuc
 from jrec.nn import DLRM, SparseOptimizer
-from jrec.run.ahead_feed import AheadFeed
+from jrec.run.feeds.ahead import AheadFeed
 from jrec.run.run import Run
 from jrec.run.step import FlatState, HostRows, Metrics, StackRows, StepBatch, StepResults
-from jrec.train.report.running_auc import RunningAuc
 
 MODELS = {"kaggle": ("kaggle", 2048), "dcnv2": ("mlperf-dcnv2", 6912)}  # workload, batch
 ROWS = 1000  # of a table: no step reads them

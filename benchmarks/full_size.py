@@ -290,9 +290,9 @@ class _Measured:
         import jax
         from flax import nnx
 
+        from jrec.app.build import build_layout, build_modules
+        from jrec.app.config import load_config
         from jrec.data.schema import Schema
-        from jrec.train.build import build_layout, build_modules
-        from jrec.train.config import load_config
 
         config = load_config(*self._configuration(data))
         schema = Schema.load(config.data.path)
@@ -307,7 +307,7 @@ class _Measured:
 
     def _dataset(self, *, small: bool) -> pathlib.Path:
         """Made once; the folder appears when it is complete."""
-        from jrec.data.synth.shapes import shape_like
+        from jrec.prepare.synth.shapes import shape_like
 
         size = self._size
         shape = shape_like(self._case.like)

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from jrec.train.report.logs import CHECKPOINTS, METRICS_FILE, TIMING_FILE, read_records
+from jrec.app.report.logs import CHECKPOINTS, METRICS_FILE, TIMING_FILE, read_records
 
 _INTERVAL = 0.02  # seconds between samples
 _KIB = 1024
@@ -143,7 +143,7 @@ class RunFolder:
         return took
 
     def checkpoints(self) -> list[dict[str, Any]]:
-        """The records of the checkpoints that were completed (``jrec.train.report.logs.CHECKPOINTS``)."""
+        """The records of the checkpoints that were completed (``jrec.app.report.logs.CHECKPOINTS``)."""
         return list(self._records(TIMING_FILE, CHECKPOINTS))
 
     def metrics(self) -> bytes:

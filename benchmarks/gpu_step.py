@@ -37,12 +37,12 @@ from flax import nnx
 import jrec
 from benchmarks import gpu_run, gpu_timing, harness, models, plain_jax, resume, workloads
 from jrec import ops
+from jrec.app.report.running_auc import RunningAuc
 from jrec.batch import Batch
 from jrec.nn import DLRM, SparseOptimizer, binary_cross_entropy
 from jrec.ops.dispatch import Implementation
-from jrec.run.feed import Ready
+from jrec.run.feeds.feed import Ready
 from jrec.run.step import StepResults
-from jrec.train.report.running_auc import RunningAuc
 
 # workload, batch, the most rows of a table, and how many different batches take turns
 MODELS = {

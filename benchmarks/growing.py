@@ -85,11 +85,11 @@ def _steps(report: harness.Report, folder: pathlib.Path, batch_sizes: tuple[int,
 @contextlib.contextmanager
 def _trainer(data: pathlib.Path, size: int, *overrides: str) -> Iterator[Callable[[int], float]]:
     """Takes that many steps and returns the seconds."""
-    from jrec.train.build import build_layout
-    from jrec.train.config import load_config
-    from jrec.train.dataset import open_data
-    from jrec.train.loaders import train_loader
-    from jrec.train.make_run import make_run
+    from jrec.app.build import build_layout
+    from jrec.app.config import load_config
+    from jrec.app.dataset import open_data
+    from jrec.app.loaders import train_loader
+    from jrec.app.make_run import make_run
 
     keys = [f"data.path={str(data)!r}", f"data.batch_size={size}", "epochs=1000", "data.window_blocks=0"]
     keys += ["data.workers=1", "data.prefetch=1"]  # what is made ahead in the other side's turn is not counted

@@ -64,7 +64,7 @@ def _add(report: harness.Report, case: str, by_length: dict[int, dict[str, float
 
 
 def _dataset(report: harness.Report, shape: str, parent: pathlib.Path, examples: int) -> pathlib.Path:
-    from jrec.data.synth import SynthOptions, shape_like, synthesize
+    from jrec.prepare.synth import SynthOptions, shape_like, synthesize
 
     start, folder = time.perf_counter(), parent / f"{shape}-{examples}"
     split = (1.0, 0.0, 0.0)

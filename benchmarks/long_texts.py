@@ -15,7 +15,7 @@ import time
 import numpy as np
 
 from benchmarks import harness
-from jrec.data.readers.parse import LongTexts
+from jrec.data.long_texts import LongTexts
 from jrec.data.texts import TextStore
 
 BLOCK, LOOKED_UP = 100_000, 1 << 17

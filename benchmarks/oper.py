@@ -35,7 +35,7 @@ from benchmarks import harness, workloads
 from jrec.access.count import exact_profile
 from jrec.access.power_law import power_law_profile
 from jrec.access.profile import AccessProfile, TableProfile
-from jrec.data.synth import shape_like
+from jrec.prepare.synth import shape_like
 from jrec.sharding import milp
 from jrec.sharding.balance import assign, loads_of, polish
 from jrec.sharding.baselines import BASELINES
@@ -357,9 +357,9 @@ def from_rows(report: harness.Report, log: Log, exponent: float) -> None:
 
 def real_counts(kind: str, sample: pathlib.Path, folder: pathlib.Path) -> tuple[Log, AccessProfile]:
     """Prepares a sample of a real log and takes its counts."""
-    from jrec.data.prepare import prepare
-    from jrec.data.prepare_options import PrepareOptions
-    from jrec.data.readers import Avazu, Criteo
+    from jrec.prepare.prepare import prepare
+    from jrec.prepare.prepare_options import PrepareOptions
+    from jrec.prepare.readers import Avazu, Criteo
 
     out = folder / kind
     reader = Avazu() if kind == "avazu" else Criteo("criteo-kaggle")

@@ -4,7 +4,7 @@ The same model, batches and host tables in turn with a queue of ``--queue`` batc
 ("sequential"); the tables are larger than what the runs touch, and rows come into being when they are first written. A
 "plain" loop stands beside them: rows are pooled and updated on the host, pooled activations and their gradients travel,
 nothing overlaps (the parameter-server mode of DLRM that EL-Rec compares with). On a CPU "in place" joins them, which
-``jrec train`` does there by default (``jrec.run.in_place_feed``). Then all tables are cut to a size that fits the
+``jrec train`` does there by default (``jrec.run.feeds.in_place``). Then all tables are cut to a size that fits the
 device, and the same batches' steps with tables on the device are compared with those on the host.
 
 Batches lie in memory, cast, as a loader with cores of its own delivers them. ``overlap efficiency`` is the busiest
@@ -40,7 +40,7 @@ from jrec.host.timeline import Timeline
 from jrec.nn import DLRM, DLRMConfig, SparseOptimizer, binary_cross_entropy
 from jrec.ops.layout import EmbeddingLayout, Tier
 from jrec.ops.types import Bags
-from jrec.run.in_place_feed import HostPooling
+from jrec.run.feeds.in_place import HostPooling
 from jrec.run.step import CompiledRun, State, StepBatch, compile_run
 
 LEARNING_RATE = 0.01

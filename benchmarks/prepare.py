@@ -23,7 +23,7 @@ import numba
 import numpy as np
 
 from benchmarks import harness
-from jrec.data.readers.keys import buckets, count_buckets
+from jrec.data.keys import buckets, count_buckets
 
 # Published table sizes of Criteo Kaggle (facebookresearch/dlrm).
 KAGGLE = (

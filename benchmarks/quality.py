@@ -32,10 +32,10 @@ from benchmarks import harness, quality_logs
 from benchmarks.accuracy import run_jrec
 from benchmarks.accuracy_tbsm import rules
 from benchmarks.peers import client
+from jrec.app.baselines.examples import Split
+from jrec.app.report.metrics import Scores, evaluate
 from jrec.data.blocks import LABEL, Column, ListColumn
 from jrec.data.schema import Schema
-from jrec.train.baselines.examples import Split
-from jrec.train.report.metrics import Scores, evaluate
 
 METRICS = ("auc", "log_loss", "calibration_error")
 RANKED = ("jrec", "logistic regression", "LightGBM")

@@ -103,7 +103,7 @@ def _make(report: harness.Report, name: str, folder: pathlib.Path, arguments: An
     elif name == "sessions":
         sessions(folder, examples)
     else:
-        from jrec.data.synth import SynthOptions, shape_like, synthesize
+        from jrec.prepare.synth import SynthOptions, shape_like, synthesize
 
         shape = shape_like("criteo-kaggle", table_rows=TABLE_ROWS)
         synthesize(shape, folder, SynthOptions(rows=examples, drift=name == "drift"))
@@ -188,11 +188,11 @@ def _report(report: harness.Report, name: str, folder: pathlib.Path, arguments: 
 
 def measure(arguments: Any) -> dict[str, Any]:
     """Reorders one dataset's tables and measures, in this process."""
-    from jrec.data.reorder.effect import measure_effects, random_order
-    from jrec.data.reorder.log import Reading, batches
-    from jrec.data.reorder.options import ReorderOptions
-    from jrec.data.reorder.table import index_graph, table_order
     from jrec.data.schema import Schema
+    from jrec.prepare.reorder.effect import measure_effects, random_order
+    from jrec.prepare.reorder.log import Reading, batches
+    from jrec.prepare.reorder.options import ReorderOptions
+    from jrec.prepare.reorder.table import index_graph, table_order
     from jrec.progress import Progress
 
     folder, tables, degree = arguments.measure
@@ -235,8 +235,8 @@ def measure(arguments: Any) -> dict[str, Any]:
 
 def _modularity_of_all_pairs(folder: str, schema: Any, all_pairs: Any, options: Any) -> dict[str, float]:
     """By degree, how good the communities found in the sampled graph are on the graph of all pairs."""
-    from jrec.data.reorder.communities import communities, modularity
-    from jrec.data.reorder.table import index_graph
+    from jrec.prepare.reorder.communities import communities, modularity
+    from jrec.prepare.reorder.table import index_graph
     from jrec.progress import Progress
 
     modularities = {}
@@ -256,8 +256,8 @@ def _steps(folder: str, schema: Any, table_order: Any, sizes: list[int], seconds
     import jax.numpy as jnp
 
     from jrec import ops
-    from jrec.data.reorder.log import Reading, batches
     from jrec.ops import tt
+    from jrec.prepare.reorder.log import Reading, batches
 
     shape = tt.TTShape.search(len(table_order.order), DIM, ranks=RANK)
     optimizer = ops.Adagrad(learning_rate=0.01, initial_accumulator=0.1)
@@ -293,8 +293,8 @@ def _train(step: Any, shape: Any, optimizer: Any, batches: list[Any]) -> Any:
 
 def _loader(folder: str, schema: Any, orders: list[Any], seconds: float) -> dict[str, float | None]:
     """Passes over the training split with bijections against without, alternating."""
+    from jrec.data.bijection import save_order
     from jrec.data.loader import LoaderConfig, make_loader
-    from jrec.data.reorder.file import save_order
     from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
 
     entries = {o.table: save_order(folder, o.table, o.order) for o in orders}

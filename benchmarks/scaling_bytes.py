@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from benchmarks.scaling_step import Setup, sizes_of
-from jrec.run.part_lookups import PartLookups
+from jrec.run.placement.part_lookups import PartLookups
 from jrec.run.step import StepBatch
 from jrec.sharding.modes import expected_traffic
 from jrec.sharding.pieces import REPLICATED

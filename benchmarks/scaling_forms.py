@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 
 from benchmarks import harness, scaling_bytes, scaling_step, workloads
 from jrec.mesh.route import AXIS
-from jrec.run.lookup_modes import LookupModes
+from jrec.run.placement.lookup_modes import LookupModes
 from jrec.sharding.hardware import load_hardware
 from jrec.sharding.modes import Mode
 

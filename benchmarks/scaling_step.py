@@ -24,12 +24,12 @@ from jrec.mesh.routing import Room
 from jrec.nn import DLRM, DLRMConfig, SparseOptimizer
 from jrec.ops.layout import EmbeddingLayout
 from jrec.ops.row_optimizers import RowOptimizer
-from jrec.run.lookup_modes import LookupMode, LookupModes
-from jrec.run.mesh_batches import stacked
-from jrec.run.mesh_rows import based, replicated_capacity
-from jrec.run.mesh_sizes import MeshSizes
-from jrec.run.part_lookups import PartLookups
-from jrec.run.partitioned_batch import BatchPartitioner, PartitionedBatch
+from jrec.run.feeds.partitioned import stacked
+from jrec.run.feeds.partitioned_batch import BatchPartitioner, PartitionedBatch
+from jrec.run.placement.lookup_modes import LookupMode, LookupModes
+from jrec.run.placement.part_lookups import PartLookups
+from jrec.run.placement.rows import based, replicated_capacity
+from jrec.run.placement.sizes import MeshSizes
 from jrec.run.step import CompiledRun, State, StepBatch, compile_run
 from jrec.sharding.contents import shard_capacity
 from jrec.sharding.cost import Cost

@@ -20,7 +20,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from benchmarks import scaling_bytes, scaling_step, workloads
 from jrec.mesh.route import AXIS, MeshRows
-from jrec.run.mesh_rows import initial_stack, on_mesh
+from jrec.run.placement.rows import initial_stack, on_mesh
 from jrec.sharding.hardware import load_hardware
 
 BATCHES, WARM_UPS = 3, 2

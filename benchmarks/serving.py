@@ -75,7 +75,7 @@ def test_inputs(model: Any, data: pathlib.Path) -> tuple[Any, Any, np.ndarray]:
 
 def _quality(report: harness.Report, log: str, folder: pathlib.Path, data: pathlib.Path) -> None:
     from jrec import serving
-    from jrec.train.report.metrics import Scores, evaluate
+    from jrec.app.report.metrics import Scores, evaluate
 
     exact: float | None = None
     for dtype in DTYPES:
@@ -128,7 +128,7 @@ def _latency(
 
 def _layers(run: pathlib.Path) -> dict[str, np.ndarray]:
     """The MLPs' weights, (out, in) as PyTorch has them, and biases."""
-    from jrec.train.evaluate import restore_run
+    from jrec.app.evaluate import restore_run
 
     model: Any = restore_run(run).model
     arrays = {}

@@ -26,7 +26,7 @@ from benchmarks import harness
 ROWS = 60_000
 STEPS, BATCHES = 5, 2
 PROGRAMS = "cache/jrec"
-EVALUATION = "import jrec.train.evaluate"
+EVALUATION = "import jrec.app.evaluate"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from benchmarks import harness
 
 if TYPE_CHECKING:
-    from jrec.train.config import TrainConfig
+    from jrec.app.config import TrainConfig
 
 CONFIG = harness.ROOT / "configs" / "criteo_terabyte_tt.toml"
 ELREC = {"avazu": ("0.55 GB", 87.6), "criteo-terabyte": ("59.2 GB", 797.9), "criteo-kaggle": ("1.9 GB", 258.2)}
@@ -45,8 +45,8 @@ def main() -> None:
 
 
 def _footprints(report: harness.Report, name: str) -> None:
-    from jrec.data.synth.shapes import shape_like
     from jrec.ops.tt import TTShape
+    from jrec.prepare.synth.shapes import shape_like
 
     rows, dim = shape_like(name).rows.values(), DIMS[name]
     whole = 4 * dim * sum(rows)
@@ -66,7 +66,7 @@ def _footprints(report: harness.Report, name: str) -> None:
 
 
 def _train(report: harness.Report, arguments: argparse.Namespace) -> None:
-    from jrec.train.config import load_config
+    from jrec.app.config import load_config
 
     steps = 5 if report.quick else arguments.steps
     with tempfile.TemporaryDirectory() as folder:
@@ -83,11 +83,11 @@ def _train(report: harness.Report, arguments: argparse.Namespace) -> None:
 def _measure(report: harness.Report, config: TrainConfig, steps: int) -> None:
     import jax
 
+    from jrec.app.build import build_layout, build_model, build_optimizer, parameter_counts
+    from jrec.app.loaders import train_loader
+    from jrec.app.tables import describe_tables, tables_total
     from jrec.data.schema import Schema
     from jrec.run.step import compile_run
-    from jrec.train.build import build_layout, build_model, build_optimizer, parameter_counts
-    from jrec.train.loaders import train_loader
-    from jrec.train.tables import describe_tables, tables_total
 
     schema = Schema.load(config.data.path)
     total = tables_total(describe_tables(config, schema))

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jrec.train.config import TrainConfig
-    from jrec.train.loop import Outcome
-    from jrec.train.report.metrics import Evaluation
+    from jrec.app.config import TrainConfig
+    from jrec.app.loop import Outcome
+    from jrec.app.report.metrics import Evaluation
 
 CURVE = 8  # evaluations on the way
 
@@ -22,7 +22,7 @@ class Trained:
 
     Attributes:
       config: The configuration that it was trained with.
-      outcome: What ``jrec.train.loop.train`` returned.
+      outcome: What ``jrec.app.loop.train`` returned.
       test: All metrics of the split test.
       curve: What the valid split's evaluations on the way found, in order of the steps.
     """
@@ -68,9 +68,9 @@ def train(
     Raises:
       SystemExit: A signal stopped the run.
     """
-    from jrec.train.config import load_config
-    from jrec.train.loop import train as train_run
-    from jrec.train.report.metrics import Scores, evaluate
+    from jrec.app.config import load_config
+    from jrec.app.loop import train as train_run
+    from jrec.app.report.metrics import Scores, evaluate
 
     places = (f"data.path={str(data)!r}", f"out={str(data.with_name('run'))!r}", f"seed={seed}")
     watch = ("log.progress=off", "log.tensorboard=false", "checkpoint.every_steps=0", "evaluate.baselines=off")

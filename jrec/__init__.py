@@ -5,6 +5,7 @@ Names are imported when first used, so that the ``jrec`` command answers before 
 
 from typing import TYPE_CHECKING
 
+import jrec.moved  # noqa: F401 (import paths of 0.1.0 that moved)
 from jrec.lazy import attach
 
 if TYPE_CHECKING:
@@ -12,12 +13,12 @@ if TYPE_CHECKING:
     from jrec import checkpoint as checkpoint
     from jrec import data as data
     from jrec import host as host
-    from jrec import imports as imports
     from jrec import nn as nn
     from jrec import ops as ops
     from jrec import serving as serving
     from jrec import sharding as sharding
-    from jrec import train as train
+    from jrec.app import imports as imports
+    from jrec.app.predict import load_run as load_run
     from jrec.batch import Batch as Batch
     from jrec.memory import keep_freed_memory as keep_freed_memory
     from jrec.ops import Bags as Bags
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from jrec.run.options import HostOptions as HostOptions
     from jrec.run.options import MeshOptions as MeshOptions
     from jrec.run.run import Run as Run
-    from jrec.train.predict import load_run as load_run
 
 __version__ = "0.1.0"
 

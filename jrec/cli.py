@@ -57,7 +57,7 @@ _HELP = {
     "compress": "compress trained tables into tensor trains",
 }
 COMMANDS = tuple(
-    Command(name=name, module=f"jrec.commands.{name.replace('-', '_')}", help=help) for name, help in _HELP.items()
+    Command(name=name, module=f"jrec.app.commands.{name.replace('-', '_')}", help=help) for name, help in _HELP.items()
 )
 
 COMPILING = ("init", "train", "eval", "predict", "compress", "export", "serve", "import-dlrm")

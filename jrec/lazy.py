@@ -23,10 +23,8 @@ def attach(package: str) -> tuple[Callable[[str], object], Callable[[], list[str
     def get(name: str) -> object:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        if homes[name] == package:
-            value = importlib.import_module(f"{package}.{name}")
-        else:
-            value = getattr(importlib.import_module(homes[name]), name)
+        home = importlib.import_module(homes[name]) if homes[name] != package else None
+        value = getattr(home, name) if hasattr(home, name) else importlib.import_module(f"{homes[name]}.{name}")
         setattr(module, name, value)
         return value
 

@@ -24,7 +24,7 @@ PACKAGES = (
     "jrec.host",
     "jrec.checkpoint",
     "jrec.serving",
-    "jrec.ray",
+    "jrec.app.ray",
 )
 SECTION = re.compile(r"(Args|Attributes|Returns|Raises|Yields|Example):")
 ENTRY = re.compile(r"(\*{0,2}\w+(?:, \w+)*): (.*)")

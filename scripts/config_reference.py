@@ -12,8 +12,8 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
-from jrec.train.config import TrainConfig
-from jrec.train.config.typed_toml import Section, describe, hints
+from jrec.app.config import TrainConfig
+from jrec.app.config.typed_toml import Section, describe, hints
 from scripts.api_reference import ENTRY, documented
 
 FILE = pathlib.Path(__file__).parents[1] / "docs" / "configuration.md"

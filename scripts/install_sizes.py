@@ -32,7 +32,7 @@ TRIED = {
     "serve": ["-m", "jrec", "serve", "--help"],
     "train": ["-m", "jrec", "synth", "--like", "quickstart", "--rows", "2000", "--out", "data"],
     "onnx": ["-c", "import jrec, jax2onnx, onnxruntime"],
-    "ray": ["-c", "import jrec.ray, ray"],
+    "ray": ["-c", "import jrec.app.ray, ray"],
     "cuda": ["-m", "jrec", "--version"],
 }
 """What each environment has to do: the program of README.md, or a command."""

@@ -14,11 +14,11 @@ from jrec.checkpoint import Checkpoints, DeviceRows, HostRows
 from jrec.host import HostTable
 from jrec.mesh.route import AXIS, MeshRows
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
-from jrec.run.host_owners import ALONE
-from jrec.run.mesh_checkpoint import MeshSource, saved_stack
-from jrec.run.mesh_plan import default_plan
 from jrec.run.options import HostOptions
-from jrec.run.planned_tier import load_host_rows, placed_host_table
+from jrec.run.placement.checkpoint import MeshSource, saved_stack
+from jrec.run.placement.host_owners import ALONE
+from jrec.run.placement.plan import default_plan
+from jrec.run.placement.planned_tier import load_host_rows, placed_host_table
 from jrec.sharding.pieces import HOST, REPLICATED, SHARDED
 
 TIERS = ("device", "host", "mesh")
@@ -183,7 +183,7 @@ class Fresh:
         self._rng = rng
 
     def read(self, stack, array, addresses):
-        """See ``jrec.run.model_rows.RowSource``."""
+        """See ``jrec.run.placement.model_rows.RowSource``."""
         if array == "values":
             return self._rng.normal(size=(addresses.size, stack.dim)).astype(stack.dtype)
         return np.zeros((addresses.size, stack.dim), np.float32)

@@ -10,7 +10,7 @@ from mesh_plans import MIDDLE
 
 import jrec
 from jrec import nn, ops
-from jrec.run.mesh_plan import default_plan, overlaid
+from jrec.run.placement.plan import default_plan, overlaid
 from jrec.sharding.pieces import HOST, REPLICATED
 
 ROWS = {"user": 300, "item": 40, "tag": 90}

@@ -12,10 +12,10 @@ import tomllib
 import unittest.mock
 
 from jrec import cli
+from jrec.app.config import load_config
+from jrec.app.config.reading import find_config, shipped_configs
+from jrec.app.predict import SCORE_FORMATS
 from jrec.sharding.hardware import PRESETS
-from jrec.train.config import load_config
-from jrec.train.config.reading import find_config, shipped_configs
-from jrec.train.predict import SCORE_FORMATS
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PAGES = tuple(

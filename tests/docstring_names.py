@@ -98,9 +98,9 @@ def ready(wanted):
 
 def prepare_data(folder: pathlib.Path):
     """Prepares a log of users and items under FOLDER/data, and gives its layout."""
-    from jrec.data.prepare import prepare
-    from jrec.data.prepare_options import PrepareOptions
-    from jrec.data.readers import Delimited, load_schema
+    from jrec.prepare.prepare import prepare
+    from jrec.prepare.prepare_options import PrepareOptions
+    from jrec.prepare.readers import Delimited, load_schema
 
     rows = "".join(f"{i % 2},u{i % 20},i{i % 7}\n" for i in range(60))
     (folder / "log.csv").write_text("label,user,item\n" + rows)

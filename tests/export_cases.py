@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 
 import shop_logs
 
+from jrec.app.export import export_run
 from jrec.data.schema import SCHEMA_FILE
 from jrec.files import _seal, sha256_of
 from jrec.serving.format import MANIFEST, identity
-from jrec.train.export import export_run
 
 SIZES = (4, 16)  # batch sizes, which cost a compilation each
 _RUN = (

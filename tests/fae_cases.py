@@ -6,13 +6,13 @@ import json
 import numpy as np
 from checkpoint_state import latest
 
+from jrec.app.build import build_layout, build_model, build_optimizer
+from jrec.app.config import load_config
+from jrec.app.dataset import evaluation_config, plan_of
+from jrec.data.bijection import save_order
 from jrec.data.blocks import ListColumn, ShardWriter, shard_file
-from jrec.data.fae.pack import HotSet, pack
-from jrec.data.reorder.file import save_order
 from jrec.data.schema import CategoricalFeature, DenseFeature, Schema, Split, Table
-from jrec.train.build import build_layout, build_model, build_optimizer
-from jrec.train.config import load_config
-from jrec.train.dataset import evaluation_config, plan_of
+from jrec.prepare.fae_pack import HotSet, pack
 
 ITEMS, USERS, BLOCK = 300, 70, 64
 

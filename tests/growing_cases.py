@@ -8,7 +8,7 @@ from flax import nnx
 import jrec
 from jrec import nn, ops
 from jrec.data import GrowingVocabulary, Growth
-from jrec.run.mesh_plan import default_plan, overlaid
+from jrec.run.placement.plan import default_plan, overlaid
 from jrec.sharding.pieces import HOST, REPLICATED
 
 ROWS = {"user": 30, "item": 40, "tag": 25}

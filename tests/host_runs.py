@@ -21,8 +21,8 @@ from jrec.host.pipeline_batch import WholeBatches
 from jrec.nn import DLRM, DLRMConfig, SparseOptimizer
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
 from jrec.ops.types import Bags
-from jrec.run.host_feed import unique_rows
-from jrec.run.in_place_feed import HostCasts, HostPooling
+from jrec.run.feeds.host import unique_rows
+from jrec.run.feeds.in_place import HostCasts, HostPooling
 from jrec.run.step import CompiledRun, State, StepBatch, compile_run
 
 EXAMPLES, STEPS, SEED = 16, 10, 3

@@ -5,7 +5,7 @@ import dataclasses
 import mesh_runs
 import numpy as np
 
-from jrec.run.mesh_plan import default_plan
+from jrec.run.placement.plan import default_plan
 from jrec.sharding.pieces import HOST, REPLICATED, SHARDED
 
 

@@ -12,13 +12,13 @@ from fae_cases import packed
 
 from jrec import cli
 from jrec.access.profile import AccessProfile, TableProfile
+from jrec.app.build import build_layout
+from jrec.app.config import TrainConfig
 from jrec.data.schema import Schema
 from jrec.sharding import Problem, build_plan, plan_placement, save_plan
 from jrec.sharding.hardware import grid
 from jrec.sharding.of_layout import plan_tables_of
 from jrec.sharding.planner import PlanOptions
-from jrec.train.build import build_layout
-from jrec.train.config import TrainConfig
 
 SCHEMA = f"""{shop_logs.TWO_FEATURES}
 [[categorical]]

@@ -11,11 +11,11 @@ from placement_reference import Example, Feature
 
 from jrec import ops
 from jrec.access.profile import AccessProfile, TableProfile
+from jrec.data.bijection import save_order
 from jrec.data.blocks import ListColumn, ShardWriter, shard_file
 from jrec.data.fae import HotSet
-from jrec.data.fae.pack import pack
-from jrec.data.reorder.file import save_order
 from jrec.data.schema import CategoricalFeature, DenseFeature, Schema, Split, Table
+from jrec.prepare.fae_pack import pack
 from jrec.sharding import BASELINES, Plan, Problem, build_plan, plan_placement, save_plan
 from jrec.sharding.drift import describe
 from jrec.sharding.hardware import grid

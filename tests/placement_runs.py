@@ -18,10 +18,10 @@ import placement_cases as cases
 from checkpoint_state import latest
 from placement_reference import Example, Reference
 
+from jrec.app.config import load_config
+from jrec.app.loop import train
+from jrec.app.report.logs import SCHEDULE, read_records
 from jrec.checkpoint import Saved
-from jrec.train.config import load_config
-from jrec.train.loop import train
-from jrec.train.report.logs import SCHEDULE, read_records
 
 TIMEOUT = 600  # seconds, of processes
 

@@ -1,9 +1,9 @@
 """A small log, and its preparation."""
 
-from jrec.data.prepare import prepare
-from jrec.data.prepare_options import PrepareOptions
-from jrec.data.readers.delimited import Delimited
-from jrec.data.readers.delimited_schema import load_schema
+from jrec.prepare.prepare import prepare
+from jrec.prepare.prepare_options import PrepareOptions
+from jrec.prepare.readers.delimited import Delimited
+from jrec.prepare.readers.delimited_schema import load_schema
 
 LOG = "label,a,b\n" + "".join(f"{i % 2},{'xyz'[i % 3]},{i % 5}\n" for i in range(60))
 

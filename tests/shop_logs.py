@@ -5,8 +5,8 @@ import pathlib
 import numpy as np
 
 from jrec import cli
-from jrec.train.config import load_config
-from jrec.train.loop import train
+from jrec.app.config import load_config
+from jrec.app.loop import train
 
 TWO_FEATURES = """
 name = "shop"

@@ -31,8 +31,8 @@ def write(line):
 
 
 def main():
+    from jrec.app.imports import read_state_dict
     from jrec.errors import CheckpointError
-    from jrec.imports import read_state_dict
 
     warnings.simplefilter("error")
     used = int(pathlib.Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()

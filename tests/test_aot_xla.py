@@ -195,7 +195,7 @@ def _segment_sum(**options):
 def test_the_key_reaches_xla_by_its_flags():
     """As ``jrec train`` sets it: in a process of its own, before JAX starts."""
     program = (
-        "from jrec.train import determinism; determinism.request()\n"
+        "from jrec.app import determinism; determinism.request()\n"
         "import test_aot_xla as t, jax, xla_ptx\n"
         "kernels = t._segment_sum()[1]\n"
         "assert kernels and not t._atomics(kernels), kernels.keys()\n"

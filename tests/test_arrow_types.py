@@ -12,18 +12,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from jrec.app.predict import LoadedRun
 from jrec.data.column_forms import form_of
-from jrec.data.ingest import BadLines, Log
+from jrec.data.keys import buckets, text_key
 from jrec.data.packing_columns import prepare_columns, read_columns
-from jrec.data.raw_columns import parsed_columns
-from jrec.data.readers import Delimited, load_schema
-from jrec.data.readers.keys import buckets, text_key
-from jrec.data.readers.streams import Input
-from jrec.data.readers.tables import sample
 from jrec.data.schema import DatasetError
 from jrec.data.value_rows import ValueRows, vocabulary_of
 from jrec.ops.layout import FeatureConfig
-from jrec.train.predict import LoadedRun
+from jrec.prepare.ingest import BadLines, Log
+from jrec.prepare.raw_columns import parsed_columns
+from jrec.prepare.readers import Delimited, load_schema
+from jrec.prepare.readers.streams import Input
+from jrec.prepare.readers.tables import sample
 
 # The values 1 and 0 and a missing one in each type that numbers have; their text as a category where it is not "1".
 NUMBERS = {

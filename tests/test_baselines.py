@@ -10,17 +10,17 @@ import sklearn.linear_model
 from run_cases import CONFIG, configuring, quickstart
 from train_command import train_command
 
+from jrec.app.baselines import measure as measured
+from jrec.app.baselines import popularity
+from jrec.app.baselines.examples import Slots
+from jrec.app.baselines.examples import Split as Blocks
+from jrec.app.baselines.measure import measure, wanted
+from jrec.app.preflight import _check_compared
+from jrec.app.report.metrics import auc, log_loss
 from jrec.cli import main
 from jrec.data.blocks import ListColumn, ShardWriter
 from jrec.data.schema import CategoricalFeature, DenseFeature, Schema, Split, Table
 from jrec.errors import ConfigError
-from jrec.train.baselines import measure as measured
-from jrec.train.baselines import popularity
-from jrec.train.baselines.examples import Slots
-from jrec.train.baselines.examples import Split as Blocks
-from jrec.train.baselines.measure import measure, wanted
-from jrec.train.preflight import _check_compared
-from jrec.train.report.metrics import auc, log_loss
 
 SPLITS = {"train": 6000, "valid": 1500, "test": 1500}
 

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import full_size, many_tables
 from benchmarks.full_size_process import JrecProcess, RunFolder
-from jrec.train.report.logs import CHECKPOINTS, MetricLog
+from jrec.app.report.logs import CHECKPOINTS, MetricLog
 
 
 @pytest.mark.parametrize("rows", [[10, 3, 100], [5], [1, 1, 1]])

@@ -9,16 +9,16 @@ from flax import nnx
 from run_cases import CONFIG, configuring, quickstart
 
 from jrec import serving
+from jrec.app.calibration import bias_of, calibrated, fit_calibration, refinement
+from jrec.app.evaluate import restore_run, score_split
+from jrec.app.loop import train
+from jrec.app.progress import TrainingProgress
+from jrec.app.report.logs import METRICS_FILE, read_records
+from jrec.app.report.metrics import Scores, auc, entropy, log_loss, sigmoid
 from jrec.data.blocks import ShardReader
 from jrec.errors import ConfigError
 from jrec.nn import Calibration
 from jrec.serving.encode import model_inputs
-from jrec.train.calibration import bias_of, calibrated, fit_calibration, refinement
-from jrec.train.evaluate import restore_run, score_split
-from jrec.train.loop import train
-from jrec.train.progress import TrainingProgress
-from jrec.train.report.logs import METRICS_FILE, read_records
-from jrec.train.report.metrics import Scores, auc, entropy, log_loss, sigmoid
 
 CALIBRATED = ("model.calibrate=true", "max_steps=16", "evaluate.early_stopping.metric=log_loss")
 

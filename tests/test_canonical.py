@@ -14,16 +14,16 @@ import pytest
 from export_cases import sealed
 from hypothesis import strategies as st
 
-from jrec.data.encoder import Encoder
+from jrec.data.arrow_values import texts_of
+from jrec.data.canonical import canonical_text
 from jrec.data.growing import GrowingVocabulary, Growth
-from jrec.data.prepare import prepare
-from jrec.data.prepare_options import PrepareOptions
-from jrec.data.readers import Delimited, load_schema
-from jrec.data.readers.arrow_values import texts_of
-from jrec.data.readers.canonical import canonical_text
-from jrec.data.readers.keys import text_key
+from jrec.data.keys import text_key
 from jrec.data.schema import DatasetError, Schema
 from jrec.data.value_rows import load_vocabularies
+from jrec.prepare.encoder import Encoder
+from jrec.prepare.prepare import prepare
+from jrec.prepare.prepare_options import PrepareOptions
+from jrec.prepare.readers import Delimited, load_schema
 from jrec.serving.http import bodies
 
 pandas = pytest.importorskip("pandas", reason="pandas, an optional way to give columns, is not installed")

@@ -14,7 +14,7 @@ from mesh_runs import OPTIMIZERS
 
 from jrec.checkpoint import Checkpoints, Saved
 from jrec.errors import CheckpointError
-from jrec.run.mesh_checkpoint import MeshSource, saved_stack
+from jrec.run.placement.checkpoint import MeshSource, saved_stack
 
 
 def of_tier(tier, folder):

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from jrec import cli
-from jrec.commands.arguments import integer, number, size
+from jrec.app.commands.arguments import integer, number, size
 from jrec.errors import ConfigError
 from jrec.sharding.hardware import parse_bytes, parse_devices
 
@@ -55,7 +55,7 @@ def test_all_are_found():
 
 @pytest.mark.parametrize(("command", "parser", "words", "action"), OPTIONS)
 def test_a_value_is_taken_or_refused_in_one_line(command, parser, words, action, capsys):
-    assert action.type not in (None, int, float), "numbers have types of jrec.commands.arguments"
+    assert action.type not in (None, int, float), "numbers have types of jrec.app.commands.arguments"
     whole = cli.command_parser(command, importlib.import_module(command.module))
     before = [*words, *(w for w in required(parser) if not w.startswith(action.option_strings[-1] + "="))]
     for text in VALUES:

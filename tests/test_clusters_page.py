@@ -9,7 +9,7 @@ import subprocess
 import pytest
 import yaml
 
-from jrec.commands import train
+from jrec.app.commands import train
 from jrec.errors import ConfigError, LostProcessError
 
 CLUSTERS = pathlib.Path(__file__).parent.parent / "examples" / "clusters"

@@ -9,13 +9,13 @@ from flax import nnx
 from run_cases import CONFIG, quickstart
 
 from jrec import cli
+from jrec.app.compress import Selection, _balanced
+from jrec.app.config import load_config
+from jrec.app.evaluate import evaluate_checkpoint, restore_run
+from jrec.app.loop import train
+from jrec.app.report.metrics import evaluate
 from jrec.errors import ConfigError
 from jrec.ops.tt import TTDecomposition, TTShape, tt_svd, tt_to_dense
-from jrec.train.compress import Selection, _balanced
-from jrec.train.config import load_config
-from jrec.train.evaluate import evaluate_checkpoint, restore_run
-from jrec.train.loop import train
-from jrec.train.report.metrics import evaluate
 
 
 @pytest.fixture(scope="module")

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 
 from jrec import ops
+from jrec.app import config as configs
+from jrec.app.config import TrainConfig, differences, load_config, save_config
+from jrec.app.config.typed_toml import describe, keys
 from jrec.errors import ConfigError, value_errors_are_config_errors
 from jrec.row_optimizers import ROW_OPTIMIZERS
-from jrec.train import config as configs
-from jrec.train.config import TrainConfig, differences, load_config, save_config
-from jrec.train.config.typed_toml import describe, keys
 
 SHIPPED = sorted((pathlib.Path(__file__).parents[1] / "configs").glob("*.toml"))
 

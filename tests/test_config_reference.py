@@ -2,8 +2,8 @@
 
 import dataclasses
 
-from jrec.train.config import TrainConfig
-from jrec.train.config.typed_toml import Section, describe, hints
+from jrec.app.config import TrainConfig
+from jrec.app.config.typed_toml import Section, describe, hints
 from scripts import config_reference
 
 

@@ -9,10 +9,10 @@ from flax import nnx
 from run_cases import CONFIG, configuring, quickstart
 
 from jrec import EmbeddingLayout, FeatureConfig, TableConfig
+from jrec.app.loop import train
 from jrec.errors import ConfigError
 from jrec.nn import DLRM, DLRMConfig
 from jrec.nn.dense_encoding import encoded_width, piecewise_linear
-from jrec.train.loop import train
 
 BOUNDARIES = ((0.0, 1.0, 10.0), (), (1990.0, 2000.0, 2010.5, 2020.0))
 

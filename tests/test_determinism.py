@@ -8,12 +8,12 @@ import sys
 import pytest
 
 from jrec import cli
+from jrec.app import determinism
+from jrec.app.config import DataConfig, TrainConfig
 from jrec.data.schema import DatasetError
-from jrec.data.synth.generate import SynthOptions, synthesize
-from jrec.data.synth.shapes import shape_like
 from jrec.errors import ConfigError
-from jrec.train import determinism
-from jrec.train.config import DataConfig, TrainConfig
+from jrec.prepare.synth.generate import SynthOptions, synthesize
+from jrec.prepare.synth.shapes import shape_like
 
 FLAG = "--xla_gpu_deterministic_ops"
 
@@ -63,7 +63,7 @@ def test_on_a_cpu_that_has_started_there_is_nothing_to_do(flags):
 
 def test_the_platform_is_known_once_jax_has_started_and_not_before():
     program = (
-        "import sys; from jrec.train import determinism as d; found = [d._started_platform(), 'jax' in sys.modules];"
+        "import sys; from jrec.app import determinism as d; found = [d._started_platform(), 'jax' in sys.modules];"
         "import jax; found.append(d._started_platform()); jax.devices(); found.append(d._started_platform());"
         "import json; print(json.dumps(found))"
     )
@@ -82,7 +82,7 @@ def test_what_is_promised(flags):
 
 @pytest.mark.parametrize("key", [True, False])
 def test_a_run_asks_before_it_reads_anything(key, flags, tmp_path):
-    from jrec.train.loop import train
+    from jrec.app.loop import train
 
     read = flags("", None)
     data = DataConfig(path=str(tmp_path / "absent"))
@@ -98,7 +98,7 @@ def test_the_command_asks_before_it_joins_others_or_trains(flags, tmp_path, monk
         seen.append((config.deterministic, read()))
         raise ConfigError("enough")
 
-    monkeypatch.setattr("jrec.train.loop.train", train)
+    monkeypatch.setattr("jrec.app.loop.train", train)
     synthesize(shape_like("quickstart"), tmp_path / "data", SynthOptions(rows=200, seed=1))
     config = tmp_path / "run.toml"
     config.write_text(f'deterministic = true\n[data]\npath = "{tmp_path}/data"\nbatch_size = 16\n')

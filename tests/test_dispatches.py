@@ -15,10 +15,10 @@ from test_distribute import placed
 
 import jrec
 from jrec import nn, ops
+from jrec.app.dispatches import steps_of_dispatches
+from jrec.app.report.running_auc import RunningAuc
 from jrec.data.schema import DatasetError
 from jrec.errors import ConfigError
-from jrec.train.dispatches import steps_of_dispatches
-from jrec.train.report.running_auc import RunningAuc
 
 
 class Noisy(nn.DLRM):

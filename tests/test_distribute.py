@@ -390,7 +390,7 @@ def test_rows_of_a_feed_that_is_left_are_stored(name):
 
 def test_a_plan_whose_paths_lead_elsewhere_is_refused():
     """Rows move to the next device, but are still asked of the one that they were on."""
-    plan = jrec.run.mesh_plan.default_plan(layout_of().with_plan(), 4)
+    plan = jrec.run.placement.plan.default_plan(layout_of().with_plan(), 4)
     moved = dataclasses.replace(plan, owner=np.where(plan.owner < 0, -1, (plan.owner + 1) % 4).astype(np.int16))
     words = r"the rows from 0 on of table 'user' from device 0, which does not hold them; device 1 does"
     with pytest.raises(jrec.sharding.PlanError, match=words):

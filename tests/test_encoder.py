@@ -14,19 +14,19 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from jrec.data.bijection import save_order
 from jrec.data.blocks import ListColumn
 from jrec.data.dataset_packer import dataset_packer, pack_encoded
-from jrec.data.encoder import Encoder
 from jrec.data.fae import FaeManifest
 from jrec.data.fae.manifest import HotSet
-from jrec.data.fae.pack import pack
 from jrec.data.loader import LoaderConfig, make_loader
-from jrec.data.prepare import prepare
-from jrec.data.prepare_options import PrepareOptions
-from jrec.data.readers import Avazu, Criteo, Delimited, MovieLens, MovieLensOptions, Taobao, load_schema
-from jrec.data.reorder.file import save_order
 from jrec.data.schema import DatasetError, Schema
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
+from jrec.prepare.encoder import Encoder
+from jrec.prepare.fae_pack import pack
+from jrec.prepare.prepare import prepare
+from jrec.prepare.prepare_options import PrepareOptions
+from jrec.prepare.readers import Avazu, Criteo, Delimited, MovieLens, MovieLensOptions, Taobao, load_schema
 
 COLUMNS = """
 time.column = "at"
@@ -167,7 +167,7 @@ def test_what_is_encoded_stays_when_the_columns_are_written_over(shop):
 @pytest.mark.parametrize("kind", ["plain", "gzip", "pipe", "several"])
 def test_a_streamed_log_equals_the_prepared_one(tmp_path, shop, kind, monkeypatch):
     schema, source = shop
-    monkeypatch.setattr("jrec.data.readers.lines.BLOCK_BYTES", 900)
+    monkeypatch.setattr("jrec.prepare.readers.lines.BLOCK_BYTES", 900)
     lines = lines_of(1)
     path = written(tmp_path / "second.csv", lines)
     made = later(schema, source, [path], tmp_path / "second")
@@ -343,7 +343,7 @@ def test_bad_lines_and_inputs_are_named(tmp_path, shop):
 
 def test_encoding_columns_loads_no_jax(tmp_path, shop):
     script = (
-        "import sys; from jrec.data.encoder import Encoder; from jrec.data.schema import Schema;"
+        "import sys; from jrec.prepare.encoder import Encoder; from jrec.data.schema import Schema;"
         f"e = Encoder(Schema.load({str(shop[0].folder)!r}, check_files=False));"
         f"r = {ROW!r}; assert isinstance(e.columns(r).ids['user'][0].item(), int); assert 'jax' not in sys.modules"
     )

@@ -12,17 +12,17 @@ from grids import some_of
 from tbsm_config import SHIPPED, SMALL
 
 from jrec import cli, serving
+from jrec.app.config import load_config
+from jrec.app.evaluate import restore_run
+from jrec.app.export import export_run
+from jrec.app.loop import train
 from jrec.data.blocks import ListColumn, ShardReader
 from jrec.data.columns import cut
 from jrec.data.schema import Schema
-from jrec.data.synth.generate import SynthOptions, synthesize
-from jrec.data.synth.shapes import shape_like
 from jrec.errors import JrecError
+from jrec.prepare.synth.generate import SynthOptions, synthesize
+from jrec.prepare.synth.shapes import shape_like
 from jrec.serving.encode import model_inputs
-from jrec.train.config import load_config
-from jrec.train.evaluate import restore_run
-from jrec.train.export import export_run
-from jrec.train.loop import train
 
 HISTORY = 'model.features={{history={{pooling="{}"}}}}'
 RUNS = {

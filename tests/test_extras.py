@@ -21,8 +21,8 @@ from jrec.data.packing_columns import join
 from jrec.data.regroup import blank, gathered
 from jrec.data.schema import DatasetError
 from jrec.host.pipeline_batch import WholeBatches
-from jrec.run.mesh_batches import stacked
-from jrec.run.partitioned_batch import BatchPartitioner
+from jrec.run.feeds.partitioned import stacked
+from jrec.run.feeds.partitioned_batch import BatchPartitioner
 
 LAYOUT = jrec.EmbeddingLayout.build(
     [jrec.TableConfig(name="user", rows=10, dim=4)], [jrec.FeatureConfig(name="user", table="user")]

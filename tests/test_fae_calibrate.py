@@ -16,8 +16,8 @@ from jrec.access.calibrate.sample import FEW_HITS, RandEmBox, hot_rows
 from jrec.access.container import write_container
 from jrec.access.count import sample_blocks
 from jrec.access.profile import TableProfile
+from jrec.data.bijection import save_order
 from jrec.data.blocks import ListColumn, ShardReader, ShardWriter
-from jrec.data.reorder.file import save_order
 from jrec.data.schema import CategoricalFeature, DatasetError, Schema, Split, Table
 from jrec.errors import ConfigError
 

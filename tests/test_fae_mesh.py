@@ -18,12 +18,12 @@ from fae_cases import packed, records_of, rows_of
 from flax import nnx
 from host_runs import pipeline_threads
 
-from jrec.data.synth.generate import SynthOptions, synthesize
-from jrec.data.synth.shapes import shape_like
+from jrec.app import loop
+from jrec.app.config import load_config
+from jrec.app.evaluate import evaluate_checkpoint
+from jrec.prepare.synth.generate import SynthOptions, synthesize
+from jrec.prepare.synth.shapes import shape_like
 from jrec.run.state import RunState
-from jrec.train import loop
-from jrec.train.config import load_config
-from jrec.train.evaluate import evaluate_checkpoint
 
 close = functools.partial(np.testing.assert_allclose, rtol=2e-4, atol=2e-5)
 

@@ -18,13 +18,13 @@ from fae_cases import ITEMS, USERS, hot_set, write_dataset
 
 from jrec.data.blocks import ListColumn, ShardReader, ShardWriter, column_names
 from jrec.data.fae import FaeManifest, is_fae_folder
-from jrec.data.fae import pack as fae_pack
 from jrec.data.fae.examples import hot_examples, row_set
-from jrec.data.fae.pack import HotSet, PackOptions, pack, verify
 from jrec.data.loader import LoaderConfig, make_loader
 from jrec.data.schema import CategoricalFeature, DatasetError, Schema, Split, Table
 from jrec.errors import ConfigError, OutputError
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
+from jrec.prepare import fae_pack as fae_pack
+from jrec.prepare.fae_pack import HotSet, PackOptions, pack, verify
 
 
 def examples(folder, schema):

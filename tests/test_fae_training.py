@@ -17,25 +17,25 @@ from mesh_plans import scattered
 from run_cases import CONFIG, configuring, quickstart
 from tbsm_config import SHIPPED, SMALL
 
-from jrec.data.fae.pack import pack
+from jrec.app import loop
+from jrec.app.build import build_layout, build_model, build_optimizer
+from jrec.app.config import load_config
+from jrec.app.dataset import evaluation_config, open_data
+from jrec.app.evaluate import evaluate_checkpoint, restore_run
+from jrec.app.hot_cold_feed import FaeLoaders
+from jrec.app.loaders import train_loader
+from jrec.app.loop import train
+from jrec.app.report import summary, write_report
+from jrec.app.report.metrics import sigmoid
+from jrec.app.shuffle_scheduler import ShuffleScheduler
 from jrec.data.schema import Schema
-from jrec.data.synth.generate import SynthOptions, synthesize
-from jrec.data.synth.shapes import shape_like
 from jrec.errors import CheckpointError, ConfigError
-from jrec.run.mesh_plan import default_plan
+from jrec.prepare.fae_pack import pack
+from jrec.prepare.synth.generate import SynthOptions, synthesize
+from jrec.prepare.synth.shapes import shape_like
+from jrec.run.placement.plan import default_plan
 from jrec.run.step import compile_run
 from jrec.sharding.plan_file import save_plan
-from jrec.train import loop
-from jrec.train.build import build_layout, build_model, build_optimizer
-from jrec.train.config import load_config
-from jrec.train.dataset import evaluation_config, open_data
-from jrec.train.evaluate import evaluate_checkpoint, restore_run
-from jrec.train.hot_cold_feed import FaeLoaders
-from jrec.train.loaders import train_loader
-from jrec.train.loop import train
-from jrec.train.report import summary, write_report
-from jrec.train.report.metrics import sigmoid
-from jrec.train.shuffle_scheduler import ShuffleScheduler
 
 
 @pytest.fixture(scope="module")

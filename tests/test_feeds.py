@@ -77,8 +77,8 @@ def test_an_error_while_a_batch_is_brought_to_the_mesh_comes_at_its_batch(name, 
             raise OSError("the device is gone")
         return stacked(*arguments)
 
-    stacked = jrec.run.mesh_batches.stacked
-    monkeypatch.setattr(jrec.run.mesh_batches, "stacked", failing)
+    stacked = jrec.run.feeds.partitioned.stacked
+    monkeypatch.setattr(jrec.run.feeds.partitioned, "stacked", failing)
     with placed(name) as run:
         step, feed = run.compile(), run.feed(map(columns, range(9)), dense=DENSE)
         steps(step, feed, 2)

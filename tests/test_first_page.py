@@ -6,12 +6,12 @@ import pytest
 from run_cases import quickstart
 from test_report_page import Page
 
+from jrec.app.config import load_config
+from jrec.app.first_config import LARGE, candidates, facts_of, first_config
+from jrec.app.first_page import first_page
+from jrec.app.first_trials import Trial
 from jrec.cli import main
 from jrec.data.schema import Schema
-from jrec.train.config import load_config
-from jrec.train.first_config import LARGE, candidates, facts_of, first_config
-from jrec.train.first_page import first_page
-from jrec.train.first_trials import Trial
 
 
 @pytest.fixture(scope="module")

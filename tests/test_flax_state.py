@@ -16,11 +16,11 @@ from run_cases import CONFIG, configuring, quickstart
 
 import jrec
 from jrec import nn, ops
+from jrec.app.evaluate import evaluate_checkpoint
+from jrec.app.loop import train as train_run
 from jrec.errors import CheckpointError, ConfigError
 from jrec.nn.batch_norm import BatchNorm
 from jrec.run.options import HostOptions
-from jrec.train.evaluate import evaluate_checkpoint
-from jrec.train.loop import train as train_run
 
 STEPS, WIDTH = 4, 8
 CLOSE = {"rtol": 2e-4, "atol": 2e-6}

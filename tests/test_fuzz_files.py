@@ -32,34 +32,34 @@ from jrec.access.calibrate import CalibrateOptions, calibrate
 from jrec.access.calibrate.file import Calibration
 from jrec.access.count import exact_profile
 from jrec.access.profile import AccessProfile
+from jrec.app.config import load_config
+from jrec.app.models.catalogue import catalogue_of
+from jrec.app.models.model_schema import model_schema
+from jrec.app.run_dataset import keep_dataset, run_dataset
 from jrec.checkpoint import Checkpoints
 from jrec.checkpoint.files import _checksum
+from jrec.data.bijection import load_orders, save_order
 from jrec.data.blocks import ShardReader
 from jrec.data.columns import concatenate
 from jrec.data.fae.examples import read_blocks
-from jrec.data.fae.pack import pack, verify
-from jrec.data.prepare import prepare
-from jrec.data.prepare_options import PrepareOptions
-from jrec.data.readers.columnar import parse_rows
-from jrec.data.readers.delimited import Delimited
-from jrec.data.readers.delimited_schema import load_schema
-from jrec.data.readers.parse import Dialect, Field
-from jrec.data.readers.tables import column_types, read_rows
-from jrec.data.reorder.file import load_orders, save_order
 from jrec.data.schema import DatasetError, Schema
-from jrec.data.synth.generate import SynthOptions, synthesize
-from jrec.data.synth.shapes import shape_like
 from jrec.errors import JrecError
 from jrec.files import _seal
+from jrec.prepare.fae_pack import pack, verify
+from jrec.prepare.prepare import prepare
+from jrec.prepare.prepare_options import PrepareOptions
+from jrec.prepare.readers.columnar import parse_rows
+from jrec.prepare.readers.delimited import Delimited
+from jrec.prepare.readers.delimited_schema import load_schema
+from jrec.prepare.readers.parse import Dialect, Field
+from jrec.prepare.readers.tables import column_types, read_rows
+from jrec.prepare.synth.generate import SynthOptions, synthesize
+from jrec.prepare.synth.shapes import shape_like
 from jrec.sharding import Problem, build_plan, load_plan, plan_placement, save_plan
 from jrec.sharding.drift import describe, options_of_plan, problem_of_plan
 from jrec.sharding.hardware import grid, load_hardware
 from jrec.sharding.planner import PlanOptions
 from jrec.sharding.problem import tables_of
-from jrec.train.catalogue import catalogue_of
-from jrec.train.config import load_config
-from jrec.train.model_schema import model_schema
-from jrec.train.run_dataset import keep_dataset, run_dataset
 
 DEFAULT, SLOW = 216, 2520  # mutations of all formats together
 MANY = {"plan": 500}  # of a format, where it has more

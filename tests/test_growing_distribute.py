@@ -19,7 +19,7 @@ from process_pair import run_pair
 import jrec
 from jrec import nn, ops
 from jrec.data import GrowingVocabulary, Growth, pack_batch
-from jrec.data.readers.keys import value_keys
+from jrec.data.keys import value_keys
 from jrec.errors import CheckpointError, ConfigError
 from jrec.ops.row_init import init_rows_of_keys, key_words
 from jrec.run.options import HostOptions

@@ -16,14 +16,14 @@ import jrec
 from jrec import cli, serving
 from jrec.access import AccessProfile
 from jrec.access.profile import TableProfile
+from jrec.app.config import load_config
+from jrec.app.evaluate import restore_run
+from jrec.app.export import export_run
+from jrec.app.loop import train
 from jrec.data.schema import DatasetError, Schema
 from jrec.data.unknown import UnknownValuesWarning
 from jrec.errors import ConfigError
 from jrec.sharding import load_plan
-from jrec.train.config import load_config
-from jrec.train.evaluate import restore_run
-from jrec.train.export import export_run
-from jrec.train.loop import train
 
 SMALL = ("tables.growth.capacity=30", "tables.overrides.user.admit_after=2", "tables.overrides.user.evict='lru'")
 OFTEN = ("checkpoint.every_steps=4", "checkpoint.keep=20", "epochs=2")

@@ -8,7 +8,7 @@ import pytest
 
 from jrec.data import growing_kernels as kernels
 from jrec.data.growing import GrowingVocabulary, Growth
-from jrec.data.readers.keys import mix64
+from jrec.data.keys import mix64
 from jrec.errors import CheckpointError
 
 LAST = 2**64 - 1
@@ -193,7 +193,7 @@ def test_values_have_the_rows_of_their_keys():
     vocabulary = GrowingVocabulary(Growth(capacity=10))
     import pyarrow as pa
 
-    from jrec.data.readers.keys import value_keys
+    from jrec.data.keys import value_keys
 
     texts = pa.array(["a", "a long text that is no key of its own", "17"], pa.large_string())
     rows, _ = vocabulary.map(value_keys(texts, 0))

@@ -9,12 +9,12 @@ import pytest
 from prepare_reference import read_dataset, read_vocabulary
 
 from jrec import cli
-from jrec.data.prepare import prepare
-from jrec.data.prepare_options import PrepareOptions
-from jrec.data.readers import Delimited, load_schema
-from jrec.data.readers.guess import guess_schema, questions
-from jrec.data.readers.tables import sample
 from jrec.data.schema import DatasetError
+from jrec.prepare.prepare import prepare
+from jrec.prepare.prepare_options import PrepareOptions
+from jrec.prepare.readers import Delimited, load_schema
+from jrec.prepare.readers.guess import guess_schema, questions
+from jrec.prepare.readers.tables import sample
 
 
 def guess(folder, header, rows, name="log.csv"):

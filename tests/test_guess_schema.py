@@ -9,9 +9,9 @@ import pytest
 from prepare_reference import read_dataset, read_vocabulary
 
 from jrec import cli
-from jrec.data.readers import load_schema
-from jrec.data.readers.guess import guess_schema, questions
 from jrec.data.schema import DatasetError
+from jrec.prepare.readers import load_schema
+from jrec.prepare.readers.guess import guess_schema, questions
 
 
 def clicks(rows=400):

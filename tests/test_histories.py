@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 from prepare_reference import read_dataset, read_vocabulary
 
-from jrec.data.encoder import Encoder
-from jrec.data.histories import last_lines, write_histories
-from jrec.data.joined import csv_source
-from jrec.data.prepare import prepare
-from jrec.data.prepare_options import PrepareOptions
-from jrec.data.readers import load_schema
 from jrec.data.schema import DatasetError, Schema
-from jrec.data.spill import PlainColumn
+from jrec.prepare.encoder import Encoder
+from jrec.prepare.histories import last_lines, write_histories
+from jrec.prepare.joined import csv_source
+from jrec.prepare.prepare import prepare
+from jrec.prepare.prepare_options import PrepareOptions
+from jrec.prepare.readers import load_schema
+from jrec.prepare.spill import PlainColumn
 
 SCHEMA = """
 [label]
@@ -175,7 +175,7 @@ def test_the_last_lines_of_users(tmp_path, seed):
 
 @pytest.mark.parametrize("timed", [True, False])
 def test_leave_one_out(tmp_path, monkeypatch, timed):
-    monkeypatch.setattr("jrec.data.splits._READ_ROWS", 32)
+    monkeypatch.setattr("jrec.prepare.splits._READ_ROWS", 32)
     draw = random.Random(int(timed))
     lines = [
         (0, f"u{draw.randrange(40)}", draw.choice(["a", "b", "c", "d", ""]), draw.randrange(60)) for _ in range(150)

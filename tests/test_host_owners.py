@@ -9,8 +9,8 @@ import pytest
 
 from jrec.errors import ProcessError
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
-from jrec.run.host_owners import ALONE, BLOCK_ROWS, HostOwners
-from jrec.run.peers import _HELLO, Closed, Peers, _accept, _listen
+from jrec.run.placement.host_owners import ALONE, BLOCK_ROWS, HostOwners
+from jrec.run.placement.peers import _HELLO, Closed, Peers, _accept, _listen
 
 
 def stack_of(rows):

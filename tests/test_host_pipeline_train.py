@@ -14,17 +14,17 @@ from checkpoint_state import final_arrays
 from host_runs import pipeline_threads
 from run_cases import CONFIG, configuring, killed_and_resumed, quickstart
 
+from jrec.app import loop
+from jrec.app.config import load_config
+from jrec.app.evaluate import evaluate_checkpoint
+from jrec.app.loop import train
+from jrec.app.report import write_report
 from jrec.data.loader import Loader
-from jrec.data.prepare import prepare
-from jrec.data.readers.criteo import Criteo
 from jrec.data.schema import DatasetError
 from jrec.errors import CheckpointError, ConfigError
 from jrec.host import HostTable
-from jrec.train import loop
-from jrec.train.config import load_config
-from jrec.train.evaluate import evaluate_checkpoint
-from jrec.train.loop import train
-from jrec.train.report import write_report
+from jrec.prepare.prepare import prepare
+from jrec.prepare.readers.criteo import Criteo
 
 PIPELINE = ("tables.tier=host", "tables.host.pipeline=on")
 IN_PLACE = ("tables.tier=host", "tables.host.pipeline=off")
@@ -266,7 +266,7 @@ def test_what_cannot_work_is_refused(configure, monkeypatch):
         (("tables.implementation=xla",), r"tables\.implementation is 'xla', .* updated by the 'native' kernels"),
     ):
         with monkeypatch.context() as nothing_is_made:
-            nothing_is_made.setattr("jrec.train.make_run.build_modules", None)
+            nothing_is_made.setattr("jrec.app.make_run.build_modules", None)
             with pytest.raises(ConfigError, match=rf"tables\.host\.pipeline is 'off', but {reason}"):
                 train(configure(*IN_PLACE, *keys, out="refused"))
     folder = train(configure(*PIPELINE, "max_steps=1", "evaluate.final_splits=[]")).folder

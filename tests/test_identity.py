@@ -11,8 +11,8 @@ from run_cases import CONFIG
 from jrec import cli
 from jrec.data.blocks import ShardReader
 from jrec.data.schema import DatasetError, Schema
-from jrec.data.synth.generate import SynthOptions, synthesize
-from jrec.data.synth.shapes import shape_like
+from jrec.prepare.synth.generate import SynthOptions, synthesize
+from jrec.prepare.synth.shapes import shape_like
 
 PLAN = ("--hardware", "dgx-a100", "--devices", "2", "--dim", "8", "--figure", "none")
 

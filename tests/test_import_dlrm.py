@@ -11,13 +11,13 @@ import torch_files
 from checkpoint_state import latest
 from run_cases import quickstart
 
+from jrec.app.evaluate import restore_run
+from jrec.app.imports import import_dlrm, read_dlrm, read_state_dict
+from jrec.app.loaders import eval_loader
+from jrec.app.loop import train
 from jrec.cli import main
 from jrec.data.schema import Schema
 from jrec.errors import CheckpointError, ConfigError
-from jrec.imports import import_dlrm, read_dlrm, read_state_dict
-from jrec.train.evaluate import restore_run
-from jrec.train.loaders import eval_loader
-from jrec.train.loop import train
 
 DIM = 4
 PEERS = pathlib.Path(os.environ.get("JREC_PEERS_PYTHON", pathlib.Path(__file__).parents[1] / ".venv-peers/bin/python"))

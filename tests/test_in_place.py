@@ -15,7 +15,7 @@ from jrec.ops import SGD
 from jrec.ops import layout as layouts
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
 from jrec.ops.types import Bags
-from jrec.run.in_place_feed import HostCasts, HostPooling
+from jrec.run.feeds.in_place import HostCasts, HostPooling
 from jrec.run.step import compile_run
 from jrec.tiers.pooled import PooledUpdate
 

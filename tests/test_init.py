@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 from run_cases import quickstart
 
+from jrec.app import first_trials
+from jrec.app.baselines.examples import Split as Blocks
+from jrec.app.build import build_layout, build_modules
+from jrec.app.config import load_config
+from jrec.app.first_config import LARGE, candidates, facts_of, first_config, render, warnings
 from jrec.cli import main
 from jrec.data.blocks import ListColumn, ShardWriter
 from jrec.data.schema import CategoricalFeature, DenseFeature, Schema, Split, Table
 from jrec.errors import ConfigError
-from jrec.train import first_trials
-from jrec.train.baselines.examples import Split as Blocks
-from jrec.train.build import build_layout, build_modules
-from jrec.train.config import load_config
-from jrec.train.first_config import LARGE, candidates, facts_of, first_config, render, warnings
 
 
 @pytest.fixture(scope="module")

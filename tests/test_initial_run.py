@@ -9,9 +9,9 @@ from prepared_logs import prepared
 from small_run import CONFIG
 
 from jrec import cli
+from jrec.app.config import LRScheduleConfig, load_config
+from jrec.app.loop import train
 from jrec.errors import CheckpointError, ConfigError
-from jrec.train.config import LRScheduleConfig, load_config
-from jrec.train.loop import train
 
 HEADER, ROWS = "label,a,b\n", 1024
 LINES = [f"{i * i % 7 % 2},{'uvwxyz'[i * i % 6]},{i * 31 % 50}\n" for i in range(ROWS)]

@@ -13,16 +13,16 @@ from grids import some_of
 from run_cases import CONFIG, configuring, quickstart
 
 import jrec
+from jrec.app.config import load_config
+from jrec.app.evaluate import evaluate_checkpoint
+from jrec.app.loop import train
+from jrec.app.run_folder import CONFIG_FILE
+from jrec.app.tables import plan_tables
 from jrec.data.schema import Schema
-from jrec.data.synth.generate import SynthOptions, synthesize
-from jrec.data.synth.shapes import shape_like
 from jrec.errors import CheckpointError, ConfigError
 from jrec.nn import DLRM, CrossNetwork, DLRMConfig, fm_interaction
-from jrec.train.config import load_config
-from jrec.train.evaluate import evaluate_checkpoint
-from jrec.train.loop import train
-from jrec.train.run_folder import CONFIG_FILE
-from jrec.train.tables import plan_tables
+from jrec.prepare.synth.generate import SynthOptions, synthesize
+from jrec.prepare.synth.shapes import shape_like
 
 BATCH, DIM = 6, 4
 MLPERF = pathlib.Path(__file__).parents[1] / "configs" / "mlperf_dlrm_dcnv2.toml"

@@ -9,13 +9,13 @@ import pytest
 from dataset_files import content
 
 from jrec import cli
-from jrec.data import joined
-from jrec.data.encoder import Encoder
-from jrec.data.joined import csv_source
-from jrec.data.prepare import prepare
-from jrec.data.prepare_options import PrepareOptions
-from jrec.data.readers import load_schema
 from jrec.data.schema import DatasetError, Schema
+from jrec.prepare import joined
+from jrec.prepare.encoder import Encoder
+from jrec.prepare.joined import csv_source
+from jrec.prepare.prepare import prepare
+from jrec.prepare.prepare_options import PrepareOptions
+from jrec.prepare.readers import load_schema
 
 
 def made(folder, kind, out="", *, log="", joined=None, report=lambda message: None, **options):
@@ -59,7 +59,7 @@ def test_small_blocks_and_skipped_lines(tmp_path, monkeypatch):
         lines[7] = ",".join(["2", *lines[7].split(",")[1:]])
         lines[90] = "1," * (width + 3)
         (tmp_path / name).write_text("\n".join(lines) + "\n")
-    monkeypatch.setattr("jrec.data.readers.lines.BLOCK_BYTES", 1000)
+    monkeypatch.setattr("jrec.prepare.readers.lines.BLOCK_BYTES", 1000)
     for kind in ("joined", "prejoined"):
         assert made(tmp_path, kind, on_bad_line="skip").provenance["bad_lines"] == 2
     assert content(tmp_path / "joined") == content(tmp_path / "prejoined")

@@ -12,13 +12,13 @@ from dataset_files import content
 from prepare_reference import read_dataset
 
 from jrec import cli, load_run, serving
-from jrec.data.joined import csv_source
-from jrec.data.prepare import prepare
-from jrec.data.prepare_options import PrepareOptions
-from jrec.data.readers import load_schema
+from jrec.app.evaluate import restore_run
+from jrec.app.export import export_run
 from jrec.data.unknown import UnknownValuesWarning
-from jrec.train.evaluate import restore_run
-from jrec.train.export import export_run
+from jrec.prepare.joined import csv_source
+from jrec.prepare.prepare import prepare
+from jrec.prepare.prepare_options import PrepareOptions
+from jrec.prepare.readers import load_schema
 
 
 def test_predictions_have_the_scores_of_the_evaluation(tmp_path, capsys):

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from jrec.train.config import DataConfig, TrainConfig
-from jrec.train.config.train import CheckpointConfig, EarlyStoppingSection, EvaluateConfig
-from jrec.train.report.judgement import judge
-from jrec.train.report.metrics import Scores, evaluate
+from jrec.app.config import DataConfig, TrainConfig
+from jrec.app.config.train import CheckpointConfig, EarlyStoppingSection, EvaluateConfig
+from jrec.app.report.judgement import judge
+from jrec.app.report.metrics import Scores, evaluate
 
 INIT = {
     "evaluate": EvaluateConfig(early_stopping=EarlyStoppingSection(metric="auc", patience=3)),

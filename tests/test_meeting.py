@@ -14,13 +14,13 @@ import types
 
 import pytest
 
+from jrec.app.commands import eval as eval_command
+from jrec.app.commands.processes import Company
+from jrec.app.processes import lifeline
+from jrec.app.processes.lifeline import Lifeline
+from jrec.app.processes.meeting import Role, differences, join
 from jrec.cli import main
-from jrec.commands import eval as eval_command
-from jrec.commands.processes import Company
 from jrec.errors import ConfigError, ProcessError
-from jrec.train import lifeline
-from jrec.train.lifeline import Lifeline
-from jrec.train.meeting import Role, differences, join
 
 FACTS = {"seed": "0", "optimizer.learning_rate": "0.1"}
 
@@ -73,7 +73,7 @@ def test_process_0_that_does_not_come_is_named(port):
 JOINING = """
 import os, sys
 from jrec.errors import JrecError
-from jrec.train.meeting import Role, join
+from jrec.app.processes.meeting import Role, join
 port, processes, process, wait = map(int, sys.argv[1:])
 try:
     join(Role(host="localhost", port=port, processes=processes, process=process), wait=wait)

@@ -20,16 +20,16 @@ from whole_stacks import whole_stack
 
 import jrec
 from jrec import nn
+from jrec.app.config import load_config
+from jrec.app.evaluate import evaluate_checkpoint, restore_run
+from jrec.app.loop import train
 from jrec.checkpoint import Checkpoints, Saved
 from jrec.checkpoint.writer import Writer
-from jrec.data.synth.generate import SynthOptions, synthesize
-from jrec.data.synth.shapes import shape_like
 from jrec.errors import CheckpointError
+from jrec.prepare.synth.generate import SynthOptions, synthesize
+from jrec.prepare.synth.shapes import shape_like
 from jrec.run.checkpoint import dense_arrays
-from jrec.run.mesh_checkpoint import MeshSource, saved_stack
-from jrec.train.config import load_config
-from jrec.train.evaluate import evaluate_checkpoint, restore_run
-from jrec.train.loop import train
+from jrec.run.placement.checkpoint import MeshSource, saved_stack
 
 LAYOUT = mesh_runs.layout(tt=False)
 STACK = LAYOUT.members[0]

@@ -9,10 +9,10 @@ from run_cases import configuring
 from skewed_log import skewed_dataset
 
 import jrec
+from jrec.app.evaluate import restore_run
+from jrec.app.loop import train
+from jrec.app.report.logs import read_records
 from jrec.run.options import MeshOptions
-from jrec.train.evaluate import restore_run
-from jrec.train.loop import train
-from jrec.train.report.logs import read_records
 
 CONFIG = """
 [data]

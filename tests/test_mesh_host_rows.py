@@ -16,22 +16,22 @@ from mesh_runs import OPTIMIZERS
 from run_cases import configuring, quickstart
 from whole_stacks import host_addresses, whole_stack
 
+from jrec.app.build import build_layout
+from jrec.app.evaluate import evaluate_checkpoint, restore_run
+from jrec.app.loop import train
 from jrec.checkpoint import Checkpoints, HostRows
 from jrec.checkpoint.writer import Writer
 from jrec.data.schema import Schema
 from jrec.errors import CheckpointError
 from jrec.host import HostTable
-from jrec.run.host_owners import ALONE
-from jrec.run.mesh_checkpoint import MeshSource, saved_stack
-from jrec.run.mesh_plan import default_plan
-from jrec.run.mesh_rows import based
 from jrec.run.options import HostOptions
-from jrec.run.planned_tier import load_host_rows, placed_host_table
+from jrec.run.placement.checkpoint import MeshSource, saved_stack
+from jrec.run.placement.host_owners import ALONE
+from jrec.run.placement.plan import default_plan
+from jrec.run.placement.planned_tier import load_host_rows, placed_host_table
+from jrec.run.placement.rows import based
 from jrec.sharding import save_plan
 from jrec.sharding.contents import host_ranges
-from jrec.train.build import build_layout
-from jrec.train.evaluate import evaluate_checkpoint, restore_run
-from jrec.train.loop import train
 
 
 @pytest.fixture(scope="module")

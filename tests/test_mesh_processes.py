@@ -14,18 +14,18 @@ import pytest
 from checkpoint_state import flatten
 from skewed_log import skewed_dataset
 
+from jrec.app.build import build_layout, build_model, build_optimizer
+from jrec.app.config import load_config
+from jrec.app.evaluate import evaluate_checkpoint, restore_run
+from jrec.app.report.logs import read_records
+from jrec.app.report.metrics import evaluate
 from jrec.data.loader import LoaderConfig, make_loader
 from jrec.data.regroup import gathered
 from jrec.data.schema import Schema
-from jrec.data.synth.generate import SynthOptions, synthesize
-from jrec.data.synth.shapes import shape_like
 from jrec.errors import LostProcessError
+from jrec.prepare.synth.generate import SynthOptions, synthesize
+from jrec.prepare.synth.shapes import shape_like
 from jrec.run.step import compile_run
-from jrec.train.build import build_layout, build_model, build_optimizer
-from jrec.train.config import load_config
-from jrec.train.evaluate import evaluate_checkpoint, restore_run
-from jrec.train.report.logs import read_records
-from jrec.train.report.metrics import evaluate
 
 pytestmark = pytest.mark.slow
 
@@ -162,7 +162,7 @@ import jax
 import numpy as np
 from jrec.cli import main
 assert main(["eval", *sys.argv[1:]]) == 0
-from jrec.train.evaluate import evaluate_checkpoint
+from jrec.app.evaluate import evaluate_checkpoint
 run, data = sys.argv[1:3]
 for limit in (0, 3):
     found = evaluate_checkpoint(run, data, split="test", devices=jax.device_count(), limit=limit)

@@ -13,12 +13,12 @@ from jrec.data.regroup import gathered
 from jrec.data.schema import DatasetError
 from jrec.mesh.routing import Room
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
-from jrec.run.lookup_modes import LookupModes
-from jrec.run.mesh_plan import default_plan, planned_part
-from jrec.run.mesh_rows import based
-from jrec.run.mesh_sizes import HostSizes, MeshSizes
-from jrec.run.part_lookups import PartLookups
-from jrec.run.partitioned_batch import BatchPartitioner
+from jrec.run.feeds.partitioned_batch import BatchPartitioner
+from jrec.run.placement.lookup_modes import LookupModes
+from jrec.run.placement.part_lookups import PartLookups
+from jrec.run.placement.plan import default_plan, planned_part
+from jrec.run.placement.rows import based
+from jrec.run.placement.sizes import HostSizes, MeshSizes
 from jrec.sharding import PRESETS, Problem, build_plan, plan_placement
 from jrec.sharding.contents import host_ranges, replicated_addresses, shard_addresses
 from jrec.sharding.of_layout import plan_tables_of

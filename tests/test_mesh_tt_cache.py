@@ -13,6 +13,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from mesh_run_cases import CONFIG
 from run_cases import configuring, quickstart
 
+from jrec.app.evaluate import evaluate_checkpoint
+from jrec.app.loop import train
 from jrec.mesh.communication import Communication
 from jrec.mesh.step import StepOptions
 from jrec.nn.tt_stack import TTOptions, TTStack
@@ -23,8 +25,6 @@ from jrec.ops.tt.cache_index import lookups_of_rows
 from jrec.tiers.cores import count, counted, empty_counter
 from jrec.tiers.shared_cores import cast_of_all
 from jrec.tiers.store import Context
-from jrec.train.evaluate import evaluate_checkpoint
-from jrec.train.loop import train
 
 
 @pytest.fixture(scope="module")

@@ -8,11 +8,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from jrec.data import Encoder
-from jrec.data.joined import csv_source
-from jrec.data.prepare import prepare
-from jrec.data.prepare_options import PrepareOptions
-from jrec.data.readers import load_schema
 from jrec.data.schema import DatasetError, Schema
+from jrec.prepare.joined import csv_source
+from jrec.prepare.prepare import prepare
+from jrec.prepare.prepare_options import PrepareOptions
+from jrec.prepare.readers import load_schema
 
 SCHEMA = """
 missing_values = ["", "NA"]

@@ -13,10 +13,10 @@ import shop_logs
 from checkpoint_state import final_arrays
 from feature_table import NAMES
 
-from jrec.train.compress import Selection, compress_run
-from jrec.train.config import load_config
-from jrec.train.evaluate import restore_run
-from jrec.train.loop import train
+from jrec.app.compress import Selection, compress_run
+from jrec.app.config import load_config
+from jrec.app.evaluate import restore_run
+from jrec.app.loop import train
 
 CLOSE = {"rtol": 1e-3, "atol": 1e-4}
 ROUNDED = {"rtol": 2**-5, "atol": 2**-8}  # a row of 16 bits may come to lie at a neighbour in every step

@@ -9,16 +9,16 @@ import pytest
 from task_logs import CONFIG, SCHEMA, TASKS, columns, write_log
 
 from jrec import cli
+from jrec.app.config import load_config
+from jrec.app.dataset import check_tasks, open_data
+from jrec.app.evaluate import collected
+from jrec.app.preflight import check_start
+from jrec.app.report.metrics import Scores, evaluate, evaluate_tasks
+from jrec.app.report.running_auc import RunningAuc
 from jrec.batch import Batch
 from jrec.data.schema import DatasetError, Schema
 from jrec.errors import ConfigError
 from jrec.nn import multi_task_loss
-from jrec.train.config import load_config
-from jrec.train.dataset import check_tasks, open_data
-from jrec.train.evaluate import collected
-from jrec.train.preflight import check_start
-from jrec.train.report.metrics import Scores, evaluate, evaluate_tasks
-from jrec.train.report.running_auc import RunningAuc
 
 
 @pytest.fixture(scope="module")

@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 
 import jrec
+from jrec.app.baselines import popular_items
+from jrec.app.config import DataConfig, EvaluateConfig, ModelConfig, SequenceSection, TrainConfig
+from jrec.app.models.model_schema import model_schema, unread
+from jrec.app.models.next_items import NextItemPacker, feature_names
+from jrec.app.models.oov_ids import OovIds
+from jrec.app.models.rank_items import ItemRanker
+from jrec.app.report.ranking import LEFT_OUT, NEVER, RankScores, evaluated
 from jrec.data.columns import ListColumn
-from jrec.data.next_items import NextItemPacker, feature_names
-from jrec.data.oov_ids import OovIds
 from jrec.data.schema import CategoricalFeature, DatasetError, Schema, Table
 from jrec.errors import ConfigError
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig
-from jrec.train.baselines import popular_items
-from jrec.train.config import DataConfig, EvaluateConfig, ModelConfig, SequenceSection, TrainConfig
-from jrec.train.model_schema import model_schema, unread
-from jrec.train.rank_items import ItemRanker
-from jrec.train.report.ranking import LEFT_OUT, NEVER, RankScores, evaluated
 
 ROWS, LENGTH, DRAWN = 9, 4, 3
 NAMES = feature_names("history", "item")

@@ -9,11 +9,11 @@ from small_run import CONFIG
 
 from jrec import cli
 from jrec.data.fae.manifest import HotSet
-from jrec.data.fae.pack import pack
-from jrec.data.prepare import prepare
-from jrec.data.prepare_options import PrepareOptions
-from jrec.data.readers import Avazu, Criteo, Delimited, Taobao, load_schema
 from jrec.data.schema import DatasetError, Schema
+from jrec.prepare.fae_pack import pack
+from jrec.prepare.prepare import prepare
+from jrec.prepare.prepare_options import PrepareOptions
+from jrec.prepare.readers import Avazu, Criteo, Delimited, Taobao, load_schema
 
 LABELLED, UNLABELLED = "label,a,b\n", "a,b\n"
 COLUMNS = '[[categorical]]\ncolumn = "a"\n[[categorical]]\ncolumn = "b"\n'

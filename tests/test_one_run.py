@@ -21,6 +21,14 @@ from grids import some_of
 from run_cases import CONFIG, configuring, quickstart
 
 import jrec
+from jrec.app.build import build_layout, build_modules, table_key
+from jrec.app.config import load_config
+from jrec.app.evaluate import evaluate_checkpoint, restore_run
+from jrec.app.export import export_run
+from jrec.app.loaders import train_loader
+from jrec.app.loop import train
+from jrec.app.predict import load_run
+from jrec.app.report.metrics import evaluate
 from jrec.checkpoint import Checkpoints, Saved
 from jrec.checkpoint.files import write_json
 from jrec.checkpoint.manifest import MANIFEST, read_manifest
@@ -28,15 +36,7 @@ from jrec.cli import main
 from jrec.data import LoaderConfig, Schema, make_loader
 from jrec.errors import CheckpointError, ConfigError
 from jrec.ops.tt import TTShape
-from jrec.run.mesh_rows import make_mesh
-from jrec.train.build import build_layout, build_modules, table_key
-from jrec.train.config import load_config
-from jrec.train.evaluate import evaluate_checkpoint, restore_run
-from jrec.train.export import export_run
-from jrec.train.loaders import train_loader
-from jrec.train.loop import train
-from jrec.train.predict import load_run
-from jrec.train.report.metrics import evaluate
+from jrec.run.placement.rows import make_mesh
 
 STEPS = 12
 SHORT = (

@@ -7,14 +7,14 @@ import pytest
 from run_cases import CONFIG, configuring, quickstart
 
 import jrec
-from jrec.commands.train import _say_unread
+from jrec.app.build import build_layout
+from jrec.app.commands.train import _say_unread
+from jrec.app.loaders import eval_loader, train_loader
+from jrec.app.models.oov_ids import OovIds
 from jrec.data.columns import ListColumn
-from jrec.data.oov_ids import OovIds
 from jrec.data.packing import Packer
 from jrec.data.schema import Schema
 from jrec.errors import ConfigError
-from jrec.train.build import build_layout
-from jrec.train.loaders import eval_loader, train_loader
 
 ROWS, OOV, EXAMPLES = 50, 7, 4000
 

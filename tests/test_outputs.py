@@ -16,27 +16,28 @@ import time
 import numpy as np
 import pytest
 
-from jrec import Run, outputs, ray
+from jrec import Run, outputs
 from jrec.access.profile import AccessProfile
+from jrec.app import ray
+from jrec.app.compress import Selection, compress_run
+from jrec.app.config import load_config, save_config
+from jrec.app.export import export_run
+from jrec.app.predict import Scored, write_scores
+from jrec.app.report import write_report
+from jrec.app.report.logs import MetricLog
+from jrec.app.run_folder import LOCK_FILE, open_run_folder
 from jrec.checkpoint import Checkpoints
 from jrec.cli import COMMANDS, command_parser, main
 from jrec.data.blocks import ShardWriter
-from jrec.data.prepare import prepare
-from jrec.data.readers.delimited import Delimited
-from jrec.data.readers.delimited_schema import load_schema
-from jrec.data.reorder import reorder
 from jrec.data.schema import Schema
-from jrec.data.synth import SynthOptions, shape_like, synthesize
 from jrec.errors import OutputError
 from jrec.host.memory import allocate
 from jrec.host.timeline import Timeline
-from jrec.train.compress import Selection, compress_run
-from jrec.train.config import load_config, save_config
-from jrec.train.export import export_run
-from jrec.train.predict import Scored, write_scores
-from jrec.train.report import write_report
-from jrec.train.report.logs import MetricLog
-from jrec.train.run_folder import LOCK_FILE, open_run_folder
+from jrec.prepare.prepare import prepare
+from jrec.prepare.readers.delimited import Delimited
+from jrec.prepare.readers.delimited_schema import load_schema
+from jrec.prepare.reorder import reorder
+from jrec.prepare.synth import SynthOptions, shape_like, synthesize
 
 OLD, NEW = b"old" * 1000, b"new" * 1000
 

@@ -7,8 +7,8 @@ from mesh_plans import scattered
 from whole_stacks import host_addresses
 
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
-from jrec.run.mesh_plan import default_plan, overlaid, planned_part, ranges_of
-from jrec.run.mesh_rows import based
+from jrec.run.placement.plan import default_plan, overlaid, planned_part, ranges_of
+from jrec.run.placement.rows import based
 from jrec.sharding.contents import replicated_addresses, shard_addresses
 from jrec.sharding.pieces import HOST, REPLICATED
 

@@ -20,15 +20,15 @@ from grids import some_of
 from run_cases import killed_and_resumed
 
 from jrec import cli, nn, serving
+from jrec.app.build import build_layout, build_model, table_key
+from jrec.app.config import TrainConfig, load_config
+from jrec.app.config.typed_toml import toml_value
+from jrec.app.evaluate import evaluate_checkpoint, restore_run
+from jrec.app.loop import train
+from jrec.app.report.metrics import log_loss
 from jrec.data.schema import Schema
 from jrec.errors import CheckpointError, ConfigError
 from jrec.random_keys import words
-from jrec.train.build import build_layout, build_model, table_key
-from jrec.train.config import TrainConfig, load_config
-from jrec.train.config.typed_toml import toml_value
-from jrec.train.evaluate import evaluate_checkpoint, restore_run
-from jrec.train.loop import train
-from jrec.train.report.metrics import log_loss
 
 CONFIG = shop_logs.CONFIG.replace(
     """bottom_mlp = [8]

@@ -15,7 +15,7 @@ import jrec
 from jrec.data import load_vocabularies, pack_batch
 from jrec.data.blocks import ListColumn
 from jrec.data.column_forms import form_of
-from jrec.data.readers.keys import buckets, text_key
+from jrec.data.keys import buckets, text_key
 from jrec.data.schema import DatasetError
 
 

@@ -1,6 +1,8 @@
 """What can be said of the package as a whole: what importing it costs, its pins, its scripts."""
 
+import importlib
 import pathlib
+import pkgutil
 import re
 import shutil
 import subprocess
@@ -12,6 +14,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 import jrec
+from jrec import moved
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -66,7 +69,7 @@ def test_a_program_of_the_library_knows_no_raw_log():
 import sys
 import jrec, jrec.nn, jrec.data, jrec.run.run
 jrec.distribute, jrec.data.pack_batch, jrec.data.make_loader, jrec.data.load_vocabularies
-print([m for m in {RAW_LOGS} if "jrec.data." + m in sys.modules], [m for m in sys.modules if m[:10] == "jrec.train"])
+print([m for m in {RAW_LOGS} if "jrec.data." + m in sys.modules], [m for m in sys.modules if m[:10] == "jrec.app"])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.strip() == "[] []"
@@ -157,3 +160,18 @@ def test_tests_that_scripts_name_are_there():
 def test_python_version_fits_requires_python():
     wanted = PROJECT["project"]["requires-python"].removeprefix(">=")
     assert (ROOT / ".python-version").read_text().strip() == wanted
+
+
+@pytest.mark.parametrize(("old", "now"), moved.MOVED.items())
+def test_an_import_path_that_moved_gives_the_same_module_and_warns(old, now):
+    for name in [name for name in sys.modules if f"{name}.".startswith(f"{old}.")]:
+        del sys.modules[name]
+    with pytest.warns(FutureWarning, match=f"{re.escape(old)} is {re.escape(now)} now"):
+        module = importlib.import_module(old)
+    assert module is importlib.import_module(now)
+    assert module.__spec__ is not None
+    assert module.__spec__.name == now
+    inside = next((info.name for info in pkgutil.iter_modules(getattr(module, "__path__", []))), None)
+    if inside is not None:
+        with pytest.warns(FutureWarning):
+            assert importlib.import_module(f"{old}.{inside}") is importlib.import_module(f"{now}.{inside}")

@@ -13,13 +13,13 @@ from pallas_interpreter import interpreted
 
 import jrec
 from jrec import ops
+from jrec.app.build import parameter_counts
 from jrec.checkpoint import Checkpoints, DeviceRows
 from jrec.native import host
 from jrec.nn import DLRM, DLRMConfig, SparseOptimizer, train_step
 from jrec.ops.storage import ALIGNMENT, pad, padded_dim, strip
 from jrec.pallas import tile
 from jrec.run.checkpoint import StateRows, dense_arrays, restore_state
-from jrec.train.build import parameter_counts
 
 COMMON = {"learning_rate": lambda step: 0.5 / (step + 1), "weight_decay": 0.01, "max_row_norm": 1.5}
 OPTIMIZERS = [

@@ -9,9 +9,9 @@ from checkpoint_state import latest
 from feature_table import EXCLUSIVE, NAMES, PAGE, page_with, trained_pairs
 from placement_runs import Workplace, arrays_of
 
-from jrec.train.compress import Selection, compress_run
-from jrec.train.config import load_config
-from jrec.train.loop import train
+from jrec.app.compress import Selection, compress_run
+from jrec.app.config import load_config
+from jrec.app.loop import train
 
 CLOSE = {"rtol": 2e-4, "atol": 2e-5}
 

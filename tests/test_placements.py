@@ -10,8 +10,8 @@ from mesh_cases import ragged_on_cpu
 from placement_cases import HOST_ITEM, OPTIMIZERS, PLACEMENTS, STEPS, TT_WARMUP, Placement, PlanOf
 from placement_runs import Workplace
 
+from jrec.app.report.logs import read_records
 from jrec.sharding import BASELINES
-from jrec.train.report.logs import read_records
 
 CLOSE = {"rtol": 2e-4, "atol": 2e-5}  # sums of float32 in another order, over all steps
 GAP = {"bfloat16": 2.0**-7, "float16": 2.0**-10}  # between neighbours, by the power of two below them
@@ -77,7 +77,7 @@ def test_every_baseline_plan(place, baseline):
 @pytest.mark.slow
 def test_lines_that_travel_without_padding_give_the_same_bits(place, monkeypatch):
     """The ragged all-to-all emulated; it would give NaN where sizes disagree."""
-    monkeypatch.setattr("jrec.run.mesh_setup.check_kind", lambda kind, platform: None)
+    monkeypatch.setattr("jrec.run.placement.setup.check_kind", lambda kind, platform: None)
     for name in ("mesh-retrieve", "mesh-send"):
         with ragged_on_cpu():
             ragged = place.run(PLACEMENTS[name], "adagrad", "float32", "mesh.exchange=ragged", out=f"ragged {name}")

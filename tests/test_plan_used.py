@@ -7,14 +7,14 @@ import pytest
 from grids import some_of
 
 from jrec import cli
+from jrec.app.build import build_layout
+from jrec.app.config import load_config
+from jrec.app.run_plan import check_sharing, run_plan
 from jrec.data.schema import Schema
 from jrec.errors import ConfigError, JrecError
 from jrec.row_optimizers import ROW_OPTIMIZERS
 from jrec.sharding.errors import PlanError
 from jrec.sharding.plan_file import load_plan
-from jrec.train.build import build_layout
-from jrec.train.config import load_config
-from jrec.train.run_plan import check_sharing, run_plan
 
 CONFIG = """
 [data]

@@ -13,9 +13,9 @@ from grids import some_of
 
 import jrec
 from jrec import cli, serving
+from jrec.app.evaluate import restore_run
+from jrec.app.export import export_run
 from jrec.data.schema import DatasetError
-from jrec.train.evaluate import restore_run
-from jrec.train.export import export_run
 
 TIERS = {
     "device": (),

@@ -10,17 +10,17 @@ import time
 import pytest
 from small_run import CONFIG
 
+from jrec.app import preflight
+from jrec.app.build import build_layout
+from jrec.app.config import load_config
+from jrec.app.preflight import check_space, check_start
+from jrec.app.run_dataset import keep_dataset
 from jrec.cli import main
 from jrec.data.loader import LoaderConfig, make_loader
 from jrec.data.schema import DatasetError, Schema, Split
-from jrec.data.synth.generate import SynthOptions, synthesize
-from jrec.data.synth.shapes import shape_like
 from jrec.errors import ConfigError
-from jrec.train import preflight
-from jrec.train.build import build_layout
-from jrec.train.config import load_config
-from jrec.train.preflight import check_space, check_start
-from jrec.train.run_dataset import keep_dataset
+from jrec.prepare.synth.generate import SynthOptions, synthesize
+from jrec.prepare.synth.shapes import shape_like
 
 WITHOUT_JAX = """
 import sys, time
@@ -207,7 +207,7 @@ def test_a_finished_run_goes_back_to_an_earlier_checkpoint(configured, tmp_path,
         asked.append(how)
         raise ConfigError("far enough")
 
-    monkeypatch.setattr("jrec.train.loop.train", train)
+    monkeypatch.setattr("jrec.app.loop.train", train)
     _, arguments = configured()
     assert main(["train", *arguments, "--resume-from", "5"]) == 2
     assert asked == [{"resume": True, "overwrite": False, "resume_from": 5}]

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from prepare_reference import bounds, check_table, read_dataset
 
-from jrec.data.prepare import prepare
-from jrec.data.prepare_options import PrepareOptions
-from jrec.data.readers import Delimited, load_schema
 from jrec.data.schema import DatasetError, Schema
+from jrec.prepare.prepare import prepare
+from jrec.prepare.prepare_options import PrepareOptions
+from jrec.prepare.readers import Delimited, load_schema
 
 SCHEMA = """
 name = "shop"
@@ -104,7 +104,7 @@ def test_random_logs(tmp_path_factory, rows, min_count, block_size, shard_blocks
         min_count=min_count, block_size=block_size, shard_examples=block_size * shard_blocks, split=(0.5, 0.2, 0.3)
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("jrec.data.readers.lines.BLOCK_BYTES", block_bytes)
+        patch.setattr("jrec.prepare.readers.lines.BLOCK_BYTES", block_bytes)
         source = Delimited(load_schema(str(folder / "schema.toml")))
         files = [str(folder / "day_1.csv"), str(folder / "day_2.csv")]
         schema = prepare(source, files, folder / "out", options)

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from prepare_reference import read_dataset, read_vocabulary
 
-from jrec.data.encoder import Encoder
-from jrec.data.fit import moments, quantiles
-from jrec.data.prepare import prepare
-from jrec.data.prepare_options import PrepareOptions
-from jrec.data.readers import Delimited, load_schema
-from jrec.data.readers.delimited_schema import MAX_QUANTILES
 from jrec.data.schema import DatasetError, Schema
+from jrec.prepare.encoder import Encoder
+from jrec.prepare.fit import moments, quantiles
+from jrec.prepare.prepare import prepare
+from jrec.prepare.prepare_options import PrepareOptions
+from jrec.prepare.readers import Delimited, load_schema
+from jrec.prepare.readers.delimited_schema import MAX_QUANTILES
 
 SCHEMA = """
 label.column = "y"

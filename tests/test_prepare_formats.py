@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from prepare_reference import bounds, check_table, provenance, read_dataset, read_vocabulary
 
-from jrec.data.prepare import prepare
-from jrec.data.prepare_options import PrepareOptions
-from jrec.data.readers import Avazu, Criteo, MovieLens, MovieLensOptions, Taobao
 from jrec.data.schema import DatasetError
+from jrec.prepare.prepare import prepare
+from jrec.prepare.prepare_options import PrepareOptions
+from jrec.prepare.readers import Avazu, Criteo, MovieLens, MovieLensOptions, Taobao
 
 SMALL = PrepareOptions(block_size=512, shard_examples=4096, threads=2)
 

@@ -12,11 +12,11 @@ import pytest
 from prepare_reference import read_dataset, read_vocabulary
 
 from jrec.data import Encoder
-from jrec.data.joined import csv_source
-from jrec.data.prepare import prepare
-from jrec.data.prepare_options import PrepareOptions
-from jrec.data.readers import load_schema
 from jrec.data.schema import DatasetError, Schema
+from jrec.prepare.joined import csv_source
+from jrec.prepare.prepare import prepare
+from jrec.prepare.prepare_options import PrepareOptions
+from jrec.prepare.readers import load_schema
 
 LABEL = '[label]\ncolumn = "y"\n'
 LIBSVM = 'layout = "libsvm"\n[label]\ncolumn = "label"\n[[categorical]]\ncolumn = "features"\n'
@@ -154,7 +154,7 @@ CAFES = 'encoding = "{}"\n[label]\ncolumn = "größe"\n[[categorical]]\ncolumn =
 
 @pytest.mark.parametrize(("encoding", "texts"), [("latin-1", ["Café", "\x85", "ü", "a"]), ("cp1252", ["“Café”", "€"])])
 def test_other_encodings(tmp_path, monkeypatch, encoding, texts):
-    monkeypatch.setattr("jrec.data.readers.lines.BLOCK_BYTES", 9)
+    monkeypatch.setattr("jrec.prepare.readers.lines.BLOCK_BYTES", 9)
     lines = [f"{k % 2},{text}\n" for k, text in enumerate(texts * 9)]
     content = "".join(["größe,c\n", *lines]).encode(encoding)
     _, values = made(tmp_path, CAFES.format(encoding), content)
@@ -228,7 +228,7 @@ def test_dates_of_other_patterns(tmp_path, pattern):
 
 
 def test_a_joined_file_and_parts_in_encodings_of_their_own(tmp_path, monkeypatch):
-    monkeypatch.setattr("jrec.data.parts.PART_BYTES", 40)
+    monkeypatch.setattr("jrec.prepare.parts.PART_BYTES", 40)
     schema = 'encoding = "latin-1"\n' + LABEL + '[[categorical]]\ncolumn = "c"\n'
     join = '[[join]]\nfile = "side"\nkey = "c"\nencoding = "utf-8"\n[[join.categorical]]\ncolumn = "g"\n'
     content = ("y,c\n" + "0,Café\n1,Thé\n1,Eau\n" * 9).encode("latin-1")

@@ -5,7 +5,7 @@ import hypothesis.strategies as st
 import numpy as np
 
 from jrec.data.columns import ListColumn
-from jrec.data.spill import Spill
+from jrec.prepare.spill import Spill
 
 RUNS = st.lists(st.lists(st.integers(-5, 30), min_size=1, max_size=25), min_size=1, max_size=6)
 

@@ -5,10 +5,10 @@ import pytest
 from prepare_reference import provenance, read_dataset, read_vocabulary
 
 from jrec import cli
-from jrec.data.prepare import prepare
-from jrec.data.prepare_options import PrepareOptions
-from jrec.data.readers import Delimited, MovieLens, MovieLensOptions, load_schema
 from jrec.data.schema import DatasetError
+from jrec.prepare.prepare import prepare
+from jrec.prepare.prepare_options import PrepareOptions
+from jrec.prepare.readers import Delimited, MovieLens, MovieLensOptions, load_schema
 
 SCHEMA = """
 columns = ["y", "at", "x", "c", "l"]
@@ -62,7 +62,7 @@ def test_files_of_each_split(tmp_path):
 
 
 def test_drawn_splits(tmp_path, monkeypatch):
-    monkeypatch.setattr("jrec.data.splits._READ_ROWS", 64)
+    monkeypatch.setattr("jrec.prepare.splits._READ_ROWS", 64)
     expected = log(tmp_path / "log", 3000, 1)
 
     def made(name, **options):

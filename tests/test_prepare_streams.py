@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from jrec import cli
-from jrec.data.prepare import prepare
-from jrec.data.prepare_options import PrepareOptions
-from jrec.data.readers import Avazu, Criteo
 from jrec.data.schema import DatasetError, Schema
+from jrec.prepare.prepare import prepare
+from jrec.prepare.prepare_options import PrepareOptions
+from jrec.prepare.readers import Avazu, Criteo
 
 
 def log(rows, seed=0):

@@ -14,12 +14,12 @@ import pytest
 from prepare_reference import read_dataset, read_vocabulary
 from shop_logs import SCHEMA, write_log
 
-from jrec.data.encoder import Encoder
-from jrec.data.prepare import prepare
-from jrec.data.prepare_options import PrepareOptions
-from jrec.data.readers import Criteo, Delimited, load_schema
-from jrec.data.readers.columnar import _decimals, _floats
 from jrec.data.schema import DatasetError, Schema
+from jrec.prepare.encoder import Encoder
+from jrec.prepare.prepare import prepare
+from jrec.prepare.prepare_options import PrepareOptions
+from jrec.prepare.readers import Criteo, Delimited, load_schema
+from jrec.prepare.readers.columnar import _decimals, _floats
 
 
 def source(folder, schema):
@@ -62,7 +62,7 @@ def test_the_dataset_is_that_of_the_text(tmp_path, monkeypatch):
     pq.write_table(table[400:], tmp_path / "2.parquet", compression="zstd")
     options = {"block_size": 64, "shard_examples": 256}
     of_text = made(tmp_path, "of_text", SCHEMA, tmp_path / "log.csv", **options)
-    monkeypatch.setattr("jrec.data.readers.lines.BLOCK_BYTES", 4000)  # many pieces of a row group
+    monkeypatch.setattr("jrec.prepare.readers.lines.BLOCK_BYTES", 4000)  # many pieces of a row group
     files = tmp_path / "1.parquet", tmp_path / "2.parquet"
     of_parquet = made(tmp_path, "of_parquet", SCHEMA.replace('separator = "|"', "lists = true"), *files, **options)
     assert shards(of_parquet) == shards(of_text)
@@ -221,7 +221,7 @@ class Stream:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_same_table_in_every_form_makes_the_same_dataset(tmp_path, monkeypatch, seed):
-    monkeypatch.setattr("jrec.data.readers.lines.BLOCK_BYTES", 20_000)  # several pieces
+    monkeypatch.setattr("jrec.prepare.readers.lines.BLOCK_BYTES", 20_000)  # several pieces
     columns = random_columns(seed, 1500)
     table = pa.table(columns)
     write_csv(tmp_path / "log.csv", columns)

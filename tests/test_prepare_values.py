@@ -10,11 +10,12 @@ import pyarrow.parquet as pq
 import pytest
 from prepare_reference import read_dataset, read_vocabulary
 
-from jrec.data.encoder import Encoder
-from jrec.data.prepare import prepare
-from jrec.data.prepare_options import PrepareOptions
-from jrec.data.readers import Delimited, load_schema, spans
+from jrec.data import spans
 from jrec.data.schema import DatasetError, Schema
+from jrec.prepare.encoder import Encoder
+from jrec.prepare.prepare import prepare
+from jrec.prepare.prepare_options import PrepareOptions
+from jrec.prepare.readers import Delimited, load_schema
 
 
 def made(folder, schema, content, **options):
@@ -215,7 +216,7 @@ def test_bad_schemas(tmp_path, schema, message):
      (LABEL + "positive_at_least = 3\n", 5, 1)],
 )  # fmt: skip
 def test_a_label_of_one_value_is_refused(tmp_path, monkeypatch, schema, value, label):
-    monkeypatch.setattr("jrec.data.splits._READ_ROWS", 4)
+    monkeypatch.setattr("jrec.prepare.splits._READ_ROWS", 4)
     lines = "".join(f"{value},{'ab'[k % 2]}\n" for k in range(10))
     schema += '[[categorical]]\ncolumn = "c"\n'
     with pytest.raises(

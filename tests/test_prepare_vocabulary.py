@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from jrec.data import vocabulary
-from jrec.data.readers.keys import buckets, text_key
-from jrec.data.readers.movielens_side import encode_texts
-from jrec.data.readers.parse import LongTexts
+from jrec.data.keys import buckets, text_key
+from jrec.data.long_texts import LongTexts
 from jrec.data.schema import DatasetError
 from jrec.data.texts import BUDGET, TextStore
 from jrec.data.vocabulary import HashedTable, Vocabulary, _hash_table, build_table
+from jrec.prepare.readers.movielens_side import encode_texts
 
 KEYS = st.lists(st.lists(st.integers(0, 40), max_size=60), max_size=4)
 

@@ -8,11 +8,11 @@ import random
 import pytest
 from test_prepare_workspace import files, write_log
 
-from jrec.data import parts
-from jrec.data.prepare import prepare
-from jrec.data.prepare_options import PrepareOptions
-from jrec.data.readers import Criteo, Delimited, MovieLens, MovieLensOptions, load_schema
 from jrec.data.schema import DatasetError
+from jrec.prepare import parts
+from jrec.prepare.prepare import prepare
+from jrec.prepare.prepare_options import PrepareOptions
+from jrec.prepare.readers import Criteo, Delimited, MovieLens, MovieLensOptions, load_schema
 
 SCHEMA = """
 columns = ["y", "at", "x", "c", "l", "w", "n"]

@@ -15,12 +15,12 @@ from grids import some_of
 
 from jrec import cli
 from jrec.data.blocks import ShardWriter
-from jrec.data.prepare import prepare
-from jrec.data.prepare_options import PrepareOptions
-from jrec.data.readers import Criteo
 from jrec.data.schema import DatasetError, Schema
 from jrec.errors import OutputError
 from jrec.outputs import MANIFEST, new_folder
+from jrec.prepare.prepare import prepare
+from jrec.prepare.prepare_options import PrepareOptions
+from jrec.prepare.readers import Criteo
 
 OPTIONS = PrepareOptions(block_size=64, shard_examples=256)
 
@@ -151,9 +151,9 @@ from jrec.cli import main
 sys.exit(main(sys.argv[4:]))
 """
 PLACES = {
-    "starting": ("jrec.data.prepare", "new_spill", 1),
-    "reading": ("jrec.data.spill", "Spill.append", 2),
-    "encoding": ("jrec.data.table_parts", "save_table", 20),
+    "starting": ("jrec.prepare.prepare", "new_spill", 1),
+    "reading": ("jrec.prepare.spill", "Spill.append", 2),
+    "encoding": ("jrec.prepare.table_parts", "save_table", 20),
     "writing": ("jrec.data.blocks", "ShardWriter.close", 5),
     "describing": ("jrec.data.schema", "Schema.save", 1),
     "renaming": ("jrec.outputs", "_exchange", 1),

@@ -9,8 +9,8 @@ import sys
 import pytest
 from small_run import CONFIG
 
-from jrec.data.synth.generate import SynthOptions, synthesize
-from jrec.data.synth.shapes import shape_like
+from jrec.prepare.synth.generate import SynthOptions, synthesize
+from jrec.prepare.synth.shapes import shape_like
 
 QUIET_SECONDS = 60  # that a busy machine may take for what takes one
 

@@ -7,10 +7,10 @@ import hypothesis
 import numpy as np
 from hypothesis import strategies as st
 
-from jrec.data.raw_columns import parsed_columns
-from jrec.data.readers.keys import text_key
-from jrec.data.readers.parse import Field
+from jrec.data.keys import text_key
 from jrec.data.schema import DatasetError
+from jrec.prepare.raw_columns import parsed_columns
+from jrec.prepare.readers.parse import Field
 
 TEXTS = st.sampled_from(["", "-", "ab12ef90", "AB12EF90", "1", "-2.5", "u17", "a long text of a value", "1e400", "nan"])
 VALUES = (

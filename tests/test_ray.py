@@ -15,16 +15,16 @@ from test_mesh_processes import TIMEOUT, dataset, finish, run  # noqa: F401 (fix
 from test_prepare_workspace import files, make, write_log
 
 from jrec import cli
-from jrec.data import ingest, parts
+from jrec.app.evaluate import restore_run
 from jrec.errors import ConfigError
-from jrec.train.evaluate import restore_run
+from jrec.prepare import ingest, parts
 
 pytest.importorskip("ray", reason="needs the extra ray: pip install 'jrec[ray]'")
 pytestmark = pytest.mark.slow
 
 FIT = """
 import sys
-from jrec.ray import fit
+from jrec.app.ray import fit
 if __name__ == "__main__":
     print("the run is in", fit(sys.argv[1], sys.argv[2:], workers=2, restarts=1))
 """
@@ -50,7 +50,7 @@ def read_part_and_die_once(source, part, folder, *others):
 def workers():
     import ray
 
-    from jrec.ray import RayExecutor, connected
+    from jrec.app.ray import RayExecutor, connected
 
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Ray's workers do not see the tests
     with connected("local", cpus=2):
@@ -58,9 +58,9 @@ def workers():
 
 
 def test_a_log_prepared_by_workers_of_which_one_is_killed(workers, tmp_path, monkeypatch):
-    from jrec.data.prepare import prepare
-    from jrec.data.prepare_options import PrepareOptions
-    from jrec.data.readers import Criteo
+    from jrec.prepare.prepare import prepare
+    from jrec.prepare.prepare_options import PrepareOptions
+    from jrec.prepare.readers import Criteo
 
     write_log(tmp_path / "log", 3000)
     make(tmp_path / "log", tmp_path / "one")
@@ -120,7 +120,7 @@ def processes_of(out):
             words = place.read_bytes().decode().split("\0")
         except OSError:
             continue
-        if "jrec.ray.worker" in words and f"out={out}" in words:
+        if "jrec.app.ray.worker" in words and f"out={out}" in words:
             found[int(words[words.index("--process") + 1])] = int(place.parent.name)
     return found
 
@@ -167,7 +167,7 @@ def wait_for_checkpoint(fit, out):
 
 
 def test_a_mistake_is_named_before_ray_is_started(tmp_path):
-    from jrec.ray import fit
+    from jrec.app.ray import fit
 
     with pytest.raises(ConfigError, match=r"mesh.devices is workers \* devices here; leave it out"):
         fit("quickstart", ["mesh.devices=3"], workers=2)

@@ -7,8 +7,8 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 
-from jrec.data.readers import lines
 from jrec.data.schema import DatasetError
+from jrec.prepare.readers import lines
 
 
 def read(path, **options):

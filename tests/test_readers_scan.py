@@ -10,10 +10,10 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 
-from jrec.data.readers import scan
-from jrec.data.readers.keys import buckets, decode_keys, hash_texts, integer_keys, is_text, short_key, text_key
-from jrec.data.readers.lines import Block
-from jrec.data.readers.parse import Dialect, Field, Parser
+from jrec.data import scan
+from jrec.data.keys import buckets, decode_keys, hash_texts, integer_keys, is_text, short_key, text_key
+from jrec.prepare.readers.lines import Block
+from jrec.prepare.readers.parse import Dialect, Field, Parser
 
 PLAIN_CHARACTERS = st.characters(blacklist_characters='\n\r\0,"', blacklist_categories=("Cs",))
 PLAIN_TEXT = st.text(PLAIN_CHARACTERS, max_size=20)

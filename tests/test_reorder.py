@@ -14,18 +14,18 @@ from flax import nnx
 import jrec
 from benchmarks.studies.reorder import image, plot_prefixes
 from jrec.cli import main
+from jrec.data.bijection import inverse, is_permutation, load_order, save_order
 from jrec.data.blocks import ListColumn, ShardWriter, shard_file
 from jrec.data.loader import LoaderConfig, make_loader
 from jrec.data.packing import Packer, pack_batch
-from jrec.data.reorder import ReorderOptions, driver, reorder, restore
-from jrec.data.reorder.effect import Effect
-from jrec.data.reorder.file import inverse, is_permutation, load_order, save_order
-from jrec.data.reorder.log import Reading, batches, frequencies, stored
-from jrec.data.reorder.verify import verify
 from jrec.data.schema import CategoricalFeature, DatasetError, DenseFeature, Schema, Split, Table
 from jrec.errors import CheckpointError, OutputError
 from jrec.nn import DLRM, DLRMConfig, SparseOptimizer, train_step
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
+from jrec.prepare.reorder import ReorderOptions, driver, reorder, restore
+from jrec.prepare.reorder.effect import Effect
+from jrec.prepare.reorder.log import Reading, batches, frequencies, stored
+from jrec.prepare.reorder.verify import verify
 
 ROWS, GROUPS, BATCH = 600, 6, 128
 OPTIONS = ReorderOptions(
@@ -367,8 +367,8 @@ def test_options_that_cannot_be_are_refused(change):
 
 @pytest.mark.slow
 def test_real_taobao_events_in_order_of_time_share_a_quarter_fewer_prefixes(shared_data, tmp_path):
-    from jrec.data.prepare import prepare
-    from jrec.data.readers import Taobao
+    from jrec.prepare.prepare import prepare
+    from jrec.prepare.readers import Taobao
 
     folder = tmp_path / "taobao"
     prepare(Taobao(), [str(shared_data / "taobao_user_behavior_96k.csv.gz")], folder)

@@ -10,10 +10,10 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 
-from jrec.data.reorder.communities import MissingIgraphError, communities, modularity
-from jrec.data.reorder.graph import GraphBuilder, affordable_degree
-from jrec.data.reorder.table import order_rows, rank_rows, vertices_of
 from jrec.data.schema import DatasetError
+from jrec.prepare.reorder.communities import MissingIgraphError, communities, modularity
+from jrec.prepare.reorder.graph import GraphBuilder, affordable_degree
+from jrec.prepare.reorder.table import order_rows, rank_rows, vertices_of
 
 VERTICES = 40
 LOGS = st.lists(st.sets(st.integers(0, VERTICES - 1)).map(sorted), max_size=8)

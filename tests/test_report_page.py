@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from test_report import make_history, make_schema, make_scores, write
 
-from jrec.train.report import charts
-from jrec.train.report.elements import MOST_ROWS, measured, number, table
-from jrec.train.report.logs import read_records
-from jrec.train.report.run_page import run_page
-from jrec.train.report.svg import Axis, Mark, chart
+from jrec.app.report import charts
+from jrec.app.report.elements import MOST_ROWS, measured, number, table
+from jrec.app.report.logs import read_records
+from jrec.app.report.run_page import run_page
+from jrec.app.report.svg import Axis, Mark, chart
 
 VOID = {"meta", "link", "img", "br"}
 LOADS = {"src", "href", "srcset", "data", "action", "poster"}

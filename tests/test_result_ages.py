@@ -109,3 +109,12 @@ def test_readers_are_told_what_is_kept_and_why(monkeypatch):
     monkeypatch.setattr(ages, "modules", lambda: said)
     assert ages.note(["new"]) == ""
     assert ages.note(["worn", "new"]).endswith("has changed since: worn, its machine is gone.")
+
+
+def test_a_file_that_moves_is_no_older_for_it(repository):
+    root, commit = repository
+    first = commit("room/module.py", range(100))
+    (root / "floor").mkdir()
+    (root / "room" / "module.py").rename(root / "floor" / "module.py")
+    commit("floor/module.py", [*range(99), "a"])
+    assert ages.age(root, [first], ["floor"]).changed == 2 / 100

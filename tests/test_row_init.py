@@ -19,8 +19,8 @@ from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
 from jrec.ops.row_init import init_rows, init_rows_at
 from jrec.ops.storage import pad
 from jrec.ops.tt import TTShape, tt_to_dense
-from jrec.run.mesh_plan import default_plan
-from jrec.run.mesh_rows import initial_stack
+from jrec.run.placement.plan import default_plan
+from jrec.run.placement.rows import initial_stack
 
 KEY = jax.random.key(3)
 TABLE = TableConfig(name="site", rows=4096, dim=16)

@@ -16,7 +16,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
 def test_they_are_read_without_jax():
-    code = "import sys, jrec.row_optimizers, jrec.train.config; sys.exit('jax' in sys.modules)"
+    code = "import sys, jrec.row_optimizers, jrec.app.config; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd=ROOT).returncode == 0
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from jrec.batch import Batch
 from jrec.errors import CheckpointError
-from jrec.run.batches import PackedBatches
+from jrec.run.feeds.batches import PackedBatches
 
 
 def packed(items, **options):

@@ -7,10 +7,10 @@ import pytest
 from checkpoint_state import final_arrays
 from run_cases import CONFIG, configuring, quickstart
 
+from jrec.app.loop import train
+from jrec.app.preflight import check_start
 from jrec.cli import main
 from jrec.errors import ConfigError
-from jrec.train.loop import train
-from jrec.train.preflight import check_start
 
 DECAYS = ("lr_schedule.kind=warmup_linear", "optimizer.embedding.tables.C7={lr_schedule={kind='warmup_cosine'}}")
 

@@ -12,19 +12,19 @@ from mesh_run_cases import CONFIG
 from mesh_runs import OPTIMIZERS
 from run_cases import configuring, quickstart
 
+from jrec.app.build import build_layout
+from jrec.app.evaluate import evaluate_checkpoint
+from jrec.app.loop import train
+from jrec.app.make_run import checked_mesh
+from jrec.app.run_plan import run_plan
 from jrec.data.identity import Identity
 from jrec.data.schema import Schema
-from jrec.data.synth.generate import SynthOptions, synthesize
-from jrec.data.synth.shapes import shape_like
 from jrec.errors import ConfigError, JrecError
-from jrec.run.mesh_plan import default_plan
+from jrec.prepare.synth.generate import SynthOptions, synthesize
+from jrec.prepare.synth.shapes import shape_like
+from jrec.run.placement.plan import default_plan
 from jrec.sharding import PlanError, save_plan
 from jrec.sharding.hardware import grid
-from jrec.train.build import build_layout
-from jrec.train.evaluate import evaluate_checkpoint
-from jrec.train.loop import train
-from jrec.train.make_run import checked_mesh
-from jrec.train.run_plan import run_plan
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +122,7 @@ def test_initial_rows_are_those_of_one_device():
     from whole_stacks import whole_stack
 
     from jrec.nn.embeddings import init_stack
-    from jrec.run.mesh_rows import initial_stack
+    from jrec.run.placement.rows import initial_stack
 
     layout, plan = mesh_runs.layout(), some_plan(4, seed=0, replicate=0.3)
     key = nnx.Rngs(params=0).params()

@@ -4,8 +4,8 @@ import pytest
 from flax import nnx
 
 import jrec
+from jrec.app.config.model import ModelConfig
 from jrec.run.record import record_of
-from jrec.train.config.model import ModelConfig
 
 OPTIONS = {"dropout": 0.1, "batch_norm": True, "calibrated": True, "dense_boundaries": ((0.0, 1.0), ())}
 

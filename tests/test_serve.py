@@ -491,7 +491,7 @@ def test_the_dockerfile_starts_the_command():
     (arguments,) = re.findall(r"^CMD (\[.*\])$", text, re.MULTILINE)
     name, command, *options = json.loads(entry) + json.loads(arguments)
     assert (name, command) == ("jrec", "serve")
-    from jrec.commands import serve
+    from jrec.app.commands import serve
 
     (line,) = [one for one in cli.COMMANDS if one.name == "serve"]
     assert cli.command_parser(line, serve).parse_args(options).port == 8501

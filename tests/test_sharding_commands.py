@@ -243,7 +243,7 @@ import jrec.access, jrec.sharding
 from jrec.sharding import PRESETS, BASELINES, Problem, plan_placement, build_plan, load_plan, save_plan, measure_drift
 from jrec.access import AccessMonitor, AccessProfile, exact_profile, power_law_profile
 from jrec.sharding.problem import tables_of
-import jrec.sharding.milp, jrec.sharding.explain, jrec.sharding.figure, jrec.commands.plan
+import jrec.sharding.milp, jrec.sharding.explain, jrec.sharding.figure, jrec.app.commands.plan
 p = Problem(tables=tables_of([("a", 99)], 4), profile=power_law_profile({"a": 99}, examples=999),
             hardware=PRESETS["dgx-a100"], batch_size=8)
 build_plan(p, plan_placement(p).placement)

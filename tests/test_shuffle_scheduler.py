@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jrec.app.config import FAEConfig
+from jrec.app.shuffle_scheduler import ShuffleScheduler, next_rate
 from jrec.errors import CheckpointError, ConfigError
-from jrec.train.config import FAEConfig
-from jrec.train.shuffle_scheduler import ShuffleScheduler, next_rate
 
 # Losses after successive schedules, and the rate after each, worked out by hand: begun at 50, bounds 1 and 100, u = 4.
 SEQUENCES = {

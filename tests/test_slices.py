@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from jrec.app.report import metrics
+from jrec.app.report.slices import add_block, slicers
 from jrec.data.schema import CategoricalFeature, Schema, Table
-from jrec.train.report import metrics
-from jrec.train.report.slices import add_block, slicers
 
 TABLES = (Table(name="kind", rows=4), Table(name="item", rows=2500, oov_row=7), Table(name="key", rows=9, growing=True))
 

@@ -12,14 +12,14 @@ from jrec.cli import main
 from jrec.data.blocks import ListColumn, ShardReader
 from jrec.data.loader import LoaderConfig, make_loader
 from jrec.data.schema import CategoricalFeature, DatasetError, Schema
-from jrec.data.synth import SHAPES, Shape, SynthFeature, SynthOptions, shape_like, synthesize
-from jrec.data.synth.examples import ExampleSource
-from jrec.data.synth.generate import bytes_per_example, default_block_size, number_rows
-from jrec.data.synth.kernels import power_rank
-from jrec.data.synth.shapes import one_hot
-from jrec.data.synth.teacher import Ceiling, Teacher
 from jrec.errors import OutputError
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
+from jrec.prepare.synth import SHAPES, Shape, SynthFeature, SynthOptions, shape_like, synthesize
+from jrec.prepare.synth.examples import ExampleSource
+from jrec.prepare.synth.generate import bytes_per_example, default_block_size, number_rows
+from jrec.prepare.synth.kernels import power_rank
+from jrec.prepare.synth.shapes import one_hot
+from jrec.prepare.synth.teacher import Ceiling, Teacher
 
 
 def read_split(folder, schema, split):
@@ -187,7 +187,7 @@ def test_features_are_correlated():
 
 
 def test_the_ceiling_is_the_teachers_own(mixed):
-    from jrec.train.report.metrics import auc, log_loss
+    from jrec.app.report.metrics import auc, log_loss
 
     _, schema = mixed
     source = ExampleSource(shape=MIXED, seed=5, total=30_000)
@@ -274,7 +274,7 @@ def test_scaled_shapes_have_a_fraction_of_the_rows(tmp_path, capsys):
 
 @pytest.mark.parametrize("like", ["avazu", "taobao", "taobao-intent", "criteo-kaggle"])
 def test_columns_are_those_of_the_prepared_log(like):
-    from jrec.data.readers import Avazu, Criteo, Taobao, TaobaoSequences
+    from jrec.prepare.readers import Avazu, Criteo, Taobao, TaobaoSequences
 
     readers = {"avazu": Avazu, "taobao": TaobaoSequences, "taobao-intent": Taobao}
     reader = readers.get(like, lambda: Criteo("criteo-kaggle"))()
@@ -321,7 +321,7 @@ def test_empty_splits_are_written_and_have_no_ceiling(tmp_path):
 
 
 def test_several_shards(tmp_path, monkeypatch):
-    monkeypatch.setattr("jrec.data.synth.generate._SHARD_BYTES", 2000 * bytes_per_example(MIXED))
+    monkeypatch.setattr("jrec.prepare.synth.generate._SHARD_BYTES", 2000 * bytes_per_example(MIXED))
     schema = synthesize(MIXED, tmp_path / "many", SynthOptions(rows=6000, seed=2, block_size=500))
     assert [s.examples for s in schema.splits["train"].shards] == [2000, 2000, 800]
     monkeypatch.undo()

@@ -13,15 +13,15 @@ from flax import nnx
 
 import jrec
 from jrec import ops
-from jrec.data.synth.generate import SynthOptions, synthesize
-from jrec.data.synth.shapes import shape_like
+from jrec.app.config import TrainConfig, load_config
+from jrec.app.config.optimizer import EmbeddingOptimizerConfig, TableOptimizerConfig
+from jrec.app.evaluate import evaluate_checkpoint
+from jrec.app.loop import train
 from jrec.errors import ConfigError
 from jrec.nn import DLRM, DLRMConfig, SparseOptimizer, train_step
+from jrec.prepare.synth.generate import SynthOptions, synthesize
+from jrec.prepare.synth.shapes import shape_like
 from jrec.sharding import PlanTable
-from jrec.train.config import TrainConfig, load_config
-from jrec.train.config.optimizer import EmbeddingOptimizerConfig, TableOptimizerConfig
-from jrec.train.evaluate import evaluate_checkpoint
-from jrec.train.loop import train
 
 ROWS = {"a": 30, "b": 20, "c": 10, "t": 200}
 SCHEDULE = optax.linear_schedule(0.5, 0.0, 10)

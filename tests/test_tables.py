@@ -5,13 +5,13 @@ import types
 import jax
 import pytest
 
+from jrec.app.build import build_layout, build_modules, parameter_counts
+from jrec.app.config import TrainConfig
+from jrec.app.tables import describe_tables, plan_tables, tables_total, tt_options
 from jrec.data.schema import CategoricalFeature, Table
 from jrec.errors import ConfigError
 from jrec.ops.tt import TTShape
 from jrec.run.step import compile_run
-from jrec.train.build import build_layout, build_modules, parameter_counts
-from jrec.train.config import TrainConfig
-from jrec.train.tables import describe_tables, plan_tables, tables_total, tt_options
 
 ROWS = {"country": 200, "user": 100_000, "item": 30_000, "tiny": 3, "unread": 10**6}
 

@@ -10,13 +10,13 @@ from prepare_reference import provenance, read_dataset, read_vocabulary
 
 from benchmarks.accuracy_tbsm import rules
 from jrec import cli
-from jrec.data.prepare import prepare
-from jrec.data.prepare_options import PrepareOptions
-from jrec.data.readers import SequenceOptions, TaobaoSequences, lines, taobao
 from jrec.data.schema import DatasetError
-from jrec.data.synth import shape_like
-from jrec.data.synth.examples import ExampleSource
-from jrec.data.synth.teacher import Teacher
+from jrec.prepare.prepare import prepare
+from jrec.prepare.prepare_options import PrepareOptions
+from jrec.prepare.readers import SequenceOptions, TaobaoSequences, lines, taobao
+from jrec.prepare.synth import shape_like
+from jrec.prepare.synth.examples import ExampleSource
+from jrec.prepare.synth.teacher import Teacher
 
 ALL = PrepareOptions(split=(1, 0, 0), min_count=1, block_size=64, shard_examples=256, threads=2)
 FEATURES = ("user_id", "item_id", "category_id", "item_history", "category_history")
@@ -134,7 +134,7 @@ def test_the_result_depends_neither_on_blocks_nor_on_threads_but_on_the_seed(tmp
 
 def test_popularity_draws_events_around_the_positive_and_uniform_draws_items_alike(tmp_path, monkeypatch):
     """Item 1 has half of the events of the second half of the log, all of users below 400."""
-    monkeypatch.setattr("jrec.data.readers.taobao_expand._LEAST_WINDOW", 8)
+    monkeypatch.setattr("jrec.prepare.readers.taobao_expand._LEAST_WINDOW", 8)
     rng = np.random.default_rng(0)
     n = 3000
     log = []

@@ -12,12 +12,12 @@ from prepare_reference import read_dataset
 
 import jrec
 from jrec import cli
-from jrec.data.encoder import Encoder
 from jrec.data.loader import LoaderConfig, make_loader
-from jrec.data.prepare import prepare
-from jrec.data.prepare_options import PrepareOptions
-from jrec.data.readers import Delimited, load_schema
 from jrec.data.schema import DatasetError, Schema
+from jrec.prepare.encoder import Encoder
+from jrec.prepare.prepare import prepare
+from jrec.prepare.prepare_options import PrepareOptions
+from jrec.prepare.readers import Delimited, load_schema
 
 FEATURES = '[[categorical]]\ncolumn = "user"\n[[categorical]]\ncolumn = "item"\n'
 SCHEMA = (

@@ -17,9 +17,9 @@ import torch_files
 from tensor_file_process import outcomes
 from torch_files import dictionary, integers, name, number, tensor, text, write, write_pickle
 
+from jrec.app.imports import read_state_dict
+from jrec.app.imports.torch_pickle import read_pickle
 from jrec.errors import CheckpointError
-from jrec.imports import read_state_dict
-from jrec.imports.torch_pickle import read_pickle
 
 MUTATIONS = 500  # of each format
 ARRAY = np.arange(12, dtype=np.float32).reshape(3, 4)

@@ -10,10 +10,10 @@ import pytest
 from run_cases import quickstart
 from train_command import train_command
 
+from jrec.app.report.logs import METRICS_FILE, MetricLog, read_records
+from jrec.app.report.trackers import Trackers, check_trackers
 from jrec.cli import main
 from jrec.errors import ConfigError
-from jrec.train.report.logs import METRICS_FILE, MetricLog, read_records
-from jrec.train.report.trackers import Trackers, check_trackers
 
 
 def module(name, **values):

@@ -14,15 +14,15 @@ import pytest
 from checkpoint_state import final_arrays
 from run_cases import CONFIG, configuring, killed_and_resumed, quickstart
 
+from jrec.app import loop
+from jrec.app.evaluate import evaluate_checkpoint
+from jrec.app.loop import train
+from jrec.app.processes.interrupt import stop_on_signals
+from jrec.app.report.metrics import evaluate
+from jrec.app.run_folder import open_run_folder
 from jrec.data.schema import DatasetError
 from jrec.errors import CheckpointError, ConfigError, DivergedError, OutputError
 from jrec.signals import ECHO_SECONDS
-from jrec.train import loop
-from jrec.train.evaluate import evaluate_checkpoint
-from jrec.train.interrupt import stop_on_signals
-from jrec.train.loop import train
-from jrec.train.report.metrics import evaluate
-from jrec.train.run_folder import open_run_folder
 
 
 @pytest.fixture(scope="module")

@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 
 from jrec import cli
-from jrec.commands import kernel_check
-from jrec.data.synth.generate import SynthOptions, synthesize
-from jrec.data.synth.shapes import shape_like
+from jrec.app.build import build_layout
+from jrec.app.commands import kernel_check
+from jrec.app.config import load_config
+from jrec.app.dataset import open_data
 from jrec.environment import CACHE_VARIABLE
 from jrec.errors import ConfigError
 from jrec.ops import verdicts
 from jrec.ops.verdicts import KernelClass, Verdict
+from jrec.prepare.synth.generate import SynthOptions, synthesize
+from jrec.prepare.synth.shapes import shape_like
 from jrec.selfcheck import check
 from jrec.selfcheck.check import SelfCheckError
-from jrec.train.build import build_layout
-from jrec.train.config import load_config
-from jrec.train.dataset import open_data
 
 MACHINE = "NVIDIA Test GPU, driver 580.1"
 FAST, WRONG = Verdict(right=True, ratio=0.5), Verdict(right=False, why="wrong: row 3")

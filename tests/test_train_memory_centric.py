@@ -7,13 +7,13 @@ from mesh_plans import MIDDLE, plan_apart
 from mesh_run_cases import CONFIG
 from run_cases import configuring, quickstart
 
+from jrec.app.evaluate import evaluate_checkpoint
+from jrec.app.loop import train
+from jrec.app.run_plan import check_sharing
 from jrec.cli import main
 from jrec.data.regroup import blank
 from jrec.errors import ConfigError
 from jrec.sharding import load_plan
-from jrec.train.evaluate import evaluate_checkpoint
-from jrec.train.loop import train
-from jrec.train.run_plan import check_sharing
 
 
 @pytest.fixture(scope="module")
@@ -82,10 +82,10 @@ def test_a_run_scores_as_on_one_device_and_its_checkpoints_move(configure, datas
     ],
 )
 def test_what_such_a_plan_cannot_train_is_refused(configure, apart, overrides, says):
+    from jrec.app.build import build_layout
+    from jrec.app.dataset import plan_of
+    from jrec.app.make_run import checked_mesh
     from jrec.data.schema import Schema
-    from jrec.train.build import build_layout
-    from jrec.train.dataset import plan_of
-    from jrec.train.make_run import checked_mesh
 
     config = configure(*apart, *overrides)
     schema, plan = Schema.load(config.data.path), plan_of(config)

@@ -6,21 +6,21 @@ import pytest
 from mesh_plans import some_plan
 from run_cases import configuring
 
+from jrec.app.build import build_layout
+from jrec.app.evaluate import evaluate_checkpoint
+from jrec.app.loop import train
+from jrec.app.make_run import make_run
+from jrec.app.report.logs import FORMS, METRICS_FILE, read_records
 from jrec.data.schema import Schema
-from jrec.data.synth.generate import SynthOptions, synthesize
-from jrec.data.synth.shapes import shape_like
 from jrec.errors import ConfigError
-from jrec.run.lookup_modes import LookupModes
-from jrec.run.mesh_rows import based
-from jrec.run.part_lookups import PartLookups, poolable
-from jrec.run.partitioned_batch import BatchPartitioner
+from jrec.prepare.synth.generate import SynthOptions, synthesize
+from jrec.prepare.synth.shapes import shape_like
+from jrec.run.feeds.partitioned_batch import BatchPartitioner
+from jrec.run.placement.lookup_modes import LookupModes
+from jrec.run.placement.part_lookups import PartLookups, poolable
+from jrec.run.placement.rows import based
 from jrec.sharding.contents import shard_addresses
 from jrec.sharding.stack_ranges import StackRanges
-from jrec.train.build import build_layout
-from jrec.train.evaluate import evaluate_checkpoint
-from jrec.train.loop import train
-from jrec.train.make_run import make_run
-from jrec.train.report.logs import FORMS, METRICS_FILE, read_records
 
 FORMS_OF_RUNS = ("retrieve", "send", "auto")
 

@@ -10,11 +10,19 @@ from run_cases import CONFIG, configuring
 
 from jrec import cli
 from jrec.access.count import exact_profile
+from jrec.app.build import build_layout
+from jrec.app.config import load_config
+from jrec.app.evaluate import evaluate_checkpoint, restore_run
+from jrec.app.loop import train
+from jrec.app.report import summary
+from jrec.app.report.metrics import evaluate
+from jrec.app.run_plan import PlannedTrain, planned_trains, run_plan
+from jrec.app.tables import describe_tables, on_devices
 from jrec.data.schema import Schema
-from jrec.data.synth.generate import SynthOptions, synthesize
-from jrec.data.synth.shapes import shape_like
 from jrec.errors import ConfigError
 from jrec.ops.tt import tt_to_dense
+from jrec.prepare.synth.generate import SynthOptions, synthesize
+from jrec.prepare.synth.shapes import shape_like
 from jrec.sharding import Problem, build_plan, load_plan, plan_placement, save_plan
 from jrec.sharding.drift import describe
 from jrec.sharding.hardware import grid
@@ -23,14 +31,6 @@ from jrec.sharding.pieces import TT
 from jrec.sharding.planner import PlanOptions
 from jrec.sharding.problem import tables_of
 from jrec.sharding.tiers import tt_option
-from jrec.train.build import build_layout
-from jrec.train.config import load_config
-from jrec.train.evaluate import evaluate_checkpoint, restore_run
-from jrec.train.loop import train
-from jrec.train.report import summary
-from jrec.train.report.metrics import evaluate
-from jrec.train.run_plan import PlannedTrain, planned_trains, run_plan
-from jrec.train.tables import describe_tables, on_devices
 
 FROM = 40
 PARTS = f"tables.overrides={{C7={{tier='tt', rank=3, whole_rows={FROM}}}}}"

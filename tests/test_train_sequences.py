@@ -15,11 +15,11 @@ from test_serve import ARROW, ask, running
 
 import jrec
 from jrec import cli
+from jrec.app.export import export_run
 from jrec.data.schema import DatasetError, Schema
 from jrec.errors import ConfigError
 from jrec.serving.checks import faults, load_manifest
 from jrec.serving.format import ExportError
-from jrec.train.export import export_run
 
 SCHEMA = """
 [time]

@@ -9,16 +9,16 @@ from checkpoint_state import flatten
 from tbsm_config import SHIPPED, SMALL
 
 from jrec import cli
+from jrec.app.build import described
+from jrec.app.config import load_config
+from jrec.app.evaluate import evaluate_checkpoint, restore_run
+from jrec.app.loop import train
+from jrec.app.report.logs import read_records
+from jrec.app.report.metrics import evaluate
 from jrec.data.schema import Schema
-from jrec.data.synth.generate import SynthOptions, synthesize
-from jrec.data.synth.shapes import shape_like
 from jrec.errors import ConfigError
-from jrec.train.build import described
-from jrec.train.config import load_config
-from jrec.train.evaluate import evaluate_checkpoint, restore_run
-from jrec.train.loop import train
-from jrec.train.report.logs import read_records
-from jrec.train.report.metrics import evaluate
+from jrec.prepare.synth.generate import SynthOptions, synthesize
+from jrec.prepare.synth.shapes import shape_like
 
 TT = ("tables.overrides.item_id.tier='tt'", "tables.overrides.item_id.rank=2", "tables.implementation='xla'")
 

@@ -8,12 +8,12 @@ from checkpoint_state import final_arrays
 from run_cases import CONFIG, configuring, quickstart
 
 from jrec import cli
+from jrec.app import loop
+from jrec.app.evaluate import evaluate_checkpoint
+from jrec.app.loop import train
+from jrec.app.report.logs import read_records
+from jrec.app.report.metrics import evaluate
 from jrec.errors import CheckpointError
-from jrec.train import loop
-from jrec.train.evaluate import evaluate_checkpoint
-from jrec.train.loop import train
-from jrec.train.report.logs import read_records
-from jrec.train.report.metrics import evaluate
 
 
 @pytest.fixture(scope="module")

@@ -14,15 +14,15 @@ from test_serve import ARROW, ask, running
 
 import jrec
 from jrec import cli
+from jrec.app.config import load_config
+from jrec.app.export import export_run
+from jrec.app.models.catalogue import read_catalogue
+from jrec.app.models.model_schema import model_schema
 from jrec.data.columns import ListColumn
 from jrec.data.schema import Schema
 from jrec.errors import ConfigError
 from jrec.serving.checks import faults, load_manifest
 from jrec.serving.format import ExportError, save_manifest
-from jrec.train.catalogue import read_catalogue
-from jrec.train.config import load_config
-from jrec.train.export import export_run
-from jrec.train.model_schema import model_schema
 
 SCHEMA = """
 [label]

@@ -8,12 +8,12 @@ import shop_logs
 
 import jrec
 from jrec import cli, serving
+from jrec.app.export import export_run
 from jrec.data.blocks import ListColumn
-from jrec.data.encoder import Encoder
-from jrec.data.readers.keys import text_key
+from jrec.data.keys import text_key
 from jrec.data.schema import CategoricalFeature, DatasetError, Schema, Table
 from jrec.data.unknown import ENOUGH, MORE, UnknownOfFeature, UnknownValues, UnknownValuesWarning
-from jrec.train.export import export_run
+from jrec.prepare.encoder import Encoder
 
 
 def schema_of(*tables):

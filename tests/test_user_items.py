@@ -10,22 +10,22 @@ import pytest
 
 import jrec
 from jrec.access.container import write_container
+from jrec.app.baselines import popular_items
+from jrec.app.config import DataConfig, EvaluateConfig, FeatureOverride, ModelConfig, TrainConfig, TwoTowerSection
+from jrec.app.models import rank_items
+from jrec.app.models.catalogue import Catalogue, catalogue_of
+from jrec.app.models.model_schema import item_table, model_schema, request_schema, unread
+from jrec.app.models.rank_items import ItemRanker
+from jrec.app.models.user_items import LOG_Q, UserItemPacker
+from jrec.app.report.ranking import LEFT_OUT, NEVER, RankScores, evaluated
+from jrec.app.watch import plan_evaluations
 from jrec.data.columns import ListColumn
 from jrec.data.dataset_packer import dataset_packer
-from jrec.data.joined import csv_source
-from jrec.data.readers.delimited import schema_of_features, stored_schema
-from jrec.data.readers.delimited_schema import check_schema, load_schema
 from jrec.data.schema import CategoricalFeature, DatasetError, DenseFeature, Schema, Shard, Split, Table
-from jrec.data.user_items import LOG_Q, UserItemPacker
 from jrec.errors import CheckpointError, ConfigError
-from jrec.train import rank_items
-from jrec.train.baselines import popular_items
-from jrec.train.catalogue import Catalogue, catalogue_of
-from jrec.train.config import DataConfig, EvaluateConfig, FeatureOverride, ModelConfig, TrainConfig, TwoTowerSection
-from jrec.train.model_schema import item_table, model_schema, request_schema, unread
-from jrec.train.rank_items import ItemRanker
-from jrec.train.report.ranking import LEFT_OUT, NEVER, RankScores, evaluated
-from jrec.train.watch import plan_evaluations
+from jrec.prepare.joined import csv_source
+from jrec.prepare.readers.delimited import schema_of_features, stored_schema
+from jrec.prepare.readers.delimited_schema import check_schema, load_schema
 
 ROWS, LENGTH = 9, 3
 
@@ -308,7 +308,7 @@ def test_a_kept_catalogue_of_another_dataset_is_not_taken(tmp_path, monkeypatch)
         tags = ListColumn(np.array([0, 2, 2]), np.array([1, 2], np.uint32))
         return Catalogue(rows=np.array([1, 3]), columns={"item": np.array([1, 3], np.uint32), "tags": tags})
 
-    monkeypatch.setattr("jrec.train.catalogue.read_catalogue", read)
+    monkeypatch.setattr("jrec.app.models.catalogue.read_catalogue", read)
     schema = model_schema(model(), schema_of())
     other = model_schema(model(), schema_of(numbering="another"))
     first = catalogue_of(tmp_path, configured(), schema, schema.identity, keep=True)

@@ -10,13 +10,13 @@ import pytest
 from prepare_reference import read_dataset, read_vocabulary
 
 from jrec import cli
-from jrec.data.prepare import prepare
-from jrec.data.prepare_options import PrepareOptions
-from jrec.data.readers import Avazu, Criteo, Delimited, MovieLens, MovieLensOptions, load_schema
-from jrec.data.reorder.file import load_order, save_order
+from jrec.data.bijection import load_order, save_order
 from jrec.data.schema import DatasetError, Schema
 from jrec.data.vocabulary_file import long_texts
 from jrec.errors import OutputError
+from jrec.prepare.prepare import prepare
+from jrec.prepare.prepare_options import PrepareOptions
+from jrec.prepare.readers import Avazu, Criteo, Delimited, MovieLens, MovieLensOptions, load_schema
 
 SMALL = PrepareOptions(block_size=64, shard_examples=512, threads=2)
 LATER = {"block_size": 64, "shard_examples": 512, "threads": 2}
@@ -246,7 +246,7 @@ def test_a_new_value_with_the_hash_of_a_known_one_is_an_error(tmp_path, monday, 
         for texts in long_texts(*arguments):
             yield texts._replace(fingerprints=texts.fingerprints + np.uint64(1))
 
-    monkeypatch.setattr("jrec.data.vocabulary_from.long_texts", forged)
+    monkeypatch.setattr("jrec.prepare.vocabulary_from.long_texts", forged)
     message = (
         "two values of table '(user|item)', .* have the same hash; prepare .*monday and this log again with another"
     )

@@ -8,17 +8,17 @@ from checkpoint_state import final_arrays
 from run_cases import CONFIG, configuring, quickstart
 from train_command import train_command
 
+from jrec.app import loop
+from jrec.app.evaluate import evaluate_checkpoint
+from jrec.app.loop import train
+from jrec.app.preflight import check_start
+from jrec.app.report.metrics import Scores, evaluate
+from jrec.app.watch import BestStep, chosen_step, plan_evaluations
 from jrec.cli import main
 from jrec.data.schema import Schema
-from jrec.data.synth.generate import SynthOptions, synthesize
-from jrec.data.synth.shapes import shape_like
 from jrec.errors import ConfigError
-from jrec.train import loop
-from jrec.train.evaluate import evaluate_checkpoint
-from jrec.train.loop import train
-from jrec.train.preflight import check_start
-from jrec.train.report.metrics import Scores, evaluate
-from jrec.train.watch import BestStep, chosen_step, plan_evaluations
+from jrec.prepare.synth.generate import SynthOptions, synthesize
+from jrec.prepare.synth.shapes import shape_like
 
 OVERFITS = (
     "epochs=12", "optimizer.embedding.learning_rate=0.1", "optimizer.learning_rate=0.1", "evaluate.batches=0",

@@ -5,14 +5,14 @@ import pytest
 from checkpoint_state import latest
 from wide_data import ROWS, numbers_of, widened
 
+from jrec.app.config import load_config
+from jrec.app.loop import train
 from jrec.data.fae.manifest import HotSet
-from jrec.data.fae.pack import pack
 from jrec.data.schema import Schema
-from jrec.data.synth.generate import SynthOptions, synthesize
-from jrec.data.synth.shapes import shape_like
 from jrec.ops import row_init
-from jrec.train.config import load_config
-from jrec.train.loop import train
+from jrec.prepare.fae_pack import pack
+from jrec.prepare.synth.generate import SynthOptions, synthesize
+from jrec.prepare.synth.shapes import shape_like
 
 CONFIG = """
 seed = 3

@@ -12,24 +12,24 @@ from jax.sharding import Mesh
 from wide_data import ROWS, numbers_of, widened
 
 from jrec import ops
+from jrec.app import loop
+from jrec.app.build import build_layout
+from jrec.app.config import load_config
+from jrec.app.loop import train
 from jrec.data.schema import Schema
-from jrec.data.synth.generate import SynthOptions, synthesize
-from jrec.data.synth.shapes import shape_like
 from jrec.host import HostTable
 from jrec.ops import layout as layouts
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
-from jrec.run import planned_tier
-from jrec.run.mesh_plan import default_plan
-from jrec.run.mesh_rows import based, initial_stack
+from jrec.prepare.synth.generate import SynthOptions, synthesize
+from jrec.prepare.synth.shapes import shape_like
+from jrec.run.placement import planned_tier
+from jrec.run.placement.plan import default_plan
+from jrec.run.placement.rows import based, initial_stack
 from jrec.sharding import save_plan
 from jrec.sharding.contents import host_ranges, replicated_addresses, shard_addresses
 from jrec.sharding.pieces import HOST, REPLICATED, SHARDED
 from jrec.sharding.plans import Located
 from jrec.sharding.stack_ranges import StackRanges, within
-from jrec.train import loop
-from jrec.train.build import build_layout
-from jrec.train.config import load_config
-from jrec.train.loop import train
 
 DEVICES = 2
 # Of the wide table: where each range begins, its tier, and its owner. Most of it is in host memory.

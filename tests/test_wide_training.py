@@ -5,17 +5,17 @@ import pytest
 from checkpoint_state import latest
 from wide_data import ROWS, numbers_of, widened
 
-from jrec.data.synth.generate import SynthOptions, synthesize
-from jrec.data.synth.shapes import shape_like
+from jrec.app import loop
+from jrec.app.compress import Selection, compress_run
+from jrec.app.config import load_config
+from jrec.app.evaluate import evaluate_checkpoint
+from jrec.app.loop import train
 from jrec.errors import ConfigError
 from jrec.host import HostTable
 from jrec.ops import SGD
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
-from jrec.train import loop
-from jrec.train.compress import Selection, compress_run
-from jrec.train.config import load_config
-from jrec.train.evaluate import evaluate_checkpoint
-from jrec.train.loop import train
+from jrec.prepare.synth.generate import SynthOptions, synthesize
+from jrec.prepare.synth.shapes import shape_like
 
 CONFIG = """
 seed = 3

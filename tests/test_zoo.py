@@ -8,10 +8,10 @@ import pytest
 import zoo
 
 from jrec import cli
-from jrec.data.readers import load_schema
-from jrec.data.readers.delimited_schema import DelimitedSchema
-from jrec.data.readers.guess import guess_schema
 from jrec.data.schema import DatasetError
+from jrec.prepare.readers import load_schema
+from jrec.prepare.readers.delimited_schema import DelimitedSchema
+from jrec.prepare.readers.guess import guess_schema
 
 RIGHT, ASKED = 0.95, 0.2  # the least share of columns, and the most: a guess that asks about everything is none
 LOGS = [*zoo.FIRST, *zoo.SECOND]

@@ -7,7 +7,7 @@ import numpy as np
 from jrec.host import HostTable
 from jrec.mesh.route import MeshRows
 from jrec.ops.layout import Stack
-from jrec.run.mesh_rows import based
+from jrec.run.placement.rows import based
 from jrec.sharding.contents import replicated_addresses, shard_addresses
 from jrec.sharding.pieces import HOST
 from jrec.sharding.plans import Plan

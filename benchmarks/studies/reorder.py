@@ -12,10 +12,10 @@ import pathlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from jrec.data.reorder.driver import REPORT_FILE
-from jrec.data.reorder.effect import Effect
-from jrec.data.reorder.file import FOLDER
+from jrec.data.bijection import FOLDER
 from jrec.outputs import check_output, write_file
+from jrec.prepare.reorder.driver import REPORT_FILE
+from jrec.prepare.reorder.effect import Effect
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

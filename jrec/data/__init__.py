@@ -7,8 +7,7 @@ from jrec.lazy import attach
 if TYPE_CHECKING:
     from jrec.data.dataset_packer import dataset_packer as dataset_packer
     from jrec.data.dataset_packer import pack_encoded as pack_encoded
-    from jrec.data.encoder import EncodedColumns as EncodedColumns
-    from jrec.data.encoder import Encoder as Encoder
+    from jrec.data.encoded_columns import EncodedColumns as EncodedColumns
     from jrec.data.growing import GrowingVocabulary as GrowingVocabulary
     from jrec.data.growing import Growth as Growth
     from jrec.data.loader import Loader as Loader
@@ -18,5 +17,6 @@ if TYPE_CHECKING:
     from jrec.data.schema import DatasetError as DatasetError
     from jrec.data.schema import Schema as Schema
     from jrec.data.value_rows import load_vocabularies as load_vocabularies
+    from jrec.prepare.encoder import Encoder as Encoder
 
 __getattr__, __dir__, __all__ = attach(__name__)

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from jrec.data.arrow_values import PRINTED, is_list, plain, plain_type, texts_of
 from jrec.data.columns import ListColumn
-from jrec.data.readers.arrow_values import PRINTED, is_list, plain, plain_type, texts_of
 from jrec.optional_packages import explains_missing
 
 if TYPE_CHECKING:

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from jrec.batch import Batch
+from jrec.data.bijection import load_orders
 from jrec.data.blocks import LABEL
 from jrec.data.packers import AnyPacker
 from jrec.data.packing import CastPlace, OnBadId, Packer, kept_orders
-from jrec.data.reorder.file import load_orders
 from jrec.data.schema import CategoricalFeature, DatasetError, Schema
 from jrec.data.value_rows import TableVocabulary
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
 
 if TYPE_CHECKING:
-    from jrec.data.encoder import EncodedColumns
+    from jrec.data.encoded_columns import EncodedColumns
 
 
 def dataset_packer(

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 import numpy as np
 
 from jrec.data import growing_kernels as kernels
-from jrec.data.readers.keys import value_keys
+from jrec.data.keys import value_keys
 from jrec.errors import CheckpointError
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from jrec.data.readers.keys import mix64
+from jrec.data.keys import mix64
 from jrec.kernel_cache import compiled
 
 DEPTH = 4

@@ -27,7 +27,7 @@ _PREFIX = "growing."
 
 
 class Exchange(Protocol):
-    """What processes tell each other keys by (``jrec.run.peers.Peers``)."""
+    """What processes tell each other keys by (``jrec.run.placement.peers.Peers``)."""
 
     process: int
     processes: int

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from jrec.batch import Batch
+from jrec.data.bijection import table_checksums
 from jrec.data.dataset_packer import dataset_packer
 from jrec.data.loader_source import BatchSource, OrderConfig, SharesSource, windows_needed
 from jrec.data.packers import AnyPacker
 from jrec.data.packing import CastPlace, OnBadId
-from jrec.data.reorder.file import table_checksums
 from jrec.data.schema import DatasetError, Schema
 from jrec.data.value_rows import TableVocabulary
 from jrec.errors import CheckpointError
@@ -223,7 +223,7 @@ class Loader:
 
     @property
     def aside(self) -> None:
-        """Nothing comes beside a loader's batches; see ``jrec.run.batches.Batches``."""
+        """Nothing comes beside a loader's batches; see ``jrec.run.feeds.batches.Batches``."""
 
     @property
     def position(self) -> int:

@@ -80,7 +80,7 @@ def pack_batch(
       on_bad_id: Ids outside of their table "raise", are clipped to its ends, or go to its OOV row.
       oov_rows: OOV row by table; needed for "oov" where the table's vocabulary does not say it.
       orders: By table, where ids are not its rows' numbers: (ids,) uint32, the row in the place of every id, OOV rows
-        and clipped ids included. ``jrec reorder`` renumbers all rows (``jrec.data.reorder.file.load_orders``).
+        and clipped ids included. ``jrec reorder`` renumbers all rows (``jrec.data.bijection.load_orders``).
       vocabularies: By table whose columns hold values, texts or integers, in the place of row numbers: "hash" gives a
         value the row of its hash, a mapping the row it says, ``load_vocabularies`` the row it has in a prepared
         dataset. Values without a row raise, or go to the OOV row if ``on_bad_id`` is "oov".

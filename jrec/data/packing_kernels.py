@@ -2,7 +2,7 @@
 
 Every kernel reports its first fault in ``fault``, (3,) int64: position in the batch, kind, offending value. The kernels
 release the GIL, so that the loader's threads run them side by side. ``order`` is the row that takes the place of every
-row, (rows,) uint32 (see ``jrec.data.reorder.file``), or of size 0 where rows keep their places.
+row, (rows,) uint32 (see ``jrec.data.bijection``), or of size 0 where rows keep their places.
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ class CategoricalFeature:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Bijection:
-    """A file that renumbers a table's rows (``jrec.data.reorder.file``), and the SHA-256 of its bytes."""
+    """A file that renumbers a table's rows (``jrec.data.bijection``), and the SHA-256 of its bytes."""
 
     file: str
     sha256: str

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jrec.data.readers.keys import is_text, mix64
-from jrec.data.readers.parse import LongTexts
+from jrec.data.keys import is_text, mix64
+from jrec.data.long_texts import LongTexts
 from jrec.data.schema import DatasetError
 from jrec.kernel_cache import compiled
 

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from jrec.data.columns import Column, ListColumn
-from jrec.data.readers.keys import MISSING, decode_keys, is_text
+from jrec.data.keys import MISSING, decode_keys, is_text
 from jrec.data.schema import CategoricalFeature, DatasetError, Schema
 
 if TYPE_CHECKING:
-    from jrec.data.readers.parse import LongTexts
+    from jrec.data.long_texts import LongTexts
 
 RowsOfKeys = Callable[[np.ndarray], np.ndarray]
 SHOWN = 3

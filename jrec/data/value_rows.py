@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 import numpy as np
 
 from jrec.data.column_forms import Form
-from jrec.data.readers.keys import value_keys
+from jrec.data.keys import value_keys
 from jrec.data.schema import DatasetError, Schema
 from jrec.data.vocabulary import HashedTable, KeyTable, Vocabulary
 from jrec.data.vocabulary_file import load_table
@@ -55,7 +55,7 @@ for tables that --max-rows caps, before it orders rows by their frequency."""
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class KeyVocabulary:
-    """The rows that a table gives to the keys of values (``jrec.data.readers.keys``).
+    """The rows that a table gives to the keys of values (``jrec.data.keys``).
 
     Attributes:
       table: The values of a prepared dataset's table, or hash buckets, which give every value a row.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
-from jrec.data.readers.keys import buckets, count_buckets, mix64
+from jrec.data.keys import buckets, count_buckets, mix64
 from jrec.data.schema import DatasetError
 from jrec.kernel_cache import compiled
 

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jrec.data.readers.keys import decode_keys, hash_texts, text_bounds
-from jrec.data.readers.parse import LongTexts
+from jrec.data.keys import decode_keys, hash_texts, text_bounds
+from jrec.data.long_texts import LongTexts
+from jrec.data.parquet import read_batches
 from jrec.data.schema import DatasetError, Schema, Table
 from jrec.data.texts import TextStore
 from jrec.data.vocabulary import HashedTable, KeyTable, Vocabulary
@@ -85,8 +86,6 @@ def copy_vocabulary(source: pathlib.Path, target: pathlib.Path, counts: np.ndarr
 
 
 def _batches(path: pathlib.Path, names: list[str]) -> Iterator[pa.RecordBatch]:
-    from jrec.data.readers.tables import read_batches  # which knows raw logs, that few programs have
-
     return read_batches(path, names, _ROWS, remedy=_AGAIN)
 
 

@@ -19,11 +19,11 @@ from jrec.nn.optimizer import SparseModel
 from jrec.ops.layout import EmbeddingLayout
 from jrec.row_optimizers import SlotShape
 from jrec.run.identity import Description
-from jrec.run.mesh_monitor import monitor_of
-from jrec.run.mesh_plan import check_tables, placed_plan
-from jrec.run.mesh_setup import MeshSetup, connected
-from jrec.run.model_rows import ModelRows, without_rows
 from jrec.run.options import HostOptions, MeshOptions
+from jrec.run.placement.model_rows import ModelRows, without_rows
+from jrec.run.placement.monitor import monitor_of
+from jrec.run.placement.plan import check_tables, placed_plan
+from jrec.run.placement.setup import MeshSetup, connected
 from jrec.run.record import record_of
 from jrec.run.run import Run
 from jrec.run.state import RunState

@@ -15,11 +15,11 @@ from jrec.batch import Batch
 from jrec.data.loader import Loader
 from jrec.data.regroup import blank, gathered
 from jrec.host.pipeline_batch import WholeBatches
-from jrec.run.host_feed import rows_on_mesh, unique_rows
-from jrec.run.mesh_batches import MeshBatches
-from jrec.run.mesh_plan import computing_of
-from jrec.run.mesh_setup import MeshSetup
-from jrec.run.partitioned_batch import PartitionedBatch
+from jrec.run.feeds.host import rows_on_mesh, unique_rows
+from jrec.run.feeds.partitioned import MeshBatches
+from jrec.run.feeds.partitioned_batch import PartitionedBatch
+from jrec.run.placement.plan import computing_of
+from jrec.run.placement.setup import MeshSetup
 from jrec.run.state import RunState
 from jrec.run.step import HostRows, StepBatch
 

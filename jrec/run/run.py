@@ -22,15 +22,15 @@ from jrec.host import HostTable
 from jrec.nn import SparseOptimizer, binary_cross_entropy
 from jrec.nn.optimizer import Loss, SparseModel
 from jrec.outputs import check_local, kind_of
-from jrec.run.batches import Position
-from jrec.run.feeds import Feeds, Steps
+from jrec.run.feeds.batches import Position
+from jrec.run.feeds.in_place import reads_in_place
+from jrec.run.feeds.makers import Feeds, Steps
+from jrec.run.feeds.run_feed import FedBatch, RunFeed
 from jrec.run.identity import Description, identity_of
-from jrec.run.in_place_feed import reads_in_place
 from jrec.run.options import HostOptions
 from jrec.run.predictions import Predictions
 from jrec.run.record import RECORD, Record, decoded
 from jrec.run.run_checkpoints import CHECKPOINT_FOLDER, Loaded, RunCheckpoints
-from jrec.run.run_feed import FedBatch, RunFeed
 from jrec.run.state import RunState, table_rows
 from jrec.run.step import Metrics, State, StepOn, StepResults
 

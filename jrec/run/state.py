@@ -19,14 +19,14 @@ from jrec.ops.layout import EmbeddingLayout, Stack
 from jrec.ops.types import Bags
 from jrec.row_optimizers import optimizer_of
 from jrec.run.checkpoint import StateRows
-from jrec.run.feed import Ready
-from jrec.run.mesh_setup import MeshSetup
-from jrec.run.model_rows import ModelRows
-from jrec.run.new_lines import FirstRows, NewInStacks, new_addresses
+from jrec.run.feeds.feed import Ready
 from jrec.run.options import HostOptions
-from jrec.run.planned_tier import PlannedTier
+from jrec.run.placement.model_rows import ModelRows
+from jrec.run.placement.new_lines import FirstRows, NewInStacks, new_addresses
+from jrec.run.placement.planned_tier import PlannedTier
+from jrec.run.placement.setup import MeshSetup
+from jrec.run.placement.tiers import CoresTier, HostTier, ModelTier, Tier
 from jrec.run.step import FlatState, HostResults, Metrics, State, StepOn, StepResults, compile_run
-from jrec.run.tiers import CoresTier, HostTier, ModelTier, Tier
 
 
 class RunState:

@@ -22,7 +22,7 @@ from jrec.nn import SparseOptimizer, binary_cross_entropy
 from jrec.nn.optimizer import Loss, SparseModel
 from jrec.nn.step import StepOutputs, predict_on, train_step_on
 from jrec.ops.types import Bags
-from jrec.run.new_lines import MeshLines, NewInStacks, on_device, renewed_in
+from jrec.run.placement.new_lines import MeshLines, NewInStacks, on_device, renewed_in
 from jrec.tiers.local_rows import of_batch
 from jrec.tiers.pooled import PooledRows, PooledUpdate
 from jrec.tiers.routed_rows import RoutedRows

@@ -12,12 +12,12 @@ import numpy as np
 
 from jrec.data.blocks import WEIGHT_SUFFIX, ListColumn
 from jrec.data.columns import count_examples, matrix
-from jrec.data.encoder import Encoder
-from jrec.data.readers.keys import value_keys
+from jrec.data.keys import value_keys
 from jrec.data.schema import DatasetError
 from jrec.data.unknown import UnknownValues
 from jrec.data.vocabulary import Vocabulary
 from jrec.data.vocabulary_file import table_values
+from jrec.prepare.encoder import Encoder
 from jrec.serving.arrays import loaded
 from jrec.serving.checks import MAX_ROWS, load_keying, load_schema
 from jrec.serving.format import IDS, ITEMS, ExportError, Feature, Manifest, keys_file

@@ -1,7 +1,7 @@
 """Rows in host memory that the host pools and updates itself: the step sees only the sums of bags, and their gradients.
 
 On a CPU host memory is the device's own, so that no row needs to be copied for the step. The step takes a
-``PooledRows`` for a stack and gives back a ``PooledUpdate``; ``jrec.run.in_place_feed`` pools before the step and
+``PooledRows`` for a stack and gives back a ``PooledUpdate``; ``jrec.run.feeds.in_place`` pools before the step and
 updates the rows after it.
 """
 

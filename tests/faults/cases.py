@@ -154,10 +154,10 @@ def _with_catalogue(run: pathlib.Path) -> dict[str, bytes]:
 
 
 TIMES = ("*/timing.jsonl", "*/report/*", "*/manifest.json")  # seconds, versions of figures, seconds again
-_DATA = ("jrec.commands.prepare", "jrec.data.prepare", "jrec.data.joined", "numba", "jrec.data.reorder")
-_MODEL = (*_DATA, "jrec.train.loop", "jrec.train.report", "jrec.train.predict",
-          "jrec.train.export", "jrec.serving.model", "jrec.imports", "jrec.train.compress", "jrec.train.preflight",
-          "jrec.train.comparisons", "jrec.commands.kernel_check", "jrec.selfcheck.check", "optax")  # fmt: skip
+_DATA = ("jrec.app.commands.prepare", "jrec.prepare.prepare", "jrec.prepare.joined", "numba", "jrec.prepare.reorder")
+_MODEL = (*_DATA, "jrec.app.loop", "jrec.app.report", "jrec.app.predict",
+          "jrec.app.export", "jrec.serving.model", "jrec.app.imports", "jrec.app.compress", "jrec.app.preflight",
+          "jrec.app.comparisons", "jrec.app.commands.kernel_check", "jrec.selfcheck.check", "optax")  # fmt: skip
 
 CASES = {
     "prepare": Case(
@@ -170,7 +170,7 @@ CASES = {
     "plan": Case(
         command="jrec plan data --hardware machine.toml --dim 8 --out plan --figure none",
         setup=(PREPARE, "jrec plan data --hardware machine.toml --dim 4 --out plan --figure none"), outputs=("plan",),
-        modules=(*_DATA, "jrec.commands.plan", "jrec.sharding.planner", "scipy.optimize"),
+        modules=(*_DATA, "jrec.app.commands.plan", "jrec.sharding.planner", "scipy.optimize"),
     ),
     "replan": Case(
         command="jrec replan plan profile --min-gain -1 --out replanned",
@@ -183,7 +183,7 @@ CASES = {
     ),
     "reorder": Case(
         command="jrec reorder data --min-rows 4 --always --quiet", outputs=("data",), leaves_out=("*/reorder/*.*",),
-        modules=(*_DATA, "jrec.data.reorder.driver", "igraph"),
+        modules=(*_DATA, "jrec.prepare.reorder.driver", "igraph"),
     ),
     "fae calibrate": Case(
         command="jrec fae calibrate data --budget 300B --small 10B --out hot --quiet",
@@ -193,7 +193,7 @@ CASES = {
     "fae pack": Case(
         command="jrec fae pack data --budget 300B --small 10B --out fae --overwrite --quiet",
         setup=(PREPARE, "jrec fae pack data --budget 900B --small 10B --out fae --quiet"), outputs=("fae",),
-        modules=(*_DATA, "jrec.access.calibrate", "jrec.data.fae.pack"),
+        modules=(*_DATA, "jrec.access.calibrate", "jrec.prepare.fae_pack"),
     ),
     "init": Case(
         command="jrec init data --out first.toml --quick --overwrite", outputs=("first.toml", "first.html"),

@@ -23,9 +23,9 @@ from benchmarks import harness
 from jrec.access.calibrate import CalibrateOptions, Calibration, SampleOptions, calibrate
 from jrec.access.calibrate.sample import RandEmBox, hot_rows
 from jrec.access.profile import TableProfile
-from jrec.data.fae.pack import PackOptions, pack
 from jrec.data.schema import Schema
-from jrec.data.synth import SynthOptions, shape_like, synthesize
+from jrec.prepare.fae_pack import PackOptions, pack
+from jrec.prepare.synth import SynthOptions, shape_like, synthesize
 
 MEASURES = ("boxes", "calibration", "packing")
 TRIALS, QUICK_TRIALS = 1000, 200

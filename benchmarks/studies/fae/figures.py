@@ -23,7 +23,7 @@ from jrec.access.calibrate.calibrator import boxes_of, count_accesses
 from jrec.access.calibrate.sample import hot_rows
 from jrec.access.count import Block
 from jrec.access.profile import AccessProfile, TableProfile
-from jrec.commands.arguments import number, size
+from jrec.app.commands.arguments import number, size
 from jrec.data.blocks import ListColumn, ShardReader
 from jrec.data.schema import Schema, Table
 from jrec.outputs import check_output, write_file

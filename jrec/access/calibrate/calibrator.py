@@ -14,7 +14,7 @@ from jrec.access.calibrate.file import Calibration, HotInputs, TableResult
 from jrec.access.calibrate.sample import RandEmBox, SampleOptions, hot_rows, sample_accesses
 from jrec.access.count import Block, block_examples, exact_profile, sample_blocks
 from jrec.access.profile import AccessProfile, TableProfile
-from jrec.data.reorder.file import load_order
+from jrec.data.bijection import load_order
 from jrec.data.schema import Schema, Table
 from jrec.errors import ConfigError
 from jrec.progress import Progress

@@ -108,7 +108,7 @@ class Calibration(Summary):
         return {**plain, "hot_bytes": self.hot_bytes}
 
     def hot_set(self) -> HotSet:
-        """What ``jrec.data.fae.pack.pack`` takes."""
+        """What ``jrec.prepare.fae_pack.pack`` takes."""
         return HotSet(rows=self.rows, dataset=self.dataset, threshold=self.threshold, calibration=self.summary())
 
     def check_dataset(self, schema: Schema) -> None:

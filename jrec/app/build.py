@@ -1,0 +1,385 @@
+"""Makes the layout, model and optimizers of a configuration and a dataset's schema."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import jax
+from flax import nnx
+
+from jrec import ops
+from jrec.app.config import (
+    OWN_MODEL_KEYS,
+    RANKING_KEYS,
+    EmbeddingOptimizerConfig,
+    ModelConfig,
+    TrainConfig,
+    TTSection,
+)
+from jrec.app.config.typed_toml import MOST
+from jrec.app.models.factory import made_by_factory
+from jrec.app.models.next_items import TARGET, feature_names
+from jrec.app.models.user_items import LOG_Q
+from jrec.app.tables import plan_tables, tt_options
+from jrec.data.identity import Identity
+from jrec.data.schema import CategoricalFeature, Schema
+from jrec.errors import ConfigError, value_errors_are_config_errors
+from jrec.nn import (
+    DLRM,
+    TBSM,
+    DLRMConfig,
+    EmbeddingCollection,
+    MultiTaskConfig,
+    NextItem,
+    SequenceConfig,
+    SparseOptimizer,
+    TBSMConfig,
+    TwoTower,
+    TwoTowerConfig,
+    binary_cross_entropy,
+    multi_task_loss,
+    next_item_loss,
+    two_tower_loss,
+)
+from jrec.nn.dense_encoding import Boundaries
+from jrec.nn.optimizer import Loss, SparseModel
+from jrec.ops.layout import EmbeddingLayout, FeatureConfig
+from jrec.run.identity import identity_of
+from jrec.run.run import Run
+from jrec.sharding import Plan
+
+_STREAMS = 0x64726F70  # "drop": sets other streams, such as of dropout, apart from the parameters of the same seed
+
+
+def build_layout(config: TrainConfig, schema: Schema, plan: Plan | None = None) -> EmbeddingLayout:
+    """The tables of a model on this dataset, each in its tier (``plan_tables``).
+
+    Raises:
+      ConfigError: If ``[model.features]`` names a feature that the dataset lacks, or the tables cannot be placed.
+    """
+    if config.model.ranks and config.model.kind != "two_tower":
+        return _sequence_layout(config, schema, plan)
+    names = [f.name for f in schema.categorical]
+    if unknown := sorted(set(config.model.features) - set(names)):
+        raise ConfigError(
+            f"model.features.{unknown[0]}: the dataset has no categorical feature of that name, only {', '.join(names)}"
+        )
+    histories = config.model.tbsm.histories
+    if unknown := sorted({*histories, *histories.values()} - set(names)):
+        raise ConfigError(
+            f"model.tbsm.histories names {unknown[0]!r}, but the categorical features of the dataset are"
+            f" {', '.join(names)}"
+        )
+    with value_errors_are_config_errors("the dataset's tables do not fit the model"):
+        features = [_feature(config.model, f) for f in schema.categorical]
+        return EmbeddingLayout.build(plan_tables(config, schema, plan).tables, features, planned=config.planned)
+
+
+def _sequence_layout(config: TrainConfig, schema: Schema, plan: Plan | None) -> EmbeddingLayout:
+    """The layout of a ``NextItem`` over a table of the dataset."""
+    own = config.model.sequence
+    history = next(f for f in schema.categorical if f.name == own.history)
+    lengths = (history.max_length, history.max_length, own.sampled)
+    features = [
+        FeatureConfig(name=name, table=history.table, max_length=most, pooling="none")
+        for name, most in zip(feature_names(own.history, own.item), lengths, strict=True)
+    ]
+    with value_errors_are_config_errors("the dataset's tables do not fit the model"):
+        return EmbeddingLayout.build(plan_tables(config, schema, plan).tables, features, planned=config.planned)
+
+
+def _feature(config: ModelConfig, feature: CategoricalFeature) -> FeatureConfig:
+    override = config.features.get(feature.name)
+    pooling = config.pooling if override is None else override.pooling
+    sequence = feature.name in config.tbsm.histories.values()
+    return FeatureConfig(
+        name=feature.name,
+        table=feature.table,
+        max_length=feature.max_length,
+        fixed_length=feature.fixed_length,
+        weighted=feature.scaled,
+        pooling="none" if sequence else pooling,
+    )
+
+
+def build_model(config: TrainConfig, schema: Schema, layout: EmbeddingLayout) -> SparseModel:
+    """A freshly initialized model, seeded by ``config.seed``.
+
+    Raises:
+      ConfigError: If the MLPs, the interaction and the features do not fit together, or ``model.factory`` does not make
+        a model of them.
+    """
+    model, tables = config.model, config.tables
+    rngs = nnx.Rngs(jax.random.fold_in(jax.random.key(config.seed), _STREAMS), params=config.seed)
+    embeddings: dict[str, Any] = {
+        "implementation": None if tables.implementation == "auto" else tables.implementation,
+        "tt": tt_options(config, layout),
+        "key": rngs.params(),  # the first of the stream, as ``table_key`` draws it
+        "rngs": rngs,
+    }
+    if model.factory:
+        collection = EmbeddingCollection(layout, **embeddings)
+        return made_by_factory(model, collection, num_dense=len(schema.dense), rngs=rngs)
+    with value_errors_are_config_errors("the [model] section does not fit the dataset"):
+        if model.kind == "two_tower":
+            return TwoTower(layout, _towers(model, schema), **embeddings)
+        if model.ranks:
+            own = model.sequence
+            encoder = SequenceConfig(
+                kind="hstu" if model.kind == "hstu" else "sasrec",
+                blocks=own.blocks,
+                heads=own.heads,
+                attention_dim=own.attention_dim or None,
+                hidden_dim=own.hidden_dim or None,
+                dropout=model.dropout,
+                compute_dtype=model.compute_dtype,
+            )
+            return NextItem(layout, encoder, names=feature_names(own.history, own.item), **embeddings)
+        dense: dict[str, Any] = {
+            "num_dense": len(schema.dense),
+            "bottom_mlp": model.bottom_mlp,
+            "top_mlp": model.top_mlp,
+            "interaction": model.interaction,
+            "compute_dtype": model.compute_dtype,
+            "dropout": model.dropout,
+            "batch_norm": model.batch_norm,
+            "dense_boundaries": _boundaries(model, schema),
+            "calibrated": model.calibrate,
+        }
+        if model.multi_task.tasks:
+            dense |= {"top_mlp": (), "multi_task": _heads(model)}
+        if model.kind == "dlrm":
+            dense |= {key: getattr(model, key) for key in ("wide", "cross_layers", "cross_rank", "dot_with", "members")}
+            return DLRM(DLRMConfig(**dense), layout, **embeddings)
+        own = {f.name: getattr(model.tbsm, f.name) for f in dataclasses.fields(model.tbsm)}
+        own["histories"] = tuple(model.tbsm.histories.items())
+        return TBSM(TBSMConfig(**dense, **own), layout, **embeddings)
+
+
+def _towers(model: ModelConfig, schema: Schema) -> TwoTowerConfig:
+    """The towers over a dataset's features (``model_schema``), whose dense ones are the user's first."""
+    own, dense = model.two_tower, {feature.name for feature in schema.dense}
+    return TwoTowerConfig(
+        user=tuple(name for name in own.user if name not in dense),
+        item=tuple(name for name in own.item if name not in dense),
+        user_dense=len(dense.intersection(own.user)),
+        item_dense=len(dense.intersection(own.item)),
+        user_mlp=own.user_mlp,
+        item_mlp=own.item_mlp,
+        dropout=model.dropout,
+        compute_dtype=model.compute_dtype,
+    )
+
+
+def _heads(model: ModelConfig) -> MultiTaskConfig:
+    """The heads of a model with several labels, which share the layers of ``top_mlp`` but the logit."""
+    return MultiTaskConfig(
+        tasks=model.multi_task.tasks,
+        experts=model.multi_task.experts,
+        expert_mlp=model.top_mlp[:-1],
+        tower_mlp=model.multi_task.tower_mlp,
+        compute_dtype=model.compute_dtype,
+        dropout=model.dropout,
+    )
+
+
+def _boundaries(model: ModelConfig, schema: Schema) -> Boundaries:
+    """Boundaries by dense feature, in the order of the dataset's.
+
+    Raises:
+      ConfigError: If a feature is not of the dataset.
+    """
+    names = [feature.name for feature in schema.dense]
+    if unknown := sorted(set(model.dense_boundaries) - set(names)):
+        raise ConfigError(
+            f"model.dense_boundaries names {unknown[0]!r}, but the dataset's dense features are"
+            f" {', '.join(names) or 'none'}"
+        )
+    return tuple(model.dense_boundaries.get(name, ()) for name in names) if model.dense_boundaries else ()
+
+
+def build_loss(model: ModelConfig, schema: Schema) -> Loss:
+    """What a step makes smaller; of several labels the weighted sum of their losses."""
+    if model.kind == "two_tower":
+        own = model.two_tower
+        log_q = LOG_Q if own.log_q else ""
+        return two_tower_loss(TARGET, log_q=log_q, by_label=schema.labels, temperature=own.temperature)
+    if (heads := model.multi_task).tasks:
+        return multi_task_loss(heads.weight_by_task, label=heads.tasks[0])
+    return next_item_loss(temperature=model.sequence.temperature) if model.ranks else binary_cross_entropy
+
+
+def check_model(config: TrainConfig, schema: Schema, layout: EmbeddingLayout) -> None:
+    """Refuses what ``build_model`` refuses, in no time and memory: no value is made."""
+    nnx.eval_shape(lambda: build_model(config, schema, layout))
+
+
+def table_key(config: TrainConfig) -> jax.Array:
+    """The key of the initial rows of a run's tables, wherever they live."""
+    return nnx.Rngs(params=config.seed).params()
+
+
+def build_optimizer(
+    config: TrainConfig, model: SparseModel, total_steps: int, *, first_step: int = 0
+) -> SparseOptimizer:
+    """Dense and row optimizers; learning rates follow ``[lr_schedule]``, or a table's own, over ``total_steps``.
+
+    Steps before ``first_step``, which a run has that begins with another's optimizer, do not count.
+    """
+    factor = config.lr_schedule.build(total_steps, first_step=first_step)
+    rows, tt = config.optimizer.embedding, config.tables.tt
+    embedding, cores = rows.build(factor), _of_cores(rows, tt).build(factor)
+    groups: dict[str, ops.RowOptimizer | None] = {"": embedding}  # one object per group: a schedule equals only itself
+    own_cores: dict[str, ops.RowOptimizer] = {}
+    for table, own in rows.tables.items():
+        key = f"optimizer.embedding.tables.{table}.lr_schedule"
+        schedule = (
+            factor if own.lr_schedule is None else own.lr_schedule.build(total_steps, first_step=first_step, key=key)
+        )
+        trained, group = rows.of(table), rows.group(table)
+        if group not in groups:
+            groups[group] = None if trained is None else trained.build(schedule)
+        if trained is not None:
+            own_cores[table] = _of_cores(trained, tt, own_keys=own.given()).build(schedule)
+    trains = [stack.tables[0].name for stack in model.embeddings.layout.tt_stacks]
+    return SparseOptimizer(
+        model,
+        dense=config.optimizer.build(factor),
+        embedding=embedding,
+        cores={name: own_cores.get(name, cores) for name in trains} if rows.tables else cores,
+        tables={table: groups[rows.group(table)] for table in rows.tables},
+        max_global_norm=config.optimizer.max_global_norm,
+        rounding_seed=config.seed if rows.stochastic_rounding else None,
+        bag_gradients=rows.bag_gradients,
+    )
+
+
+def build_modules(
+    config: TrainConfig,
+    schema: Schema,
+    layout: EmbeddingLayout,
+    total_steps: int,
+    *,
+    first_step: int = 0,
+    abstract: bool = False,
+) -> tuple[SparseModel, SparseOptimizer]:
+    """The model and its optimizer (``build_model``, ``build_optimizer``).
+
+    Args:
+      config: The run's configuration.
+      schema: The dataset's schema.
+      layout: The tables (``build_layout``).
+      total_steps: Steps over which learning rates follow ``[lr_schedule]``.
+      first_step: Steps that the optimizer took before the run.
+      abstract: Whether to make no values: every array is a ``jax.ShapeDtypeStruct``, to be filled from a checkpoint.
+        Tables and slots then take neither time nor memory, and a state split from these modules (``compile_run``) has
+        the structure that the compiled functions expect.
+
+    Raises:
+      ConfigError: If the MLPs, the interaction and the features do not fit together.
+    """
+
+    def build() -> tuple[SparseModel, SparseOptimizer]:
+        model = build_model(config, schema, layout)
+        return model, build_optimizer(config, model, total_steps, first_step=first_step)
+
+    return nnx.eval_shape(build) if abstract else build()
+
+
+def _of_cores(
+    config: EmbeddingOptimizerConfig, tt: TTSection, *, own_keys: Collection[str] = ()
+) -> EmbeddingOptimizerConfig:
+    """The optimizer of cores whose rows ``config`` would train; the table's ``own_keys`` go before ``tt``."""
+    of_cores = {"learning_rate": tt.learning_rate, "weight_decay": tt.weight_decay}
+    chosen = {key: value for key, value in of_cores.items() if value is not None and key not in own_keys}
+    return dataclasses.replace(config, **chosen)
+
+
+def described(config: TrainConfig, schema: Schema, *, trained_on: Identity | None = None) -> dict[str, Any]:
+    """What checkpoints record of a run beside its tables (``jrec.run.identity``): model, optimizer, dataset.
+
+    Args:
+      config: The run's configuration.
+      schema: The dataset.
+      trained_on: The dataset that the run was trained on, where ``schema`` is another one to evaluate on.
+    """
+    return {
+        "model": _model_description(config.model, len(schema.dense)),
+        "num_dense": len(schema.dense),
+        "dense_optimizer": config.optimizer.name,
+        "dataset": (trained_on or schema.identity).digests,
+    }
+
+
+def run_identity(
+    config: TrainConfig, schema: Schema, layout: EmbeddingLayout, *, trained_on: Identity | None = None
+) -> dict[str, Any]:
+    """What a checkpoint of the configuration's run records; arguments as of ``described``."""
+    _, optimizer = build_modules(config, schema, layout, total_steps=MOST, abstract=True)
+    return identity_of(layout, optimizer, described(config, schema, trained_on=trained_on))
+
+
+def _model_description(model: ModelConfig, num_dense: int) -> dict[str, Any]:
+    """The model's keys, less those that it does not read, which checkpoints of earlier versions lack."""
+    keys = dataclasses.asdict(model)
+    if model.factory:
+        return {key: keys[key] for key in OWN_MODEL_KEYS}
+    if model.ranks:
+        if model.sequence.ages:
+            del keys["sequence"]["ages"]
+        return {key: keys[key] for key in RANKING_KEYS[model.kind]}
+    del keys["factory"], keys["options"], keys["sequence"], keys["two_tower"], keys["multi_task"]["weights"]
+    if not model.multi_task.tasks:
+        del keys["multi_task"]
+    if model.kind == "dlrm":
+        del keys["tbsm"]
+    elif model.tbsm.top_with == "context":
+        del keys["tbsm"]["top_with"]
+    if keys["members"] == 1:
+        del keys["members"]
+    for key in ("wide", "dropout", "batch_norm", "dense_boundaries", "calibrate"):
+        if not keys[key]:
+            del keys[key]
+    if model.interaction != "dcn":
+        del keys["cross_layers"], keys["cross_rank"]
+    of_products = model.kind == "dlrm" and model.interaction == "dot"
+    joins_embeddings = model.dot_with == "embeddings" or (model.dot_with == "auto" and not num_dense)
+    keys["dot_with"] = "embeddings" if of_products and joins_embeddings else "bottom"
+    if keys["dot_with"] == "bottom":
+        del keys["dot_with"]
+    return keys
+
+
+def parameter_counts(model: SparseModel) -> dict[str, dict[str, Any]]:
+    """Parameters and bytes of the dense part and of every stack, for the report; the model may be abstract."""
+    dense = jax.tree.leaves(nnx.state(model, nnx.Param))
+    counts: dict[str, dict[str, Any]] = {"dense": {"parameters": sum(x.size for x in dense), "bytes": _bytes(dense)}}
+    for name, array in model.embeddings.arrays().items():
+        rows, dim = array.shape[0], model.embeddings.dims[name]
+        counts[name] = {"parameters": rows * dim, "bytes": _bytes([array]), "rows": rows}
+    for name, stack in model.embeddings.tt.items():
+        arrays = [*stack.arrays(), *(x.get_value() for kind, x in stack.cached.items() if kind == "rows")]
+        rows = stack.shape.rows
+        counts[name] = {"parameters": sum(x.size for x in arrays), "bytes": _bytes(arrays), "rows": rows}
+    layout = model.embeddings.layout
+    for stack in (*layout.host_stacks, *layout.planned_stacks):
+        parameters = stack.rows * stack.dim
+        size = jax.numpy.dtype(stack.dtype).itemsize
+        counts[stack.name] = {"parameters": parameters, "bytes": size * parameters, "rows": stack.rows}
+    return counts
+
+
+def run_parameters(run: Run) -> dict[str, dict[str, Any]]:
+    """``parameter_counts`` of a run's model, with the rows of planned stacks in host memory, and their bytes."""
+    counts = parameter_counts(run.modules()[0])
+    for stack in run.layout.planned_stacks:
+        if run.plan is not None and (rows := run.plan.host_rows(stack.name)):
+            size = rows * stack.dim * jax.numpy.dtype(stack.dtype).itemsize
+            counts[stack.name] |= {"host_rows": rows, "host_bytes": size}
+    return counts
+
+
+def _bytes(arrays: Iterable[jax.Array | jax.ShapeDtypeStruct]) -> int:
+    return sum(array.size * array.dtype.itemsize for array in arrays)

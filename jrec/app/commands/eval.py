@@ -1,0 +1,117 @@
+"""``jrec eval``: the metrics of a checkpoint on a dataset."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import pathlib
+import sys
+
+from jrec.app.commands.arguments import COUNT_OR_ZERO, DEVICES
+from jrec.app.commands.processes import Company, add_process_arguments, in_company
+
+DESCRIPTION = """\
+Evaluate a checkpoint on a dataset whose rows mean the same as in training.
+
+CHECKPOINT is a run folder (its best checkpoint where it keeps one, else the latest), a folder of checkpoints that
+Run.save wrote, or one checkpoint in either. The metrics go to standard output as JSON, with the share of each feature's
+values that training did not see, and with --out into a folder with report.html, beside those of baselines that are
+fitted to the training data (evaluate.baselines of the run's configuration)."""
+EPILOG = """examples:
+  jrec eval runs/quickstart data/quickstart
+  jrec eval runs/kaggle data/kaggle --devices 4 --plan serving_plan
+  jrec eval runs/kaggle/checkpoints/5000 data/kaggle --split valid --out reports/kaggle_5000
+  jrec eval runs/movielens data/movielens --group user_id
+  srun jrec eval runs/terabyte data/terabyte --devices 8 --distributed
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a run folder, or one checkpoint")
+    parser.add_argument("data", metavar="DATA", help="the training data, or another dataset whose rows mean the same")
+    parser.add_argument("--split", default="test", help="train, valid or test (default test)")
+    parser.add_argument(
+        "--batches", type=COUNT_OR_ZERO, default=0, metavar="N", help="evaluate only the first N batches"
+    )
+    parser.add_argument(
+        "--group", metavar="FEATURE", help="AUC within this feature's values (default: evaluate.group of the run)"
+    )
+    parser.add_argument(
+        "--devices",
+        type=DEVICES,
+        default=1,
+        metavar="N",
+        help="evaluate on N devices, however many trained (default 1)",
+    )
+    parser.add_argument("--plan", default="", metavar="FILE", help="where rows live on N devices, by `jrec plan`")
+    parser.add_argument("--out", metavar="DIR", help="write report.html and metrics.json there")
+    add_process_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Evaluates; returns 0."""
+    with in_company(args) as company:
+        return _run(args, company)
+
+
+def _run(args: argparse.Namespace, company: Company) -> int:
+    import json
+
+    from jrec.app.processes.same_run import evaluation_facts
+    from jrec.data.schema import Schema
+
+    options = {"split": args.split, "batches": args.batches, "devices": args.devices}
+    company.meet(evaluation_facts(args.checkpoint, args.data, args.plan, **options))
+
+    from jrec.app.comparisons import comparison_sections, unknown_values
+    from jrec.app.evaluate import evaluate_checkpoint
+    from jrec.app.preflight import check_group
+    from jrec.app.processes.mesh_processes import one_of_many
+    from jrec.app.report import write_report
+    from jrec.app.report.logs import METRICS_FILE
+    from jrec.app.report.metrics import Scores, evaluate_tasks
+    from jrec.app.report.ranking import evaluated
+    from jrec.app.report.terminal import judgement_lines
+    from jrec.app.report.writing import PAGE_FILE
+    from jrec.app.run_folder import find_checkpoint
+    from jrec.run.processes import first
+
+    if args.group:
+        check_group(args.group, Schema.load(args.data), key="--group")
+    with one_of_many():
+        result = evaluate_checkpoint(
+            args.checkpoint, args.data, split=args.split, limit=args.batches, devices=args.devices, plan=args.plan
+        )
+    if not first():
+        return 0
+    metrics = evaluated(result.scores).to_dict()
+    if isinstance(result.scores, Scores) and (by_task := evaluate_tasks(result.scores)):
+        metrics["tasks"] = {task: evaluation.to_dict() for task, evaluation in by_task.items()}
+    config, scores = result.config, {args.split: result.scores}
+    if args.group:
+        config = dataclasses.replace(config, evaluate=dataclasses.replace(config.evaluate, group=args.group))
+    same = result.trained_on == result.schema.identity and not args.batches
+    sections = comparison_sections(config, result.schema, scores, whole=same, slices=bool(args.out))
+    where = {"checkpoint": args.checkpoint, "data": args.data, "step": result.step, "split": args.split}
+    printed = {name: section for name, section in sections.items() if name != "slices"}
+    unknown = unknown_values(result.schema, args.split)
+    print(json.dumps({**where, **metrics, **printed, "unknown_values": unknown.to_dict()}, allow_nan=False))
+    for remark in unknown.remarks():
+        print(remark, file=sys.stderr)
+    if args.out:
+        history = find_checkpoint(pathlib.Path(args.checkpoint))[0] / METRICS_FILE
+        content = write_report(
+            args.out,
+            config=config,
+            schema=result.schema,
+            scores=scores,
+            parameters=result.parameters,
+            steps=result.step,
+            history=history if history.exists() else None,  # folders of Run.save have none
+            sections=sections,
+        )
+        for line in judgement_lines(content):
+            print(line, file=sys.stderr)
+        print(f"report: {pathlib.Path(args.out) / PAGE_FILE}", file=sys.stderr)
+    return 0

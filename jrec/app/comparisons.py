@@ -1,0 +1,131 @@
+"""What a report compares a model's scores with: baselines of its dataset, and the scores of some of the examples."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jrec.app.baselines.examples import Split
+from jrec.app.baselines.measure import measure, wanted
+from jrec.app.baselines.popular_items import popular_items
+from jrec.app.config import TrainConfig
+from jrec.app.report.groups import describe_groups
+from jrec.app.report.metrics import Scores
+from jrec.app.report.ranking import AnyScores
+from jrec.app.report.slices import EACH, add_block, slicers
+from jrec.data.blocks import LABEL, Column
+from jrec.data.schema import DatasetError, Schema
+from jrec.data.unknown import UnknownValues
+from jrec.prepare.readers.tables import read_batches
+
+
+def comparison_sections(
+    config: TrainConfig, schema: Schema, scores: Mapping[str, AnyScores], *, whole: bool = True, slices: bool = True
+) -> dict[str, Any]:
+    """The sections ``baselines``, ``groups`` and ``slices`` of a report, those that the configuration asks for.
+
+    Args:
+      config: The run's configuration.
+      schema: The dataset that was scored, as ``Schema.load`` read it.
+      scores: By split, the scores of its examples in their order.
+      whole: Whether they are all of a split's; baselines are compared only then.
+      slices: Whether the last split is sliced, too.
+
+    Raises:
+      DatasetError: If the dataset cannot be read.
+    """
+    folder, sections = schema.folder, {}
+    if folder is None or not scores:
+        return {}
+    if config.model.ranks:
+        compared = whole and wanted(config.evaluate.baselines, schema)
+        return {"baselines": popular_items(config, schema, list(scores))} if compared else {}
+    scores = {split: one for split, one in scores.items() if isinstance(one, Scores)}
+    if whole and config.schedule == "plain" and wanted(config.evaluate.baselines, schema):
+        sections["baselines"] = measure(folder, schema, list(scores))
+    if group := config.evaluate.group:
+        described = {split: _groups(folder, schema, split, group, one) for split, one in scores.items()}
+        sections["groups"] = {"feature": group, "splits": described}
+    if slices and config.schedule == "plain":
+        split, last = list(scores.items())[-1]
+        sections["slices"] = {"split": split, "slices": _slices(folder, schema, split, last)}
+    return sections
+
+
+def unknown_values(schema: Schema, split: str) -> UnknownValues:
+    """How many values of a split training did not see, by feature; of tables that grow nothing is said.
+
+    Raises:
+      DatasetError: If the dataset cannot be read.
+    """
+    assert schema.folder is not None  # ``Schema.load`` names it
+    counts, blocks = UnknownValues(schema), Split(schema.folder, schema, split)
+    for columns in blocks.read(blocks.blocks):
+        for feature in schema.categorical:
+            counts.add_rows(feature, columns[feature.name])
+    return counts
+
+
+def _scored(
+    folder: pathlib.Path, schema: Schema, split: str, scores: Scores
+) -> Iterator[tuple[Mapping[str, Column], Scores]]:
+    """The blocks that were scored, each with the scores of its examples, of which the last block may have more."""
+    blocks, begin = Split(folder, schema, split), 0
+    for columns in blocks.read(blocks.blocks):
+        if begin >= scores.labels.size:
+            return
+        span = slice(begin, begin + len(columns[LABEL]))
+        own = Scores(logits=scores.logits[span], labels=scores.labels[span])
+        if not np.array_equal(np.asarray(columns[LABEL])[: own.labels.size] > 0, own.labels):
+            raise DatasetError(
+                f"the labels of split {split!r} in {folder} are not those that were scored; was the dataset replaced"
+                " meanwhile?"
+            )
+        yield columns, own
+        begin = span.stop
+    if begin < scores.labels.size:
+        raise DatasetError(
+            f"split {split!r} in {folder} has {begin:,} examples, but {scores.labels.size:,} were scored; was the"
+            " dataset replaced meanwhile?"
+        )
+
+
+def _slices(folder: pathlib.Path, schema: Schema, split: str, scores: Scores) -> list[dict[str, Any]]:
+    some = slicers(schema)
+    for columns, own in _scored(folder, schema, split, scores):
+        add_block(some, columns, own.logits, own.labels)
+    described = []
+    for one in some:
+        table = one.table
+        names: dict[int, str] = {}
+        if table.vocabulary is not None and table.rows <= EACH:
+            names = _values(schema.check_file(folder, table.vocabulary), range(table.rows))
+        described += one.describe(names)
+    return described
+
+
+def _groups(folder: pathlib.Path, schema: Schema, split: str, name: str, scores: Scores) -> dict[str, Any]:
+    table = schema.table(next(f.table for f in schema.categorical if f.name == name))
+    blocks = _scored(folder, schema, split, scores)
+    groups = np.concatenate([np.asarray(columns[name])[: own.labels.size] for columns, own in blocks])
+
+    def names(rows: Sequence[int]) -> list[str]:
+        values = {} if table.vocabulary is None else _values(schema.check_file(folder, table.vocabulary), rows)
+        return [values.get(row, f"row {row}") for row in rows]
+
+    return describe_groups(scores, groups.astype(np.int64), names, none=table.oov_row)
+
+
+def _values(path: pathlib.Path, rows: Sequence[int]) -> dict[int, str]:
+    """The values of some rows of a vocabulary."""
+    import pyarrow as pa
+
+    texts: dict[int, str] = {}
+    for batch in read_batches(path, ["value", "row"], 1 << 16, remedy="copy the dataset again"):
+        some = batch.filter(pa.array(np.isin(batch["row"].to_numpy(), rows)))
+        pairs = zip(some["row"].to_pylist(), some["value"].to_pylist(), strict=True)
+        texts |= {row: value for row, value in pairs if value is not None}
+    return texts

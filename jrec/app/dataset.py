@@ -1,0 +1,162 @@
+"""The dataset of a run: an ordinary one, or one packed for FAE, of which evaluation reads the ordinary part."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from typing import TYPE_CHECKING
+
+from jrec.app.config import MultiTaskSection, TrainConfig
+from jrec.app.models.model_schema import model_schema
+from jrec.app.run_folder import find_checkpoint, load_run_config
+from jrec.data.fae import FaeManifest, is_fae_folder
+from jrec.data.schema import DatasetError, Schema
+from jrec.errors import ConfigError
+
+if TYPE_CHECKING:
+    from jrec.sharding import Plan
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunData:
+    """A run's dataset, and the plan of its rows.
+
+    Attributes:
+      config: The run's configuration; ``data.path`` is the ordinary dataset, which has the run's tables and evaluation
+        splits.
+      schema: The ordinary dataset's schema.
+      packed: The manifest of hot and cold examples; None where ``schedule`` is "plain".
+      plan: What the configuration's ``plan`` names, as it was read; None where it names none.
+    """
+
+    config: TrainConfig
+    schema: Schema
+    packed: FaeManifest | None = None
+    plan: Plan | None = None
+
+
+def open_data(config: TrainConfig) -> RunData:
+    """Reads the description of a run's dataset, and its plan.
+
+    Raises:
+      ConfigError: If ``schedule`` and the kind of dataset do not go together, or ``fae.split`` is missing.
+      DatasetError: If the dataset cannot be used.
+      PlanError: If the plan cannot be read.
+    """
+    packed = is_fae_folder(config.data.path)
+    if config.schedule == "plain":
+        if packed:
+            raise ConfigError(
+                f"data.path is {config.data.path}, hot and cold examples apart (`jrec fae pack`), but schedule is"
+                " 'plain'; set schedule=fae, or give the dataset that was packed"
+            )
+        schema = model_schema(config.model, Schema.load(config.data.path))
+        if not config.model.ranks:
+            schema.check_labels()
+        config = with_tasks(with_capacities(config, schema), schema)
+        return RunData(config=config, schema=schema, plan=plan_of(config))
+    if not packed:
+        raise ConfigError(
+            f"schedule is 'fae', but data.path is {config.data.path}, which does not have hot and cold examples apart;"
+            " make a folder that does with `jrec fae calibrate` and `jrec fae pack`"
+        )
+    manifest = FaeManifest.load(config.data.path)
+    config = evaluation_config(config)
+    schema = manifest.cold_schema
+    config = with_tasks(config, schema)
+    if config.fae.split not in schema.splits:
+        raise ConfigError(
+            f"fae.split is {config.fae.split!r}, whose loss decides about the order of hot and cold batches, but the"
+            f" dataset has {', '.join(schema.splits) or 'no splits'}"
+        )
+    return RunData(config=config, schema=schema, packed=manifest, plan=plan_of(config))
+
+
+def plan_of(config: TrainConfig) -> Plan | None:
+    """Reads the plan that a configuration names; None where it names none."""
+    if not config.plan:
+        return None
+    from jrec.sharding.plan_file import load_plan
+
+    return load_plan(config.plan)
+
+
+def evaluation_config(config: TrainConfig) -> TrainConfig:
+    """The configuration with ``data.path`` at an ordinary dataset: in an FAE folder, the one with all tables."""
+    if not is_fae_folder(config.data.path):
+        return config
+    folder = FaeManifest.load(config.data.path).cold_folder
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, path=str(folder)))
+
+
+def with_tasks(config: TrainConfig, schema: Schema) -> TrainConfig:
+    """The configuration with the tasks of a dataset with several labels, which it may leave open.
+
+    Args:
+      config: The run's configuration.
+      schema: The dataset to train on.
+
+    Raises:
+      ConfigError: If it says something of tasks that the dataset has not, or asks for what is of one label.
+    """
+    model, stopping = config.model, config.evaluate.early_stopping
+    heads, path = model.multi_task, config.data.path
+    if not schema.tasks:
+        one_label = {"model.multi_task": heads != MultiTaskSection(), "evaluate.early_stopping.task": stopping.task}
+        for key in (key for key, given in one_label.items() if given):
+            raise ConfigError(f"{key} is set, but {path} has one label; leave it out, or prepare [[labels]]")
+        return config
+    if heads.tasks not in ((), schema.tasks):
+        raise ConfigError(
+            f"model.multi_task.tasks is {list(heads.tasks)}, but the labels of {path} are {list(schema.tasks)}; leave"
+            " it out"
+        )
+    if model.factory:
+        raise ConfigError(
+            f"model.factory is {model.factory}, but {path} has several labels ({', '.join(schema.tasks)}), for which"
+            " the command trains jrec's own models; prepare it with one, or train by jrec.nn.multi_task_loss"
+        )
+    if config.data.micro_batches > 1:
+        raise ConfigError(
+            f"data.micro_batches is {config.data.micro_batches}, but {path} has several labels, of which slices of a"
+            " batch know unlike numbers, so that their losses are not the batch's; leave it out"
+        )
+    if stopping.task and stopping.task not in schema.tasks:
+        raise ConfigError(
+            f"evaluate.early_stopping.task is {stopping.task!r}, but the labels of {path} are {', '.join(schema.tasks)}"
+        )
+    heads = dataclasses.replace(heads, tasks=schema.tasks)
+    return dataclasses.replace(config, model=dataclasses.replace(model, multi_task=heads))
+
+
+def check_tasks(config: TrainConfig, schema: Schema) -> None:
+    """Refuses to score a dataset whose labels are not those of the run; one without labels may be predicted.
+
+    Raises:
+      DatasetError: Names the labels of both.
+    """
+    own = config.model.multi_task.tasks
+    if schema.labels and own != schema.tasks:
+        has, trained = ([*tasks] if tasks else "one label" for tasks in (schema.tasks, own))
+        raise DatasetError(
+            f"{schema.folder or schema.name} has {has} where the run was trained with {trained}; prepare it by the"
+            " schema file of the training data, or with --no-labels to predict it"
+        )
+
+
+def with_capacities(config: TrainConfig, schema: Schema) -> TrainConfig:
+    """The configuration with the capacity of every growing table that it leaves open.
+
+    They are settled once for a run: other datasets that it meets later do not change them. The run that this one
+    begins from (``init_from``) decides, or else training has values for all rows but one.
+
+    Args:
+      config: The run's configuration.
+      schema: The dataset to train on.
+    """
+    if not schema.growing:
+        return config
+    rows = {table.name: table.rows_for_all for table in schema.tables if table.growing}
+    if config.init_from:
+        rows |= load_run_config(find_checkpoint(pathlib.Path(config.init_from))[0]).tables.capacities
+    return dataclasses.replace(config, tables=config.tables.with_capacities(rows))

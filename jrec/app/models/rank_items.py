@@ -1,0 +1,139 @@
+"""Ranks all items of a run's table for users: where the next item comes, and the best ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from jrec.app.config import TrainConfig
+from jrec.app.loaders import ranking_packer
+from jrec.app.models.catalogue import Catalogue
+from jrec.app.models.model_schema import item_table
+from jrec.app.models.next_items import SEEN, TARGET
+from jrec.app.report.metrics import check_finite
+from jrec.app.report.ranking import LEFT_OUT, NEVER, RankScores
+from jrec.batch import Batch
+from jrec.data.schema import Schema
+from jrec.mesh.route import AXIS
+from jrec.nn.ranking import BLOCK, ranks, top_k
+from jrec.run.run import Run
+
+_SCORES = 1 << 24  # that are held at once
+_LEAST = 256
+
+
+class ItemRanker:
+    """All items of a run as its last step left them, to be ranked for users; each process ranks for its own.
+
+    Args:
+      run: The run.
+      config: Its configuration.
+      schema: The features that its model reads.
+      catalogue: The items, where a tower makes their vectors (``catalogue_of``); None for all rows of the table but the
+        one for unknown values, as they are.
+    """
+
+    def __init__(self, run: Run, config: TrainConfig, schema: Schema, catalogue: Catalogue | None = None):
+        table = item_table(config.model, schema)
+        if catalogue is None:
+            self._rows = np.delete(np.arange(table.rows), [] if table.oov_row is None else table.oov_row)
+            vectors = np.asarray(run.table(table.name), np.float32)[self._rows]
+            vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), np.float32(1e-6))
+        else:
+            self._rows, vectors = catalogue.rows, item_vectors(run, config, schema, catalogue)
+        self._vectors, self.candidates = jnp.asarray(vectors), len(vectors)
+        self._place = np.full(table.rows + 1, -1, np.int32)  # the last one is of what is absent, -1
+        self._place[self._rows] = np.arange(len(vectors))
+        self._at, self._labels = config.evaluate.at, schema.labels
+        self._leaves_out = config.evaluate.leave_out_history
+        devices = jax.local_devices()[:1] if run.mesh is None else run.mesh.local_devices
+        self._mesh = Mesh(np.array(devices), (AXIS,))
+
+    def ranks(self, users: np.ndarray, targets: np.ndarray, seen: np.ndarray) -> np.ndarray:
+        """How many items score at least as high as each user's; ``NEVER`` of one that is none of them.
+
+        ``LEFT_OUT`` of one that is in the history, where the history is left out.
+
+        Args:
+          users: (n, dim) float32.
+          targets: (n,) rows.
+          seen: (n, length) rows of the histories, -1 for none.
+        """
+        places = self._place[targets]
+        known = places >= 0
+        found = ranks(users, self._vectors, np.maximum(places, 0), **self._among(users, seen))
+        repeated = (seen == targets[:, None]).any(axis=1) if self._leaves_out else np.zeros(len(targets), bool)
+        return np.where(known, np.where(repeated, LEFT_OUT, found), NEVER).astype(np.int32)
+
+    def best(self, users: np.ndarray, seen: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """Scores, (n, k) float32, and rows, (n, k) int32, of the best items; -inf and -1 where there are fewer."""
+        scores, places = top_k(users, self._vectors, k, **self._among(users, seen))
+        return scores, np.where(places >= 0, self._rows[places], -1).astype(np.int32)
+
+    def scores(
+        self, predictions: Iterable[tuple[Mapping[str, Any], Batch]], on_batch: Callable[[], None] = lambda: None
+    ) -> RankScores:
+        """The ranks of all examples of this process, of a dataset with labels of those with label 1.
+
+        Args:
+          predictions: Pairs of outputs and the process's own batch, whose extras have the items and the histories.
+          on_batch: Called after each batch.
+
+        Raises:
+          DivergedError: If a vector is NaN or infinite.
+        """
+        found = [np.empty(0, np.int32)]
+        for outputs, batch in predictions:
+            keep, users = np.asarray(batch.mask) != 0, own_lines(outputs["user"], batch)
+            if self._labels:
+                keep &= np.asarray(batch.labels) > 0
+            own = self.ranks(users, np.asarray(batch.extras[TARGET]), np.asarray(batch.extras[SEEN]))
+            found.append(own[keep])
+            on_batch()
+        return RankScores(ranks=np.concatenate(found), candidates=self.candidates, at=self._at)
+
+    def _among(self, users: np.ndarray, seen: np.ndarray) -> dict[str, Any]:
+        seen = self._place[seen] if self._leaves_out else seen[:, :0]
+        block = min(BLOCK, max(_LEAST, _SCORES // max(1, len(users))))
+        return {"seen": seen.astype(np.int32), "block": block, "mesh": self._mesh}
+
+
+def item_vectors(run: Run, config: TrainConfig, schema: Schema, catalogue: Catalogue) -> np.ndarray:
+    """(items, dim) float32 of length one: what the item tower makes of a catalogue, in every process.
+
+    Args:
+      run: The run, whose rows in host memory are flushed.
+      config: Its configuration.
+      schema: The features that its model reads.
+      catalogue: The items.
+
+    Raises:
+      DivergedError: If a vector is NaN or infinite.
+    """
+    packer, size = ranking_packer(config, schema, run.layout, training=False), config.data.eval_batch_size
+    found = []
+    for begin in range(0, len(catalogue.rows), size):
+        columns = packer.prepare(catalogue.cut(begin, begin + size))
+        outputs: Any = run.predictions.of_batch(packer.pack(columns, size))
+        found.append(np.asarray(jax.device_get(outputs["item"]))[: columns.examples])
+    vectors = np.concatenate(found)
+    check_finite(vectors)
+    return vectors
+
+
+def own_lines(outputs: Any, batch: Batch) -> np.ndarray:
+    """Of the outputs of all processes those of this one's batch.
+
+    Raises:
+      DivergedError: If one of an example is NaN or infinite.
+    """
+    lines, examples = np.asarray(outputs), len(batch.labels)
+    begin = 0 if len(lines) == examples else jax.process_index() * examples
+    own = lines[begin : begin + examples]
+    check_finite(own[np.asarray(batch.mask) != 0])
+    return own

@@ -1,0 +1,164 @@
+"""How well a model ranks items: HR@k, NDCG@k and MRR of each user's next item among all, and what reports say of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from jrec.app.report.metrics import Evaluation, Scores, evaluate
+from jrec.data.schema import DatasetError
+from jrec.nn.ranking import ranking_metrics
+
+NEVER = np.iinfo(np.int32).max
+"""The rank of an item that has no row of its own, so that no model can name it."""
+LEFT_OUT = NEVER - 1
+"""The rank of an item of the history, where these are left out, so that no list of the best has it."""
+_MANY = 0.1  # of a split's items
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RankScores:
+    """The ranks of the examples of a split.
+
+    Attributes:
+      ranks: (examples,) int32, how many other items score at least as high as the one that came next; ``NEVER`` of an
+        item that training did not see, ``LEFT_OUT`` of one that was left out.
+      candidates: The items that are ranked, before those of the history are left out.
+      at: The k of HR@k and NDCG@k.
+    """
+
+    ranks: np.ndarray
+    candidates: int
+    at: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RankingEvaluation:
+    """The metrics of ``RankScores``.
+
+    Attributes:
+      examples: How many there are.
+      unknown_items: How many of their items training did not see; they count as not found.
+      repeated_items: How many of them are left out as those of the history, and count as not found.
+      metrics: "hr@k" and "ndcg@k" for every k, and "mrr".
+      first: The k that decides which step is the best.
+    """
+
+    examples: int
+    unknown_items: int
+    repeated_items: int
+    metrics: Mapping[str, float]
+    first: int
+
+    @property
+    def hr(self) -> float:
+        """HR at the first k."""
+        return self.metrics[f"hr@{self.first}"]
+
+    @property
+    def ndcg(self) -> float:
+        """NDCG at the first k."""
+        return self.metrics[f"ndcg@{self.first}"]
+
+    @property
+    def mrr(self) -> float:
+        """The mean of 1 / (1 + rank)."""
+        return self.metrics["mrr"]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The metrics in JSON types."""
+        counts = ("examples", "unknown_items", "repeated_items")
+        return {**self.metrics, **{name: getattr(self, name) for name in counts}}
+
+
+AnyScores = Scores | RankScores
+
+
+def evaluated(scores: AnyScores) -> Evaluation | RankingEvaluation:
+    """All metrics of some scores.
+
+    Raises:
+      DatasetError: If there are no examples.
+      DivergedError: If a logit is NaN or infinite.
+    """
+    if isinstance(scores, Scores):
+        return evaluate(scores)
+    if not scores.ranks.size:
+        raise DatasetError(
+            "there are no examples to evaluate: the split, or what was read of it, is empty, or has no line with label"
+            " 1; evaluate more batches (evaluate.batches)"
+        )
+    return RankingEvaluation(
+        examples=scores.ranks.size,
+        unknown_items=int(np.count_nonzero(scores.ranks == NEVER)),
+        repeated_items=int(np.count_nonzero(scores.ranks == LEFT_OUT)),
+        metrics=ranking_metrics(np.where(scores.ranks >= LEFT_OUT, np.inf, scores.ranks), scores.at),
+        first=scores.at[0],
+    )
+
+
+def metric_names(at: tuple[int, ...] | list[int]) -> dict[str, tuple[str, str]]:
+    """By key of the metrics, what texts call it, and its unit."""
+    names = {}
+    for k in at:
+        names[f"hr@{k}"] = (f"HR@{k}", f"share of items among the {k} best")
+        names[f"ndcg@{k}"] = (f"NDCG@{k}", "mean of 1 / log2(2 + rank)")
+    return {**names, "mrr": ("MRR", "mean of 1 / (1 + rank)")}
+
+
+OTHERS = {
+    "examples": ("examples", "count"),
+    "unknown_items": ("unknown items", "count, not in training"),
+    "repeated_items": ("repeated items", "count, left out with the history"),
+}
+"""Of an evaluation, what is no metric."""
+
+
+def units(at: tuple[int, ...]) -> dict[str, str]:
+    """By key of ``RankingEvaluation.to_dict``, its unit."""
+    return {key: unit for key, (_, unit) in {**metric_names(at), **OTHERS}.items()}
+
+
+def lines(content: Mapping[str, Any]) -> Iterator[str]:
+    """The metrics of every split beside popularity's, for the terminal."""
+    names = metric_names(content["ranking"]["at"])
+    yield f"{'split':<22}" + "".join(f"{name:>10}" for name, _ in names.values())
+    for split, metrics in content["splits"].items():
+        yield f"{split:<22}" + "".join(f"{metrics[key]:>10.4f}" for key in names)
+        if (popular := popularity(content, split)) is not None:
+            yield f"{f'  popularity, {split}':<22}" + "".join(f"{popular[key]:>10.4f}" for key in names)
+
+
+def popularity(content: Mapping[str, Any], split: str) -> Mapping[str, float] | None:
+    """The metrics of ranking by training counts; None where they were not computed."""
+    return content.get("baselines", {}).get("popularity", {"splits": {}})["splits"].get(split)
+
+
+def findings(content: Mapping[str, Any]) -> dict[str, list[str]]:
+    """The report's section ``judgement`` of a model that ranks items."""
+    split, metrics = list(content["splits"].items())[-1]
+    names = metric_names(content["ranking"]["at"])
+    warnings, advice = [], []
+    if (popular := popularity(content, split)) is not None:
+        worse = [key for key in names if metrics[key] <= popular[key]]
+        if worse:
+            found = ", ".join(f"{names[key][0]} {metrics[key]:.4f} against {popular[key]:.4f}" for key in worse)
+            warnings.append(f"the model ranks {split}'s items no better than their popularity does: {found}")
+            advice.append("more epochs=, another optimizer.learning_rate and optimizer.embedding.learning_rate")
+    repeated = metrics["repeated_items"] / metrics["examples"]
+    if repeated > _MANY:
+        warnings.append(
+            f"{100 * repeated:.1f} % of {split}'s items are in the user's history, which is left out, and count as not"
+            " found"
+        )
+        advice.append("evaluate.leave_out_history=false, where users come back to items")
+    share = metrics["unknown_items"] / metrics["examples"]
+    if share > _MANY:
+        warnings.append(
+            f"{100 * share:.1f} % of {split}'s items have no row of their own, since training saw them less often than"
+            " --min-count; they count as not found"
+        )
+    return {"warnings": warnings, "advice": advice}

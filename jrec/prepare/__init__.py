@@ -1,0 +1,1 @@
+"""The workshop: raw logs to datasets. Knows no model and no configuration."""

@@ -1,0 +1,374 @@
+"""Raw values to rows by a prepared dataset's vocabulary, without preparing a dataset: for predictions.
+
+    encoder = Encoder(Schema.load("data/clicks", check_files=False))
+    encoded = encoder.columns({"user": ["u17"], "item": ["i2"], "price": [3.5]})
+
+This module imports no JAX. ``jrec.data.dataset_packer.pack_encoded`` makes batches of what is encoded.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import pathlib
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jrec.data.bijection import load_order
+from jrec.data.blocks import WEIGHT_SUFFIX
+from jrec.data.columns import Column, ListColumn, concatenate, lists_at
+from jrec.data.encoded_columns import EncodedColumns
+from jrec.data.keys import MISSING
+from jrec.data.schema import KEEP_LAST, LISTS, CategoricalFeature, DatasetError, Schema
+from jrec.data.unknown import UnknownValues
+from jrec.data.vocabulary_file import load_table
+from jrec.prepare.ingest import BadLines, Log
+from jrec.prepare.joined import csv_source
+from jrec.prepare.raw_columns import parsed_columns
+from jrec.prepare.readers.avazu import Avazu
+from jrec.prepare.readers.criteo import Criteo
+from jrec.prepare.readers.delimited import read_stored
+from jrec.prepare.readers.delimited_schema import check_schema
+from jrec.prepare.readers.dense import dense_column, reject_dense
+from jrec.prepare.readers.lines import check_inputs
+from jrec.prepare.readers.parse import Field, Kind, ParsedBlock
+from jrec.prepare.readers.source import CategoricalSpec, Chunk, Source, learned_of
+from jrec.prepare.readers.streams import Input, InputLike, is_stream, read_names, spool
+from jrec.prepare.readers.taobao import Taobao
+
+_THREADS = 2
+_REMEDY = "prepare the dataset again"
+
+
+class Encoder:
+    """Gives raw values the rows that they have in a prepared dataset.
+
+    Args:
+      schema: The dataset's schema, read from its folder, in which only ``schema.json``, ``vocabulary/``, ``buckets/``
+        and ``reorder/`` need to be (``Schema.load(folder, check_files=False)``).
+      growing: By table that grows, a function from (n,) uint64 keys to (n,) rows; keys of others stay keys.
+
+    Values without a row go to their table's OOV row, or to their hash bucket. Tables are read when they are first used.
+
+    Raises:
+      DatasetError: If the schema was not read from a folder.
+    """
+
+    def __init__(self, schema: Schema, *, growing: Mapping[str, Callable[[np.ndarray], np.ndarray]] | None = None):
+        if schema.folder is None:
+            raise DatasetError("the schema was not read from a folder, so that there is no vocabulary; use Schema.load")
+        self.schema = schema
+        self._folder: pathlib.Path = schema.folder
+        self._key_seed = schema.key_seed
+        self._log = _log_source(schema)
+        self._columns: Source = _FeatureColumns(schema)
+        if self._log is not None and self._log.has_fields:
+            self._columns = self._log.prejoined()
+        self._fields = self._columns.raw_fields()
+        self._encoders = dict(growing or {})
+
+    def with_growing(self, growing: Mapping[str, Callable[[np.ndarray], np.ndarray]]) -> Encoder:
+        """The same with other rows of tables that grow; the vocabularies that were read are shared."""
+        other = copy.copy(self)
+        other._encoders = {**self._encoders, **growing}
+        return other
+
+    @property
+    def raw_columns(self) -> tuple[str, ...]:
+        """The names of the columns that ``columns`` needs."""
+        return tuple(field.name for field in self._fields)
+
+    @property
+    def column_kinds(self) -> dict[str, Kind]:
+        """What each of the ``raw_columns`` holds: "text" is one category, "texts" a list of them, and so on."""
+        return {field.name: field.kind for field in self._fields}
+
+    @property
+    def streams(self) -> bool:
+        """Whether ``stream`` takes a log of the dataset's format, whose lines then make examples."""
+        return self._log is not None
+
+    @functools.cached_property
+    def orders(self) -> dict[str, np.ndarray]:
+        """By table that was reordered (``jrec reorder``), (rows,) uint32: the model's row of every stored one."""
+        orders = {table.name: load_order(self._folder, table) for table in self.schema.tables}
+        return {name: order for name, order in orders.items() if order is not None}
+
+    def load_tables(self) -> None:
+        """Reads every table's vocabulary now, which its first use would read."""
+        for feature in self.schema.categorical:
+            self._encoder(feature.table)
+        _ = self.orders
+
+    def columns(self, columns: Any, *, unknown: UnknownValues | None = None) -> EncodedColumns:
+        """Encodes columns of raw values.
+
+        Args:
+          columns: A mapping by column name, an Arrow table, or a DataFrame of at least ``raw_columns``: those of the
+            log that the dataset was prepared from, or those of its features where its format makes examples of
+            several lines (sequences, drawn negatives). The columns of files that join a csv log are called as their
+            features, and need no files. Each is an (examples,) array or list of numbers
+            or texts; lists of values are ragged, or texts with the log's separator. Missing is null, None, NaN or "",
+            and may be anything but a weight: a number is then what the schema's ``missing`` says, or else what becomes
+            the mean of the transformed values in training, a value the missing one, "", and a list of a fixed length
+            that many of it.
+          unknown: Counts the values that training did not see.
+
+        Returns:
+          The examples, without labels.
+
+        Raises:
+          DatasetError: If a column is missing, or a value is none that a log may have; names column, example and value.
+          ValueError: If a column has no such form, or columns are of unequal lengths.
+
+        Example:
+          >>> encoder = jrec.data.Encoder(jrec.data.Schema.load("data", check_files=False))
+          >>> encoded = encoder.columns({"user": ["u17", None], "item": ["i2", "i6"]})
+          >>> encoded.ids["user"].shape
+          (2,)
+        """
+        parsed = parsed_columns(self._fields, columns, self._key_seed)
+        return self._encoded(self._columns.convert(parsed), unknown)
+
+    def stream(
+        self,
+        inputs: InputLike | Sequence[InputLike],
+        *,
+        batch_size: int,
+        threads: int = _THREADS,
+        joined: Mapping[str, str] | None = None,
+        report: Callable[[str], None] | None = None,
+        unknown: UnknownValues | None = None,
+    ) -> Iterator[EncodedColumns]:
+        """Encodes a raw log of the dataset's format, in the order of its lines and in bounded memory.
+
+        Args:
+          inputs: As ``prepare`` takes them. A pipe or a table is copied to a temporary file first.
+          batch_size: Examples in each piece but the last.
+          threads: Threads that parse.
+          joined: The paths of files that join the log, by their name in the schema; those that are not given are read
+            where they were when the dataset was prepared.
+          report: Takes messages for the user, such as how many examples have a key that a joined file lacks.
+          unknown: Counts the values that training did not see.
+
+        Yields:
+          The examples, with labels where all files have them; lines may lack them where the format allows it.
+
+        Raises:
+          DatasetError: If the format makes examples of several lines, an input cannot be read, or a line is malformed.
+        """
+        if batch_size < 1:
+            raise ValueError(f"batch_size is {batch_size}; it must be at least 1")
+        if self._log is None:
+            raise DatasetError(
+                f"{self.schema.name!r} was prepared from a format that makes examples of several lines or files;"
+                " prepare the log with --vocabulary-from, and predict that dataset"
+            )
+        paths = read_names(inputs)
+        check_inputs(paths, keep_order=True)
+        source = self._log.with_joined(joined or {})
+        source.joined_inputs()
+        return self._stream(source, paths, batch_size, threads, report, unknown)
+
+    def _stream(
+        self,
+        source: Source,
+        paths: list[str],
+        batch_size: int,
+        threads: int,
+        report: Callable[[str], None] | None,
+        unknown: UnknownValues | None,
+    ) -> Iterator[EncodedColumns]:
+        with tempfile.TemporaryDirectory(prefix="jrec-") as folder:
+            places = [pathlib.Path(folder) / str(number) for number in range(len(paths))]
+            files = [
+                spool(path, place) if is_stream(path) else Input(name=path, file=path)
+                for path, place in zip(paths, places, strict=True)
+            ]
+            log = Log(source, files, key_seed=self._key_seed, threads=threads)
+            bad = BadLines(pathlib.Path(folder) / "bad", skip=False)
+            bad.remedy = "Fix the line: every line gets a prediction"
+            chunks = source.assemble(log.converted(lambda _: None, bad))
+            encoded = (self._encoded(chunk, unknown, labelled=log.labelled) for chunk in chunks if len(chunk.labels))
+            yield from _of_size(encoded, batch_size)
+            if report is not None:
+                for remark in source.remarks():
+                    report(remark)
+
+    def _encoded(self, chunk: Chunk, unknown: UnknownValues | None, *, labelled: bool = False) -> EncodedColumns:
+        names = tuple(f.name for f in self.schema.dense)
+        dense = np.empty((len(chunk.labels), len(names)), np.float32, order="F")
+        for k, name in enumerate(names):
+            dense[:, k] = chunk.dense[name]
+        keys, weights = {**chunk.keys}, {**chunk.weights}
+        for feature in self.schema.categorical:
+            if feature.fixed_length and isinstance(lists := keys[feature.name], ListColumn):
+                keys[feature.name] = _filled(lists, feature.max_length, MISSING)
+                if feature.name in weights:
+                    weights[feature.name] = _filled(weights[feature.name], feature.max_length, 0)
+        ids = {f.name: self._ids(f, keys[f.name]) for f in self.schema.categorical}
+        if unknown is not None:
+            for feature in self.schema.categorical:
+                unknown.add(feature, keys[feature.name], ids[feature.name], chunk.texts.get(feature.name))
+        return EncodedColumns(
+            dense_names=names,
+            dense=dense,
+            ids=ids,
+            weights={name: lists.values.astype(np.float32) for name, lists in weights.items()},
+            labels=chunk.labels if labelled else None,
+            tasks=chunk.tasks if labelled else {},
+        )
+
+    def _ids(self, feature: CategoricalFeature, keys: Column) -> Column:
+        encode = self._encoder(feature.table)
+        if isinstance(keys, np.ndarray):
+            return encode(keys)
+        lengths = np.diff(keys.offsets)
+        wrong = lengths != feature.max_length if feature.fixed_length else lengths > feature.max_length
+        if wrong.any():
+            k = int(wrong.argmax())
+            bound = "must have" if feature.fixed_length else "may have up to"
+            raise DatasetError(
+                f"feature {feature.name!r} has {lengths[k]:,} values in example {k}, but {bound} {feature.max_length:,}"
+            )
+        return ListColumn(keys.offsets, encode(keys.values))
+
+    def _encoder(self, table: str) -> Callable[[np.ndarray], np.ndarray]:
+        if (encode := self._encoders.get(table)) is None:
+            loaded = load_table(self._folder, self.schema, self.schema.table(table), self._key_seed)
+            encode = self._encoders[table] = loaded.encoder()
+        return encode
+
+
+def _filled(lists: ListColumn, length: int, value: np.generic | int) -> ListColumn:
+    """The same lists, in which an empty one has ``length`` times a value."""
+    offsets = np.asarray(lists.offsets, np.int64)
+    empty = np.diff(offsets) == 0
+    if not empty.any():
+        return lists
+    values = np.insert(lists.values, np.repeat(offsets[:-1][empty], length), value)
+    return ListColumn(offsets + length * np.concatenate([[0], np.cumsum(empty)]), values)
+
+
+def _of_size(pieces: Iterator[EncodedColumns], size: int) -> Iterator[EncodedColumns]:
+    """The same examples in pieces of ``size``, the last one shorter."""
+    waiting: list[EncodedColumns] = []
+    count = 0
+    for piece in pieces:
+        at = 0
+        while count + piece.examples - at >= size:
+            stop = at + size - count
+            yield _joined([*waiting, piece.cut(at, stop)])
+            waiting, count, at = [], 0, stop
+        if at < piece.examples:
+            waiting.append(piece.cut(at, piece.examples))
+            count += piece.examples - at
+    if waiting:
+        yield _joined(waiting)
+
+
+def _joined(pieces: Sequence[EncodedColumns]) -> EncodedColumns:
+    first = pieces[0]
+    if len(pieces) == 1:
+        return first
+    labels = [piece.labels for piece in pieces if piece.labels is not None]
+    return dataclasses.replace(
+        first,
+        dense=np.asfortranarray(np.concatenate([piece.dense for piece in pieces])),
+        ids={name: concatenate([piece.ids[name] for piece in pieces]) for name in first.ids},
+        weights={name: np.concatenate([piece.weights[name] for piece in pieces]) for name in first.weights},
+        labels=np.concatenate(labels) if labels else None,
+        tasks={name: np.concatenate([piece.tasks[name] for piece in pieces]) for name in first.tasks},
+    )
+
+
+def _log_source(schema: Schema) -> Source | None:
+    """The format of a dataset whose examples are the lines of its log; None where lines do not make examples.
+
+    Raises:
+      DatasetError: If the schema says that it was prepared from a log that cannot be, or has not its features.
+    """
+    made = schema.preparation
+    options, name = made.get("format_options"), made.get("format")
+    options = options if isinstance(options, Mapping) else {}
+    if "schema" in options:
+        where = f"schema.json of {schema.name!r}: provenance.format_options.schema"
+        columns = read_stored(options["schema"], where=where, error=DatasetError)
+        check_schema(columns, where)
+        source: Source = csv_source(columns)
+    elif name in ("criteo-kaggle", "criteo-terabyte"):
+        source = Criteo(str(name))
+    elif name == Avazu.name:
+        source = Avazu()
+    elif name == Taobao.name and options.get("form") != "sequence":
+        return Taobao()
+    else:
+        return None
+    _check_features(schema, source)
+    source = source.with_labels("optional").limited({f.name: f.max_length for f in schema.categorical})
+    return source.fitted(*learned_of(schema)).predicted()
+
+
+def _check_features(schema: Schema, source: Source) -> None:
+    made = {f.name: f"{f.transform}, dense" for f in source.dense}
+    made |= {f.name: f"of table {f.table}, {'' if f.weighted else 'not '}weighted" for f in source.categorical}
+    said = {f.name: f"{f.transform}, dense" for f in schema.dense}
+    said |= {f.name: f"of table {f.table}, {'' if f.weighted else 'not '}weighted" for f in schema.categorical}
+    for name, what in said.items():
+        if what != (other := made.get(name, "not there")):
+            raise DatasetError(
+                f"schema.json of {schema.name!r}: feature {name!r} is {what}, but by its provenance it is {other};"
+                f" {_REMEDY}"
+            )
+
+
+class _FeatureColumns(Source):
+    """Columns that are called as the features: for datasets whose format makes examples of several lines or files."""
+
+    def __init__(self, schema: Schema):
+        self.name = schema.name
+        self.dense = schema.dense
+        self._features, self._canonical = schema.categorical, schema.canonical
+        self._keeps_last = schema.provenance.get(LISTS) == KEEP_LAST
+        self.categorical = tuple(
+            CategoricalSpec(name=f.name, table=f.table, many=not f.one_hot, weighted=f.weighted)
+            for f in schema.categorical
+        )
+
+    def raw_fields(self) -> tuple[Field, ...]:
+        """A field a feature, and the weights of those that have some."""
+        fields = [Field(name=f.name, kind="number", blank=f.missing is not None) for f in self.dense]
+        for feature in self._features:
+            kind = "text" if feature.one_hot else "texts"
+            fields.append(Field(name=feature.name, kind=kind, canonical=self._canonical))
+            if feature.weighted:
+                fields.append(Field(name=feature.name + WEIGHT_SUFFIX, kind="weights"))
+        return tuple(fields)
+
+    def convert(self, parsed: ParsedBlock) -> Chunk:
+        """Transformed dense values, keys, weights."""
+        for feature in self.dense:
+            reject_dense(parsed, feature.name, feature.transform)
+        weights = {f.name: parsed.lists(f.name + WEIGHT_SUFFIX) for f in self._features if f.weighted}
+        keys = {f.name: parsed.columns[f.name] for f in self._features}
+        if self._keeps_last:
+            keys = {f.name: _last(keys[f.name], f.max_length) for f in self._features}
+        return Chunk(
+            labels=np.zeros(parsed.rows, np.float32),
+            dense={f.name: dense_column(parsed, f.name, f, f.missing) for f in self.dense},
+            keys=keys,
+            weights={name: ListColumn(w.offsets, w.values.astype(np.float32)) for name, w in weights.items()},
+        )
+
+
+def _last(lists: Column, length: int) -> Column:
+    """The last values of each list, at most ``length``."""
+    if not isinstance(lists, ListColumn):
+        return lists
+    stops = lists.offsets[1:].astype(np.int64)
+    lengths = np.minimum(stops - lists.offsets[:-1], length)
+    return lists_at(lists.values, stops - lengths, lengths)

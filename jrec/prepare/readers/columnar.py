@@ -1,0 +1,516 @@
+"""Record batches of Arrow as parsed rows, column by column: what a log's text says, without printing and parsing it.
+
+A value is read as the text that it prints as would be, bit for bit: float32 as the shortest decimal that is that
+number, whole floats as integers where they are categories, null and NaN as blanks. So one schema holds for text and
+tables alike. Types that are rare (decimals, times as categories) do go through their text, a column at a time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from jrec.data import spans
+from jrec.data.arrow_values import EXACT, PRINTED, is_list, plain, plain_type, texts_of
+from jrec.data.canonical import canonical_texts
+from jrec.data.columns import Column, ListColumn, gather_all
+from jrec.data.keys import MISSING, integer_keys, text_bounds
+from jrec.data.long_texts import LongTexts
+from jrec.data.scan import BLANK, MULTI, NOT_FINITE, NOT_NUMBER, OK, WEIGHTS, parse_printed_lists
+from jrec.data.schema import DatasetError
+from jrec.kernel_cache import compiled
+from jrec.prepare.readers.lines import Block
+from jrec.prepare.readers.parse import (
+    BadLine,
+    Dialect,
+    Field,
+    ParsedBlock,
+    any_of_list,
+    read_labels,
+    reason_of,
+    resolve_slow,
+    shown,
+    without_missing,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_POWERS = 10.0 ** np.arange(13)
+_SHORTEST = np.float32(1 << 24)  # up to which the whole numbers of float32 are their own shortest decimals
+_KEY_RANGE = -999_999, 2**56 - 1  # of ``integer_keys``
+_LABELS = -1, 0, 1
+_DICTIONARY = 2  # a dictionary of so many times a column's values is still quicker to read than they are to look up
+_DELIMITER, _SEPARATOR = b"\x1f", b"\x1e"  # between the values and elements of a bad row, where it is kept aside
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rows:
+    """Some rows of a table.
+
+    Attributes:
+      path: The file.
+      line: The number of the first row, counted from 1.
+      batch: The rows; it has the dialect's fields.
+      bytes_read: How far into the file reading has come.
+    """
+
+    path: str
+    line: int
+    batch: pa.RecordBatch
+    bytes_read: int
+
+
+@dataclasses.dataclass
+class ParsedRows(ParsedBlock):
+    """The good rows of a record batch. Of ``places`` there is only the first column."""
+
+    batch: pa.RecordBatch
+
+    def line_texts(self, rows: np.ndarray) -> list[bytes]:
+        """The rows' values as texts; what a text holds of line ends is blank."""
+        fields = [field for field in self.dialect.fields if field.kind != "skip"]
+        columns = [_row_texts(self.batch.column(field.name), field, self.places[rows, 0]) for field in fields]
+        return [_DELIMITER.join(one).replace(b"\n", b" ") for one in zip(*columns, strict=True)]
+
+    def field_texts(self, rows: np.ndarray, name: str) -> list[str]:
+        """The values of a field, for messages."""
+        (field,) = (field for field in self.dialect.fields if field.name == name)
+        return [shown(text) for text in _row_texts(self.batch.column(name), field, self.places[rows, 0])]
+
+
+class _Read(NamedTuple):
+    """A column that was read: its values, what is wrong with each row (``scan``'s codes), and its long texts."""
+
+    values: Column
+    codes: np.ndarray
+    texts: LongTexts | None = None
+
+
+def parse_rows(rows: Rows, dialect: Dialect, seed: int) -> ParsedRows:
+    """Reads rows as a dialect's fields.
+
+    Args:
+      rows: The rows.
+      dialect: What ``table_dialect`` made for their columns' types.
+      seed: The seed of the hash of long texts.
+
+    Raises:
+      DatasetError: If a column has values that its type should not have, such as times past what 64 bits hold.
+    """
+    import pyarrow as pa
+
+    batch = rows.batch
+    columns, texts = dict[str, Column](), list[LongTexts]()
+    field_of, code_of = np.full(batch.num_rows, -1, np.int64), np.full(batch.num_rows, OK, np.int64)
+    for index, field in enumerate(dialect.fields):
+        if field.kind == "skip":
+            continue
+        column = batch.column(field.name)
+        try:
+            read = _read(field, column, seed)
+        except pa.ArrowException as error:
+            raise DatasetError(
+                f"{rows.path}: column {field.name!r} of {column.type} cannot be read ({_first_line(error)}) in rows"
+                f" {rows.line:,} to {rows.line + batch.num_rows - 1:,}; cast it to texts or integers"
+            ) from error
+        columns[field.name] = read.values
+        if read.texts is not None and len(read.texts.keys):
+            texts.append(read.texts._replace(field=np.full(len(read.texts.keys), index, np.int64)))
+        wrong = (read.codes != OK) & (field_of < 0)
+        field_of[wrong], code_of[wrong] = index, read.codes[wrong]
+    parsed = ParsedRows(
+        dialect=dialect,
+        columns=columns,
+        places=np.arange(batch.num_rows, dtype=np.int64)[:, None],
+        bad=[],
+        long_texts=LongTexts.joined(texts) if texts else None,
+        block=Block(path=rows.path, line=rows.line, text=np.empty(0, np.uint8), bytes_read=rows.bytes_read),
+        batch=batch,
+    )
+    _leave_out(parsed, field_of, code_of)
+    return parsed
+
+
+def _leave_out(parsed: ParsedRows, field_of: np.ndarray, code_of: np.ndarray) -> None:
+    """Moves rows with a code to the bad ones, which say the first of their fields that is wrong."""
+    bad = np.flatnonzero(field_of >= 0)
+    if not len(bad):
+        return
+    reasons = dict[int, str]()
+    for index in np.unique(field_of[bad]).tolist():
+        field = parsed.dialect.fields[index]
+        rows = bad[field_of[bad] == index]
+        codes = code_of[rows].tolist()
+        texts = _row_texts(parsed.batch.column(field.name), field, rows)
+        for row, code, text in zip(rows.tolist(), codes, texts, strict=True):
+            reasons[row] = reason_of(parsed.dialect, field, code, text)
+    block = parsed.block
+    for row, text in zip(bad.tolist(), parsed.line_texts(bad), strict=True):
+        parsed.bad.append(BadLine(block.path, block.line + row, reasons[row], text))
+    kept = np.flatnonzero(field_of < 0)
+    parsed.columns = gather_all(parsed.columns, kept)
+    parsed.places = parsed.places[kept]
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+def _read(field: Field, column: pa.Array, seed: int) -> _Read:
+    if field.kind in ("texts", "weights"):
+        return _lists(field, column, seed)
+    if field.kind in ("text", "hex"):
+        read = _keys(field, column, seed)
+        return read._replace(values=without_missing(read.values, field, seed)) if field.missing else read
+    values, codes, absent = _numbers(field, plain(column))
+    return _Read(values, np.where(absent, OK if field.blank else BLANK, codes))
+
+
+def _numbers(field: Field, column: pa.Array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Values and codes of a plain column of numbers, labels or times, and which of them are null, NaN or blank."""
+    import pyarrow as pa
+
+    kinds = pa.types
+    if field.kind in ("number", "weights", "label") and not field.missing and not field.positive and _is_number(column):
+        values = _floats(column)
+        codes = np.where(np.isinf(values), NOT_FINITE, OK)
+        absent = np.isnan(values)
+        if field.kind == "label":
+            codes = np.where(np.isin(values, _LABELS), OK, spans.NOT_LABEL)
+    elif field.kind == "time" and is_temporal(column.type):
+        zone = column.type.tz if kinds.is_timestamp(column.type) else None
+        nanoseconds = kinds.is_timestamp(column.type) and column.type.unit == "ns"
+        absent = _nulls(column)
+        # Only nanoseconds may lose something; of other units what does not fit is refused.
+        column = column.cast(pa.timestamp("us", zone), safe=not nanoseconds).cast(pa.int64())
+        values, codes = column.fill_null(spans.NO_TIME).to_numpy(), np.full(len(column), OK)
+    else:
+        buffer, bounds = text_bounds(_texts(column, field).fill_null(b""))
+        where = np.stack([bounds[:-1], bounds[1:]], axis=1)
+        absent = bounds[:-1] == bounds[1:]
+        if field.kind == "label":
+            codes, values = read_labels(field, buffer, where)
+        elif field.kind == "time":
+            codes, values = spans.times_of(buffer, where, field.unit, field.missing if field.blank else None)
+        elif field.kind == "integer":
+            codes, values = spans.integers_of(buffer, where)
+        else:
+            decimal = field.decimal if kinds.is_large_binary(column.type) else "."
+            codes, values = spans.numbers_of(buffer, where, field.missing, decimal)
+            if not field.blank and field.missing:
+                codes = np.where(np.isnan(values) & (codes == OK), spans.MISSING_VALUE, codes)
+    return values, codes, absent
+
+
+def _is_number(column: pa.Array) -> bool:
+    import pyarrow as pa
+
+    kinds, dtype = pa.types, column.type
+    return kinds.is_integer(dtype) or kinds.is_floating(dtype) or kinds.is_boolean(dtype)
+
+
+def _nulls(column: pa.Array) -> np.ndarray:
+    """(n,) bool."""
+    return column.is_null().to_numpy(zero_copy_only=False)
+
+
+def _floats(column: pa.Array) -> np.ndarray:
+    """(n,) float64 of numbers or booleans, NaN where null; of float32 those that its shortest decimals are."""
+    import pyarrow as pa
+
+    if pa.types.is_boolean(column.type):
+        column = column.cast(pa.int8())
+    values = column.fill_null(0).to_numpy() if column.null_count else column.to_numpy()
+    if values.dtype == np.float32:
+        values, left = _decimals(values)
+        if (rows := np.flatnonzero(left)).size:
+            values[rows] = column.take(pa.array(rows)).cast(pa.large_string()).cast(pa.float64()).to_numpy()
+    else:
+        values = values.astype(np.float64)
+    if column.null_count:
+        values[_nulls(column)] = np.nan
+    return values
+
+
+@compiled
+def _decimals(values):
+    """The float64 numbers nearest to the shortest decimals that are float32 numbers.
+
+    Returns:
+      (n,) float64, and (n,) bool, of which values this does not find the decimal: very large and small ones, and those
+      whose decimal lies within a rounding error of the middle between two float32 numbers, or of two decimals.
+    """
+    decimals = np.empty(values.shape[0], np.float64)
+    left = np.zeros(values.shape[0], np.bool_)
+    low, high = 1.0 - 2.0**-50, 1.0 + 2.0**-50
+    for i in range(values.shape[0]):
+        value = np.float64(values[i])
+        size = np.abs(value)
+        decimals[i] = value
+        if not size <= _SHORTEST:  # or not finite
+            left[i] = size < np.inf
+            continue
+        if np.floor(size) == size:
+            continue
+        left[i] = True
+        for digits in range(1, _POWERS.shape[0]):
+            scaled = size * _POWERS[digits]  # exact: 24 bits times at most 28
+            whole = np.floor(scaled + 0.5)
+            if scaled > 1e10:
+                break
+            near = whole / _POWERS[digits]
+            other = (whole - 1) / _POWERS[digits] * high
+            if whole - scaled == 0.5 and np.float32(other) == np.float32(size):
+                break
+            hits = np.float32(near) == np.float32(size)
+            if hits == (np.float32(near * low) == np.float32(size)) == (np.float32(near * high) == np.float32(size)):
+                if not hits:
+                    continue
+                decimals[i] = -near if value < 0 else near
+                left[i] = False
+            break
+    return decimals, left
+
+
+def _keys(field: Field, column: pa.Array, seed: int) -> _Read:
+    """Keys of one value a row; 0 where it is null."""
+    import pyarrow as pa
+    import pyarrow.compute
+
+    compute: Any = pyarrow.compute  # whose functions exist at run time only
+    kinds = pa.types
+    if kinds.is_dictionary(column.type) and 0 < len(column.dictionary) <= _DICTIONARY * len(column):
+        return _dictionary_keys(field, column, seed)
+    column = plain(column)
+    if kinds.is_floating(column.type):
+        column = compute.if_else(compute.is_nan(column), None, column)
+        if _all_whole(column):
+            column = column.cast(pa.int64())
+    if kinds.is_integer(column.type):
+        values = column.fill_null(0).to_numpy() if column.null_count else column.to_numpy()
+        if not values.size or (int(values.min()) >= _KEY_RANGE[0] and int(values.max()) <= _KEY_RANGE[1]):
+            keys = integer_keys(values.astype(np.int64))
+            if column.null_count:
+                keys[_nulls(column)] = MISSING
+            return _Read(keys, np.full(len(keys), OK))
+    buffer, bounds = text_bounds(_texts(column, field).fill_null(b""))
+    if field.canonical:
+        bounds = canonical_texts(buffer, bounds)
+    keys, texts = LongTexts.among(buffer, bounds, seed)
+    codes = np.full(len(keys), OK)
+    if buffer.min() == 0 or buffer.max() >= 128:
+        codes = spans.check_texts(buffer, np.stack([bounds[:-1], bounds[1:]], axis=1))
+    return _Read(keys, codes, texts)
+
+
+def _dictionary_keys(field: Field, column: pa.DictionaryArray, seed: int) -> _Read:
+    """Keys of a column with a dictionary, of which each value is read once."""
+    indices = column.indices
+    places = indices.fill_null(0).to_numpy() if indices.null_count else indices.to_numpy()
+    read = _keys(field, column.dictionary, seed)
+    assert isinstance(read.values, np.ndarray)
+    keys, codes = read.values[places], read.codes[places]
+    if indices.null_count:
+        nulls = _nulls(indices)
+        keys[nulls], codes[nulls] = MISSING, OK
+    if read.texts is None or not len(read.texts.keys):
+        return _Read(keys, codes)
+    used = np.zeros(len(read.values), np.bool_)
+    used[places] = True
+    return _Read(keys, codes, read.texts.take(np.flatnonzero(used[read.texts.field])))
+
+
+def _all_whole(column: pa.Array) -> bool:
+    """Whether floats are whole numbers that float64 counts one by one, or null."""
+    values = column.fill_null(0).to_numpy() if column.null_count else column.to_numpy()
+    return bool(((np.floor(values) == values) & (np.abs(values) < EXACT)).all())
+
+
+def _lists(field: Field, column: pa.Array, seed: int) -> _Read:
+    """Lists of keys or of numbers: of a column of lists, or of texts with separators. Null is the empty list."""
+    column = plain(column)
+    if is_list(column.type):
+        lengths, elements = _elements(column)
+    elif not field.separator:
+        return _printed_lists(field, _texts(column, field).fill_null(b""), seed)
+    else:
+        lengths, elements = split_texts(_texts(column, field).fill_null(b""), field.separator)
+    if field.kind == "texts":
+        values, codes, texts = _keys(field, elements, seed)
+        assert isinstance(values, np.ndarray)
+        blank = values == MISSING
+    else:
+        values, codes, blank = _numbers(field, plain(elements))
+        codes, texts = np.where(blank, NOT_NUMBER, codes), None
+    offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    alone = lengths == 1
+    alone[alone] = blank[offsets[:-1][alone]]
+    if alone.any():  # a list of one blank is empty
+        kept = ~np.repeat(alone, lengths)
+        values, codes = values[kept], codes[kept]
+        offsets = np.concatenate([[0], np.cumsum(np.where(alone, 0, lengths), dtype=np.int64)])
+    row_codes = np.full(len(lengths), OK)
+    for code in np.unique(codes[codes != OK]).tolist() if codes.any() else ():
+        row_codes[any_of_list(offsets, codes == code)] = code
+    lists: Column = ListColumn(offsets, values)
+    if field.kind == "texts" and field.missing:
+        lists = without_missing(lists, field, seed)
+    return _Read(lists, row_codes, texts)
+
+
+def _printed_lists(field: Field, texts: pa.Array, seed: int) -> _Read:
+    """Lists of texts that are lists as JSON or Python prints them, read as those of a text file."""
+    buffer, bounds = text_bounds(texts)
+    for line_end in b"\r\n":  # of JSON that is printed in several lines; inside of quotes it has none
+        buffer[buffer == line_end] = ord(" ")
+    most = len(texts) + int(np.count_nonzero(buffer == ord(",")))
+    lists, pool, weights = np.empty((1, len(texts), 2), np.int64), np.empty(most, np.uint64), np.empty(most)
+    slow, long, long_keys = np.empty((most, 4), np.int64), np.empty((most, 3), np.int64), np.empty((most, 2), np.uint64)
+    kind = MULTI if field.kind == "texts" else WEIGHTS
+    codes, counts = parse_printed_lists(
+        buffer, bounds, kind, field.canonical, np.uint64(seed), lists, pool, weights, slow, long, long_keys
+    )
+    offsets = np.concatenate([[0], lists[0, :, 1]])
+    if field.kind == "weights":
+        resolve_slow(slow[: counts[1]], buffer, np.empty((0, 0)), weights)
+        read: Column = ListColumn(offsets, weights[: counts[3]])
+        codes[(codes == OK) & any_of_list(offsets, np.isinf(read.values))] = NOT_FINITE
+        return _Read(read, codes)
+    read = ListColumn(offsets, pool[: counts[3]])
+    long, long_keys = long[: counts[2]], long_keys[: counts[2]]
+    found = LongTexts(long[:, 0], long_keys[:, 0], long_keys[:, 1], long[:, 1], long[:, 2], buffer)
+    return _Read(without_missing(read, field, seed) if field.missing else read, codes, found)
+
+
+def _elements(lists: pa.Array) -> tuple[np.ndarray, pa.Array]:
+    """(n,) lengths of lists, 0 where they are null, and their elements."""
+    import pyarrow.compute
+
+    compute: Any = pyarrow.compute
+    return compute.list_value_length(lists).fill_null(0).to_numpy(zero_copy_only=False), lists.flatten()
+
+
+def check_type(path: str, field: Field, dtype: pa.DataType) -> None:
+    """Refuses a column whose type cannot be read as a field.
+
+    Raises:
+      DatasetError: Naming file and column.
+    """
+    import pyarrow as pa
+
+    if field.kind == "skip":
+        return
+    own = plain_type(dtype)
+    many = is_list(own)
+    value = plain_type(own.value_type) if many else own
+    if is_list(value):
+        raise DatasetError(f"{path}: column {field.name!r} holds lists of lists; flatten them first")
+    if many and field.kind not in ("texts", "weights"):
+        raise DatasetError(
+            f"{path}: column {field.name!r} holds lists, but the schema reads one value a row; for a categorical"
+            " feature of lists set lists = true"
+        )
+    texts = pa.types.is_large_binary(own) or pa.types.is_null(own)
+    if field.kind in ("texts", "weights") and not many and not field.separator and not texts:
+        raise DatasetError(
+            f"{path}: column {field.name!r} holds {dtype}, but the schema says lists = true of it; leave that out for"
+            " one value a row"
+        )
+    if is_temporal(value) and field.kind == "integer":
+        raise DatasetError(f'{path}: column {field.name!r} holds {value}; set format = "iso" in [time] of the schema')
+    if not _reads(field, value):
+        wanted = "texts or integers" if field.kind in ("text", "texts", "skip") else "numbers"
+        raise DatasetError(
+            f"{path}: column {field.name!r} holds {dtype}, which cannot be {_ROLES[field.kind]}; cast it"
+            f" to {wanted}, or make columns of its parts"
+        )
+
+
+_ROLES = {
+    "number": "a number",
+    "weights": "weights",
+    "label": "a label",
+    "time": "a time",
+    "integer": "a time of integers",
+    "hex": "a category",
+    "text": "a category",
+    "texts": "categories",
+    "skip": "a value",
+}
+
+
+def _reads(field: Field, dtype: pa.DataType) -> bool:
+    """Whether values of a plain type can be what a field is."""
+    import pyarrow as pa
+
+    kinds = pa.types
+    if kinds.is_null(dtype) or kinds.is_integer(dtype) or kinds.is_floating(dtype) or kinds.is_decimal(dtype):
+        return True
+    if kinds.is_large_binary(dtype):
+        return True
+    if kinds.is_boolean(dtype):
+        return field.kind not in ("time", "integer")
+    if is_temporal(dtype):
+        return field.kind in ("text", "texts", "time", "skip")
+    return kinds.is_time(dtype) and field.kind in ("text", "texts", "skip")
+
+
+def is_temporal(dtype: pa.DataType) -> bool:
+    """Whether values of an Arrow type are dates, or dates with times."""
+    import pyarrow as pa
+
+    return pa.types.is_timestamp(dtype) or pa.types.is_date(dtype)
+
+
+def is_readable(dtype: pa.DataType) -> bool:
+    """Whether a column of an Arrow type can be a feature of any kind."""
+    dtype = plain_type(dtype)
+    return _reads(Field(name="", kind="text"), plain_type(dtype.value_type) if is_list(dtype) else dtype)
+
+
+def _row_texts(column: pa.Array, field: Field, rows: np.ndarray) -> list[bytes]:
+    """The values of (n,) rows as texts, for messages; null is blank."""
+    import pyarrow as pa
+
+    column = plain(column)
+    if not is_list(column.type):
+        return _texts(column.take(pa.array(rows)), field).fill_null(b"").to_pylist()
+    lengths, elements = _elements(column)
+    elements, ends = plain(elements), np.cumsum(lengths, dtype=np.int64)
+    lists = (elements.slice(end - length, length) for end, length in zip(ends[rows], lengths[rows], strict=True))
+    return [_SEPARATOR.join(_texts(one, field).fill_null(b"").to_pylist()) for one in lists]
+
+
+def split_texts(texts: pa.Array, separator: str) -> tuple[np.ndarray, pa.Array]:
+    """(texts,) lengths of the lists that texts with a separator are, and their elements; "" is the empty list.
+
+    Args:
+      texts: A LargeBinaryArray without nulls.
+      separator: Between elements.
+    """
+    import pyarrow as pa
+    import pyarrow.compute
+
+    compute: Any = pyarrow.compute
+    lists = compute.split_pattern(texts, pattern=separator.encode())
+    filled = compute.binary_length(texts).to_numpy(zero_copy_only=False) > 0
+    lengths = compute.list_value_length(lists).to_numpy(zero_copy_only=False) * filled
+    return lengths, lists.filter(pa.array(filled)).flatten().cast(pa.large_binary())
+
+
+def sampled(column: pa.Array) -> tuple[list[str], bool]:
+    """The values of a column as texts, those of lists one after the other, and whether it holds lists."""
+    column = plain(column)
+    if many := is_list(column.type):
+        column = plain(column.flatten())
+    texts = _texts(column, Field(name="", kind="text")).fill_null(b"").to_pylist()
+    return [text.decode(errors="replace") for text in texts], many
+
+
+def _texts(column: pa.Array, field: Field) -> pa.Array:
+    """Values of a plain type as texts, with nulls."""
+    whole = PRINTED if field.canonical else EXACT
+    return texts_of(column, number=field.kind in ("number", "weights"), whole=whole)

@@ -1,0 +1,183 @@
+"""The feeds of a run: batches of any iterable, packed and routed for the places of the run's rows."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+
+from jrec.batch import Batch
+from jrec.data.blocks import LABEL
+from jrec.data.identity import Identity
+from jrec.data.loader import Loader
+from jrec.data.packing import CastPlace, OnBadId, Packer, kept_orders
+from jrec.errors import ConfigError
+from jrec.run.feeds.ahead import PlacedFeed
+from jrec.run.feeds.batches import Batches, PackedBatches, Position
+from jrec.run.feeds.feed import Feed, LoaderFeed
+from jrec.run.feeds.host import HostFeed
+from jrec.run.feeds.in_place import HostCasts, InPlaceFeed
+from jrec.run.feeds.mesh import MeshFeed
+from jrec.run.feeds.run_feed import ItemPacker, RunFeed
+from jrec.run.options import HostOptions
+from jrec.run.placement.setup import MeshSetup
+from jrec.run.state import RunState
+
+Steps = int | Callable[[int], int]
+"""How many steps a dispatch takes, or a function of the batches before it to that."""
+Fed = tuple[tuple[str, ...], Identity | None]
+"""Names of the float features of what a run was fed with, and its dataset, where that is known."""
+
+
+class Feeds:
+    """Opens the feeds of a run.
+
+    Args:
+      state: The run's state.
+      host: How rows in host memory travel.
+      in_place: Whether they do not (``reads_in_place``).
+      cast: Where batches without a plan are cast.
+
+    Attributes:
+      opened: The feeds that may be open: what their steps left may not be stored yet.
+      fed: What the last one was fed with.
+    """
+
+    def __init__(self, state: RunState, *, host: HostOptions, in_place: bool, cast: CastPlace):
+        self._state, self._host, self._in_place = state, host, in_place
+        self._cast: CastPlace = cast
+        self.opened: list[RunFeed] = []
+        self.fed: Fed = ((), None)
+
+    def open(
+        self,
+        batches: Iterable[Any],
+        *,
+        dense: Sequence[str] = (),
+        label: str | None = LABEL,
+        batch_size: int | None = None,
+        hot: bool = False,
+        on_bad_id: OnBadId = "raise",
+        workers: int = 2,
+        prefetch: int = 2,
+        position: Position | None = None,
+        total: int | None = None,
+        steps: Steps = 1,
+        trace: pathlib.Path | None = None,
+        **packing: Any,
+    ) -> RunFeed:
+        """See ``Run.feed``."""
+        self.opened = [feed for feed in self.opened if not feed.closed]
+        if steps != 1 and (reason := self.one_by_one(hot=hot)):
+            raise ConfigError(f"several steps in one dispatch need batches that only devices change, but {reason}")
+        reads_ahead = bool(self._state.tables) and not (self._in_place or hot)
+        self._check(hot=hot, reads_ahead=reads_ahead)
+        setup = self._state.setup
+        setup = setup.for_hot_batches() if hot and setup is not None else setup
+        transform = self._transform(setup)
+        # On a CPU the device's memory is the host's: a step takes NumPy arrays where they are.
+        placed = steps != 1 or (workers > 0 and jax.default_backend() != "cpu")
+        replays = isinstance(batches, Loader) and batches.packs and not self._state.growing
+        if isinstance(batches, Loader):
+            self.fed = (tuple(feature.name for feature in batches.schema.dense), batches.schema.identity)
+        else:
+            self.fed = (tuple(dense), None)
+        if isinstance(batches, Loader) and replays:
+            batches.pass_through(transform)
+            packed: Batches = batches
+        else:
+            packing |= {"dense": dense, "label": label, "on_bad_id": on_bad_id}
+            pack = self._packer(batches, batch_size, setup, threads=workers > 0, placed=placed, **packing)
+            packed = PackedBatches(
+                batches, pack, transform=transform, workers=workers, prefetch=prefetch, order=pack.order
+            )
+        feed = self._feed(packed, setup, total=total, steps=steps if placed else None, trace=trace)
+        opened = RunFeed(feed, reads_ahead=reads_ahead, replays=replays)
+        if position is not None:
+            opened.restore(position)
+        self.opened.append(opened)
+        return opened
+
+    def one_by_one(self, *, hot: bool = False) -> str:
+        """Why every step takes a dispatch of its own; "" where several can share one."""
+        if self._state.tables and not hot:
+            return f"rows of {', '.join(self._state.tables)} are in host memory"
+        return "tables of the run grow" if self._state.growing else ""
+
+    def _check(self, *, hot: bool, reads_ahead: bool) -> None:
+        if self._state.growing and (self.opened or hot):
+            raise RuntimeError(
+                "tables of the run grow with the order of its batches, so that it has one feed at a time, and no hot"
+                " batches; take all batches of the other feed, or close it first"
+            )
+        if reads_ahead and any(feed.reads_ahead for feed in self.opened):
+            raise RuntimeError(
+                "another feed of the run reads rows in host memory ahead of its steps, which steps of this one would"
+                " change; take all of its batches, or close it first"
+            )
+        if hot and self._state.setup is None:
+            raise ConfigError("hot batches read the rows that every device has by a plan; give distribute a plan")
+
+    def _transform(self, setup: MeshSetup | None) -> Callable[[Batch], Any] | None:
+        """What becomes of packed batches before their steps."""
+        if setup is not None:
+            return setup.partitioner
+        return HostCasts(self._state.layout.host_stacks) if self._in_place else None
+
+    def _packer(
+        self,
+        batches: Iterable[Any],
+        batch_size: int | None,
+        setup: MeshSetup | None,
+        *,
+        threads: bool,
+        placed: bool,
+        **packing: Any,
+    ) -> ItemPacker:
+        growing, packing = self._state.growing, {**packing, "orders": kept_orders(packing.get("orders"))}
+        if growing:
+            packing["vocabularies"] = {**packing.get("vocabularies", {}), **growing.keys()}
+        cast: CastPlace = self._cast if setup is None else "none"
+        ahead = placed or setup is not None or bool(self._state.tables)
+        return ItemPacker(
+            Packer(self._state.layout, cast=cast, **packing),
+            batch_size,
+            1 if setup is None else sum(number in setup.local for number in setup.plan.compute_devices),
+            growing,
+            columns_wait=threads or placed or setup is not None,
+            batches_wait=ahead and not isinstance(batches, Loader),
+        )
+
+    def _feed(
+        self,
+        batches: Batches,
+        setup: MeshSetup | None,
+        *,
+        total: int | None,
+        steps: Steps | None,
+        trace: pathlib.Path | None,
+    ) -> Feed:
+        """The feed for the places of the run's rows; ``steps`` where it places batches on one device."""
+        state, at = self._state, steps if callable(steps) else lambda _: steps or 1
+        if setup is not None and (setup.hot or not state.tables):
+            return MeshFeed(batches, setup=setup, total=total, steps=at)
+        if not state.tables and steps is not None:
+            return PlacedFeed(batches, total=total, steps=at)
+        if not state.tables:
+            return LoaderFeed(batches)
+        if self._in_place:
+            return InPlaceFeed(
+                batches, tables=state.tables, total=total, frozen=state.frozen, trace=trace, first_rows=state.first_rows
+            )
+        return HostFeed(
+            batches,
+            layout=state.layout,
+            tables=state.tables,
+            host=self._host,
+            total=total,
+            trace=trace,
+            setup=setup,
+            first_rows=state.first_rows,
+        )

@@ -1,0 +1,187 @@
+"""The static sizes of the compiled step on a mesh: what devices have room for, and the batch's rows of host memory.
+
+Room for rows on devices is made once, from a run's first batches: a batch that needs more takes further windows
+(``jrec.mesh.routing``). Rows of host memory need room before the step: sizes are buckets that grow with the batches, so
+that few programs are compiled, and of several processes all agree on those of every batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from jrec.host.ring import bucket
+from jrec.mesh.routing import Places, Room
+from jrec.ops.layout import EmbeddingLayout, Stack, StackedFeature
+from jrec.run.placement.part_lookups import bags_of, poolable
+from jrec.run.placement.peers import Peers
+from jrec.sharding.plans import Plan
+
+_SLACK = 1.125  # on what a batch needed, when a size grows: the next one needs a little more
+
+
+class HostSizes(NamedTuple):
+    """Sizes of one stack's rows of host memory, or counts that must fit them.
+
+    Attributes:
+      read: Rows that a process's parts of a batch read.
+      lines: Rows that a device has while the batch lasts.
+    """
+
+    read: int = 0
+    lines: int = 0
+
+    def most(self, other: HostSizes) -> HostSizes:
+        """The greater of each."""
+        return HostSizes(*map(max, self, other))
+
+
+Ranges = tuple[jax.Array, jax.Array, jax.Array]
+"""First addresses, sources and shifts of ``Places``, with an axis of devices in front."""
+
+
+class MeshSizes:
+    """The static sizes of all planned stacks, for parts of one size.
+
+    Args:
+      layout: The layout of the batches.
+      plan: Where rows live.
+      examples: The examples of a part.
+      headroom: See ``MeshOptions``.
+      send: The names of the features whose lookups of other devices' rows are sent.
+      hot: Whether the batches read only replicated rows.
+      processes: Processes that share the devices equally.
+
+    Attributes:
+      rooms: By stack, what a device's window has room for; nothing until ``make_room``.
+      host: By stack with rows of host memory that batches read, the sizes of these.
+    """
+
+    def __init__(
+        self,
+        layout: EmbeddingLayout,
+        plan: Plan,
+        *,
+        examples: int,
+        headroom: float,
+        send: Set[str] = frozenset(),
+        hot: bool = False,
+        processes: int = 1,
+    ):
+        self._each, self._plan, self._examples = plan.devices // processes, plan, examples
+        self._headroom, self._send, self._hot = headroom, send, hot
+        self.stacks = {stack.name: stack for stack in layout.planned_stacks}
+        self.limits = {name: self._limit(stack) for name, stack in self.stacks.items()}
+        self.rooms: dict[str, Room] = {}
+        self.host_limits = {name: self._host_limit(s) for name, s in self.stacks.items() if self._host_rows(name)}
+        self.host = {name: HostSizes(*(bucket(0, most) for most in of)) for name, of in self.host_limits.items()}
+
+    def sending(self, name: str) -> np.ndarray | None:
+        """Which bags of a part belong to features that send, (num_bags,) bool; None if no feature of the stack does."""
+        if not (spans := self._sending_spans(name)):
+            return None
+        flags = np.zeros(self.stacks[name].num_bags(self._examples), bool)
+        for span in spans:
+            flags[span] = True
+        return flags
+
+    def _sending_spans(self, name: str) -> list[slice]:
+        features = [] if self._hot else sending_features(self.stacks[name], self._send)
+        return [bags_of(feature, self._examples) for feature in features]
+
+    def make_room(self, needed: Mapping[str, Room], peers: Peers | None = None) -> None:
+        """Makes room for ``headroom`` times what some batches need, in all processes, which call this together.
+
+        Args:
+          needed: By stack, what the parts of this process need.
+          peers: The other processes; None where they call this with the same.
+        """
+        for name, room in agreed(needed, peers).items():
+            sizes, limits = {}, self.limits[name]
+            for kind, most in limits._asdict().items():
+                sizes[kind] = bucket(int(np.ceil(getattr(room, kind) * self._headroom)), most)
+            # Some room for what the first batches only happened not to have.
+            some = {kind: max(1, sizes[kind]) for kind in sizes if getattr(limits, kind)}
+            self.rooms[name] = Room(**{**sizes, **some, "unique": max(1, sizes["unique"])})
+
+    def places(self, name: str, ranges: Ranges) -> Places:
+        """Where devices find the rows of a stack.
+
+        Args:
+          name: The stack.
+          ranges: First addresses, sources and shifts, as each device reads them (``StackRanges``).
+        """
+        stack, room, limits = self.stacks[name], self.rooms[name], self.limits[name]
+        all_sent = len(sending_features(stack, self._send)) == len(stack.features) and not self._host_rows(name)
+        if all_sent and room.lookups >= limits.lookups and room.bags >= limits.bags:
+            room, limits = room._replace(remote=0), limits._replace(remote=0)
+        alone = not (room.own or room.remote or room.lookups)
+        room = room._replace(replicated=room.unique if alone else max(1, room.replicated))
+        begin, source, shift = ranges
+        return Places(
+            begin=begin,
+            source=source,
+            shift=shift,
+            rows=stack.rows,
+            wide=stack.wide,
+            most=max(1, limits.unique),
+            room=room,
+            fits=all(getattr(room, kind) >= getattr(limits, kind) for kind in Room._fields),
+            sends=tuple((span.start, span.stop) for span in self._sending_spans(name)),
+        )
+
+    def fit_host(self, needed: Mapping[str, HostSizes], peers: Peers | None = None) -> None:
+        """Grows to a batch's rows of host memory; all processes call this for the same batch.
+
+        Args:
+          needed: By stack of ``host``, what this process needs.
+          peers: The other processes; None where they call this with the same.
+        """
+        for name, sizes in agreed(needed, peers).items():
+            before, limits = self.host[name], self.host_limits[name]
+            if before.most(sizes) != before:
+                grown = (bucket(int(np.ceil(n * _SLACK)), most) for n, most in zip(sizes, limits, strict=True))
+                self.host[name] = before.most(HostSizes(*grown))
+
+    def _host_rows(self, name: str) -> int:
+        return 0 if self._hot else self._plan.host_rows(name)
+
+    def _host_limit(self, stack: Stack) -> HostSizes:
+        computing = len(self._plan.compute_devices)
+        read = min(stack.unique_capacity(self._examples * computing), self._host_rows(stack.name))
+        return HostSizes(read=read, lines=-(-read // self._each))
+
+    def _limit(self, stack: Stack) -> Room:
+        """What no batch can pass."""
+        name, most = stack.name, stack.unique_capacity(self._examples)
+        host, replicated = self._host_rows(name), self._plan.replicated_rows(name)
+        if self._hot:
+            most = min(most, max(1, replicated))
+            return Room(unique=most, replicated=most)
+        rows = int(self._plan.shard_rows(name).max()) + host
+        features = sending_features(stack, self._send)
+        several = self._plan.devices > 1
+        return Room(
+            unique=most,
+            own=min(most, rows),
+            remote=min(most, rows) if several else 0,
+            replicated=min(most, replicated),
+            lookups=self._examples * sum(f.config.max_length for f in features) if several else 0,
+            bags=self._examples * sum(f.config.bags_per_example for f in features) if several else 0,
+        )
+
+
+def agreed[S: (Room, HostSizes)](needed: Mapping[str, S], peers: Peers | None) -> dict[str, S]:
+    """The greatest needs of all processes, which call this together; ``needed`` where there are no peers."""
+    if peers is None or not needed:
+        return dict(needed)
+    most = peers.most(np.array(list(needed.values()), np.int64))
+    return {name: type(of)(*map(int, sizes)) for (name, of), sizes in zip(needed.items(), most, strict=True)}
+
+
+def sending_features(stack: Stack, send: Set[str]) -> list[StackedFeature]:
+    """The stack's features that send their lookups of other devices' rows."""
+    return [f for f in poolable(stack) if f.config.name in send]
