@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from jrec.app.config import TrainConfig
-from jrec.app.config.typed_toml import Section, describe, hints
+from jrec.app.config.typed_toml import Section, describe, hints, open_sections
 from scripts.api_reference import ENTRY, documented
 
 FILE = pathlib.Path(__file__).parents[1] / "docs" / "configuration.md"
@@ -33,6 +33,10 @@ def sections(cls: type[Section], prefix: str = "") -> Iterator[tuple[str, type[S
     """Every section by its name in TOML, ``NAME`` for the free keys of a mapping; the outermost is ""."""
     yield prefix, cls
     for name, hint in hints(cls).items():
+        if further := open_sections(hint):
+            for own, inner in further.items():
+                yield from sections(inner, ".".join(filter(None, [prefix, own])))
+            continue
         for inner, free in _inner(hint):
             yield from sections(inner, ".".join(filter(None, [prefix, name, "NAME" if free else ""])))
 

@@ -76,3 +76,47 @@ def make(
 ) -> DeepFM:
     """The factory: what ``model.factory`` names, with the keys of ``[model.options]``."""
     return DeepFM(embeddings, num_dense=num_dense, hidden=hidden, dropout=dropout, batch_norm=batch_norm, rngs=rngs)
+
+
+class Tasks(nnx.Module):
+    """A linear model of several labels."""
+
+    def __init__(self, embeddings: jrec.nn.EmbeddingCollection, num_dense: int, tasks: Sequence[str], rngs: nnx.Rngs):
+        self.embeddings = embeddings
+        width = num_dense + sum(feature.vectors * dim for feature, dim in embeddings.layout.features)
+        self.heads = nnx.Dict({task: nnx.Linear(width, 1, rngs=rngs) for task in tasks})
+
+    def logits(self, dense: jax.Array, activations: Mapping[str, Any], bags: Mapping[str, Any]) -> dict[str, jax.Array]:
+        """By task, (batch,) float32."""
+        vectors = self.embeddings.vectors(activations, bags)
+        x = jnp.concatenate([dense, *(v.reshape(v.shape[0], v.shape[1] * v.shape[2]) for v in vectors)], axis=1)
+        return {task: head(x)[:, 0] for task, head in self.heads.items()}
+
+
+def several(
+    embeddings: jrec.nn.EmbeddingCollection, *, num_dense: int, rngs: nnx.Rngs, tasks: Sequence[str] = ("only",)
+) -> nnx.Module:
+    """A factory of ``Tasks``."""
+    return Tasks(embeddings, num_dense, tasks, rngs)
+
+
+class Towers(nnx.Module):
+    """Sums of the vectors of a user's features, and of an item's."""
+
+    def __init__(self, embeddings: jrec.nn.EmbeddingCollection, user: Sequence[str]):
+        self.embeddings, self.user = embeddings, tuple(user)
+
+    def logits(self, dense: jax.Array, activations: Mapping[str, Any], bags: Mapping[str, Any]) -> dict[str, jax.Array]:
+        """ "user" and "item", (batch, dim) float32."""
+        features = self.embeddings.features(activations, bags)
+        vectors = {"user": 0.0, "item": 0.0}
+        for name, vector in features.items():
+            vectors["user" if name in self.user else "item"] += vector
+        return {key: jrec.nn.sequences.unit(vector) for key, vector in vectors.items()}
+
+
+def towers(
+    embeddings: jrec.nn.EmbeddingCollection, *, num_dense: int, rngs: nnx.Rngs, user: Sequence[str] = ()
+) -> nnx.Module:
+    """A factory of ``Towers``."""
+    return Towers(embeddings, user)

@@ -187,7 +187,7 @@ def test_the_last_override_wins_and_tables_merge(full):
         ("model.top_mlp=[512, 2]", ["model.top_mlp", "[512, 2]", "must be 1"]),
         ("model.top_mlp=[]", ["model.top_mlp is []"]),
         ("model.interaction=dott", ['"dot", "concat"', "'dott'", 'did you mean "dot"?']),
-        ("model.kind=gru", ['model.kind must be one of "dlrm", "tbsm"', "'gru'"]),
+        ("model.kind=gru", ['model.kind must be one of "', '"dlrm", "hstu"', "'gru'"]),
         ("tables.tier=hots", ['tables.tier must be one of "sharded"', "'hots'", 'mean "host"']),
         ("log.tensorboard=yes", ["log.tensorboard must be true or false", "'yes'"]),
         ("optimizer.learning_rate=-1", ["optimizer.learning_rate is -1.0", "at least 0"]),
@@ -346,7 +346,7 @@ def test_papers_architectures():
     for name, architecture in expected.items():
         model = shipped[name]
         assert (model.embedding_dim, model.bottom_mlp, model.top_mlp) == architecture
-    assert shipped["tbsm_taobao"].tbsm.tower_mlp == (15, 15)
+    assert shipped["tbsm_taobao"].to_dict()["tbsm"]["tower_mlp"] == [15, 15]
     assert {"quickstart", "movielens", "taobao", "tbsm_taobao_sample"} <= set(shipped)
 
 

@@ -34,7 +34,6 @@ from jrec.access.count import exact_profile
 from jrec.access.profile import AccessProfile
 from jrec.app.config import load_config
 from jrec.app.models.catalogue import catalogue_of
-from jrec.app.models.model_schema import model_schema
 from jrec.app.run_dataset import keep_dataset, run_dataset
 from jrec.checkpoint import Checkpoints
 from jrec.checkpoint.files import _checksum
@@ -181,7 +180,7 @@ def read_fae(folder):
 
 def read_catalogue(folder, *, keep=False):
     config = load_config(folder / "towers.toml", [f"data.path={str(folder / 'items')!r}"])
-    schema = model_schema(config.model, Schema.load(folder / "items"))
+    schema = config.model.of_kind.schema(config.model, Schema.load(folder / "items"))
     found = catalogue_of(folder / "towers", config, schema, schema.identity, keep=keep)
     assert found is not None
     return [found.rows, found.columns]

@@ -11,7 +11,7 @@ from task_logs import CONFIG, SCHEMA, TASKS, columns, write_log
 from jrec import cli
 from jrec.app.config import load_config
 from jrec.app.dataset import check_tasks, open_data
-from jrec.app.evaluate import collected
+from jrec.app.models.scored import collected
 from jrec.app.preflight import check_start
 from jrec.app.report.metrics import Scores, evaluate, evaluate_tasks
 from jrec.app.report.running_auc import RunningAuc
@@ -135,11 +135,17 @@ def test_what_is_refused_before_training(dataset, override, message):
         check_start(config_of(dataset, override), resume=False, overwrite=False)
 
 
-def test_own_models_are_refused(dataset, tmp_path):
-    (tmp_path / "own.toml").write_text('[data]\npath = "x"\n[model]\nfactory = "own_model:factory"\n')
-    config = load_config(str(tmp_path / "own.toml"), [f"data.path={dataset / 'data'}", f"out={tmp_path / 'run'}"])
-    with pytest.raises(ConfigError, match=r"model.factory is own_model:factory, but .* has several labels"):
-        open_data(config)
+def test_a_network_by_a_factory_learns_several_labels(dataset, tmp_path, capsys):
+    config, data = str(tmp_path / "own.toml"), f"data.path={dataset / 'data'}"
+    text = f"[data]\npath = '{dataset / 'data'}'\nbatch_size = 128\n[model]\nfactory = 'own_model:several'\n"
+    (tmp_path / "own.toml").write_text(text + "[log]\nprogress = 'off'\ntensorboard = false\n")
+    assert cli.main(["train", config, data, f"out={tmp_path / 'run'}", "epochs=4", "optimizer.learning_rate=0.05"]) == 0
+    tasks = report(tmp_path / "run")["tasks"]
+    assert list(tasks) == list(TASKS)
+    assert tasks["purchase"]["splits"]["test"]["auc"] > 0.6  # the price, of which it is linear; clicks are products
+    wrong = ["train", config, data, f"out={tmp_path / 'wrong'}", "model.factory=own_model:make"]
+    assert cli.main(wrong) == 2
+    assert "return a dictionary by task (click, purchase), of float32" in capsys.readouterr().err
 
 
 def test_one_label_and_several_do_not_mix(dataset, tmp_path):

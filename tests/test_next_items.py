@@ -9,8 +9,8 @@ import pytest
 
 import jrec
 from jrec.app.baselines import popular_items
-from jrec.app.config import DataConfig, EvaluateConfig, ModelConfig, SequenceSection, TrainConfig
-from jrec.app.models.model_schema import model_schema, unread
+from jrec.app.config import DataConfig, EvaluateConfig, ModelConfig, TrainConfig
+from jrec.app.models.kinds.hstu import SequenceSection
 from jrec.app.models.next_items import NextItemPacker, feature_names
 from jrec.app.models.oov_ids import OovIds
 from jrec.app.models.rank_items import ItemRanker
@@ -130,16 +130,16 @@ def test_ages_are_the_dense_numbers(seed):
     ("kind", "ages", "read"), [("hstu", True, True), ("hstu", False, False), ("sasrec", True, False)]
 )
 def test_models_read_ages_if_they_can_and_shall(kind, ages, read):
-    model = ModelConfig(kind=kind, sequence=SequenceSection(ages=ages))
+    model = ModelConfig(kind=kind, sections={"sequence": SequenceSection(ages=ages)})
     plain = schema_of()
     history = CategoricalFeature(name="history", table="item", max_length=LENGTH, weighted=True, aged=True)
     aged = dataclasses.replace(plain, categorical=(*plain.categorical[:2], history))
-    assert [f.aged for f in model_schema(model, aged).categorical] == ([True, None] if read else [None, None])
-    assert model_schema(model, plain).categorical == plain.categorical[1:][::-1]
-    assert (model_schema(model, aged) == model_schema(model, plain)) is not read
+    assert [f.aged for f in model.of_kind.schema(model, aged).categorical] == ([True, None] if read else [None, None])
+    assert model.of_kind.schema(model, plain).categorical == plain.categorical[1:][::-1]
+    assert (model.of_kind.schema(model, aged) == model.of_kind.schema(model, plain)) is not read
     weighted = dataclasses.replace(history, aged=None)
     with pytest.raises(ConfigError, match="'history', which is weighted"):
-        model_schema(model, dataclasses.replace(plain, categorical=(*plain.categorical[:2], weighted)))
+        model.of_kind.schema(model, dataclasses.replace(plain, categorical=(*plain.categorical[:2], weighted)))
 
 
 def schema_of(**changes):
@@ -190,7 +190,7 @@ def test_ranks_and_best_items(leave_out, oov_row):
     seen, targets = draw.integers(-1, ROWS, (40, 3)), draw.integers(0, ROWS, 40)
     config, schema = (
         configured(at=(2,), leave_out_history=leave_out),
-        model_schema(ModelConfig(kind="hstu"), schema_of(oov_row=oov_row)),
+        ModelConfig(kind="hstu").of_kind.schema(ModelConfig(kind="hstu"), schema_of(oov_row=oov_row)),
     )
     run: Any = types.SimpleNamespace(table=lambda name: rows, mesh=None)
     ranker = ItemRanker(run, config, schema)
@@ -231,11 +231,11 @@ def test_metrics_count_unknown_items_as_not_found():
 
 def test_the_model_reads_its_features_alone():
     model = ModelConfig(kind="sasrec")
-    read = model_schema(model, schema_of())
+    read = model.of_kind.schema(model, schema_of())
     assert [f.name for f in read.categorical] == ["item", "history"][::-1]
     assert [t.name for t in read.tables] == ["item"]
-    assert unread(model, schema_of()) == "user"
-    assert model_schema(ModelConfig(), schema_of()) == schema_of()
+    assert model.of_kind.unread(model, schema_of()) == "user"
+    assert ModelConfig().of_kind.schema(ModelConfig(), schema_of()) == schema_of()
 
 
 @pytest.mark.parametrize(
@@ -249,9 +249,9 @@ def test_the_model_reads_its_features_alone():
     ],
 )  # fmt: skip
 def test_datasets_that_do_not_fit(own, changes, message):
-    model = ModelConfig(kind="hstu", sequence=SequenceSection(**own))
+    model = ModelConfig(kind="hstu", sections={"sequence": SequenceSection(**own)})
     with pytest.raises(ConfigError, match=message):
-        model_schema(model, schema_of(**changes))
+        model.of_kind.schema(model, schema_of(**changes))
 
 
 @pytest.mark.parametrize(
@@ -259,8 +259,8 @@ def test_datasets_that_do_not_fit(own, changes, message):
     [
         ({"kind": "hstu", "top_mlp": (8, 1), "wide": True}, {}, "model.top_mlp, model.wide are set, but"),
         ({"kind": "hstu", "calibrate": True}, {}, "model.calibrate is set"),
-        ({"kind": "dlrm", "sequence": SequenceSection(blocks=3)}, {}, "sequence is set, but model.kind is 'dlrm'"),
-        ({"kind": "hstu", "sequence": SequenceSection(heads=3)}, {}, "sequence.heads is 3, which does not divide"),
+        ({"sections": {"sequence": SequenceSection(blocks=3)}}, {}, "sequence is set, but model.kind is 'dlrm'"),
+        ({"kind": "hstu", "sections": {"sequence": SequenceSection(heads=3)}}, {}, "sequence.heads is 3, which"),
         ({"kind": "hstu"}, {"schedule": "fae"}, "schedule is 'fae', but model.kind 'hstu'"),
         ({"kind": "hstu"}, {"data": DataConfig(path="d", micro_batches=2)}, "micro_batches is 2, but model.kind"),
         ({"kind": "hstu"}, {"evaluate": EvaluateConfig(group="user")}, "evaluate.group is 'user'"),

@@ -22,7 +22,8 @@ from jrec.app import ray
 from jrec.app.compress import Selection, compress_run
 from jrec.app.config import load_config, save_config
 from jrec.app.export import export_run
-from jrec.app.predict import Scored, write_scores
+from jrec.app.models.scored import Scored
+from jrec.app.predict import write_pieces
 from jrec.app.report import write_report
 from jrec.app.report.logs import MetricLog
 from jrec.app.run_folder import LOCK_FILE, open_run_folder
@@ -223,7 +224,8 @@ def test_a_new_file_and_a_new_folder_have_the_modes_of_any(tmp_path):
 def scores(path, value):
     logits = np.full(1000, value, np.float32)
     pieces = (Scored(split="", first=first, logits=logits, labels=None) for first in range(0, 3000, 1000))
-    write_scores(path, pieces, splits=False, overwrite=True)
+    nothing = Scored(split="", first=0, logits=logits[:0], labels=None)
+    write_pieces(path, pieces, nothing, splits=False, overwrite=True)
 
 
 def folder(path, value):
@@ -456,7 +458,7 @@ def library_writers(world):
         ),
         "report": lambda out: write_report(out, config=config, schema=schema, scores={}, parameters={}, steps=0),
         "log": lambda out: MetricLog(out, tensorboard=False),
-        "scores": lambda out: write_scores(pathlib.Path(out), [scored], splits=False),
+        "scores": lambda out: write_pieces(pathlib.Path(out), [scored], scored, splits=False),
         "shard": lambda out: ShardWriter(out, 100),
         "trace": lambda out: Timeline().write_trace(out),
         "host tier": lambda out: allocate((4, 4), np.dtype(np.float32), name="t", folder=out),

@@ -17,7 +17,6 @@ from jrec import cli
 from jrec.app.config import load_config
 from jrec.app.export import export_run
 from jrec.app.models.catalogue import read_catalogue
-from jrec.app.models.model_schema import model_schema
 from jrec.data.columns import ListColumn
 from jrec.data.schema import Schema
 from jrec.errors import ConfigError
@@ -307,7 +306,7 @@ def test_wherever_rows_live_an_export_ranks_as_the_run(prepared, keys, tmp_path)
 def test_the_catalogue_is_of_each_items_last_line(prepared):
     (prepared / "plain.toml").write_text(CONFIG.format(data=prepared / "data"))
     config = load_config(prepared / "plain.toml")
-    schema = model_schema(config.model, Schema.load(prepared / "data"))
+    schema = config.model.of_kind.schema(config.model, Schema.load(prepared / "data"))
     _, columns = read_dataset(prepared / "data")
     count = schema.splits["train"].examples
     last = {int(row): k for k, row in enumerate(columns["item"][:count])}
@@ -319,3 +318,27 @@ def test_the_catalogue_is_of_each_items_last_line(prepared):
     assert isinstance(genres, ListColumn)
     ends = zip(genres.offsets, genres.offsets[1:], strict=False)
     assert [genres.values[i:j].tolist() for i, j in ends] == [list(columns["genres"][k]) for k in lines]
+
+
+@pytest.mark.slow
+def test_a_network_by_a_factory_ranks_as_two_towers_do(prepared, tmp_path, capsys):
+    """Of the kind it has features, loss, evaluation and predictions; its vectors are its own."""
+    config = tmp_path / "own.toml"
+    text = CONFIG.format(data=prepared / "data")
+    keys = [line for line in text.splitlines() if line.split(" =")[0] not in ("user_mlp", "item_mlp")]
+    config.write_text("\n".join(keys))
+    own = ["model.factory=own_model:towers", 'model.options.user=["user","home","past"]', f"out={tmp_path / 'run'}"]
+    assert cli.main(["train", str(config), *own]) == 0
+    content = json.loads((tmp_path / "run" / "report" / "metrics.json").read_text())
+    popular = content["baselines"]["popularity"]["splits"]["test"]
+    assert content["splits"]["test"]["ndcg@10"] > 1.2 * popular["ndcg@10"]
+    out = tmp_path / "best.parquet"
+    words = ["predict", str(tmp_path / "run"), str(prepared / "data"), "--k", "3", "--split", "test", "--quiet"]
+    assert cli.main([*words, "--out", str(out)]) == 0
+    assert pq.read_table(out).num_rows == 3 * Schema.load(prepared / "data").splits["test"].examples
+    capsys.readouterr()
+    assert cli.main(["export", str(tmp_path / "run"), "--out", str(tmp_path / "export")]) == 2
+    assert "only jrec.nn.TwoTower can be exported" in capsys.readouterr().err
+    wrong = ["train", str(config), "model.factory=own_model:make", f"out={tmp_path / 'wrong'}"]
+    assert cli.main(wrong) == 2
+    assert 'return a dictionary with "user" and "item"' in capsys.readouterr().err

@@ -11,10 +11,10 @@ import pytest
 import jrec
 from jrec.access.container import write_container
 from jrec.app.baselines import popular_items
-from jrec.app.config import DataConfig, EvaluateConfig, FeatureOverride, ModelConfig, TrainConfig, TwoTowerSection
+from jrec.app.config import DataConfig, EvaluateConfig, FeatureOverride, ModelConfig, TrainConfig
 from jrec.app.models import rank_items
 from jrec.app.models.catalogue import Catalogue, catalogue_of
-from jrec.app.models.model_schema import item_table, model_schema, request_schema, unread
+from jrec.app.models.kinds.two_tower import TwoTowerSection
 from jrec.app.models.rank_items import ItemRanker
 from jrec.app.models.user_items import LOG_Q, UserItemPacker
 from jrec.app.report.ranking import LEFT_OUT, NEVER, RankScores, evaluated
@@ -50,13 +50,13 @@ def schema_of(*, labels=True, **changes):
     )
 
 
-def section(**changes):
+def sections(**changes):
     own = {"user": ("past", "age", "user"), "item": ("price", "item", "tags"), "id": "item", "history": "past"}
-    return TwoTowerSection(**{**own, **changes})
+    return {"two_tower": TwoTowerSection(**{**own, **changes})}
 
 
 def model(**changes):
-    return ModelConfig(kind="two_tower", two_tower=section(**changes))
+    return ModelConfig(kind="two_tower", sections=sections(**changes))
 
 
 def configured(own=None, **evaluate):
@@ -64,7 +64,7 @@ def configured(own=None, **evaluate):
 
 
 def packer(*, training, log_q=None):
-    schema = model_schema(model(), schema_of())
+    schema = model().of_kind.schema(model(), schema_of())
     tables = [jrec.TableConfig(name=table.name, rows=table.rows, dim=4) for table in schema.tables]
     features = [
         jrec.FeatureConfig(
@@ -130,14 +130,14 @@ def test_in_evaluation_there_is_the_history_and_a_side_may_be_missing():
 
 
 def test_what_is_read_is_what_the_towers_name():
-    read = model_schema(model(), schema_of())
+    read = model().of_kind.schema(model(), schema_of())
     assert [f.name for f in read.dense] == ["age", "price"]
     assert [f.name for f in read.categorical] == ["user", "item", "past", "tags"]
     assert [t.name for t in read.tables] == ["user", "item", "tag"]
     assert read.labels
-    assert unread(model(), schema_of()) == "time, page"
-    assert item_table(model(), read).name == "item"
-    asked = request_schema(model(), read)
+    assert model().of_kind.unread(model(), schema_of()) == "time, page"
+    assert model().of_kind.item_table(model(), read).name == "item"
+    asked = model().of_kind.request_schema(model(), read)
     assert [f.name for f in asked.dense + asked.categorical] == ["age", "user", "past"]
     assert [t.name for t in asked.tables] == ["user", "item"]
     assert not asked.labels
@@ -157,17 +157,17 @@ def test_what_is_read_is_what_the_towers_name():
 )  # fmt: skip
 def test_datasets_that_do_not_fit(own, changes, message):
     with pytest.raises(ConfigError, match=message):
-        model_schema(model(**own), schema_of(**changes))
+        model(**own).of_kind.schema(model(**own), schema_of(**changes))
 
 
 @pytest.mark.parametrize(
     ("change", "more", "message"),
     [
-        ({"two_tower": section(user=())}, {}, "two_tower.user is empty; name the features"),
-        ({"two_tower": section(item=("item", "user"))}, {}, "'user' is named twice in model.two_tower.user and item"),
-        ({"two_tower": section(id="")}, {}, r"two_tower.id is '', but must be one of model.two_tower.item = \['price'"),
-        ({"two_tower": section(history="item")}, {}, "history is 'item', but must be one of model.two_tower.user"),
-        ({"two_tower": section(item_mlp=(8,))}, {}, r"item_mlp \[8\]; give both a layer, and last layers of one width"),
+        ({"sections": sections(user=())}, {}, "two_tower.user is empty; name the features"),
+        ({"sections": sections(item=("item", "user"))}, {}, "'user' is named twice in model.two_tower.user and item"),
+        ({"sections": sections(id="")}, {}, r"two_tower.id is '', but must be one of model.two_tower.item = \['price'"),
+        ({"sections": sections(history="item")}, {}, "history is 'item', but must be one of model.two_tower.user"),
+        ({"sections": sections(item_mlp=(8,))}, {}, r"item_mlp \[8\]; give both a layer, and last layers of one width"),
         ({"pooling": "none"}, {}, "model.pooling is 'none', but a tower"),
         ({"features": {"past": FeatureOverride(pooling="none")}}, {}, "model.features.past is 'none', but a tower"),
         ({"members": 2, "calibrate": True}, {}, "calibrate, model.members are set, but model.kind is 'two_tower'"),
@@ -183,7 +183,7 @@ def test_configurations_that_are_refused(change, more, message):
         TrainConfig(
             **{
                 "data": DataConfig(path="data"),
-                "model": ModelConfig(**{"kind": "two_tower", "two_tower": section(), **change}),
+                "model": ModelConfig(**{"kind": "two_tower", "sections": sections(), **change}),
                 **more,
             }
         )
@@ -254,7 +254,7 @@ def test_batches_stay_large_and_the_metric_is_of_ranking():
 def test_where_items_are_many_there_are_fewer_evaluations(rows, count):
     shard = Shard(file="valid", blocks=1, examples=8192, bytes=1, digest="")
     schema = dataclasses.replace(schema_of(rows=rows), splits={"valid": Split(shards=(shard,))})
-    plan = plan_evaluations(configured(), model_schema(model(), schema), 40_000)
+    plan = plan_evaluations(configured(), model().of_kind.schema(model(), schema), 40_000)
     assert -(-40_000 // plan.every_steps) == count
 
 
@@ -275,7 +275,7 @@ def test_only_items_of_the_catalogue_are_ranked_and_only_clicks_count(leave_out,
         draw.integers(-1, ROWS, (40, 2)),
     )
     run: Any = types.SimpleNamespace(mesh=None)
-    schema = model_schema(model(), schema_of())
+    schema = model().of_kind.schema(model(), schema_of())
     config = configured(at=(2,), leave_out_history=leave_out)
     ranker = ItemRanker(run, config, schema, Catalogue(rows=rows, columns={}))
     assert ranker.candidates == 5
@@ -309,8 +309,8 @@ def test_a_kept_catalogue_of_another_dataset_is_not_taken(tmp_path, monkeypatch)
         return Catalogue(rows=np.array([1, 3]), columns={"item": np.array([1, 3], np.uint32), "tags": tags})
 
     monkeypatch.setattr("jrec.app.models.catalogue.read_catalogue", read)
-    schema = model_schema(model(), schema_of())
-    other = model_schema(model(), schema_of(numbering="another"))
+    schema = model().of_kind.schema(model(), schema_of())
+    other = model().of_kind.schema(model(), schema_of(numbering="another"))
     first = catalogue_of(tmp_path, configured(), schema, schema.identity, keep=True)
     again = catalogue_of(tmp_path, configured(), other, schema.identity)
     assert len(made) == 1  # kept, also where another dataset is evaluated
@@ -321,7 +321,8 @@ def test_a_kept_catalogue_of_another_dataset_is_not_taken(tmp_path, monkeypatch)
     assert catalogue_of(tmp_path, configured(), other, other.identity) is not None
     assert catalogue_of(tmp_path, configured(model(item=("item", "price"))), schema, schema.identity) is not None
     assert len(made) == 3
-    assert catalogue_of(tmp_path, TrainConfig(data=DataConfig(path="data")), schema, schema.identity) is None
+    plain = TrainConfig(data=DataConfig(path="data"))
+    assert plain.model.of_kind.catalogue(tmp_path, plain, schema, schema.identity) is None
     (tmp_path / "catalogue").write_bytes((tmp_path / "catalogue").read_bytes()[:-1])
     with pytest.raises(CheckpointError, match=r"truncated or damaged.*delete it"):
         catalogue_of(tmp_path, configured(), schema, schema.identity)
@@ -344,7 +345,7 @@ def test_a_kept_catalogue_of_another_dataset_is_not_taken(tmp_path, monkeypatch)
     ],
 )  # fmt: skip
 def test_a_kept_catalogue_is_checked(change, message, tmp_path):
-    schema = model_schema(model(), schema_of())
+    schema = model().of_kind.schema(model(), schema_of())
     arrays = {
         "rows": np.array([1, 3]), "values of item": np.array([1, 3], np.uint32),
         "offsets of tags": np.array([0, 2, 2]), "values of tags": np.array([1, 2], np.uint32),

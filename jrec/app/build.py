@@ -10,42 +10,17 @@ import jax
 from flax import nnx
 
 from jrec import ops
-from jrec.app.config import (
-    OWN_MODEL_KEYS,
-    RANKING_KEYS,
-    EmbeddingOptimizerConfig,
-    ModelConfig,
-    TrainConfig,
-    TTSection,
-)
+from jrec.app.config import EmbeddingOptimizerConfig, ModelConfig, TrainConfig, TTSection
 from jrec.app.config.typed_toml import MOST
 from jrec.app.models.factory import made_by_factory
-from jrec.app.models.next_items import TARGET, feature_names
-from jrec.app.models.user_items import LOG_Q
-from jrec.app.tables import plan_tables, tt_options
+from jrec.app.models.kind import FACTORY_KEYS
+from jrec.app.tables import tt_options
 from jrec.data.identity import Identity
-from jrec.data.schema import CategoricalFeature, Schema
-from jrec.errors import ConfigError, value_errors_are_config_errors
-from jrec.nn import (
-    DLRM,
-    TBSM,
-    DLRMConfig,
-    EmbeddingCollection,
-    MultiTaskConfig,
-    NextItem,
-    SequenceConfig,
-    SparseOptimizer,
-    TBSMConfig,
-    TwoTower,
-    TwoTowerConfig,
-    binary_cross_entropy,
-    multi_task_loss,
-    next_item_loss,
-    two_tower_loss,
-)
-from jrec.nn.dense_encoding import Boundaries
+from jrec.data.schema import Schema
+from jrec.errors import value_errors_are_config_errors
+from jrec.nn import EmbeddingCollection, SparseOptimizer
 from jrec.nn.optimizer import Loss, SparseModel
-from jrec.ops.layout import EmbeddingLayout, FeatureConfig
+from jrec.ops.layout import EmbeddingLayout
 from jrec.run.identity import identity_of
 from jrec.run.run import Run
 from jrec.sharding import Plan
@@ -59,49 +34,7 @@ def build_layout(config: TrainConfig, schema: Schema, plan: Plan | None = None) 
     Raises:
       ConfigError: If ``[model.features]`` names a feature that the dataset lacks, or the tables cannot be placed.
     """
-    if config.model.ranks and config.model.kind != "two_tower":
-        return _sequence_layout(config, schema, plan)
-    names = [f.name for f in schema.categorical]
-    if unknown := sorted(set(config.model.features) - set(names)):
-        raise ConfigError(
-            f"model.features.{unknown[0]}: the dataset has no categorical feature of that name, only {', '.join(names)}"
-        )
-    histories = config.model.tbsm.histories
-    if unknown := sorted({*histories, *histories.values()} - set(names)):
-        raise ConfigError(
-            f"model.tbsm.histories names {unknown[0]!r}, but the categorical features of the dataset are"
-            f" {', '.join(names)}"
-        )
-    with value_errors_are_config_errors("the dataset's tables do not fit the model"):
-        features = [_feature(config.model, f) for f in schema.categorical]
-        return EmbeddingLayout.build(plan_tables(config, schema, plan).tables, features, planned=config.planned)
-
-
-def _sequence_layout(config: TrainConfig, schema: Schema, plan: Plan | None) -> EmbeddingLayout:
-    """The layout of a ``NextItem`` over a table of the dataset."""
-    own = config.model.sequence
-    history = next(f for f in schema.categorical if f.name == own.history)
-    lengths = (history.max_length, history.max_length, own.sampled)
-    features = [
-        FeatureConfig(name=name, table=history.table, max_length=most, pooling="none")
-        for name, most in zip(feature_names(own.history, own.item), lengths, strict=True)
-    ]
-    with value_errors_are_config_errors("the dataset's tables do not fit the model"):
-        return EmbeddingLayout.build(plan_tables(config, schema, plan).tables, features, planned=config.planned)
-
-
-def _feature(config: ModelConfig, feature: CategoricalFeature) -> FeatureConfig:
-    override = config.features.get(feature.name)
-    pooling = config.pooling if override is None else override.pooling
-    sequence = feature.name in config.tbsm.histories.values()
-    return FeatureConfig(
-        name=feature.name,
-        table=feature.table,
-        max_length=feature.max_length,
-        fixed_length=feature.fixed_length,
-        weighted=feature.scaled,
-        pooling="none" if sequence else pooling,
-    )
+    return config.model.of_kind.layout(config, schema, plan)
 
 
 def build_model(config: TrainConfig, schema: Schema, layout: EmbeddingLayout) -> SparseModel:
@@ -123,92 +56,12 @@ def build_model(config: TrainConfig, schema: Schema, layout: EmbeddingLayout) ->
         collection = EmbeddingCollection(layout, **embeddings)
         return made_by_factory(model, collection, num_dense=len(schema.dense), rngs=rngs)
     with value_errors_are_config_errors("the [model] section does not fit the dataset"):
-        if model.kind == "two_tower":
-            return TwoTower(layout, _towers(model, schema), **embeddings)
-        if model.ranks:
-            own = model.sequence
-            encoder = SequenceConfig(
-                kind="hstu" if model.kind == "hstu" else "sasrec",
-                blocks=own.blocks,
-                heads=own.heads,
-                attention_dim=own.attention_dim or None,
-                hidden_dim=own.hidden_dim or None,
-                dropout=model.dropout,
-                compute_dtype=model.compute_dtype,
-            )
-            return NextItem(layout, encoder, names=feature_names(own.history, own.item), **embeddings)
-        dense: dict[str, Any] = {
-            "num_dense": len(schema.dense),
-            "bottom_mlp": model.bottom_mlp,
-            "top_mlp": model.top_mlp,
-            "interaction": model.interaction,
-            "compute_dtype": model.compute_dtype,
-            "dropout": model.dropout,
-            "batch_norm": model.batch_norm,
-            "dense_boundaries": _boundaries(model, schema),
-            "calibrated": model.calibrate,
-        }
-        if model.multi_task.tasks:
-            dense |= {"top_mlp": (), "multi_task": _heads(model)}
-        if model.kind == "dlrm":
-            dense |= {key: getattr(model, key) for key in ("wide", "cross_layers", "cross_rank", "dot_with", "members")}
-            return DLRM(DLRMConfig(**dense), layout, **embeddings)
-        own = {f.name: getattr(model.tbsm, f.name) for f in dataclasses.fields(model.tbsm)}
-        own["histories"] = tuple(model.tbsm.histories.items())
-        return TBSM(TBSMConfig(**dense, **own), layout, **embeddings)
-
-
-def _towers(model: ModelConfig, schema: Schema) -> TwoTowerConfig:
-    """The towers over a dataset's features (``model_schema``), whose dense ones are the user's first."""
-    own, dense = model.two_tower, {feature.name for feature in schema.dense}
-    return TwoTowerConfig(
-        user=tuple(name for name in own.user if name not in dense),
-        item=tuple(name for name in own.item if name not in dense),
-        user_dense=len(dense.intersection(own.user)),
-        item_dense=len(dense.intersection(own.item)),
-        user_mlp=own.user_mlp,
-        item_mlp=own.item_mlp,
-        dropout=model.dropout,
-        compute_dtype=model.compute_dtype,
-    )
-
-
-def _heads(model: ModelConfig) -> MultiTaskConfig:
-    """The heads of a model with several labels, which share the layers of ``top_mlp`` but the logit."""
-    return MultiTaskConfig(
-        tasks=model.multi_task.tasks,
-        experts=model.multi_task.experts,
-        expert_mlp=model.top_mlp[:-1],
-        tower_mlp=model.multi_task.tower_mlp,
-        compute_dtype=model.compute_dtype,
-        dropout=model.dropout,
-    )
-
-
-def _boundaries(model: ModelConfig, schema: Schema) -> Boundaries:
-    """Boundaries by dense feature, in the order of the dataset's.
-
-    Raises:
-      ConfigError: If a feature is not of the dataset.
-    """
-    names = [feature.name for feature in schema.dense]
-    if unknown := sorted(set(model.dense_boundaries) - set(names)):
-        raise ConfigError(
-            f"model.dense_boundaries names {unknown[0]!r}, but the dataset's dense features are"
-            f" {', '.join(names) or 'none'}"
-        )
-    return tuple(model.dense_boundaries.get(name, ()) for name in names) if model.dense_boundaries else ()
+        return model.of_kind.network(model, schema, layout, embeddings)
 
 
 def build_loss(model: ModelConfig, schema: Schema) -> Loss:
     """What a step makes smaller; of several labels the weighted sum of their losses."""
-    if model.kind == "two_tower":
-        own = model.two_tower
-        log_q = LOG_Q if own.log_q else ""
-        return two_tower_loss(TARGET, log_q=log_q, by_label=schema.labels, temperature=own.temperature)
-    if (heads := model.multi_task).tasks:
-        return multi_task_loss(heads.weight_by_task, label=heads.tasks[0])
-    return next_item_loss(temperature=model.sequence.temperature) if model.ranks else binary_cross_entropy
+    return model.of_kind.loss(model, schema)
 
 
 def check_model(config: TrainConfig, schema: Schema, layout: EmbeddingLayout) -> None:
@@ -323,33 +176,10 @@ def run_identity(
 
 def _model_description(model: ModelConfig, num_dense: int) -> dict[str, Any]:
     """The model's keys, less those that it does not read, which checkpoints of earlier versions lack."""
+    if not model.factory:
+        return model.of_kind.identity(model, num_dense)
     keys = dataclasses.asdict(model)
-    if model.factory:
-        return {key: keys[key] for key in OWN_MODEL_KEYS}
-    if model.ranks:
-        if model.sequence.ages:
-            del keys["sequence"]["ages"]
-        return {key: keys[key] for key in RANKING_KEYS[model.kind]}
-    del keys["factory"], keys["options"], keys["sequence"], keys["two_tower"], keys["multi_task"]["weights"]
-    if not model.multi_task.tasks:
-        del keys["multi_task"]
-    if model.kind == "dlrm":
-        del keys["tbsm"]
-    elif model.tbsm.top_with == "context":
-        del keys["tbsm"]["top_with"]
-    if keys["members"] == 1:
-        del keys["members"]
-    for key in ("wide", "dropout", "batch_norm", "dense_boundaries", "calibrate"):
-        if not keys[key]:
-            del keys[key]
-    if model.interaction != "dcn":
-        del keys["cross_layers"], keys["cross_rank"]
-    of_products = model.kind == "dlrm" and model.interaction == "dot"
-    joins_embeddings = model.dot_with == "embeddings" or (model.dot_with == "auto" and not num_dense)
-    keys["dot_with"] = "embeddings" if of_products and joins_embeddings else "bottom"
-    if keys["dot_with"] == "bottom":
-        del keys["dot_with"]
-    return keys
+    return {key: keys[key] for key in FACTORY_KEYS} | keys["sections"]
 
 
 def parameter_counts(model: SparseModel) -> dict[str, dict[str, Any]]:

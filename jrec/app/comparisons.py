@@ -10,7 +10,6 @@ import numpy as np
 
 from jrec.app.baselines.examples import Split
 from jrec.app.baselines.measure import measure, wanted
-from jrec.app.baselines.popular_items import popular_items
 from jrec.app.config import TrainConfig
 from jrec.app.report.groups import describe_groups
 from jrec.app.report.metrics import Scores
@@ -37,12 +36,17 @@ def comparison_sections(
     Raises:
       DatasetError: If the dataset cannot be read.
     """
-    folder, sections = schema.folder, {}
-    if folder is None or not scores:
+    if schema.folder is None or not scores:
         return {}
-    if config.model.ranks:
-        compared = whole and wanted(config.evaluate.baselines, schema)
-        return {"baselines": popular_items(config, schema, list(scores))} if compared else {}
+    return config.model.of_kind.comparisons(config, schema, scores, whole=whole, slices=slices)
+
+
+def of_clicks(
+    config: TrainConfig, schema: Schema, scores: Mapping[str, AnyScores], *, whole: bool, slices: bool
+) -> dict[str, Any]:
+    """``comparison_sections`` of models of clicks, on a dataset that is read from a folder."""
+    folder, sections = schema.folder, {}
+    assert folder is not None
     scores = {split: one for split, one in scores.items() if isinstance(one, Scores)}
     if whole and config.schedule == "plain" and wanted(config.evaluate.baselines, schema):
         sections["baselines"] = measure(folder, schema, list(scores))

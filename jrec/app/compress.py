@@ -150,11 +150,7 @@ def compress_run(
     if ((out / CONFIG_FILE).exists() or holds_checkpoints(out)) and not overwrite:
         raise ConfigError(f"{out} holds a run already; replace it with --overwrite, or choose another --out")
     run = open_run(checkpoint, data)
-    if run.config.model.ranks:
-        raise ConfigError(
-            f"{checkpoint} is of model.kind {run.config.model.kind!r}, whose AUC `jrec compress` could not compare;"
-            " train it with a tensor train from the start (tables.overrides.NAME.tier = 'tt')"
-        )
+    run.config.model.of_kind.check_use("compress")
     run.schema.check_numbered("`jrec compress` gives rows common cores")
     selected = _selected(run, selection)
     tables, rows = {}, 0

@@ -7,7 +7,6 @@ import pathlib
 from typing import TYPE_CHECKING
 
 from jrec.app.config import MultiTaskSection, TrainConfig
-from jrec.app.models.model_schema import model_schema
 from jrec.app.run_folder import find_checkpoint, load_run_config
 from jrec.data.fae import FaeManifest, is_fae_folder
 from jrec.data.schema import DatasetError, Schema
@@ -50,8 +49,9 @@ def open_data(config: TrainConfig) -> RunData:
                 f"data.path is {config.data.path}, hot and cold examples apart (`jrec fae pack`), but schedule is"
                 " 'plain'; set schedule=fae, or give the dataset that was packed"
             )
-        schema = model_schema(config.model, Schema.load(config.data.path))
-        if not config.model.ranks:
+        kind = config.model.of_kind
+        schema = kind.schema(config.model, Schema.load(config.data.path))
+        if kind.needs_labels:
             schema.check_labels()
         config = with_tasks(with_capacities(config, schema), schema)
         return RunData(config=config, schema=schema, plan=plan_of(config))
@@ -110,11 +110,6 @@ def with_tasks(config: TrainConfig, schema: Schema) -> TrainConfig:
         raise ConfigError(
             f"model.multi_task.tasks is {list(heads.tasks)}, but the labels of {path} are {list(schema.tasks)}; leave"
             " it out"
-        )
-    if model.factory:
-        raise ConfigError(
-            f"model.factory is {model.factory}, but {path} has several labels ({', '.join(schema.tasks)}), for which"
-            " the command trains jrec's own models; prepare it with one, or train by jrec.nn.multi_task_loss"
         )
     if config.data.micro_batches > 1:
         raise ConfigError(

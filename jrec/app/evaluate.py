@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import os
 import pathlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, cast
 
 import jax
@@ -21,12 +21,9 @@ from jrec.app.config.typed_toml import MOST
 from jrec.app.dataset import check_tasks, evaluation_config, plan_of
 from jrec.app.loaders import eval_loader
 from jrec.app.make_run import make_run
-from jrec.app.models.catalogue import Catalogue, catalogue_of
-from jrec.app.models.model_schema import model_schema
-from jrec.app.models.rank_items import ItemRanker
+from jrec.app.models.catalogue import Catalogue
 from jrec.app.processes.mesh_processes import shared_scores
 from jrec.app.progress import TrainingProgress
-from jrec.app.report.metrics import ScoreAccumulator, Scores
 from jrec.app.report.ranking import AnyScores
 from jrec.app.run_dataset import check_evaluated
 from jrec.app.run_folder import (
@@ -83,8 +80,8 @@ def score_split(
       DatasetError: If the split cannot be used.
       DivergedError: If a logit is NaN or infinite.
     """
-    ranks = config.model.ranks
-    if not ranks:
+    kind = config.model.of_kind
+    if kind.needs_labels:
         schema.check_labels()
     run.flush()
     loading = run.predictions.loading
@@ -93,57 +90,9 @@ def score_split(
         progress.evaluating(split, loader.batches_per_epoch) as advance,
     ):
         shared, predictions = loading.get("shared", False), run.predictions.of_split(loader)
-        if ranks:
-            predictions = cast("Iterable[tuple[Any, Batch]]", predictions)
-            scores = ItemRanker(run, config, schema, catalogue).scores(predictions, on_batch=advance)
-            return shared_scores(scores) if shared else scores
-        scores = collected(predictions, tasks=config.model.multi_task.tasks, check=not shared, on_batch=advance)
+        predictions = cast("Iterable[tuple[Any, Batch]]", predictions)
+        scores = kind.scores(predictions, run, config, schema, catalogue=catalogue, check=not shared, on_batch=advance)
         return shared_scores(scores) if shared else scores
-
-
-def collected(
-    predictions: Iterable[tuple[Any, Batch]],
-    *,
-    tasks: Sequence[str] = (),
-    check: bool = True,
-    on_batch: Callable[[], None] = lambda: None,
-) -> Scores:
-    """The scores of this process's examples.
-
-    Args:
-      predictions: Pairs of logits and batch, in order; with several processes, the logits of all their batches and the
-        process's own batch. Of several tasks logits are dictionaries.
-      tasks: The names of the labels, of which batches have the first as their ``labels``; () where there is one.
-      check: Whether a logit that is NaN or infinite raises; ``shared_scores`` checks the logits of all processes.
-      on_batch: Called after each batch.
-
-    Raises:
-      DivergedError: If ``check`` and a logit is NaN or infinite.
-    """
-    accumulators = {task: ScoreAccumulator(check=check) for task in tasks or ("",)}
-    waiting: tuple[Any, Batch] | None = None
-
-    def add(logits: Any, batch: Batch) -> None:
-        examples = len(batch.labels)
-        for task, accumulator in accumulators.items():
-            all_logits = np.asarray(logits[task] if task else logits)
-            begin = 0 if all_logits.size == examples else jax.process_index() * examples
-            labels, mask = np.asarray(batch.labels), np.asarray(batch.mask)
-            if task:
-                labels = labels if task == tasks[0] else np.asarray(batch.extras[task])
-                mask = mask * (labels >= 0)
-            accumulator.update(all_logits[begin : begin + examples], labels, mask)
-
-    for logits, batch in predictions:
-        # The batch before is read back while this one computes.
-        if waiting is not None:
-            add(*waiting)
-        waiting = (logits, batch)
-        on_batch()
-    if waiting is not None:
-        add(*waiting)
-    scores = {task: accumulator.scores() for task, accumulator in accumulators.items()}
-    return Scores.by_task(scores) if tasks else scores[""]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -207,7 +156,7 @@ class RestoredRun(OpenedRun):
     @functools.cached_property
     def catalogue(self) -> Catalogue | None:
         """The items that the model ranks, where a tower makes their vectors; else None."""
-        return catalogue_of(self.folder, self.config, self.schema, self.trained_on)
+        return self.config.model.of_kind.catalogue(self.folder, self.config, self.schema, self.trained_on)
 
     @property
     def model(self) -> SparseModel:
@@ -248,7 +197,7 @@ def open_run(
             f"--devices is 1, but {processes} processes were started; give the number of all their devices"
         )
     config = evaluation_config(dataclasses.replace(config, lr_schedule=LRScheduleConfig()))
-    schema = model_schema(config.model, Schema.load(config.data.path))
+    schema = config.model.of_kind.schema(config.model, Schema.load(config.data.path))
     trained_on = check_evaluated(folder, schema.identity)
     check_tasks(config, schema)
     config = on_devices(dataclasses.replace(config, schedule="plain"), schema, devices, plan_of(config))
@@ -328,12 +277,12 @@ def _remedy(folder: pathlib.Path, step: int | None) -> str:
     return f"the newest earlier one that is whole is {checkpoints_of(folder) / str(step)}"
 
 
-def _ranks(checkpoint: str | os.PathLike[str]) -> bool:
-    """Whether a run's model ranks items, which takes no labels; False where there is no run, as is said later."""
+def _needs_labels(checkpoint: str | os.PathLike[str]) -> bool:
+    """Whether a run is scored by labels; also where there is no run, as is said later."""
     try:
-        return load_run_config(find_checkpoint(pathlib.Path(checkpoint))[0]).model.ranks
+        return load_run_config(find_checkpoint(pathlib.Path(checkpoint))[0]).model.of_kind.needs_labels
     except (CheckpointError, ConfigError):
-        return False
+        return True
 
 
 def evaluate_checkpoint(
@@ -346,7 +295,7 @@ def evaluate_checkpoint(
     plan: str = "",
 ) -> CheckpointScores:
     """Scores a split with a checkpoint's model; see ``restore_run`` and ``RestoredRun.scores``."""
-    if data is not None and not is_fae_folder(data) and not _ranks(checkpoint):
+    if data is not None and not is_fae_folder(data) and _needs_labels(checkpoint):
         Schema.load(data).check_labels()
     run = restore_run(checkpoint, data, devices=devices, plan=plan)
     return CheckpointScores(

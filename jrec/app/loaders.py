@@ -6,22 +6,16 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-import numpy as np
 
 from jrec.app.config import TrainConfig
-from jrec.app.models.catalogue import training_counts
-from jrec.app.models.model_schema import item_table
-from jrec.app.models.next_items import NextItemPacker
 from jrec.app.models.oov_ids import OovIds
-from jrec.app.models.user_items import UserItemPacker
 from jrec.app.tables import vocabularies_of
 from jrec.batch import Batch
-from jrec.data.dataset_packer import dataset_packer
 from jrec.data.gathering import Gathering
 from jrec.data.loader import Loader, LoaderConfig, make_loader
 from jrec.data.packers import AnyPacker
-from jrec.data.packing import CastPlace
-from jrec.data.schema import Schema, Table
+from jrec.data.packing import CastPlace, Packer
+from jrec.data.schema import Schema
 from jrec.data.value_rows import Keys, TableVocabulary
 from jrec.errors import ConfigError
 from jrec.ops.layout import EmbeddingLayout
@@ -55,13 +49,15 @@ def train_loader(config: TrainConfig, schema: Schema, layout: EmbeddingLayout) -
 
 
 def _training_packer(config: TrainConfig, schema: Schema, layout: EmbeddingLayout) -> AnyPacker:
-    if config.model.ranks:
-        return ranking_packer(config, schema, layout, training=True)
-    vocabularies, order = vocabularies_of(config, schema), _train_order(config)
+    vocabularies = vocabularies_of(config, schema)
     growing = {name: Keys(stored=True, key_seed=own.key_seed) for name, own in vocabularies.items()}
-    options: dict[str, Any] = {"on_bad_id": order.on_bad_id, "cast": order.cast, "growing": growing}
-    packer = dataset_packer(config.data.path, schema, layout, **options)
-    return Gathering(packer) if growing else packer
+    options: dict[str, Any] = {"growing": growing} if growing else {}
+    options["cast"] = _train_order(config).cast
+    packer = config.model.of_kind.packer(config, schema, layout, training=True, **options)
+    if not growing:
+        return packer
+    assert isinstance(packer, Packer), f"model.kind {config.model.kind!r} packs no tables that grow"
+    return Gathering(packer)
 
 
 def _oov_rows(config: TrainConfig, schema: Schema) -> dict[str, int]:
@@ -70,7 +66,7 @@ def _oov_rows(config: TrainConfig, schema: Schema) -> dict[str, int]:
     Raises:
       ConfigError: If no table has one.
     """
-    ranked = config.model.ranked if config.model.ranks else ""
+    ranked = config.model.of_kind.keeps_ids(config.model)
     found = {f.name: schema.table(f.table).oov_row for f in schema.categorical if f.name != ranked}
     rows = {name: row for name, row in found.items() if row is not None}
     if not rows:
@@ -79,47 +75,6 @@ def _oov_rows(config: TrainConfig, schema: Schema) -> dict[str, int]:
             " hashed and growing tables have none; leave it out"
         )
     return rows
-
-
-def ranking_packer(config: TrainConfig, schema: Schema, layout: EmbeddingLayout, *, training: bool) -> AnyPacker:
-    """What packs batches of a model that ranks items; of two towers, also items without users and the reverse.
-
-    Args:
-      config: The run's configuration.
-      schema: The features that the model reads (``model_schema``).
-      layout: Its layout.
-      training: Whether to train; else batches have the items to rank.
-    """
-    table, on_bad_id = item_table(config.model, schema), config.data.on_bad_id
-    cast: CastPlace = _train_order(config).cast if training else "none"
-    if config.model.kind == "two_tower":
-        own = config.model.two_tower
-        log_q = _log_shares(schema, table) if training and own.log_q else None
-        extras = UserItemPacker.names(training=training, log_q=log_q is not None)
-        packer = dataset_packer(config.data.path, schema, layout, on_bad_id=on_bad_id, cast=cast, extras=extras)
-        return UserItemPacker(packer, item=own.id, history=own.history, log_q=log_q)
-    history = next(feature for feature in schema.categorical if feature.name == config.model.history)
-    return NextItemPacker(
-        layout,
-        history=history.name,
-        item=config.model.ranked,
-        rows=table.rows,
-        oov_row=table.oov_row,
-        seed=config.seed if training else None,
-        aged=bool(history.aged),
-        on_bad_id=on_bad_id,
-        cast=cast,
-    )
-
-
-def _log_shares(schema: Schema, table: Table) -> np.ndarray:
-    """(rows,) float32, the logarithm of the share of training's accesses that each row has."""
-    if (counts := training_counts(schema, table)) is None:
-        raise ConfigError(
-            f"model.two_tower.log_q is true, but {schema.folder or schema.name} has no counts of table {table.name!r};"
-            " set it to false, or prepare the dataset again"
-        )
-    return np.log(np.maximum(counts, 1) / max(counts.sum(), 1)).astype(np.float32)
 
 
 def eval_loader(
@@ -154,6 +109,7 @@ def eval_loader(
     data, multiple = config.data, multiple or max(1, config.mesh.devices)
     batch_size = -(-data.eval_batch_size // multiple) * multiple
     processes = jax.process_count() if shared else 1
+    options: dict[str, Any] = {"growing": growing} if growing else {}
     order = LoaderConfig(
         batch_size=batch_size // processes,
         shuffle=shuffle,
@@ -173,8 +129,7 @@ def eval_loader(
         process_index=jax.process_index() if shared else 0,
         process_count=processes,
         transform=transform,
-        growing=growing,
-        packer=ranking_packer(config, schema, layout, training=False) if config.model.ranks else None,
+        packer=config.model.of_kind.packer(config, schema, layout, training=False, **options),
     )
 
 

@@ -28,7 +28,7 @@ from jrec.app.hot_cold_feed import FaeLoaders, HotColdFeed
 from jrec.app.initial import Initial, initial_of
 from jrec.app.loaders import train_loader
 from jrec.app.make_run import make_run
-from jrec.app.models.catalogue import Catalogue, catalogue_of
+from jrec.app.models.catalogue import Catalogue
 from jrec.app.processes.interrupt import StopRequest, stop_on_signals
 from jrec.app.processes.mesh_processes import AgreedStop, SilentLog, one_of_many, shared_run_folder
 from jrec.app.progress import TrainingProgress
@@ -36,7 +36,6 @@ from jrec.app.report.hit_rates import HitRates
 from jrec.app.report.logs import CHECKPOINTS, FORMS, SCHEDULE, MetricLog
 from jrec.app.report.metrics import Evaluation, Scores, evaluate_tasks, log_loss
 from jrec.app.report.ranking import AnyScores, RankingEvaluation, evaluated
-from jrec.app.report.running_auc import NoRunningAuc, RunningAuc
 from jrec.app.report.trackers import Trackers
 from jrec.app.report.writing import merged
 from jrec.app.run_dataset import keep_dataset
@@ -188,10 +187,9 @@ class _Training:
         )
         self.parameters = run_parameters(self.run)
         self.log = self._opened_log() if first() else SilentLog()
-        self.auc = NoRunningAuc()
-        if not config.model.ranks:
-            devices = None if self.run.mesh is None else self.run.mesh.devices.size
-            self.auc = RunningAuc.empty(devices=devices, task=next(iter(config.model.multi_task.tasks), ""))
+        self.auc = config.model.of_kind.running_auc(
+            config, None if self.run.mesh is None else self.run.mesh.devices.size
+        )
         self.logged_auc: float | None = None
         self.hits = HitRates(self.layout, lambda: self.run.state)
         self.plan = plan_evaluations(config, schema, self.total)
@@ -526,7 +524,8 @@ class _Training:
     @functools.cached_property
     def catalogue(self) -> Catalogue | None:
         """The items that the model ranks, where a tower makes their vectors; the first process keeps them."""
-        return catalogue_of(self.folder, self.config, self.schema, self.schema.identity, keep=first())
+        kind = self.config.model.of_kind
+        return kind.catalogue(self.folder, self.config, self.schema, self.schema.identity, keep=first())
 
     def _final_scores(self, progress: TrainingProgress) -> dict[str, AnyScores]:
         return {split: self._score(split, 0, progress) for split in _final_splits(self.config, self.schema)}

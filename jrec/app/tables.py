@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from jrec.data.growing import GrowingVocabulary, Growth
 from jrec.data.schema import Schema, Table
 from jrec.errors import ConfigError, value_errors_are_config_errors
 from jrec.nn import TTOptions
-from jrec.ops.layout import EmbeddingLayout, TableConfig, Tier
+from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig, Tier
 from jrec.ops.tt import TTCacheConfig, TTShape
 
 if TYPE_CHECKING:
@@ -96,6 +96,18 @@ def plan_tables(config: TrainConfig, schema: Schema, plan: Plan | None = None) -
         if note is not None:
             notes[table.name] = note
     return PlacedTables(tables=tuple(placed), notes=notes)
+
+
+def layout_of(
+    config: TrainConfig, schema: Schema, plan: Plan | None, features: Sequence[FeatureConfig]
+) -> EmbeddingLayout:
+    """The placed tables with the features that read them.
+
+    Raises:
+      ConfigError: If they do not fit together, or as ``plan_tables``.
+    """
+    with value_errors_are_config_errors("the dataset's tables do not fit the model"):
+        return EmbeddingLayout.build(plan_tables(config, schema, plan).tables, features, planned=config.planned)
 
 
 def growths_of(config: TrainConfig, schema: Schema) -> dict[str, Growth]:

@@ -8,7 +8,6 @@ import pathlib
 from typing import Any
 
 from jrec.app.config import TrainConfig
-from jrec.app.models.model_schema import item_table
 from jrec.app.report.metrics import Evaluation
 from jrec.app.report.ranking import RankingEvaluation
 from jrec.app.run_folder import checkpoints_of, load_run_config
@@ -48,9 +47,8 @@ def plan_evaluations(config: TrainConfig, schema: Schema, total: int) -> Evaluat
     budget = int(_SHARE * total * config.data.batch_size)
     whole = max(-(-schema.splits[s].examples // config.data.eval_batch_size) for s in splits)
     batches = min(whole, wanted.batches or max(1, min(_BATCHES, budget // _MOST // each)))
-    # Two towers also make a vector of every item, which takes about what an example takes.
-    items = item_table(config.model, schema).rows if config.model.kind == "two_tower" else 0
-    count = max(_LEAST, min(_MOST, budget // (batches * each + items)))
+    further = config.model.of_kind.further_examples(config.model, schema)
+    count = max(_LEAST, min(_MOST, budget // (batches * each + further)))
     return EvaluationPlan(every_steps=max(1, -(-total // count)), batches=batches, splits=splits)
 
 

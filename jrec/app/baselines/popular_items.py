@@ -11,7 +11,7 @@ import numpy as np
 from jrec.app.baselines.examples import Split
 from jrec.app.config import TrainConfig
 from jrec.app.models.catalogue import training_counts
-from jrec.app.models.model_schema import item_table
+from jrec.app.models.ranking import ranking_kind
 from jrec.app.report.ranking import LEFT_OUT, NEVER, RankScores, evaluated
 from jrec.data.blocks import LABEL
 from jrec.data.columns import Column, ListColumn, count_examples, gather_all
@@ -32,7 +32,8 @@ def popular_items(config: TrainConfig, schema: Schema, splits: Sequence[str]) ->
     Raises:
       DatasetError: If the dataset cannot be read.
     """
-    begin, table, folder = time.perf_counter(), item_table(config.model, schema), schema.folder
+    begin, kind, folder = time.perf_counter(), ranking_kind(config.model), schema.folder
+    table = kind.item_table(config.model, schema)
     if folder is None or (counts := training_counts(schema, table)) is None:
         return {"seconds": 0.0, "cached": False}
     candidates = np.ones(table.rows, bool)
@@ -48,7 +49,7 @@ def popular_items(config: TrainConfig, schema: Schema, splits: Sequence[str]) ->
         scores = RankScores(ranks=np.concatenate(ranks), candidates=int(candidates.sum()), at=config.evaluate.at)
         metrics[split] = evaluated(scores).to_dict()
     chosen_by = f"training counts of table {table.name!r}"
-    popularity = {"splits": metrics, "feature": config.model.ranked, "ranked_by": chosen_by}
+    popularity = {"splits": metrics, "feature": kind.item(config.model), "ranked_by": chosen_by}
     return {"popularity": popularity, "seconds": time.perf_counter() - begin, "cached": False}
 
 
@@ -56,13 +57,14 @@ def _ranks(
     config: TrainConfig, counts: np.ndarray, candidates: np.ndarray, columns: Mapping[str, Column]
 ) -> np.ndarray:
     """(examples,) int32: how many other candidates are counted at least as often as an example's item."""
-    items = np.asarray(columns[config.model.ranked]).astype(np.int64)
+    kind = ranking_kind(config.model)
+    items = np.asarray(columns[kind.item(config.model)]).astype(np.int64)
     known = candidates[items]
     ascending = np.sort(counts[candidates])
     above = len(ascending) - np.searchsorted(ascending, counts[items]) - 1
-    if config.evaluate.leave_out_history and config.model.history:
-        histories = columns[config.model.history]
-        assert isinstance(histories, ListColumn)  # as ``model_schema`` has it
+    if config.evaluate.leave_out_history and (history := kind.history(config.model)):
+        histories = columns[history]
+        assert isinstance(histories, ListColumn)  # as ``ModelKind.schema`` has it
         example = np.repeat(np.arange(count_examples(histories)), np.diff(histories.offsets))
         pairs = np.unique(np.stack([example, histories.values.astype(np.int64)], axis=1), axis=0)
         example, seen = pairs.T

@@ -327,14 +327,9 @@ def _config(args: argparse.Namespace) -> TrainConfig | None:
     if not args.config:
         return None
     from jrec.app.config import load_config
-    from jrec.errors import ConfigError
 
     config = load_config(args.config, () if args.data is None else (f"data.path={args.data}",))
-    if config.model.ranks:
-        raise ConfigError(
-            f"--config {args.config} has model.kind {config.model.kind!r}, whose lookups no profile counts; train it"
-            " without a plan: mesh.devices deals the rows to the devices in turn"
-        )
+    config.model.of_kind.check_use("plan")
     return config
 
 

@@ -7,13 +7,14 @@ import pathlib
 import sys
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jrec.app.commands.arguments import COUNT, DEVICES, add_join, add_quiet, by_name, number
 from jrec.app.commands.processes import Company, add_process_arguments, in_company
 
 if TYPE_CHECKING:
-    from jrec.app.predict import Best, LoadedRun, Scored
+    from jrec.app.models.predictor import Piece
+    from jrec.app.predict import LoadedRun
 
 DESCRIPTION = """\
 Score examples with a trained model.
@@ -89,7 +90,7 @@ def _run(args: argparse.Namespace, company: Company) -> int:
     }
     company.meet(evaluation_facts(args.checkpoint, args.input[0], args.plan, **options))
 
-    from jrec.app.predict import check_score_file, is_dataset, load_run, write_best, write_scores
+    from jrec.app.predict import check_score_file, is_dataset, load_run, write_pieces
     from jrec.app.processes.mesh_processes import one_of_many
     from jrec.run.processes import first
 
@@ -111,50 +112,31 @@ def _run(args: argparse.Namespace, company: Company) -> int:
         loaded = load_run(
             args.checkpoint, args.input[0] if dataset else args.data, devices=args.devices, plan=args.plan
         )
-        model = loaded.restored.config.model
-        if args.k is not None and not model.ranks:
-            raise ConfigError(
-                f"--k is of models that rank items, but the run's model.kind is {model.kind!r}; leave it out"
-            )
-        scored: Iterator[Scored | Best]
-        scored = _best(args, loaded, dataset) if model.ranks else _scored(args, loaded, dataset)
+        predicted = _predicted(args, loaded, dataset)
         if not first():
-            for _ in scored:
+            for _ in predicted:
                 pass
             return 0
-        shown = _shown(scored, loaded, args, dataset)
-        if model.ranks:
-            best: Any = shown
-            count = write_best(out, best, loaded.items, splits=dataset, overwrite=args.overwrite)
-        else:
-            scores: Any = shown
-            count = write_scores(out, scores, splits=dataset, tasks=loaded.tasks, overwrite=args.overwrite)
+        shown = _shown(predicted, loaded, args, dataset)
+        count = write_pieces(out, shown, loaded.nothing(), splits=dataset, overwrite=args.overwrite)
     seconds = time.perf_counter() - begin
     print(f"{out}: {count:,} scores of step {loaded.restored.saved.step:,} in {seconds:.1f} s", file=sys.stderr)
     return 0
 
 
-def _scored(args: argparse.Namespace, loaded: LoadedRun, dataset: bool) -> Iterator[Scored]:
+def _predicted(args: argparse.Namespace, loaded: LoadedRun, dataset: bool) -> Iterator[Piece]:
     if dataset:
-        return loaded.of_dataset(args.split or ())
-    return loaded.of_log(args.input, joined=by_name(args.join), report=_say, max_unknown=args.max_unknown)
+        return loaded.of_dataset(args.split or (), k=args.k)
+    joined = by_name(args.join)
+    return loaded.of_log(args.input, k=args.k, joined=joined, report=_say, max_unknown=args.max_unknown)
 
 
 def _say(message: str) -> None:
     print(message, file=sys.stderr)
 
 
-def _best(args: argparse.Namespace, loaded: LoadedRun, dataset: bool) -> Iterator[Best]:
-    k = args.k or 10
-    if dataset:
-        return loaded.best_of_dataset(k, args.split or ())
-    return loaded.best_of_log(args.input, k, joined=by_name(args.join), report=_say, max_unknown=args.max_unknown)
-
-
-def _shown(
-    scored: Iterator[Scored | Best], loaded: LoadedRun, args: argparse.Namespace, dataset: bool
-) -> Iterator[Scored | Best]:
-    """The same scores; a bar shows how many there are, of a dataset out of how many."""
+def _shown(predicted: Iterator[Piece], loaded: LoadedRun, args: argparse.Namespace, dataset: bool) -> Iterator[Piece]:
+    """The same predictions; a bar shows how many there are, of a dataset out of how many."""
     from jrec.progress import counted
 
     total = None
@@ -162,6 +144,6 @@ def _shown(
         splits = loaded.restored.schema.splits
         total = sum(split.examples for name, split in splits.items() if not args.split or name in args.split)
     with counted("predicting", total, show=False if args.quiet else None) as advance:
-        for one in scored:
+        for one in predicted:
             advance(one.examples)
             yield one

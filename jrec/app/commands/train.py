@@ -152,15 +152,11 @@ def _say_unread(config: TrainConfig) -> None:
     """Says which features a model that ranks items leaves out, and which key does not apply to packs."""
     if config.data.oov_rate and config.schedule == "fae":  # such as of `jrec init`, whose schedule is another
         print(f"jrec: data.oov_rate = {config.data.oov_rate} does not apply to the ids of packs", file=sys.stderr)
-    if not config.model.ranks:
-        return
-    from jrec.app.models.model_schema import unread
     from jrec.data.schema import Schema
 
-    if names := unread(config.model, Schema.load(config.data.path, check_files=False)):
-        model = config.model
-        read = "the features of its towers" if model.kind == "two_tower" else f"{model.history} and {model.ranked}"
-        print(f"jrec: model.kind {model.kind!r} reads {read} alone, not {names}", file=sys.stderr)
+    model, kind = config.model, config.model.of_kind
+    if config.schedule == "plain" and (names := kind.unread(model, Schema.load(config.data.path, check_files=False))):
+        print(f"jrec: model.kind {model.kind!r} reads only {kind.reads(model)}, not {names}", file=sys.stderr)
 
 
 def _over(folder: str, taken: int, steps: int) -> str:

@@ -1,12 +1,8 @@
 """The configuration of a training run: one module per section, and how TOML and overrides are read."""
 
-from jrec.app.config.model import OWN_MODEL_KEYS as OWN_MODEL_KEYS
-from jrec.app.config.model import RANKING_KEYS as RANKING_KEYS
 from jrec.app.config.model import FeatureOverride as FeatureOverride
 from jrec.app.config.model import ModelConfig as ModelConfig
 from jrec.app.config.model import MultiTaskSection as MultiTaskSection
-from jrec.app.config.model import SequenceSection as SequenceSection
-from jrec.app.config.model import TwoTowerSection as TwoTowerSection
 from jrec.app.config.optimizer import EmbeddingOptimizerConfig as EmbeddingOptimizerConfig
 from jrec.app.config.optimizer import LRScheduleConfig as LRScheduleConfig
 from jrec.app.config.optimizer import OptimizerConfig as OptimizerConfig

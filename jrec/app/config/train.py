@@ -284,52 +284,15 @@ class TrainConfig(Section):
                 " evaluate.every_steps, or leave it out"
             )
 
-        if self.model.ranks:
-            self._settle_ranking()
-        self._check_metric()
+        kind = self.model.of_kind
+        for name, section in kind.settled(self).items():
+            object.__setattr__(self, name, section)
+        kind.check_run(self)
         if self.model.calibrate and not self._evaluates:
             raise ConfigError(
                 f"model.calibrate is true, but evaluate.every_steps is {self.evaluate.every_steps}, evaluate.splits"
                 f" {list(self.evaluate.splits)} and schedule {self.schedule!r}, so nothing is evaluated in training, to"
                 " which logits could be calibrated; give evaluate.every_steps, or leave it out with schedule 'plain'"
-            )
-
-    def _settle_ranking(self) -> None:
-        """Puts what suits a model that ranks items into the place of defaults for models of clicks."""
-        data, wanted, stopping = self.data, self.evaluate, self.evaluate.early_stopping
-        histories = self.model.kind != "two_tower"  # whose examples are large
-        if histories and data.batch_size == DataConfig.batch_size:
-            data = dataclasses.replace(data, batch_size=128)
-        if histories and data.eval_batch_size == DataConfig.eval_batch_size:
-            data = dataclasses.replace(data, eval_batch_size=512)
-        if stopping.metric == EarlyStoppingSection.metric:
-            wanted = dataclasses.replace(wanted, early_stopping=dataclasses.replace(stopping, metric="ndcg"))
-        object.__setattr__(self, "data", data)
-        object.__setattr__(self, "evaluate", wanted)
-
-    def _check_metric(self) -> None:
-        """Refuses what does not go with a model that ranks items, or with one of clicks."""
-        wanted, ranks = self.evaluate, self.model.ranks
-        stopping = wanted.early_stopping
-        fitting = ("ndcg", "hr", "mrr") if ranks else ("auc", "log_loss", "refinement")
-        if stopping.metric not in fitting:
-            raise ConfigError(
-                f"evaluate.early_stopping.metric is {stopping.metric!r}, which model.kind {self.model.kind!r} does not"
-                f" have; choose one of {', '.join(fitting)}"
-            )
-        if ranks and self.schedule != "plain":
-            raise ConfigError(
-                f"schedule is {self.schedule!r}, but model.kind {self.model.kind!r} trains by 'plain'; leave it out"
-            )
-        if ranks and self.data.micro_batches > 1:
-            raise ConfigError(
-                f"data.micro_batches is {self.data.micro_batches}, but model.kind {self.model.kind!r} tells an item"
-                " from others of the whole batch, of which a slice has only some; leave it out"
-            )
-        if ranks and wanted.group:
-            raise ConfigError(
-                f"evaluate.group is {wanted.group!r}, but model.kind {self.model.kind!r} ranks items and has no AUC;"
-                " leave it out"
             )
 
     @property

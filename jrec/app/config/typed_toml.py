@@ -3,7 +3,8 @@
 A section derives from ``Section``. Its annotations may be ``bool``, ``int``, ``float``, ``str``, ``Literal`` of
 strings, ``tuple[X, ...]``, ``Mapping[str, X]``, another section, ``X | None``, ``Annotated[X, Range(...)]``, or
 ``Annotated[str, Choices(...)]``; ``Mapping[str, Any]`` is a free table of JSON's values. With ``Formerly`` a key
-accepts older names, too. Values are checked however a section is made, from TOML or in Python.
+accepts older names, too, and a field with ``Open`` holds further sections, which stand beside the other keys. Values
+are checked however a section is made, from TOML or in Python.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import math
 import re
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Annotated, Any, Literal, NoReturn, Self, Union
 
 from jrec.bounds import Range as Range
@@ -31,6 +32,7 @@ Amount = Annotated[float, Range(minimum=0)]
 Width = Annotated[int, Range(minimum=1, maximum=65536)]
 Ahead = Annotated[int, Range(minimum=0, maximum=1024)]  # threads, or batches under way
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+Known = Callable[[], list[str]]  # every valid key, for the advice of an error
 _TOML_TYPES = {bool: "boolean", int: "integer", float: "float", str: "string", list: "array", tuple: "array"}
 
 
@@ -49,6 +51,19 @@ class Formerly:
 
     old: str
     new: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Open:
+    """Marks a field ``Mapping[str, Section]`` of sections that are known by name and loaded where they are given.
+
+    Attributes:
+      names: All their names.
+      load: Gives the class of one.
+    """
+
+    names: Collection[str]
+    load: Callable[[str], type[Section]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -76,7 +91,10 @@ class Section:
     def __post_init__(self) -> None:
         for name, hint in hints(type(self)).items():
             key = f"{type(self).__name__}.{name}"
-            value = _convert(getattr(self, name), hint, key, Origins(file="value"), [])
+            if (opened := _opened(hint)) is not None:
+                object.__setattr__(self, name, _further(getattr(self, name), opened, f"{key}.", Origins(file="value")))
+                continue
+            value = _convert(getattr(self, name), hint, key, Origins(file="value"), list)
             object.__setattr__(self, name, value)
         self.check()
 
@@ -94,7 +112,7 @@ class Section:
         Raises:
           ConfigError: On an unknown, missing or ill-typed key, or a value out of range.
         """
-        return _build(cls, content, "", origins or Origins(file="configuration"), list(keys(cls)))
+        return _build(cls, content, "", origins or Origins(file="configuration"), lambda: list(keys(cls)))
 
     def to_dict(self) -> dict[str, Any]:
         """Nested plain dictionaries and lists of every key that is set, fit for JSON and ``from_dict``."""
@@ -124,7 +142,10 @@ def keys(cls: type[Section], prefix: str = "") -> Iterator[str]:
     """Every dotted key that a section takes; ``NAME`` stands for the free keys of a mapping."""
     for name, hint in hints(cls).items():
         base = _strip(hint)[0]
-        if _is_section(base):
+        if (opened := _opened(hint)) is not None:
+            for further in opened.names:
+                yield from keys(opened.load(further), f"{prefix}{further}.")
+        elif _is_section(base):
             yield from keys(base, f"{prefix}{name}.")
         elif typing.get_origin(base) is collections.abc.Mapping:
             element = typing.get_args(base)[1]
@@ -138,7 +159,10 @@ def describe(cls: type[Section], prefix: str = "") -> Iterator[tuple[str, str, s
     for field in dataclasses.fields(cls):  # pyright: ignore[reportArgumentType]
         hint = hints(cls)[field.name]
         base = _strip(hint)[0]
-        if _is_section(base):
+        if (opened := _opened(hint)) is not None:
+            for further in opened.names:
+                yield from describe(opened.load(further), f"{prefix}{further}.")
+        elif _is_section(base):
             yield from describe(base, f"{prefix}{field.name}.")
         elif typing.get_origin(base) is collections.abc.Mapping:
             element, place = typing.get_args(base)[1], f"{prefix}{field.name}.NAME"
@@ -147,6 +171,12 @@ def describe(cls: type[Section], prefix: str = "") -> Iterator[tuple[str, str, s
             known = field.default is not dataclasses.MISSING and field.default is not None
             default = toml_value(field.default) if known else toml_value("auto") if _automatic(hint) else ""
             yield f"{prefix}{field.name}", type_name(hint), default
+
+
+def open_sections(hint: object) -> dict[str, type[Section]]:
+    """The sections that a field with ``Open`` may hold, by name; of other annotations none."""
+    opened = _opened(hint)
+    return {} if opened is None else {name: opened.load(name) for name in opened.names}
 
 
 def type_name(hint: object) -> str:
@@ -206,17 +236,38 @@ def _automatic(hint: Any) -> bool:
     return _optional(hint) and _automatic(typing.get_args(hint)[0])
 
 
+def _opened(hint: Any) -> Open | None:
+    if typing.get_origin(hint) is not Annotated:
+        return None
+    return next((m for m in hint.__metadata__ if isinstance(m, Open)), None)
+
+
+def _further(
+    content: Mapping[str, object], opened: Open, prefix: str, origins: Origins, known: Known = list
+) -> dict[str, Any]:
+    return {
+        name: _convert(value, opened.load(name), f"{prefix}{name}", origins, known) for name, value in content.items()
+    }
+
+
 def _is_section(hint: object) -> bool:
     return isinstance(hint, type) and issubclass(hint, Section)
 
 
-def _build[S: Section](
-    cls: type[S], content: Mapping[str, object], prefix: str, origins: Origins, known: list[str]
-) -> S:
+def _build[S: Section](cls: type[S], content: Mapping[str, object], prefix: str, origins: Origins, known: Known) -> S:
     fields = hints(cls)
+    given = {name: opened for name, hint in fields.items() if (opened := _opened(hint)) is not None}
+    fields = {name: hint for name, hint in fields.items() if name not in given}
+    values: dict[str, Any] = {}
+    for field_name, opened in given.items():
+        further = {name: content[name] for name in content if name not in fields and name in opened.names}
+        values[field_name] = _further(further, opened, prefix, origins, known)
+        content = {name: value for name, value in content.items() if name not in further}
     for name in content:
         if name not in fields:
-            _unknown_key(name, prefix, list(fields), origins, known)
+            _unknown_key(
+                name, prefix, [*fields, *(n for opened in given.values() for n in opened.names)], origins, known()
+            )
     for field in dataclasses.fields(cls):  # pyright: ignore[reportArgumentType]
         required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         if required and field.name not in content:
@@ -229,14 +280,14 @@ def _build[S: Section](
                 f"{origins.file}: {key} is missing; it takes {type_name(fields[field.name])}."
                 f" Set it in the file or on the command line as {key}=VALUE"
             )
-    values = {name: _convert(v, fields[name], f"{prefix}{name}", origins, known) for name, v in content.items()}
+    values |= {name: _convert(v, fields[name], f"{prefix}{name}", origins, known) for name, v in content.items()}
     try:
         return cls(**values)
     except ConfigError as error:  # from cls.check, which does not know where its values came from
         raise ConfigError(f"{origins.file}: {error}") from None
 
 
-def _convert(value: object, hint: object, key: str, origins: Origins, known: list[str]) -> Any:
+def _convert(value: object, hint: object, key: str, origins: Origins, known: Known) -> Any:
     base, bounds = _strip(hint)
     if base is Any:
         return _free_value(value, key, origins)
@@ -337,8 +388,11 @@ def nearest_key(name: str, prefix: str, siblings: list[str], known: list[str]) -
 
 def _plain(value: object) -> Any:
     if isinstance(value, Section):
-        pairs = ((name, _plain(getattr(value, name))) for name in hints(type(value)))
-        return {name: v for name, v in pairs if v is not None}
+        found: dict[str, Any] = {}
+        for name, hint in hints(type(value)).items():
+            plain = _plain(getattr(value, name))
+            found |= plain if _opened(hint) is not None else {name: plain}
+        return {name: v for name, v in found.items() if v is not None}
     if isinstance(value, Mapping):
         return {k: _plain(v) for k, v in value.items()}
     return list(value) if isinstance(value, tuple) else value

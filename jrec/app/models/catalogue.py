@@ -15,7 +15,7 @@ import numpy as np
 from jrec.access.container import read_container, write_container
 from jrec.app.baselines.examples import Split
 from jrec.app.config import TrainConfig
-from jrec.app.models.model_schema import item_table, model_schema
+from jrec.app.models.ranking import ranking_kind
 from jrec.app.run_folder import CATALOGUE_FILE
 from jrec.data.blocks import weight_column
 from jrec.data.columns import Column, ListColumn, concatenate, cut, gather_all
@@ -46,7 +46,7 @@ class Catalogue:
 
 def catalogue_of(
     folder: pathlib.Path, config: TrainConfig, schema: Schema, trained_on: Identity, *, keep: bool = False
-) -> Catalogue | None:
+) -> Catalogue:
     """The catalogue of a run: as its folder keeps it, or else read from the training data.
 
     Args:
@@ -56,19 +56,15 @@ def catalogue_of(
       trained_on: The dataset that the run was trained on.
       keep: Whether to write it to the folder where it is not there.
 
-    Returns:
-      None where the model ranks the rows of a table as they are.
-
     Raises:
       CheckpointError: If the folder has no catalogue of this dataset, and the dataset is no longer where it was; or if
         the file is damaged.
       DatasetError: If the dataset cannot be read.
     """
-    if config.model.kind != "two_tower":
-        return None
-    header = {**trained_on.digests, "item": list(config.model.two_tower.item)}
+    kind = ranking_kind(config.model)
+    header = {**trained_on.digests, "item": list(kind.own(config.model).item)}
     path = folder / CATALOGUE_FILE
-    if path.is_file() and (kept := _load(path, header, item_table(config.model, schema).rows)) is not None:
+    if path.is_file() and (kept := _load(path, header, kind.item_table(config.model, schema).rows)) is not None:
         return kept
     if schema.identity != trained_on:
         schema = _training_data(folder, config, trained_on)
@@ -88,7 +84,8 @@ def read_catalogue(schema: Schema, config: TrainConfig) -> Catalogue:
     Raises:
       DatasetError: If the dataset cannot be read, or has no items to rank.
     """
-    own, table = config.model.two_tower, item_table(config.model, schema)
+    kind = ranking_kind(config.model)
+    own, table = kind.own(config.model), kind.item_table(config.model, schema)
     if schema.folder is None or "train" not in schema.splits:
         raise DatasetError(f"{schema.folder or schema.name} has no training split, whose items are ranked")
     names = [feature.name for feature in schema.dense if feature.name in own.item]
@@ -133,7 +130,7 @@ def _training_data(folder: pathlib.Path, config: TrainConfig, trained_on: Identi
     """The schema of the run's own dataset, where a run is asked about another one."""
     problem = "it is another dataset now"
     try:
-        schema = model_schema(config.model, Schema.load(trained_on.path))
+        schema = config.model.of_kind.schema(config.model, Schema.load(trained_on.path))
         if schema.identity == trained_on:
             return schema
     except DatasetError as error:

@@ -6,7 +6,11 @@ The function is called as
 
 with the ``jrec.nn.EmbeddingCollection`` of the configuration's tables, the number of dense features, ``nnx.Rngs``
 seeded by ``config.seed``, and the keys of ``[model.options]``. It returns an NNX module that keeps ``embeddings`` under
-that name, and whose ``logits(dense, activations, bags)`` returns (batch,) float32.
+that name, and whose ``logits(dense, activations, bags)`` returns (batch,) float32; of a dataset with several labels a
+dictionary of them by task, for which the function is also called with ``tasks``, their names, if it takes that.
+
+``model.kind`` says what else the model is: its features, loss, evaluation and predictions are those of the kind. Of
+"two_tower" the network returns {"user": (batch, dim), "item": (batch, dim)} float32, and ranks as two towers do.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ import importlib
 import inspect
 import pathlib
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import ModuleType
 from typing import Any, cast
 
@@ -33,7 +37,7 @@ from jrec.nn.optimizer import SparseModel
 from jrec.ops.layout import EmbeddingLayout
 
 Factory = Callable[..., SparseModel]
-_OWN = ("embeddings", "num_dense", "rngs")
+_OWN = ("embeddings", "num_dense", "rngs", "tasks")
 _EXAMPLES = 4  # of the batch on which a model is tried
 
 
@@ -47,9 +51,10 @@ def made_by_factory(
         trained.
     """
     factory, subject = load_factory(config.factory), f"model.factory {config.factory}"
-    _check_options(factory, subject, config.options)
+    named = _check_options(factory, subject, config.options)
+    told = {"tasks": config.multi_task.tasks} if "tasks" in named and config.multi_task.tasks else {}
     try:
-        model = factory(embeddings, num_dense=num_dense, rngs=rngs, **config.options)
+        model = factory(embeddings, num_dense=num_dense, rngs=rngs, **told, **config.options)
     except Exception as problem:  # of the user's own code
         raise ConfigError(f"{subject} failed: {_described(problem)}") from problem
     if not isinstance(model, nnx.Module):
@@ -63,7 +68,7 @@ def made_by_factory(
         raise ConfigError(
             f"{subject} returned a {type(model).__name__} without logits; define logits(self, dense, activations, bags)"
         )
-    _check_logits(model, embeddings.layout, num_dense, subject)
+    _check_logits(model, config, embeddings.layout, num_dense, subject)
     return model
 
 
@@ -102,17 +107,17 @@ def _imported(name: str) -> ModuleType:
         raise ConfigError(f"model.factory: {name} cannot be imported: {_described(problem)}") from problem
 
 
-def _check_options(factory: Factory, subject: str, options: Mapping[str, object]) -> None:
-    """Refuses options that the factory does not take, and factories that need more."""
+def _check_options(factory: Factory, subject: str, options: Mapping[str, object]) -> Collection[str]:
+    """Refuses options that the factory does not take, and factories that need more; returns what it takes by name."""
     if taken := sorted(set(_OWN) & options.keys()):
         raise ConfigError(f"model.options.{taken[0]} is what jrec gives {subject} itself; call the option otherwise")
     called = factory.__init__ if isinstance(factory, type) else factory  # of a module's class Flax hides the signature
     try:
         parameters = list(inspect.signature(called).parameters.values())[isinstance(factory, type) :]
     except ValueError:  # of some functions in C
-        return
+        return ()
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        named = {*_OWN, *options}
+        named = {*_OWN, *options} - {"tasks"}  # which it need not know of
     else:
         named = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     if unknown := sorted(options.keys() - named):
@@ -123,9 +128,10 @@ def _check_options(factory: Factory, subject: str, options: Mapping[str, object]
     ]
     if missing := [name for name in needed[1:] if name not in (*_OWN, *options)]:
         raise ConfigError(f"{subject} needs model.options.{missing[0]}; set it")
+    return named
 
 
-def _check_logits(model: Any, layout: EmbeddingLayout, num_dense: int, subject: str) -> None:
+def _check_logits(model: Any, config: ModelConfig, layout: EmbeddingLayout, num_dense: int, subject: str) -> None:
     """Traces ``logits`` of a batch, so that a model of other shapes is refused before anything is made or read."""
     names = [f"dense {number}" for number in range(num_dense)]
     columns: dict[str, np.ndarray] = {name: np.zeros(_EXAMPLES, np.float32) for name in names}
@@ -145,10 +151,12 @@ def _check_logits(model: Any, layout: EmbeddingLayout, num_dense: int, subject: 
         result = jax.eval_shape(logits, batch.dense, activations, batch.bags, named)
     except Exception as problem:  # of the user's own code, Flax and JAX
         raise ConfigError(f"{subject}: its model's logits failed: {_described(problem)}") from problem
-    if not isinstance(result, jax.ShapeDtypeStruct) or result.shape != (_EXAMPLES,) or result.dtype != jnp.float32:
+    floats = all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(result))
+    shapes = jax.tree.map(lambda leaf: leaf.shape, result)
+    if (wanted := config.of_kind.misfit(config, shapes, _EXAMPLES)) or not floats:
         raise ConfigError(
-            f"{subject}: its model's logits returned {result} for {_EXAMPLES} examples; return one logit an example,"
-            " float32 of shape (batch,). Other outputs and losses are for jrec.distribute (docs/library.md)"
+            f"{subject}: its model's logits returned {result} for {_EXAMPLES} examples; return {wanted or 'float32'}."
+            " Other outputs and losses are for jrec.distribute (docs/library.md)"
         )
 
 

@@ -11,10 +11,9 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jrec.app.config import TrainConfig
-from jrec.app.loaders import ranking_packer
 from jrec.app.models.catalogue import Catalogue
-from jrec.app.models.model_schema import item_table
 from jrec.app.models.next_items import SEEN, TARGET
+from jrec.app.models.ranking import ranking_kind
 from jrec.app.report.metrics import check_finite
 from jrec.app.report.ranking import LEFT_OUT, NEVER, RankScores
 from jrec.batch import Batch
@@ -39,7 +38,7 @@ class ItemRanker:
     """
 
     def __init__(self, run: Run, config: TrainConfig, schema: Schema, catalogue: Catalogue | None = None):
-        table = item_table(config.model, schema)
+        table = ranking_kind(config.model).item_table(config.model, schema)
         if catalogue is None:
             self._rows = np.delete(np.arange(table.rows), [] if table.oov_row is None else table.oov_row)
             vectors = np.asarray(run.table(table.name), np.float32)[self._rows]
@@ -115,7 +114,8 @@ def item_vectors(run: Run, config: TrainConfig, schema: Schema, catalogue: Catal
     Raises:
       DivergedError: If a vector is NaN or infinite.
     """
-    packer, size = ranking_packer(config, schema, run.layout, training=False), config.data.eval_batch_size
+    packer = ranking_kind(config.model).packer(config, schema, run.layout, training=False)
+    size = config.data.eval_batch_size
     found = []
     for begin in range(0, len(catalogue.rows), size):
         columns = packer.prepare(catalogue.cut(begin, begin + size))

@@ -13,7 +13,7 @@ import numpy as np
 from jrec.app.config import TrainConfig
 from jrec.app.processes.interrupt import StopRequest
 from jrec.app.report.metrics import Scores, check_finite
-from jrec.app.report.ranking import RankScores
+from jrec.app.report.ranking import AnyScores, RankScores
 from jrec.app.run_folder import open_run_folder
 from jrec.errors import ConfigError, ProcessError
 from jrec.run.processes import first, wait_for_all
@@ -21,7 +21,7 @@ from jrec.run.processes import first, wait_for_all
 _STOP_EVERY = 16
 
 
-def shared_scores[S: (Scores, RankScores)](scores: S) -> S:
+def shared_scores(scores: AnyScores) -> AnyScores:
     """The scores of all processes, in the order of processes, in every process.
 
     Raises:
@@ -30,7 +30,11 @@ def shared_scores[S: (Scores, RankScores)](scores: S) -> S:
     if isinstance(scores, RankScores):
         return dataclasses.replace(scores, ranks=_of_all(scores.ranks))
     if scores.tasks:
-        return Scores.by_task({task: shared_scores(own) for task, own in scores.tasks.items()})
+        return Scores.by_task({task: _shared(own) for task, own in scores.tasks.items()})
+    return _shared(scores)
+
+
+def _shared(scores: Scores) -> Scores:
     labels = _of_all(scores.labels.astype(np.uint8)).astype(bool)
     scores = dataclasses.replace(scores, logits=_of_all(scores.logits), labels=labels)
     check_finite(scores.logits)

@@ -38,7 +38,7 @@ from jrec.app.config import TrainConfig
 from jrec.app.report.judgement import judge
 from jrec.app.report.logs import read_records
 from jrec.app.report.metrics import UNITS, Scores, reliability_bins, sigmoid
-from jrec.app.report.ranking import AnyScores, RankScores, evaluated, units
+from jrec.app.report.ranking import AnyScores, evaluated
 from jrec.app.report.run_page import run_page
 from jrec.app.tables import describe_tables, tables_total
 from jrec.data.schema import Schema
@@ -136,7 +136,7 @@ def write_report(
         **_scored(scores),
         **({"tasks": by_task} if (by_task := _tasks(scores)) else {}),
         "ceiling": {split: dict(metrics) for split, metrics in schema.ceiling.items()},
-        "units": _UNITS | (units(config.evaluate.at) if config.model.ranks else {}),
+        "units": _UNITS | config.model.of_kind.units(config),
         "data": _data(schema, config),
         "parameters": _with_total(parameters),
         "training": _training(steps, seconds, examples)
@@ -147,10 +147,7 @@ def write_report(
         "versions": environment.versions(),
         "config": config.to_dict(),
     }
-    if config.model.ranks:
-        candidates = next((one.candidates for one in scores.values() if isinstance(one, RankScores)), 0)
-        left_out = config.evaluate.leave_out_history and bool(config.model.history)
-        content["ranking"] = {"at": list(config.evaluate.at), "candidates": candidates, "history_left_out": left_out}
+    content |= config.model.of_kind.sections(config, scores)
     described = describe_tables(config, schema, plan)
     content = merged(content, {"tables": described, "tables_total": tables_total(described)}, sections)
     if (fae := content.get("fae")) is not None:

@@ -1,0 +1,134 @@
+"""The best items of users, by models that rank items."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import pathlib
+from typing import TYPE_CHECKING, Any, override
+
+import jax
+import numpy as np
+
+from jrec.app.evaluate import RestoredRun
+from jrec.app.models.next_items import SEEN
+from jrec.app.models.predictor import Piece, Predictor
+from jrec.app.models.rank_items import ItemRanker
+from jrec.app.report.metrics import check_finite
+from jrec.batch import Batch
+from jrec.data.encoded_columns import EncodedColumns
+from jrec.data.vocabulary_file import table_values
+from jrec.errors import ConfigError
+from jrec.prepare.encoder import Encoder
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from jrec.app.models.ranking import RankingKind
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Best(Piece):
+    """The best items for some examples that follow each other.
+
+    Attributes:
+      split, first: As of ``Piece``.
+      scores: (n, k) float32, the best first; -inf where fewer items are left.
+      rows: (n, k) integers, the items' rows; -1 there.
+      values: The values of the items' table by row; None where it has no vocabulary.
+    """
+
+    split: str
+    first: int
+    scores: np.ndarray
+    rows: np.ndarray
+    values: pa.Array | None
+
+    @property
+    @override
+    def examples(self) -> int:
+        return len(self.rows)
+
+    @override
+    def columns(self) -> tuple[np.ndarray, dict[str, Any]]:
+        """The columns rank (from 1), item and score."""
+        there = self.rows >= 0
+        line, rank = np.nonzero(there)
+        return line, {"rank": (rank + 1).astype(np.int32), "item": self.items(there), "score": self.scores[there]}
+
+    def items(self, which: Any) -> pa.Array:
+        """The items at ``rows[which]``, null for -1; rows where the table has no vocabulary."""
+        import pyarrow as pa
+
+        rows = self.rows[which]
+        chosen = pa.array(rows, mask=rows < 0)
+        return chosen if self.values is None else self.values.take(chosen)
+
+
+class RankingPredictor(Predictor):
+    """The ``k`` best items of each example.
+
+    Args:
+      run: The run.
+      kind: Its kind.
+      k: How many items.
+    """
+
+    def __init__(self, run: RestoredRun, kind: RankingKind[Any], k: int = 10):
+        super().__init__(run)
+        self.kind: RankingKind[Any] = kind
+        self._k = k
+
+    @override
+    def at(self, k: int | None) -> RankingPredictor:
+        k = self._k if k is None else k
+        if not 1 <= k <= (most := self._ranker.candidates):
+            raise ConfigError(f"k is {k}, but must be between 1 and the {most:,} items that the run ranks")
+        other = copy.copy(self)  # with what this one has cached
+        other._k = k
+        return other
+
+    reads_every_parquet = True
+
+    @functools.cached_property
+    def _ranker(self) -> ItemRanker:
+        run = self.run
+        return ItemRanker(run.run, run.config, run.schema, run.catalogue)
+
+    @functools.cached_property
+    @override
+    def encoder(self) -> Encoder:
+        """Gives a request's columns their rows."""
+        return Encoder(self.kind.request_schema(self.run.config.model, self.run.schema))
+
+    @property
+    @override
+    def log_encoder(self) -> Encoder:
+        return self.encoder if self.encoder.streams else Encoder(self.run.schema)
+
+    @override
+    def pack(self, encoded: EncodedColumns, batch_size: int) -> Batch:
+        return self.packer.pack(self.packer.prepare(encoded.by_name()), batch_size)
+
+    @override
+    def of_batch(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+        outputs: Any = self.run.run.predictions.of_batch(batch)
+        users, count = np.asarray(jax.device_get(outputs["user"])), int(batch.mask.sum())
+        check_finite(users[:count])
+        scores, rows = self._ranker.best(users, np.asarray(batch.extras[SEEN]), self._k)
+        return scores[:count], rows[:count]
+
+    @override
+    def nothing(self) -> tuple[np.ndarray, np.ndarray]:
+        return np.zeros((0, self._k), np.float32), np.zeros((0, self._k), np.int32)
+
+    @override
+    def piece(self, outputs: Any, *, split: str = "", first: int = 0, labels: Any = None) -> Best:
+        scores, rows = outputs
+        return Best(split=split, first=first, scores=scores, rows=rows, values=self._values)
+
+    @functools.cached_property
+    def _values(self) -> pa.Array | None:
+        config, schema = self.run.config, self.run.schema
+        return table_values(pathlib.Path(config.data.path), schema, self.kind.item_table(config.model, schema))

@@ -1,0 +1,283 @@
+"""Kinds that give each line a probability, or one for each of several labels."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, override
+
+from jrec.app.models.kind import ModelKind
+from jrec.errors import ConfigError
+
+if TYPE_CHECKING:
+    from jrec.app.config import ModelConfig, TrainConfig
+    from jrec.app.config.model import MultiTaskSection
+    from jrec.app.config.typed_toml import Section
+    from jrec.app.evaluate import RestoredRun
+    from jrec.app.models.catalogue import Catalogue
+    from jrec.app.models.predictor import Predictor
+    from jrec.app.report.metrics import Scores
+    from jrec.app.report.ranking import AnyScores
+    from jrec.app.report.running_auc import RunningAuc
+    from jrec.batch import Batch
+    from jrec.data.packers import AnyPacker
+    from jrec.data.schema import CategoricalFeature, Schema
+    from jrec.nn import MultiTaskConfig
+    from jrec.nn.dense_encoding import Boundaries
+    from jrec.nn.optimizer import Loss
+    from jrec.ops.layout import EmbeddingLayout, FeatureConfig
+    from jrec.run.run import Run
+    from jrec.sharding import Plan
+
+
+class ClickKind[S: Section](ModelKind[S]):
+    """A kind whose model gives each example a logit, (batch,) float32, or by task a dictionary of them.
+
+    A new one says how its network is made (``network``), which keys do not go with it (``check``), and, where it reads
+    histories step by step, which features those are (``unpooled``).
+    """
+
+    metrics = ("auc", "log_loss", "refinement")
+
+    @override
+    def check(self, model: ModelConfig) -> None:
+        for name, own in model.dense_boundaries.items():
+            if len(own) < 2 or any(not low < high for low, high in itertools.pairwise(own)):
+                raise ConfigError(
+                    f"model.dense_boundaries.{name} is {list(own)}; give at least two numbers in ascending order, or"
+                    " leave the feature out"
+                )
+        one_dim = model.interaction in ("dot", "fm")
+        if one_dim and model.bottom_mlp and model.bottom_mlp[-1] != model.embedding_dim:
+            raise ConfigError(
+                f"model.bottom_mlp is {list(model.bottom_mlp)}, but under {model.interaction} interaction its last"
+                f" width must equal model.embedding_dim = {model.embedding_dim}"
+            )
+        if model.table_dim > 4096:
+            raise ConfigError(
+                f"model.embedding_dim = {model.embedding_dim} with model.wide = {str(model.wide).lower()} and"
+                f" model.members = {model.members} makes rows of {model.table_dim:,} elements; the most are 4,096"
+            )
+        _check_interaction(model)
+        if not model.top_mlp or model.top_mlp[-1] != 1:
+            raise ConfigError(f"model.top_mlp is {list(model.top_mlp)}, but its last width must be 1, the logit")
+        self.check_own(model)
+        if model.multi_task.tasks:
+            self.check_tasks(model)
+
+    def check_own(self, model: ModelConfig) -> None:
+        """Refuses keys that do not go with this kind, as ``check``."""
+
+    def check_tasks(self, model: ModelConfig) -> None:
+        """Refuses keys that are of one logit, as ``check``; there are several labels."""
+        odd = {"model.wide": model.wide, "model.calibrate": model.calibrate, "model.batch_norm": model.batch_norm}
+        odd = {key: "true" for key, given in odd.items() if given}
+        odd |= {"model.members": f"{model.members}"} if model.members > 1 else {}
+        odd |= {"model.interaction": "'fm'"} if model.interaction == "fm" else {}
+        for key, value in (odd | self.one_logit(model)).items():
+            raise ConfigError(
+                f"{key} is {value}, which is of models with one label, but there are {len(model.multi_task.tasks)}"
+                f" (model.multi_task.tasks: {', '.join(model.multi_task.tasks)}); leave it out"
+            )
+        if len(model.top_mlp) < 2:
+            raise ConfigError(
+                f"model.top_mlp is {list(model.top_mlp)}, but its layers before the logit are what tasks share"
+                " (model.multi_task); give at least one, as in [64, 1]"
+            )
+
+    def one_logit(self, model: ModelConfig) -> dict[str, str]:
+        """Further keys that are set, and of one logit alone, with their values."""
+        del model
+        return {}
+
+    def unpooled(self, model: ModelConfig) -> Mapping[str, str]:
+        """By feature of the target the history, of the same table, that the network reads step by step."""
+        del model
+        return {}
+
+    @override
+    def layout(self, config: TrainConfig, schema: Schema, plan: Plan | None) -> EmbeddingLayout:
+        from jrec.app.tables import layout_of
+
+        model, names = config.model, [f.name for f in schema.categorical]
+        if unknown := sorted(set(model.features) - set(names)):
+            raise ConfigError(
+                f"model.features.{unknown[0]}: the dataset has no categorical feature of that name, only"
+                f" {', '.join(names)}"
+            )
+        histories = self.unpooled(model)
+        if unknown := sorted({*histories, *histories.values()} - set(names)):
+            raise ConfigError(
+                f"model.{self.section_name}.histories names {unknown[0]!r}, but the categorical features of the dataset"
+                f" are {', '.join(names)}"
+            )
+        unpooled = set(histories.values())
+        return layout_of(config, schema, plan, [pooled(model, f, unpooled=unpooled) for f in schema.categorical])
+
+    @override
+    def loss(self, model: ModelConfig, schema: Schema) -> Loss:
+        from jrec.nn import binary_cross_entropy, multi_task_loss
+
+        heads = model.multi_task
+        return multi_task_loss(heads.weight_by_task, label=heads.tasks[0]) if heads.tasks else binary_cross_entropy
+
+    @override
+    def identity(self, model: ModelConfig, num_dense: int) -> dict[str, Any]:
+        keys = dataclasses.asdict(model)
+        del keys["factory"], keys["options"], keys["sections"], keys["multi_task"]["weights"]
+        if not model.multi_task.tasks:
+            del keys["multi_task"]
+        if keys["members"] == 1:
+            del keys["members"]
+        for key in ("wide", "dropout", "batch_norm", "dense_boundaries", "calibrate"):
+            if not keys[key]:
+                del keys[key]
+        if model.interaction != "dcn":
+            del keys["cross_layers"], keys["cross_rank"]
+        del keys["dot_with"]
+        return keys
+
+    @override
+    def packer(
+        self, config: TrainConfig, schema: Schema, layout: EmbeddingLayout, *, training: bool, **options: Any
+    ) -> AnyPacker:
+        from jrec.data.dataset_packer import dataset_packer
+
+        return dataset_packer(config.data.path, schema, layout, on_bad_id=config.data.on_bad_id, **options)
+
+    @override
+    def scores(
+        self,
+        predictions: Iterable[tuple[Any, Batch]],
+        run: Run,
+        config: TrainConfig,
+        schema: Schema,
+        *,
+        catalogue: Catalogue | None,
+        check: bool,
+        on_batch: Callable[[], None],
+    ) -> Scores:
+        from jrec.app.models.scored import collected
+
+        return collected(predictions, tasks=config.model.multi_task.tasks, check=check, on_batch=on_batch)
+
+    @override
+    def running_auc(self, config: TrainConfig, devices: int | None) -> RunningAuc:
+        from jrec.app.report.running_auc import RunningAuc
+
+        return RunningAuc.empty(devices=devices, task=next(iter(config.model.multi_task.tasks), ""))
+
+    @override
+    def predictor(self, run: RestoredRun) -> Predictor:
+        from jrec.app.models.scored import ClickPredictor
+
+        return ClickPredictor(run)
+
+    @override
+    def comparisons(
+        self, config: TrainConfig, schema: Schema, scores: Mapping[str, AnyScores], *, whole: bool, slices: bool
+    ) -> dict[str, Any]:
+        from jrec.app.comparisons import of_clicks
+
+        return of_clicks(config, schema, scores, whole=whole, slices=slices)
+
+
+def pooled(
+    model: ModelConfig, feature: CategoricalFeature, *, unpooled: set[str] | frozenset[str] = frozenset()
+) -> FeatureConfig:
+    """A feature as ``[model]`` pools it, or with a vector a step where it is among ``unpooled``."""
+    from jrec.ops.layout import FeatureConfig
+
+    override = model.features.get(feature.name)
+    pooling = model.pooling if override is None else override.pooling
+    return FeatureConfig(
+        name=feature.name,
+        table=feature.table,
+        max_length=feature.max_length,
+        fixed_length=feature.fixed_length,
+        weighted=feature.scaled,
+        pooling="none" if feature.name in unpooled else pooling,
+    )
+
+
+def dense_part(model: ModelConfig, schema: Schema) -> dict[str, Any]:
+    """What ``DLRMConfig`` and ``TBSMConfig`` take alike.
+
+    Raises:
+      ConfigError: If ``model.dense_boundaries`` names a feature that the dataset has not.
+    """
+    of_tasks = {"top_mlp": (), "multi_task": task_heads(model, model.multi_task)} if model.multi_task.tasks else {}
+    return {
+        "num_dense": len(schema.dense),
+        "bottom_mlp": model.bottom_mlp,
+        "top_mlp": model.top_mlp,
+        "interaction": model.interaction,
+        "compute_dtype": model.compute_dtype,
+        "dropout": model.dropout,
+        "batch_norm": model.batch_norm,
+        "dense_boundaries": boundaries(model, schema),
+        "calibrated": model.calibrate,
+        **of_tasks,
+    }
+
+
+def task_heads(model: ModelConfig, heads: MultiTaskSection) -> MultiTaskConfig:
+    """The heads of a model with several labels, which share the layers of ``top_mlp`` but the logit."""
+    from jrec.nn import MultiTaskConfig
+
+    return MultiTaskConfig(
+        tasks=heads.tasks,
+        experts=heads.experts,
+        expert_mlp=model.top_mlp[:-1],
+        tower_mlp=heads.tower_mlp,
+        compute_dtype=model.compute_dtype,
+        dropout=model.dropout,
+    )
+
+
+def boundaries(model: ModelConfig, schema: Schema) -> Boundaries:
+    """Boundaries by dense feature, in the order of the dataset's.
+
+    Raises:
+      ConfigError: If a feature is not of the dataset.
+    """
+    names = [feature.name for feature in schema.dense]
+    if unknown := sorted(set(model.dense_boundaries) - set(names)):
+        raise ConfigError(
+            f"model.dense_boundaries names {unknown[0]!r}, but the dataset's dense features are"
+            f" {', '.join(names) or 'none'}"
+        )
+    return tuple(model.dense_boundaries.get(name, ()) for name in names) if model.dense_boundaries else ()
+
+
+def check_histories(kind: ClickKind[Any], model: ModelConfig, histories: Mapping[str, str]) -> None:
+    """Refuses a kind of histories without one, and histories that are pooled.
+
+    Raises:
+      ConfigError: Names the key.
+    """
+    if not histories:
+        raise ConfigError(
+            f"model.kind is {kind.name!r}, but model.{kind.section_name}.histories is empty; name the history of a"
+            ' feature, as histories = {item_id = "item_history"}'
+        )
+    pooled_ones = sorted(name for name, feature in model.features.items() if feature.pooling != "none")
+    if found := [name for name in pooled_ones if name in histories.values()]:
+        raise ConfigError(
+            f"model.features.{found[0]} is pooled, but model.{kind.section_name}.histories has it as a history"
+        )
+
+
+def _check_interaction(model: ModelConfig) -> None:
+    """Refuses keys that the interaction does not read."""
+    for key, default, interaction in (
+        ("cross_layers", 3, "dcn"),
+        ("cross_rank", 0, "dcn"),
+        ("dot_with", "auto", "dot"),
+    ):
+        if getattr(model, key) != default and model.interaction != interaction:
+            raise ConfigError(
+                f"model.{key} is {getattr(model, key)!r}, but model.interaction is {model.interaction!r}; set it to"
+                f" {interaction!r}, or leave model.{key} out"
+            )

@@ -1,0 +1,45 @@
+"""DLRM (Naumov et al. 2019), with DeepFM and DCN-v2 among its interactions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, override
+
+from jrec.app.models.clicks import ClickKind, dense_part
+
+if TYPE_CHECKING:
+    from jrec.app.config import ModelConfig
+    from jrec.data.schema import Schema
+    from jrec.nn.optimizer import SparseModel
+    from jrec.ops.layout import EmbeddingLayout
+
+
+class DLRMKind(ClickKind[Any]):
+    """``model.kind = "dlrm"``; all its keys stand in ``[model]``."""
+
+    takes_factory = True
+
+    @override
+    def network(
+        self, model: ModelConfig, schema: Schema, layout: EmbeddingLayout, embeddings: Mapping[str, Any]
+    ) -> SparseModel:
+        from jrec.nn import DLRM, DLRMConfig
+
+        own = {key: getattr(model, key) for key in ("wide", "cross_layers", "cross_rank", "dot_with", "members")}
+        return DLRM(DLRMConfig(**dense_part(model, schema), **own), layout, **embeddings)
+
+    @override
+    def misfit(self, model: ModelConfig, shapes: Any, examples: int) -> str:
+        if tasks := model.multi_task.tasks:
+            fits = shapes == dict.fromkeys(tasks, (examples,))
+            return "" if fits else f"a dictionary by task ({', '.join(tasks)}), of float32 of shape (batch,)"
+        return "" if shapes == (examples,) else "one logit an example, float32 of shape (batch,)"
+
+    @override
+    def identity(self, model: ModelConfig, num_dense: int) -> dict[str, Any]:
+        keys = super().identity(model, num_dense)
+        joins = model.dot_with == "embeddings" or (model.dot_with == "auto" and not num_dense)
+        return keys | ({"dot_with": "embeddings"} if model.interaction == "dot" and joins else {})
+
+
+KIND = DLRMKind("dlrm")

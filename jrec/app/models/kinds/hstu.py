@@ -1,0 +1,214 @@
+"""HSTU, and with ``sasrec.py`` SASRec: an encoder of a user's items that tells the next one (``jrec.nn.NextItem``)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal, override
+
+from jrec.app.config.typed_toml import Range, Section
+from jrec.app.models.kind import plain
+from jrec.app.models.ranking import RANKING_KEYS, RankingKind, check_ranked, feature_named
+from jrec.data.schema import Schema, Table
+from jrec.errors import ConfigError
+
+if TYPE_CHECKING:
+    from jrec.app.config import ModelConfig, TrainConfig
+    from jrec.app.evaluate import RestoredRun
+    from jrec.data.packers import AnyPacker
+    from jrec.nn.optimizer import Loss, SparseModel
+    from jrec.ops.layout import EmbeddingLayout
+    from jrec.run.export import Exportable
+    from jrec.serving.format import Retrieval
+    from jrec.sharding import Plan
+
+_BATCH, _EVAL_BATCH = 128, 512  # examples are whole histories
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SequenceSection(Section):
+    """``[model.sequence]``: what kinds "hstu" and "sasrec" read, and how they are trained (``jrec.nn.NextItem``).
+
+    At every position of a history the model is to tell the item that comes next from sampled ones.
+
+    Attributes:
+      history: The list feature with a user's items in order of time, as the schema's ``history`` makes it.
+      item: The feature of the same table with the item that comes after them.
+      blocks: Layers.
+      heads: Attention heads of a layer.
+      attention_dim: Elements of a head's queries and keys; 0 for ``embedding_dim`` by ``heads``.
+      hidden_dim: HSTU: elements of a head's values and gates, 0 for ``embedding_dim`` by ``heads``. SASRec: the hidden
+        width of the position-wise layers, 0 for ``embedding_dim``.
+      sampled: Items that are drawn for each example of a batch, uniformly from the table; all of a batch's are the
+        negatives of every position.
+      temperature: What cosines of vectors are divided by, to be logits of the softmax.
+      ages: HSTU: whether it reads how long ago the items of a history were, where the dataset's schema names ages.
+    """
+
+    history: str = "history"
+    item: str = "item"
+    blocks: Annotated[int, Range(minimum=1, maximum=256)] = 2
+    heads: Annotated[int, Range(minimum=1, maximum=256)] = 1
+    attention_dim: Annotated[int, Range(minimum=0, maximum=65536)] = 0
+    hidden_dim: Annotated[int, Range(minimum=0, maximum=65536)] = 0
+    sampled: Annotated[int, Range(minimum=1, maximum=2**16)] = 8
+    temperature: Annotated[float, Range(above=0, maximum=1000)] = 0.05
+    ages: bool = True
+
+    @override
+    def check(self) -> None:
+        if self.history == self.item:
+            raise ConfigError(
+                f"model.sequence.history and model.sequence.item are both {self.item!r}; name two of them"
+            )
+
+
+class NextItemKind(RankingKind[SequenceSection]):
+    """``model.kind = "hstu"`` or ``"sasrec"``.
+
+    Args:
+      encoder: Which of the two.
+    """
+
+    section, section_name = SequenceSection, "sequence"
+
+    def __init__(self, encoder: Literal["hstu", "sasrec"]):
+        super().__init__(encoder)
+        self._encoder: Literal["hstu", "sasrec"] = encoder
+
+    @override
+    def item(self, model: ModelConfig) -> str:
+        return self.own(model).item
+
+    @override
+    def history(self, model: ModelConfig) -> str:
+        return self.own(model).history
+
+    @override
+    def requested(self, model: ModelConfig) -> tuple[str, ...]:
+        return (self.history(model),)
+
+    @override
+    def reads_columns(self, schema: Schema) -> bool:
+        return any(feature.aged for feature in schema.categorical)
+
+    @override
+    def check(self, model: ModelConfig) -> None:
+        own = self.own(model)
+        if model.embedding_dim % own.heads and not (own.attention_dim and own.hidden_dim):
+            raise ConfigError(
+                f"model.sequence.heads is {own.heads}, which does not divide model.embedding_dim ="
+                f" {model.embedding_dim}; use another number of heads, or give model.sequence.attention_dim and"
+                " model.sequence.hidden_dim"
+            )
+
+    @override
+    def settled(self, config: TrainConfig) -> dict[str, Any]:
+        data, kind = config.data, type(config.data)
+        batch_size = _BATCH if data.batch_size == kind.batch_size else data.batch_size
+        scored = _EVAL_BATCH if data.eval_batch_size == kind.eval_batch_size else data.eval_batch_size
+        data = dataclasses.replace(data, batch_size=batch_size, eval_batch_size=scored)
+        return {**super().settled(config), "data": data}
+
+    @override
+    def schema(self, model: ModelConfig, schema: Schema) -> Schema:
+        own = self.own(model)
+        history, item = (feature_named(schema, getattr(own, key), f"sequence.{key}") for key in ("history", "item"))
+        if history.one_hot or history.scaled:
+            raise ConfigError(
+                f"model.sequence.history is {own.history!r}, which is {'weighted' if history.scaled else 'one id'};"
+                " name a list of ids in order of time, as `jrec prepare csv` makes it by"
+                ' history = {by = "user", of = "item", length = 200}'
+            )
+        if not item.one_hot or item.table != history.table:
+            raise ConfigError(
+                f"model.sequence.item is {own.item!r} of table {item.table!r}, but must be a feature of one id an"
+                f" example, of table {history.table!r}, as model.sequence.history = {own.history!r} is"
+            )
+        table = schema.table(item.table)
+        check_ranked(table, self.name)
+        if not (self._encoder == "hstu" and own.ages):
+            history = dataclasses.replace(history, weighted=False, aged=None)
+        return dataclasses.replace(
+            schema, dense=(), categorical=(history, item), tables=(table,), tasks=(), labels=False
+        )
+
+    @override
+    def reads(self, model: ModelConfig) -> str:
+        return f"{self.history(model)} and {self.item(model)}"
+
+    @override
+    def layout(self, config: TrainConfig, schema: Schema, plan: Plan | None) -> EmbeddingLayout:
+        from jrec.app.models.next_items import feature_names
+        from jrec.app.tables import layout_of
+        from jrec.ops.layout import FeatureConfig
+
+        own = self.own(config.model)
+        history = next(f for f in schema.categorical if f.name == own.history)
+        lengths = (history.max_length, history.max_length, own.sampled)
+        features = [
+            FeatureConfig(name=name, table=history.table, max_length=most, pooling="none")
+            for name, most in zip(feature_names(own.history, own.item), lengths, strict=True)
+        ]
+        return layout_of(config, schema, plan, features)
+
+    @override
+    def network(
+        self, model: ModelConfig, schema: Schema, layout: EmbeddingLayout, embeddings: Mapping[str, Any]
+    ) -> SparseModel:
+        from jrec.app.models.next_items import feature_names
+        from jrec.nn import NextItem, SequenceConfig
+
+        own = self.own(model)
+        encoder = SequenceConfig(
+            kind=self._encoder,
+            blocks=own.blocks,
+            heads=own.heads,
+            attention_dim=own.attention_dim or None,
+            hidden_dim=own.hidden_dim or None,
+            dropout=model.dropout,
+            compute_dtype=model.compute_dtype,
+        )
+        return NextItem(layout, encoder, names=feature_names(own.history, own.item), **embeddings)
+
+    @override
+    def loss(self, model: ModelConfig, schema: Schema) -> Loss:
+        from jrec.nn import next_item_loss
+
+        return next_item_loss(temperature=self.own(model).temperature)
+
+    @override
+    def identity(self, model: ModelConfig, num_dense: int) -> dict[str, Any]:
+        keys = {key: getattr(model, key) for key in ("kind", *RANKING_KEYS)}
+        return {**keys, "sequence": plain(self.own(model), without={"ages": True})}
+
+    @override
+    def packer(
+        self, config: TrainConfig, schema: Schema, layout: EmbeddingLayout, *, training: bool, **options: Any
+    ) -> AnyPacker:
+        from jrec.app.models.next_items import NextItemPacker
+
+        table = self.item_table(config.model, schema)
+        history = next(feature for feature in schema.categorical if feature.name == self.history(config.model))
+        return NextItemPacker(
+            layout,
+            history=history.name,
+            item=self.item(config.model),
+            rows=table.rows,
+            oov_row=table.oov_row,
+            seed=config.seed if training else None,
+            aged=bool(history.aged),
+            on_bad_id=config.data.on_bad_id,
+            **options,
+        )
+
+    @override
+    def exportable_items(self, run: RestoredRun, source: Exportable, retrieval: Retrieval, table: Table) -> Exportable:
+        from jrec.data.blocks import age_columns
+
+        assert source.schema is not None  # ``exportable`` gave it
+        ages = age_columns(source.schema)
+        return dataclasses.replace(source, retrieval=retrieval, dense=(*source.dense, *ages), widths=ages)
+
+
+KIND = NextItemKind("hstu")

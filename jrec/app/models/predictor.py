@@ -1,0 +1,149 @@
+"""Predictions of a restored run, whatever its kind of model: pieces of them, in order, each of which makes a table."""
+
+from __future__ import annotations
+
+import abc
+import functools
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from jrec.app.evaluate import RestoredRun
+from jrec.batch import Batch
+from jrec.data.dataset_packer import pack_encoded
+from jrec.data.encoded_columns import EncodedColumns
+from jrec.data.growing import StoredKeys
+from jrec.data.packers import AnyPacker
+from jrec.errors import ConfigError
+from jrec.prepare.encoder import Encoder
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class Piece(abc.ABC):
+    """The predictions for some examples that follow each other.
+
+    Attributes:
+      split: Of a dataset, the split that they are in; "" otherwise.
+      first: The number of the first of them, from 0: in its split, or in the log.
+    """
+
+    split: str
+    first: int
+
+    @property
+    @abc.abstractmethod
+    def examples(self) -> int:
+        """How many there are."""
+
+    @abc.abstractmethod
+    def columns(self) -> tuple[np.ndarray, dict[str, Any]]:
+        """The lines to write: of each its example, counted from ``first``, and further columns by name."""
+
+    def table(self, *, splits: bool, csv: bool) -> pa.Table:
+        """The lines, with the split where ``splits``; ``csv`` for texts in place of dictionaries."""
+        import pyarrow as pa
+
+        lines, own = self.columns()
+        named = {}
+        if splits:
+            column = pa.DictionaryArray.from_arrays(pa.array(np.zeros(len(lines), np.int8)), pa.array([self.split]))
+            named["split"] = column.cast(pa.string()) if csv else column
+        return pa.table({**named, "row": (lines + self.first).astype(np.int64), **own})
+
+
+class Predictor(abc.ABC):
+    """What a kind of model predicts with a restored run.
+
+    Args:
+      run: The run.
+    """
+
+    def __init__(self, run: RestoredRun):
+        self.run = run
+        self.kind = run.config.model.of_kind
+
+    @functools.cached_property
+    def growing(self) -> Mapping[str, StoredKeys]:
+        """The rows that keys of growing tables have, by table."""
+        return self.run.run.growing_tables.rows_of_keys()
+
+    @functools.cached_property
+    def packer(self) -> AnyPacker:
+        """What packs examples."""
+        run = self.run
+        options: dict[str, Any] = {"growing": self.growing} if self.growing else {}
+        return self.kind.packer(run.config, run.schema, run.layout, training=False, **options)
+
+    @functools.cached_property
+    def encoder(self) -> Encoder:
+        """Gives columns in memory, and those of Parquet files, their rows."""
+        return Encoder(self.run.schema)
+
+    @property
+    def log_encoder(self) -> Encoder:
+        """Gives a log of the training data's format its rows."""
+        return self.encoder
+
+    reads_every_parquet = False
+    """Whether Parquet files need only the columns of ``encoder``, whatever the format of the training data."""
+
+    def at(self, k: int | None) -> Predictor:
+        """The same that ranks ``k`` items; None for this one.
+
+        Raises:
+          ConfigError: If the model does not rank, or there are fewer items.
+        """
+        if k is not None:
+            raise ConfigError(f"the run's model.kind is {self.kind.name!r}, which ranks no items; ask for its scores")
+        return self
+
+    def logits(self, outputs: Any) -> Any:
+        """Outputs as logits.
+
+        Raises:
+          ConfigError: If the model has none.
+        """
+        del outputs
+        raise ConfigError(
+            f"the run's model.kind is {self.kind.name!r}, which has no probabilities; ask for its best items"
+        )
+
+    def pack(self, encoded: EncodedColumns, batch_size: int) -> Batch:
+        """A batch of up to ``batch_size`` examples."""
+        return pack_encoded(self.packer, encoded, batch_size)
+
+    @abc.abstractmethod
+    def of_batch(self, batch: Batch) -> Any:
+        """What the model says of the batch's examples: a tree of arrays whose first axis are these.
+
+        Raises:
+          DivergedError: If an output is NaN or infinite.
+        """
+
+    @abc.abstractmethod
+    def nothing(self) -> Any:
+        """The same of no example."""
+
+    @abc.abstractmethod
+    def piece(self, outputs: Any, *, split: str = "", first: int = 0, labels: Any = None) -> Piece:
+        """Outputs as a piece; ``labels`` from one of the following, None for none."""
+
+    def labels_of(self, encoded: EncodedColumns) -> Any:
+        """The labels of encoded examples."""
+        del encoded
+
+    def labels_of_batch(self, batch: Batch) -> Any:
+        """The labels of a dataset's batch."""
+        del batch
+
+    def of_encoded(self, encoded: EncodedColumns, batch_size: int) -> Any:
+        """``of_batch`` of any number of examples, ``batch_size`` at a time."""
+        parts = [self.nothing()]
+        for begin in range(0, encoded.examples, batch_size):
+            piece = encoded.cut(begin, min(begin + batch_size, encoded.examples))
+            parts.append(self.of_batch(self.pack(piece, batch_size)))
+        return jax.tree.map(lambda *arrays: np.concatenate(arrays), *parts)

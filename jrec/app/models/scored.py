@@ -1,0 +1,150 @@
+"""Logits of examples, by task where there are several labels, with their labels where these are known."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, override
+
+import jax
+import numpy as np
+
+from jrec.app.models.predictor import Piece, Predictor
+from jrec.app.report.metrics import ScoreAccumulator, Scores, check_finite
+from jrec.batch import Batch
+from jrec.data.encoded_columns import EncodedColumns
+from jrec.serving.model import probabilities
+
+ByTask = np.ndarray | Mapping[str, np.ndarray]
+"""Numbers of examples, (n,) float32; by task where a run has several labels."""
+
+
+def collected(
+    predictions: Iterable[tuple[Any, Batch]],
+    *,
+    tasks: Sequence[str] = (),
+    check: bool = True,
+    on_batch: Callable[[], None] = lambda: None,
+) -> Scores:
+    """The scores of this process's examples.
+
+    Args:
+      predictions: Pairs of logits and batch, in order; with several processes, the logits of all their batches and the
+        process's own batch. Of several tasks logits are dictionaries.
+      tasks: The names of the labels, of which batches have the first as their ``labels``; () where there is one.
+      check: Whether a logit that is NaN or infinite raises; ``shared_scores`` checks the logits of all processes.
+      on_batch: Called after each batch.
+
+    Raises:
+      DivergedError: If ``check`` and a logit is NaN or infinite.
+    """
+    accumulators = {task: ScoreAccumulator(check=check) for task in tasks or ("",)}
+    waiting: tuple[Any, Batch] | None = None
+
+    def add(logits: Any, batch: Batch) -> None:
+        examples = len(batch.labels)
+        for task, accumulator in accumulators.items():
+            all_logits = np.asarray(logits[task] if task else logits)
+            begin = 0 if all_logits.size == examples else jax.process_index() * examples
+            labels, mask = np.asarray(batch.labels), np.asarray(batch.mask)
+            if task:
+                labels = labels if task == tasks[0] else np.asarray(batch.extras[task])
+                mask = mask * (labels >= 0)
+            accumulator.update(all_logits[begin : begin + examples], labels, mask)
+
+    for logits, batch in predictions:
+        # The batch before is read back while this one computes.
+        if waiting is not None:
+            add(*waiting)
+        waiting = (logits, batch)
+        on_batch()
+    if waiting is not None:
+        add(*waiting)
+    scores = {task: accumulator.scores() for task, accumulator in accumulators.items()}
+    return Scores.by_task(scores) if tasks else scores[""]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Scored(Piece):
+    """The logits of some examples that follow each other.
+
+    Attributes:
+      split, first: As of ``Piece``.
+      logits: (n,) float32, by task where there are several labels.
+      labels: Of the same form, or None where the examples have none; of several labels -1 is one that is not known.
+    """
+
+    split: str
+    first: int
+    logits: ByTask
+    labels: ByTask | None
+
+    @property
+    @override
+    def examples(self) -> int:
+        return len(next(iter(self.logits.values())) if isinstance(self.logits, Mapping) else self.logits)
+
+    @property
+    def probabilities(self) -> ByTask:
+        """(n,) float32, by task where there are several labels."""
+        return probabilities(self.logits)
+
+    @override
+    def columns(self) -> tuple[np.ndarray, dict[str, Any]]:
+        """The columns label (where known), score and logit; of several tasks one of each by task, NAME_TASK."""
+        import pyarrow as pa
+
+        columns = {}
+        for what, numbers in (("label", self.labels), ("score", self.probabilities), ("logit", self.logits)):
+            if isinstance(numbers, Mapping):
+                for task, own in numbers.items():
+                    columns[f"{what}_{task}"] = pa.array(own, mask=own < 0) if what == "label" else own
+            elif numbers is not None:  # all examples of an input have labels, or none
+                columns[what] = numbers
+        return np.arange(self.examples), columns
+
+
+class ClickPredictor(Predictor):
+    """Logits, and the labels beside them."""
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The names of the labels where there are several; else ()."""
+        return self.run.config.model.multi_task.tasks
+
+    @override
+    def of_batch(self, batch: Batch) -> ByTask:
+        found, count = jax.device_get(self.run.run.predictions.of_batch(batch)), int(batch.mask.sum())
+        logits = jax.tree.map(lambda array: np.asarray(array)[:count], found)
+        for one in jax.tree.leaves(logits):
+            check_finite(one)
+        return logits
+
+    @override
+    def nothing(self) -> ByTask:
+        none = np.zeros(0, np.float32)
+        return dict.fromkeys(self.tasks, none) if self.tasks else none
+
+    @override
+    def piece(self, outputs: Any, *, split: str = "", first: int = 0, labels: Any = None) -> Scored:
+        return Scored(split=split, first=first, logits=self.logits(outputs), labels=labels)
+
+    @override
+    def logits(self, outputs: Any) -> ByTask:
+        return {task: outputs[task] for task in self.tasks} if self.tasks else outputs  # JAX sorts trees by key
+
+    @override
+    def labels_of(self, encoded: EncodedColumns) -> ByTask | None:
+        if self.tasks and encoded.labels is not None:
+            return {self.tasks[0]: encoded.labels, **encoded.tasks}
+        return encoded.labels
+
+    @override
+    def labels_of_batch(self, batch: Batch) -> ByTask | None:
+        if not self.run.schema.labels:
+            return None
+        count = int(batch.mask.sum())
+        labels = np.asarray(batch.labels)[:count]
+        if self.tasks:
+            return {self.tasks[0]: labels} | {task: np.asarray(batch.extras[task])[:count] for task in self.tasks[1:]}
+        return labels
