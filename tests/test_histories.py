@@ -14,7 +14,7 @@ from jrec.prepare.joined import csv_source
 from jrec.prepare.prepare import prepare
 from jrec.prepare.prepare_options import PrepareOptions
 from jrec.prepare.readers import load_schema
-from jrec.prepare.spill import PlainColumn
+from jrec.prepare.spill import BUCKET_ROWS, PlainColumn
 
 SCHEMA = """
 [label]
@@ -291,15 +291,17 @@ def test_a_later_log_has_ages_where_the_earlier_one_has(tmp_path):
         prepare(source_of(tmp_path), [later], tmp_path / "other", options)
 
 
-def test_test_lines_hold_training_items_of_files_for_each_split(tmp_path):
+def test_test_lines_hold_training_items_of_files_for_each_split(tmp_path, monkeypatch):
     train = written(tmp_path / "train.csv", [(1, "u1", "a", 1), (0, "u1", "b", 2)])
     test = written(tmp_path / "test.csv", [(1, "u1", "a", 3), (1, "u2", "b", 4)])
     options = PrepareOptions(min_count=1)
     prepare(source_of(tmp_path), {"train": [train], "test": [test]}, tmp_path / "out", options)
     schema, columns = read_dataset(tmp_path / "out")
     assert values_of(tmp_path / "out", schema, columns["history"]) == [[], ["a"], ["a", "b"], []]
-    with pytest.raises(DatasetError, match=r"earlier than some of the split before.*--input"):
-        prepare(source_of(tmp_path), {"train": [test], "test": [train]}, tmp_path / "other", options)
+    for rows in (BUCKET_ROWS, 2):  # of which the second piece begins with the test
+        monkeypatch.setattr("jrec.prepare.histories.BUCKET_ROWS", rows)
+        with pytest.raises(DatasetError, match=r"earlier than some of the split before.*--input"):
+            prepare(source_of(tmp_path), {"train": [test], "test": [train]}, tmp_path / "other", options)
 
 
 @pytest.mark.parametrize("joined", [False, True])

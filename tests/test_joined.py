@@ -65,7 +65,8 @@ def test_small_blocks_and_skipped_lines(tmp_path, monkeypatch):
     assert content(tmp_path / "joined") == content(tmp_path / "prejoined")
 
 
-def test_keys_that_a_file_lacks_are_counted_and_files_are_inputs(tmp_path):
+def test_keys_that_a_file_lacks_are_counted_and_files_are_inputs(tmp_path, monkeypatch):
+    monkeypatch.setattr("jrec.prepare.readers.lines.BLOCK_BYTES", 1000)
     lines = joined_logs.write(tmp_path)
     said = []
     schema = made(tmp_path, "joined", report=said.append)

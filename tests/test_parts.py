@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import types
 from typing import Any
 
 import jax
@@ -20,6 +21,8 @@ from jrec.nn.embeddings import init_stack
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
 from jrec.ops.row_init import init_rows_at
 from jrec.ops.tt import TTShape
+from jrec.run.placement.monitor import PlanMonitor
+from jrec.sharding.plans import empty_plan
 
 ROWS, WHOLE, DIM, BATCH = 60, 11, 8, 12
 SHAPE = TTShape.search(ROWS - WHOLE, DIM, ranks=3)
@@ -272,3 +275,17 @@ def test_parts_that_do_not_make_a_table_are_refused(tables, message):
 def test_a_part_is_the_first_rows_whole_or_all_others_in_cores(options, message):
     with pytest.raises(ValueError, match=message):
         TableConfig(name="item", dim=DIM, **options)
+
+
+def test_the_monitor_of_a_plan_counts_rows_of_whole_tables_and_examples_without_padding():
+    rows, columns = {"item": ROWS, "site": 7}, columns_of("ragged", 3)
+    whole: Any = types.SimpleNamespace(
+        dataset=None, tables=[types.SimpleNamespace(name=name, rows=count) for name, count in rows.items()]
+    )
+    monitor = PlanMonitor(layout_of("ragged"), empty_plan(1), whole)
+    monitor.observe(pack_batch(layout_of("ragged"), columns, batch_size=BATCH + 4))
+    found = monitor._monitor.profile(smooth=False)
+    assert found.examples == BATCH
+    for name, count in rows.items():
+        ids = np.concatenate([columns[f.name].reshape(-1) for f in FEATURES["ragged"] if f.table == name])
+        np.testing.assert_array_equal(found.table(name).dense(), np.bincount(ids[ids >= 0], minlength=count))

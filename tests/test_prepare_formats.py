@@ -145,7 +145,8 @@ def side_files(shared_data):
     return users, movies
 
 
-def test_movielens_without_ratings(shared_data, tmp_path):
+def test_movielens_without_ratings(shared_data, tmp_path, monkeypatch):
+    monkeypatch.setattr("jrec.prepare.readers.lines.BLOCK_BYTES", 10_000)  # histories of users go on in the next block
     paths = {k: str(shared_data / f"ml1m_{k}.dat.gz") for k in ("users", "movies")}
     _, *raw = rows_of(shared_data / "ml1m_user_item.csv.gz", ",")
     raw = raw[:20_000]

@@ -9,6 +9,7 @@ from jrec.data.schema import DatasetError
 from jrec.prepare.prepare import prepare
 from jrec.prepare.prepare_options import PrepareOptions
 from jrec.prepare.readers import Delimited, MovieLens, MovieLensOptions, load_schema
+from jrec.prepare.splits import split_bounds
 
 SCHEMA = """
 columns = ["y", "at", "x", "c", "l"]
@@ -93,6 +94,7 @@ def test_fractions_of_none(tmp_path):
         schema = prepare(source(tmp_path), [str(tmp_path / "log")], tmp_path / f"out{number}", options)
         found = [schema.splits[name].examples > 0 for name in ("train", "valid", "test")]
         assert found == [fraction > 0 for fraction in split]
+    assert split_bounds(15, (0.5, 0.3, 0.2)) == (7, 12, 15)  # ends are rounded, not each split's size
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from jrec.prepare.prepare import prepare
 from jrec.prepare.prepare_options import PrepareOptions
 from jrec.prepare.readers import Criteo, Delimited, MovieLens, MovieLensOptions, load_schema
 
+HEADER = "y,at,x,c,l,w,n\n"
 SCHEMA = """
-columns = ["y", "at", "x", "c", "l", "w", "n"]
 label.column = "y"
 time.column = "at"
 [[dense]]
@@ -79,7 +79,7 @@ def csv_lines(rows, negative="-1"):
 
 def csv(folder, lines=None):
     lines = list(csv_lines(400)) if lines is None else lines
-    (folder / "log.csv").write_text("".join(lines))
+    (folder / "log.csv").write_text(HEADER + "".join(lines))
     (folder / "schema.toml").write_text(SCHEMA)
     return Delimited(load_schema(str(folder / "schema.toml"))), [str(folder / "log.csv")], {}
 
@@ -88,7 +88,9 @@ def csv_with_bad_lines(folder):
     lines = list(csv_lines(400))
     for bad in (3, 250, 399):
         lines[bad] = f"1,{bad}\n"
-    return *csv(folder, lines)[:2], {"on_bad_line": "skip"}
+    source, inputs, _ = csv(folder, lines)
+    (folder / "more.csv").write_text(HEADER + "".join(lines[:5]))
+    return source, [*inputs, str(folder / "more.csv")], {"on_bad_line": "skip"}
 
 
 def random_splits(folder):
@@ -152,7 +154,7 @@ def test_a_bad_line_is_named_as_by_one_process(bad, tmp_path):
             make(csv(tmp_path, lines), tmp_path / "out", workers)
         said.append(str(raised.value))
     assert said[0] == said[1]
-    assert f"log.csv:{bad + 1}: " in said[0]
+    assert f"log.csv:{bad + 2}: " in said[0]
 
 
 def test_labels_that_only_the_whole_log_contradicts(tmp_path):

@@ -34,6 +34,9 @@ def test_every_line_once_whatever_the_block_size(tmp_path_factory, content, bloc
         assert first == line
         assert block.endswith(b"\n")
         line += block.count(b"\n")
+    if not packed:
+        parts = [read(path, start=0, stop=block_bytes), read(path, start=block_bytes)]
+        assert b"".join(t for part in parts for _, t in part) == whole
 
 
 def test_header_is_left_out_but_counted(tmp_path):
