@@ -39,6 +39,7 @@ MODELS = {
         "model.kind=tbsm", "model.top_mlp=[12,1]", "model.tbsm.histories={item='history'}",
         "model.tbsm.tower_mlp=[8,7]", "model.tbsm.attention_mlp=[6]",
     ),
+    "DIN": ("model.kind=din", "model.din.histories={item='history'}", "model.din.attention_mlp=[6]"),
     "`model.wide`": ("model.wide=true",),
     "`model.members`": ("model.members=2",),
     # The gradient of a bias before a norm is a rounding error, which other optimizers scale up.

@@ -44,6 +44,7 @@ NOT_RUN = {
 SMALLER = {
     r"(jrec train (?:configs/|criteo-kaggle)\S*.*)": r"\1 max_steps=24 data.batch_size=64 data.workers=0",
     r"(jrec train next_item\S*.*)": r"\1 max_steps=8 model.embedding_dim=8 data.workers=0 evaluate.every_steps=4",
+    r"(jrec train din\S*.*)": r"\1 max_steps=8 model.embedding_dim=8 data.workers=0",
     r"(jrec train towers\S*.*)": r"\1 max_steps=8 model.embedding_dim=8 data.workers=0 evaluate.every_steps=4",
     r"max_steps=(\d)0000": r"max_steps=\g<1>0",
     r"capacity=1000000": "capacity=500",
@@ -195,6 +196,9 @@ def write_logs(folder):
     views = "".join(f"u{n % 40},c{n % 3},i{(n * 7 + n // 40) % 60},k{n % 5},{n % 9},{n},{n % 2}\n" for n in range(2000))
     (folder / "views.csv").write_text(f"user,country,item,kind,price,at,click\n{views}")
     for name, text in zip(("views", "towers"), toml_blocks("docs/two_towers.md"), strict=True):
+        (folder / f"{name}.toml").write_text(text)
+    (folder / "shop.csv").write_text(f"user,country,item,kind,price,at,click\n{views}")
+    for name, text in zip(("shop", "din"), toml_blocks("docs/din.md"), strict=True):
         (folder / f"{name}.toml").write_text(text)
     lines = "".join(f"{n % 2},{'' if n % 2 == 0 else n % 3 // 2},{n % 7},u{n % 40},i{n % 9}\n" for n in range(1000))
     (folder / "log.csv").write_text(f"click,bought,price,user,item\n{lines}")

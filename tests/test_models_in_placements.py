@@ -1,5 +1,6 @@
 """What a model has besides rows trains alike wherever these live: ``model_cases``, and the second table of its page."""
 
+import dataclasses
 import os
 import shutil
 import socket
@@ -38,10 +39,10 @@ class Runs:
         config = load_config(self.folder / "run.toml", [*keys, *cases.MODELS[model], *place.keys, *more])
         if not place.plan:
             return config
-        plan = out.with_suffix(".plan")
+        plan = out.with_name(f"{out.name}.plan")
         if not plan.exists():
             plan.parent.mkdir(exist_ok=True)
-            whole = config if place.data != "fae" else self.config(model, "plan")
+            whole = config if place.data != "fae" else dataclasses.replace(self.config(model, "plan"), plan="")
             cases.write_plan(place.plan, whole, plan)
         return load_config(
             self.folder / "run.toml", [*keys, *cases.MODELS[model], *place.keys, *more, f"plan={str(plan)!r}"]

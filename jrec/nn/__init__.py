@@ -2,6 +2,8 @@
 
 from jrec.nn.calibration import Calibration as Calibration
 from jrec.nn.cross import CrossNetwork as CrossNetwork
+from jrec.nn.din import DIN as DIN
+from jrec.nn.din import TargetAttention as TargetAttention
 from jrec.nn.dlrm import DLRM as DLRM
 from jrec.nn.dlrm import DLRMConfig as DLRMConfig
 from jrec.nn.embeddings import EmbeddingCollection as EmbeddingCollection

@@ -66,13 +66,14 @@ class MultiTaskSection(Section):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig(Section):
-    """``[model]``: the DLRM or TBSM, a model that ranks items, or a model of one's own (``factory``).
+    """``[model]``: a model of clicks, one that ranks items, or a network of one's own (``factory``).
 
     Attributes:
-      kind: "dlrm", or "tbsm", a DLRM tower on every step of a history with attention over them; "hstu" or "sasrec", an
-        encoder of a user's items that tells the next one (``sequence``), or "two_tower", a tower for users and one for
-        items (``two_tower``). These three read of the keys below only ``embedding_dim``, ``table_dtype``,
-        ``compute_dtype``, ``dropout`` and their own; "two_tower" also ``pooling`` and ``features``.
+      kind: "dlrm"; "tbsm", a DLRM tower on every step of a history with attention over them; "din", a history's items
+        weighed by what they have to do with the target; "hstu" or "sasrec", an encoder of a user's items that tells
+        the next one (``sequence``); or "two_tower", a tower for users and one for items (``two_tower``). The last three
+        read of the keys below only ``embedding_dim``, ``table_dtype``, ``compute_dtype``, ``dropout`` and their own;
+        "two_tower" also ``pooling`` and ``features``.
       embedding_dim: Elements of an embedding.
       bottom_mlp: Widths of the layers over the dense features, without the input. Under interaction "dot" and "fm" the
         last must equal ``embedding_dim``. Empty for a dataset without dense features.
@@ -105,12 +106,13 @@ class ModelConfig(Section):
       features: Settings of single categorical features, by name.
       sections: The kind's own section, by its name, such as ``[model.tbsm]``.
       multi_task: The heads of a dataset with several labels.
-      factory: A function that makes another model, as "package.module:function", see ``jrec.app.models.factory``; ""
-        for none. Of the keys above only ``embedding_dim``, ``pooling``, ``table_dtype`` and ``features`` are then read.
+      factory: A function that makes another network, as "package.module:function", see ``jrec.app.models.factory``; ""
+        for none. Of the keys above only ``embedding_dim``, ``pooling``, ``table_dtype``, ``features``,
+        ``multi_task.weights`` and, for "two_tower", ``kind`` and its section are then read.
       options: The factory's own keyword arguments.
     """
 
-    kind: Annotated[str, Choices(kinds.names())] = "dlrm"
+    kind: Annotated[str, Choices(kinds.names)] = "dlrm"
     embedding_dim: Annotated[int, Range(minimum=1, maximum=4096)] = 16
     bottom_mlp: tuple[Width, ...] = (64, 16)
     top_mlp: tuple[Width, ...] = (64, 1)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import optax
 
 Above0 = Annotated[float, Range(above=0)]
-DENSE = Choices(name for name, kind in ROW_OPTIMIZERS.items() if kind.optax_name is not None)
+DENSE = Choices(lambda: [name for name, kind in ROW_OPTIMIZERS.items() if kind.optax_name is not None])
 """The optimizers of dense parameters: the row optimizers that optax has, too."""
 
 
@@ -227,7 +227,7 @@ class TableOptimizerConfig(_OwnRatesAndHyperparameters):
       lr_schedule: The table's own ``[lr_schedule]``.
     """
 
-    name: Annotated[str, Choices(ROW_OPTIMIZERS)] | None = None
+    name: Annotated[str, Choices(ROW_OPTIMIZERS.keys)] | None = None
     max_row_norm: Above0 | None = None
     frozen: bool = False
     lr_schedule: LRScheduleConfig | None = None
@@ -256,7 +256,7 @@ class EmbeddingOptimizerConfig(_Optimizer):
 
     SECTION: ClassVar[str] = "optimizer.embedding"
 
-    name: Annotated[str, Choices(ROW_OPTIMIZERS)] = RowWiseAdagrad.name
+    name: Annotated[str, Choices(ROW_OPTIMIZERS.keys)] = RowWiseAdagrad.name
     max_row_norm: Above0 | None = None
     stochastic_rounding: bool = True
     bag_gradients: BagGradients = "float32"

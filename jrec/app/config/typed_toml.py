@@ -36,8 +36,15 @@ Known = Callable[[], list[str]]  # every valid key, for the advice of an error
 _TOML_TYPES = {bool: "boolean", int: "integer", float: "float", str: "string", list: "array", tuple: "array"}
 
 
-class Choices(tuple[str, ...]):
-    """The strings that a key takes, where they are known only at run time; else use ``Literal``."""
+@dataclasses.dataclass(frozen=True)
+class Choices:
+    """The strings that a key takes, where they are known only at run time; else use ``Literal``.
+
+    Attributes:
+      of: Gives them.
+    """
+
+    of: Callable[[], Collection[str]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,7 +219,7 @@ def _strip(hint: Any) -> tuple[Any, Range | None]:
         if origin is Annotated:
             bounds = next((m for m in hint.__metadata__ if isinstance(m, Range)), bounds)
             choices = next((m for m in hint.__metadata__ if isinstance(m, Choices)), None)
-            hint = typing.get_args(hint)[0] if choices is None else Literal[tuple(choices)]
+            hint = typing.get_args(hint)[0] if choices is None else Literal[tuple(choices.of())]
         elif origin in (Union, types.UnionType):
             hint = next(a for a in typing.get_args(hint) if a is not type(None))
         else:

@@ -48,18 +48,11 @@ class ClickKind[S: Section](ModelKind[S]):
                     f"model.dense_boundaries.{name} is {list(own)}; give at least two numbers in ascending order, or"
                     " leave the feature out"
                 )
-        one_dim = model.interaction in ("dot", "fm")
-        if one_dim and model.bottom_mlp and model.bottom_mlp[-1] != model.embedding_dim:
-            raise ConfigError(
-                f"model.bottom_mlp is {list(model.bottom_mlp)}, but under {model.interaction} interaction its last"
-                f" width must equal model.embedding_dim = {model.embedding_dim}"
-            )
         if model.table_dim > 4096:
             raise ConfigError(
                 f"model.embedding_dim = {model.embedding_dim} with model.wide = {str(model.wide).lower()} and"
                 f" model.members = {model.members} makes rows of {model.table_dim:,} elements; the most are 4,096"
             )
-        _check_interaction(model)
         if not model.top_mlp or model.top_mlp[-1] != 1:
             raise ConfigError(f"model.top_mlp is {list(model.top_mlp)}, but its last width must be 1, the logit")
         self.check_own(model)
@@ -124,6 +117,10 @@ class ClickKind[S: Section](ModelKind[S]):
 
     @override
     def identity(self, model: ModelConfig, num_dense: int) -> dict[str, Any]:
+        if self.keys is not None:
+            found = super().identity(model, num_dense)
+            del found["multi_task"]["weights"]  # of the loss
+            return found
         keys = dataclasses.asdict(model)
         del keys["factory"], keys["options"], keys["sections"], keys["multi_task"]["weights"]
         if not model.multi_task.tasks:
@@ -269,8 +266,18 @@ def check_histories(kind: ClickKind[Any], model: ModelConfig, histories: Mapping
         )
 
 
-def _check_interaction(model: ModelConfig) -> None:
-    """Refuses keys that the interaction does not read."""
+def check_interaction(model: ModelConfig) -> None:
+    """Refuses widths that do not fit the interaction, and keys that it does not read.
+
+    Raises:
+      ConfigError: Names the key.
+    """
+    one_dim = model.interaction in ("dot", "fm")
+    if one_dim and model.bottom_mlp and model.bottom_mlp[-1] != model.embedding_dim:
+        raise ConfigError(
+            f"model.bottom_mlp is {list(model.bottom_mlp)}, but under {model.interaction} interaction its last width"
+            f" must equal model.embedding_dim = {model.embedding_dim}"
+        )
     for key, default, interaction in (
         ("cross_layers", 3, "dcn"),
         ("cross_rank", 0, "dcn"),

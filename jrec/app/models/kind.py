@@ -15,6 +15,7 @@ import pkgutil
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from jrec.app.models import kinds
 from jrec.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from jrec.run.run import Run
     from jrec.sharding import Plan
 
-_FOLDER = pathlib.Path(__file__).with_name("kinds")
 FACTORY_KEYS = ("factory", "options", "embedding_dim", "pooling", "table_dtype", "features")
 """The keys of ``[model]`` that say something of a network by ``model.factory``."""
 
@@ -50,6 +50,7 @@ class ModelKind[S: Section](abc.ABC):
       section: The class of the kind's own section, ``[model.SECTION_NAME]``; None for none.
       section_name: That name.
       keys: The keys of ``[model]`` that it reads beside its section; None for all that have no kind of their own.
+      before: By newer key of the section, the value of models from before it, with which checkpoints do not record it.
       metrics: What ``evaluate.early_stopping.metric`` may be; the first is the default.
       needs_labels: Whether it trains and is scored by the dataset's labels.
       takes_factory: Whether ``model.factory`` may make its network.
@@ -60,6 +61,7 @@ class ModelKind[S: Section](abc.ABC):
     section: ClassVar[type[Section] | None] = None
     section_name: ClassVar[str] = ""
     keys: ClassVar[tuple[str, ...] | None] = None
+    before: ClassVar[Mapping[str, object]] = {}
     metrics: ClassVar[tuple[str, ...]]
     needs_labels: ClassVar[bool] = True
     takes_factory: ClassVar[bool] = False
@@ -170,9 +172,18 @@ class ModelKind[S: Section](abc.ABC):
     def loss(self, model: ModelConfig, schema: Schema) -> Loss:
         """What a step makes smaller."""
 
-    @abc.abstractmethod
     def identity(self, model: ModelConfig, num_dense: int) -> dict[str, Any]:
         """What a checkpoint records of the model: the keys that it reads, less those that earlier versions lack."""
+        del num_dense
+        assert self.keys is not None, "a kind that reads every key says which of them its networks depend on"
+        keys = dataclasses.asdict(model)
+        found = {key: keys[key] for key in ("kind", *self.keys)}
+        return found | ({self.section_name: self.own_identity(model)} if self.section_name else {})
+
+    def own_identity(self, model: ModelConfig) -> dict[str, Any]:
+        """The kind's own section in ``identity``."""
+        keys: dict[str, Any] = dataclasses.asdict(self.own(model))  # pyright: ignore[reportArgumentType] (a dataclass)
+        return {key: value for key, value in keys.items() if key not in self.before or value != self.before[key]}
 
     @abc.abstractmethod
     def packer(
@@ -268,8 +279,8 @@ class ModelKind[S: Section](abc.ABC):
 
 @functools.cache
 def names() -> tuple[str, ...]:
-    """The values of ``model.kind``."""
-    return tuple(sorted(module.name for module in pkgutil.iter_modules([str(_FOLDER)])))
+    """The values of ``model.kind``: the modules of ``jrec.app.models.kinds``, wherever its path leads."""
+    return tuple(sorted(module.name for module in pkgutil.iter_modules(kinds.__path__)))
 
 
 @functools.cache
@@ -286,7 +297,7 @@ def kind_of(model: ModelConfig) -> ModelKind[Any]:
 def kinds_with(section_name: str) -> list[str]:
     """The kinds that read a section ``[model.SECTION_NAME]``."""
     if section_name in names() and kind_named(section_name).section_name == section_name:
-        return [section_name]  # without loading the others, of which some load JAX
+        return [section_name]  # without loading the others
     return [name for name in names() if section_name and kind_named(name).section_name == section_name]
 
 
@@ -308,9 +319,3 @@ class SectionNames:
 
     def __len__(self) -> int:
         return len(list(iter(self)))
-
-
-def plain(section: Section, *, without: Mapping[str, object] | None = None) -> dict[str, Any]:
-    """A section's keys for ``ModelKind.identity``, without those that have a value of before there were such keys."""
-    keys = dataclasses.asdict(section)  # pyright: ignore[reportArgumentType] (sections are dataclasses)
-    return {key: value for key, value in keys.items() if key not in (without or {}) or value != (without or {})[key]}

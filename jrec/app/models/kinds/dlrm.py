@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, override
 
-from jrec.app.models.clicks import ClickKind, dense_part
+from jrec.app.models.clicks import ClickKind, check_interaction, dense_part
 
 if TYPE_CHECKING:
     from jrec.app.config import ModelConfig
@@ -18,6 +18,10 @@ class DLRMKind(ClickKind[Any]):
     """``model.kind = "dlrm"``; all its keys stand in ``[model]``."""
 
     takes_factory = True
+
+    @override
+    def check_own(self, model: ModelConfig) -> None:
+        check_interaction(model)
 
     @override
     def network(

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal, override
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, override
 
 from jrec.app.config.typed_toml import Range, Section
-from jrec.app.models.kind import plain
-from jrec.app.models.ranking import RANKING_KEYS, RankingKind, check_ranked, feature_named
+from jrec.app.models.ranking import RankingKind, check_ranked, feature_named
 from jrec.data.schema import Schema, Table
 from jrec.errors import ConfigError
 
@@ -71,6 +70,7 @@ class NextItemKind(RankingKind[SequenceSection]):
     """
 
     section, section_name = SequenceSection, "sequence"
+    before: ClassVar[Mapping[str, object]] = {"ages": True}
 
     def __init__(self, encoder: Literal["hstu", "sasrec"]):
         super().__init__(encoder)
@@ -176,11 +176,6 @@ class NextItemKind(RankingKind[SequenceSection]):
         from jrec.nn import next_item_loss
 
         return next_item_loss(temperature=self.own(model).temperature)
-
-    @override
-    def identity(self, model: ModelConfig, num_dense: int) -> dict[str, Any]:
-        keys = {key: getattr(model, key) for key in ("kind", *RANKING_KEYS)}
-        return {**keys, "sequence": plain(self.own(model), without={"ages": True})}
 
     @override
     def packer(

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal, override
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, override
 
 from jrec.app.config.typed_toml import Range, Section, Width
-from jrec.app.models.clicks import ClickKind, check_histories, dense_part
-from jrec.app.models.kind import plain
+from jrec.app.models.clicks import ClickKind, check_histories, check_interaction, dense_part
 from jrec.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -47,9 +46,11 @@ class TBSMKind(ClickKind[TBSMSection]):
     """``model.kind = "tbsm"``."""
 
     section, section_name = TBSMSection, "tbsm"
+    before: ClassVar[Mapping[str, object]] = {"top_with": "context"}
 
     @override
     def check_own(self, model: ModelConfig) -> None:
+        check_interaction(model)
         others = model.wide or model.dot_with != "auto" or model.members > 1
         if model.interaction not in ("dot", "concat") or others:
             raise ConfigError(
@@ -87,7 +88,7 @@ class TBSMKind(ClickKind[TBSMSection]):
 
     @override
     def identity(self, model: ModelConfig, num_dense: int) -> dict[str, Any]:
-        return super().identity(model, num_dense) | {"tbsm": plain(self.own(model), without={"top_with": "context"})}
+        return super().identity(model, num_dense) | {"tbsm": self.own_identity(model)}
 
 
 KIND = TBSMKind("tbsm")

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from jrec.serving.format import Retrieval
     from jrec.sharding import Plan
 
-_KEYS = (*RANKING_KEYS, "pooling", "features")
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TwoTowerSection(Section):
@@ -63,7 +61,7 @@ class TwoTowerKind(RankingKind[TwoTowerSection]):
     """``model.kind = "two_tower"``."""
 
     section, section_name = TwoTowerSection, "two_tower"
-    keys = _KEYS
+    keys = (*RANKING_KEYS, "pooling", "features")
     takes_factory = True
     exports_vectors = True
 
@@ -190,11 +188,6 @@ class TwoTowerKind(RankingKind[TwoTowerSection]):
         own = self.own(model)
         log_q = LOG_Q if own.log_q else ""
         return two_tower_loss(TARGET, log_q=log_q, by_label=schema.labels, temperature=own.temperature)
-
-    @override
-    def identity(self, model: ModelConfig, num_dense: int) -> dict[str, Any]:
-        keys = dataclasses.asdict(model)
-        return {**{key: keys[key] for key in ("kind", *_KEYS)}, "two_tower": dataclasses.asdict(self.own(model))}
 
     @override
     def packer(
