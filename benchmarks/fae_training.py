@@ -7,8 +7,8 @@ default, updating them in place, moves none); FAE keeps the calibrated hot rows 
 alternate. On a CPU, "device" memory is the same memory: bytes and schedules are the result, not seconds.
 
 Accuracy: one pair of runs a seed on the synthetic log and on the real Criteo Kaggle sample, with
-configs/criteo_kaggle.toml as it is, on the synthetic one also with a constant learning rate. The split valid is evaluated on the way too, and its AUC compared after every
-eighth of the steps.
+configs/criteo_kaggle.toml as it is, on the synthetic one also with a constant learning rate. The split valid is
+evaluated on the way too, and its AUC compared after every eighth of the steps.
 
 Examples:
   python -m benchmarks.fae_training
