@@ -15,8 +15,8 @@ from test_distribute import placed
 
 import jrec
 from jrec import nn, ops
-from jrec.app.dispatches import steps_of_dispatches
 from jrec.app.report.running_auc import RunningAuc
+from jrec.app.schedule import Schedule
 from jrec.data.schema import DatasetError
 from jrec.errors import ConfigError
 
@@ -178,13 +178,12 @@ def test_metrics_count_the_examples_of_all_devices(name):
         assert outputs.metrics.value() == pytest.approx(expected.value(), abs=1e-6)
 
 
-@given(st.integers(1, 20), st.integers(1, 120), st.lists(st.integers(0, 40), max_size=3))
+@given(st.integers(1, 20), st.integers(1, 120), st.tuples(*[st.integers(0, 40)] * 3))
 def test_nothing_is_due_within_a_dispatch(most, total, every):
-    at, step, dispatches = steps_of_dispatches(most, total=total, every=every), 0, []
+    schedule, step, dispatches = Schedule(total=total, log=every[0], evaluate=every[1], save=every[2]), 0, []
     while step < total:
-        dispatches.append(at(step))
-        for steps in filter(None, every):
-            assert (step + dispatches[-1] - 1) // steps == step // steps
+        dispatches.append(schedule.dispatch(step, most))
+        assert not any(schedule.at(within).any for within in range(step + 1, step + dispatches[-1]))
         step += dispatches[-1]
     assert step == total
     assert max(dispatches) <= most
@@ -193,6 +192,15 @@ def test_nothing_is_due_within_a_dispatch(most, total, every):
 
 
 def test_a_size_that_leaves_no_steps_over_is_taken():
-    at = steps_of_dispatches(16, total=1000, every=(100, 200, 0))
-    assert {at(before) for before in range(0, 1000, 10)} == {10}
-    assert steps_of_dispatches(16, total=1000, every=(37,))(0) == 16
+    schedule = Schedule(total=1000, log=100, evaluate=200)
+    assert {schedule.dispatch(before, 16) for before in range(0, 1000, 10)} == {10}
+    assert Schedule(total=1000, log=37).dispatch(0, 16) == 16
+
+
+def test_what_is_due_after_a_step():
+    schedule = Schedule(total=10, log=2, evaluate=3, evaluate_last=True)
+    due = {step: (found.log, found.evaluate, found.save) for step in range(1, 11) for found in [schedule.at(step)]}
+    assert {step for step, (log, _, _) in due.items() if log} == {2, 4, 6, 8, 10}
+    assert {step for step, (_, evaluate, _) in due.items() if evaluate} == {3, 6, 9, 10}
+    assert not any(save for _, _, save in due.values())
+    assert not Schedule(total=10).at(10).any

@@ -17,7 +17,6 @@ from mesh_plans import scattered
 from run_cases import CONFIG, configuring, quickstart
 from tbsm_config import SHIPPED, SMALL
 
-from jrec.app import loop
 from jrec.app.build import build_layout, build_model, build_optimizer
 from jrec.app.config import load_config
 from jrec.app.dataset import evaluation_config, open_data
@@ -25,6 +24,7 @@ from jrec.app.evaluate import evaluate_checkpoint, restore_run
 from jrec.app.hot_cold_feed import FaeLoaders
 from jrec.app.loaders import train_loader
 from jrec.app.loop import train
+from jrec.app.recorder import Recorder
 from jrec.app.report import summary, write_report
 from jrec.app.report.metrics import sigmoid
 from jrec.app.shuffle_scheduler import ShuffleScheduler
@@ -244,7 +244,7 @@ class Killed(BaseException):
 
 def resumed_through(fae, monkeypatch, deaths, overrides, out):
     """A run that dies at each of the steps ``deaths`` in turn, goes on each time, and ends."""
-    absorb = loop._Training._absorb
+    absorb = Recorder.absorb
     for queue, death in enumerate([*deaths, None], 1):
 
         def dies(self, *results, death=death):
@@ -252,7 +252,7 @@ def resumed_through(fae, monkeypatch, deaths, overrides, out):
                 raise Killed
             absorb(self, *results)
 
-        monkeypatch.setattr(loop._Training, "_absorb", dies)
+        monkeypatch.setattr(Recorder, "absorb", dies)
         config = fae(*overrides, f"tables.host.queue={1 + queue % 3}", out=out)
         if death is None:
             return train(config, resume=True)

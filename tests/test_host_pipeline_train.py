@@ -14,10 +14,10 @@ from checkpoint_state import final_arrays
 from host_runs import pipeline_threads
 from run_cases import CONFIG, configuring, killed_and_resumed, quickstart
 
-from jrec.app import loop
 from jrec.app.config import load_config
 from jrec.app.evaluate import evaluate_checkpoint
 from jrec.app.loop import train
+from jrec.app.recorder import Recorder
 from jrec.app.report import write_report
 from jrec.data.loader import Loader
 from jrec.data.schema import DatasetError
@@ -122,7 +122,7 @@ class Killed(BaseException):
 def test_a_run_killed_anywhere_resumes_to_the_same_bits_in_host_memory_too(configure, monkeypatch, overrides, way):
     overrides = (*way, "checkpoint.every_steps=3", *overrides)
     whole = train(configure(*overrides, out="whole"))
-    rng, absorb, deaths, outcome = np.random.default_rng(0), loop._Training._absorb, 0, None
+    rng, absorb, deaths, outcome = np.random.default_rng(0), Recorder.absorb, 0, None
     while outcome is None and deaths < 40:
         budget = [int(rng.integers(4, 9))]
 
@@ -132,7 +132,7 @@ def test_a_run_killed_anywhere_resumes_to_the_same_bits_in_host_memory_too(confi
                 raise Killed
             absorb(self, *args)
 
-        monkeypatch.setattr(loop._Training, "_absorb", dies)
+        monkeypatch.setattr(Recorder, "absorb", dies)
         pipeline, queue = str(rng.choice(["on", "auto"])), int(rng.integers(1, 5))
         others = (f"tables.host.pipeline={pipeline}", f"tables.host.queue={queue}", "tables.host.threads=1")
         try:  # a resumed run may go another way, and use other queues and threads
@@ -195,18 +195,18 @@ def test_bad_data_fails_after_the_steps_before_it_as_on_the_device(configure, mo
 def test_a_signal_drains_the_pipeline_into_a_checkpoint(configure, monkeypatch, number, way):
     overrides = (*way, "max_steps=14")
     whole = train(configure(*overrides, out="whole"))
-    absorb = loop._Training._absorb
+    absorb = Recorder.absorb
 
     def signals(self, *args):
         absorb(self, *args)
         if self.absorbed == 6:
             os.kill(os.getpid(), number)
 
-    monkeypatch.setattr(loop._Training, "_absorb", signals)
+    monkeypatch.setattr(Recorder, "absorb", signals)
     stopped = train(configure(*overrides))
     assert not stopped.finished
     assert final_arrays(stopped.folder)[0] == stopped.step < 10
-    monkeypatch.setattr(loop._Training, "_absorb", absorb)
+    monkeypatch.setattr(Recorder, "absorb", absorb)
     assert kept(train(configure(*overrides), resume=True).folder) == kept(whole.folder)
 
 

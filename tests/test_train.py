@@ -14,10 +14,10 @@ import pytest
 from checkpoint_state import final_arrays
 from run_cases import CONFIG, configuring, killed_and_resumed, quickstart
 
-from jrec.app import loop
 from jrec.app.evaluate import evaluate_checkpoint
 from jrec.app.loop import train
 from jrec.app.processes.interrupt import stop_on_signals
+from jrec.app.recorder import Recorder
 from jrec.app.report.metrics import evaluate
 from jrec.app.run_folder import open_run_folder
 from jrec.data.schema import DatasetError
@@ -75,7 +75,7 @@ def test_a_run_interrupted_anywhere_resumes_to_the_same_bits(configure, monkeypa
 
     rng = np.random.default_rng(0)
     config = configure("epochs=2", f"model.table_dtype={dtype!r}", out="killed")
-    absorb = loop._Training._absorb
+    absorb = Recorder.absorb
     deaths = 0
     while deaths < 40:
         survive = int(rng.integers(2, 14))
@@ -86,7 +86,7 @@ def test_a_run_interrupted_anywhere_resumes_to_the_same_bits(configure, monkeypa
                 raise Killed
             absorb(self, *args)
 
-        monkeypatch.setattr(loop._Training, "_absorb", dies)
+        monkeypatch.setattr(Recorder, "absorb", dies)
         try:
             outcome = train(config, resume=True)
         except Killed:
@@ -135,19 +135,19 @@ def test_kill_9_at_ten_random_moments_then_resume_gives_the_same_bits(configure,
 
 def test_a_signal_stops_after_the_step_with_a_checkpoint(configure, monkeypatch):
     config = configure()
-    absorb = loop._Training._absorb
+    absorb = Recorder.absorb
 
     def signals(self, *args):
         absorb(self, *args)
         if self.absorbed == 6:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(loop._Training, "_absorb", signals)
+    monkeypatch.setattr(Recorder, "absorb", signals)
     outcome = train(config)
     assert not outcome.finished
     assert outcome.scores == {}
     assert final_arrays(outcome.folder)[0] == outcome.step < 10
-    monkeypatch.setattr(loop._Training, "_absorb", absorb)
+    monkeypatch.setattr(Recorder, "absorb", absorb)
     assert train(config, resume=True).finished
 
 
@@ -303,7 +303,7 @@ def test_a_loss_that_diverges_within_a_dispatch_names_its_step(configure, monkey
     config = configure(
         "data.steps_per_dispatch=8", "log.every_steps=8", "checkpoint.every_steps=0", "evaluate.every_steps=0"
     )
-    absorb = loop._Training._absorb
+    absorb = Recorder.absorb
 
     def diverges(self, *of_steps):
         broken = [
@@ -311,6 +311,6 @@ def test_a_loss_that_diverges_within_a_dispatch_names_its_step(configure, monkey
         ]
         absorb(self, *broken)
 
-    monkeypatch.setattr(loop._Training, "_absorb", diverges)
+    monkeypatch.setattr(Recorder, "absorb", diverges)
     with pytest.raises(DivergedError, match="the loss became nan at step 6:"):
         train(config)

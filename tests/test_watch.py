@@ -8,10 +8,10 @@ from checkpoint_state import final_arrays
 from run_cases import CONFIG, configuring, quickstart
 from train_command import train_command
 
-from jrec.app import loop
 from jrec.app.evaluate import evaluate_checkpoint
 from jrec.app.loop import train
 from jrec.app.preflight import check_start
+from jrec.app.recorder import Recorder
 from jrec.app.report.metrics import Scores, evaluate
 from jrec.app.watch import BestStep, chosen_step, plan_evaluations
 from jrec.cli import main
@@ -126,7 +126,7 @@ def test_a_run_that_gets_worse_ends_early_and_its_best_step_is_scored(configure)
 @pytest.mark.slow
 def test_a_killed_run_ends_early_at_the_same_step_with_the_same_bits(configure, monkeypatch):
     whole = train(configure(*OVERFITS, out="whole"))
-    config, absorb = configure(*OVERFITS, out="killed"), loop._Training._absorb
+    config, absorb = configure(*OVERFITS, out="killed"), Recorder.absorb
 
     class Killed(BaseException):
         """As sudden as a kill: nothing in the loop handles it."""
@@ -138,10 +138,10 @@ def test_a_killed_run_ends_early_at_the_same_step_with_the_same_bits(configure, 
                 raise Killed
             absorb(self, *results)
 
-        monkeypatch.setattr(loop._Training, "_absorb", dies)
+        monkeypatch.setattr(Recorder, "absorb", dies)
         with pytest.raises(Killed):
             train(config, resume=True)
-    monkeypatch.setattr(loop._Training, "_absorb", absorb)
+    monkeypatch.setattr(Recorder, "absorb", absorb)
     resumed = train(config, resume=True)
     assert (resumed.step, resumed.scored_step) == (whole.step, whole.scored_step)
     assert final_arrays(resumed.folder) == final_arrays(whole.folder)

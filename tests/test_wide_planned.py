@@ -12,10 +12,10 @@ from jax.sharding import Mesh
 from wide_data import ROWS, numbers_of, widened
 
 from jrec import ops
-from jrec.app import loop
 from jrec.app.build import build_layout
 from jrec.app.config import load_config
 from jrec.app.loop import train
+from jrec.app.recorder import Recorder
 from jrec.data.schema import Schema
 from jrec.host import HostTable
 from jrec.ops import layout as layouts
@@ -253,14 +253,14 @@ def test_a_plan_of_a_wide_table_trains_as_host_memory_and_resumes_to_its_bits(co
     class Killed(BaseException):
         """As sudden as a kill: nothing in the loop handles it."""
 
-    absorb = loop._Training._absorb
+    absorb = Recorder.absorb
 
     def dies(self, *results):
         if self.absorbed < 7 <= self.absorbed + len(results):
             raise Killed
         absorb(self, *results)
 
-    monkeypatch.setattr(loop._Training, "_absorb", dies)
+    monkeypatch.setattr(Recorder, "absorb", dies)
     with pytest.raises(Killed):
         train(configure(*planned, out="killed"))
     monkeypatch.undo()

@@ -5,11 +5,11 @@ import pytest
 from checkpoint_state import latest
 from wide_data import ROWS, numbers_of, widened
 
-from jrec.app import loop
 from jrec.app.compress import Selection, compress_run
 from jrec.app.config import load_config
 from jrec.app.evaluate import evaluate_checkpoint
 from jrec.app.loop import train
+from jrec.app.recorder import Recorder
 from jrec.errors import ConfigError
 from jrec.host import HostTable
 from jrec.ops import SGD
@@ -137,7 +137,7 @@ def test_a_run_on_wide_tables_is_the_run_on_small_ones_and_resumes_to_its_bits(c
     class Killed(BaseException):
         """As sudden as a kill: nothing in the loop handles it."""
 
-    absorb = loop._Training._absorb
+    absorb = Recorder.absorb
 
     def dies(self, *results):
         if self.absorbed < 13 <= self.absorbed + len(results):
@@ -145,7 +145,7 @@ def test_a_run_on_wide_tables_is_the_run_on_small_ones_and_resumes_to_its_bits(c
         absorb(self, *results)
 
     config = configure("wide", "tables.host.queue=1", out="killed")
-    monkeypatch.setattr(loop._Training, "_absorb", dies)
+    monkeypatch.setattr(Recorder, "absorb", dies)
     with pytest.raises(Killed):
         train(config)
     monkeypatch.undo()

@@ -1,0 +1,127 @@
+"""Evaluations in training: scores of the watched splits, the model's calibration, and the best step so far."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import pathlib
+import time
+from typing import Any
+
+from jrec.app.calibration import bias_of, calibrated, fit_calibration, refinement
+from jrec.app.config import TrainConfig
+from jrec.app.evaluate import score_split
+from jrec.app.models.catalogue import Catalogue
+from jrec.app.processes.mesh_processes import SilentLog
+from jrec.app.progress import TrainingProgress
+from jrec.app.report.logs import MetricLog
+from jrec.app.report.metrics import Evaluation, Scores, evaluate_tasks, log_loss
+from jrec.app.report.ranking import AnyScores, RankingEvaluation, evaluated
+from jrec.app.watch import BestStep, EvaluationPlan
+from jrec.data.schema import Schema
+from jrec.run.processes import first
+from jrec.run.run import Run
+
+
+class Evaluator:
+    """Scores a run as its last step left it.
+
+    Args:
+      config: The run's configuration.
+      schema: What its model reads.
+      run: The run.
+      folder: Its folder.
+      plan: When which splits are scored.
+
+    Attributes:
+      best: The best step so far.
+    """
+
+    def __init__(self, config: TrainConfig, schema: Schema, run: Run, folder: pathlib.Path, plan: EvaluationPlan):
+        self._config, self._schema, self._run, self._folder, self._plan = config, schema, run, folder, plan
+        stopping = config.evaluate.early_stopping
+        self.best = BestStep(stopping.metric, stopping.patience)
+        # The task by which steps are compared; "" is the first, or the only one.
+        first_task = next(iter(config.model.multi_task.tasks), "")
+        self._task = "" if stopping.task == first_task else stopping.task
+        self._count, self._seconds = 0, 0.0
+
+    @functools.cached_property
+    def _catalogue(self) -> Catalogue | None:
+        """The items that the model ranks, where a tower makes their vectors; the first process keeps them."""
+        kind = self._config.model.of_kind
+        return kind.catalogue(self._folder, self._config, self._schema, self._schema.identity, keep=first())
+
+    def scores(self, split: str, progress: TrainingProgress, *, limit: int = 0, shuffle: bool = False) -> AnyScores:
+        """``score_split`` of the run."""
+        return score_split(
+            self._config,
+            self._schema,
+            self._run,
+            split,
+            limit=limit,
+            shuffle=shuffle,
+            progress=progress,
+            catalogue=self._catalogue,
+        )
+
+    def loss(self, split: str, progress: TrainingProgress, *, limit: int) -> float:
+        """The log loss on the first ``limit`` batches of a split, by a model of clicks."""
+        scores = self.scores(split, progress, limit=limit)
+        assert isinstance(scores, Scores)
+        return log_loss(scores.logits, scores.labels)
+
+    def evaluate(self, step: int, log: MetricLog | SilentLog, progress: TrainingProgress) -> bool:
+        """Evaluates the model as it is and logs that; returns whether it is the best so far."""
+        begin, improved = time.perf_counter(), False
+        for number, split in enumerate(self._plan.splits):
+            calibrates = number == 0 and self._config.model.calibrate
+            if calibrates:
+                self._run.calibrate(1.0, 0.0)
+            scores = self.scores(split, progress, limit=self._plan.batches)
+            if calibrates and isinstance(scores, Scores):
+                scores = self._calibrated(scores, progress)
+            measured = self._measured(scores)
+            for task, evaluation in measured.items():
+                log.write(step, evaluation.to_dict(), split=f"{split}/{task}" if task else split)
+            if number == 0 and (decides := measured.get(self._task)) is not None:
+                improved = self.best.observe(step, decides)
+        self._count, self._seconds = self._count + 1, self._seconds + time.perf_counter() - begin
+        return improved
+
+    def _calibrated(self, scores: Scores, progress: TrainingProgress) -> Scores:
+        """Fits the model's calibration to scores, and to as many examples of training; returns the scores by it."""
+        limit, bias = -(-scores.labels.size // self._config.data.eval_batch_size), 0.0
+        if self._config.schedule == "plain":  # what else has the training split's name has the cold examples alone
+            training = self.scores("train", progress, limit=limit, shuffle=True)
+            assert isinstance(training, Scores)  # as the others are
+            bias = bias_of(training)
+        scale, shift = fit_calibration(scores, bias=bias)
+        self._run.calibrate(scale, shift)
+        return calibrated(scores, scale, shift)
+
+    def _measured(self, scores: AnyScores) -> dict[str, Evaluation | RankingEvaluation]:
+        """The metrics, and of several labels by task those of the others; the first task's name is ""."""
+        measured: dict[str, Evaluation | RankingEvaluation] = {"": evaluated(scores)}
+        if not isinstance(scores, Scores):
+            return measured
+        measured |= dict(itertools.islice(evaluate_tasks(scores).items(), 1, None))
+        stopping = self._config.evaluate.early_stopping
+        if stopping.metric == "refinement" and isinstance(decides := measured.get(self._task), Evaluation):
+            measured[self._task] = dataclasses.replace(decides, refinement=refinement(scores.of(self._task)))
+        return measured
+
+    def sections(self, training_seconds: float) -> dict[str, Any]:
+        """Its section of the report; ``training_seconds`` are those of the steps."""
+        if not self._count:
+            return {}
+        return {
+            "evaluations": {
+                "every_steps": self._plan.every_steps,
+                "batches": self._plan.batches,
+                "count": self._count,
+                "seconds": self._seconds,
+                "share": self._seconds / (training_seconds + self._seconds),
+            }
+        }
