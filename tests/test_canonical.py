@@ -175,12 +175,18 @@ def prepared(folder, inputs, text=None):
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
     folder = tmp_path_factory.mktemp("written")
-    return csv_of(FRAME, folder / "log.csv"), parquet_of(folder / "log.parquet")
+    rows = [json.dumps({"label": int(FRAME["label"][k]), **ROWS[k]}) for k in range(LINES)]
+    (folder / "log.jsonl").write_text("\n".join(rows) + "\n")
+    return {
+        "csv": csv_of(FRAME, folder / "log.csv"),
+        "parquet": parquet_of(folder / "log.parquet"),
+        "json lines": str(folder / "log.jsonl"),
+    }
 
 
-@pytest.fixture(scope="module", params=["csv", "parquet"])
+@pytest.fixture(scope="module", params=["csv", "parquet", "json lines"])
 def schema(request, written, tmp_path_factory):
-    return prepared(tmp_path_factory.mktemp("schema") / request.param, [written[request.param == "parquet"]])
+    return prepared(tmp_path_factory.mktemp("schema") / request.param.replace(" ", "_"), [written[request.param]])
 
 
 def ids_of(encoded):
@@ -192,12 +198,13 @@ def ids_of(encoded):
 @pytest.fixture(scope="module")
 def expected(schema, written):
     """The rows of the log's own text."""
-    (piece,) = Encoder(schema).stream([written[0]], batch_size=LINES)
+    (piece,) = Encoder(schema).stream([written["csv"]], batch_size=LINES)
     return ids_of(piece)
 
 
-def test_a_log_of_parquet_has_the_rows_of_its_text(schema, expected, written):
-    (piece,) = Encoder(schema).stream([written[1]], batch_size=LINES)
+@pytest.mark.parametrize("door", ["parquet", "json lines"])
+def test_a_log_of_parquet_or_json_has_the_rows_of_its_text(door, schema, expected, written):
+    (piece,) = Encoder(schema).stream([written[door]], batch_size=LINES)
     for name, rows in ids_of(piece).items():
         np.testing.assert_array_equal(rows, expected[name], err_msg=name)
 

@@ -53,7 +53,7 @@ FORMATS = {
     "avazu": "Avazu's Kaggle challenge: train.gz",
     "taobao": "Taobao UserBehavior.csv: the next item after a history, or purchase intent",
     "movielens": "MovieLens ratings.dat, ratings.csv, or a CSV of user and movie ids",
-    "csv": "any delimited text, Parquet or Arrow files, described by --schema",
+    "csv": "any delimited text, JSON lines, Parquet or Arrow files, described by --schema",
 }
 
 
@@ -117,7 +117,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="FILE",
         help="files, folders, URIs (s3://, gs://) or pipes, in order of time: text, plain or compressed, and for csv"
-        " tables (Parquet, Arrow); - is standard input",
+        " tables (Parquet, Arrow, JSON lines); - is standard input",
     )
     for name in _SPLITS:
         what = "instead of --input: files of the training split" if name == "train" else f"files of the {name} split"

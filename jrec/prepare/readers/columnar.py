@@ -8,6 +8,7 @@ tables alike. Types that are rare (decimals, times as categories) do go through 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -55,12 +56,14 @@ class Rows:
       line: The number of the first row, counted from 1.
       batch: The rows; it has the dialect's fields.
       bytes_read: How far into the file reading has come.
+      bad: By row that could not be read at all, why, and its text; its values are null.
     """
 
     path: str
     line: int
     batch: pa.RecordBatch
     bytes_read: int
+    bad: Mapping[int, tuple[str, bytes]] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass
@@ -130,14 +133,20 @@ def parse_rows(rows: Rows, dialect: Dialect, seed: int) -> ParsedRows:
         block=Block(path=rows.path, line=rows.line, text=np.empty(0, np.uint8), bytes_read=rows.bytes_read),
         batch=batch,
     )
-    _leave_out(parsed, field_of, code_of)
+    _leave_out(parsed, field_of, code_of, rows.bad)
     return parsed
 
 
-def _leave_out(parsed: ParsedRows, field_of: np.ndarray, code_of: np.ndarray) -> None:
-    """Moves rows with a code to the bad ones, which say the first of their fields that is wrong."""
+def _leave_out(
+    parsed: ParsedRows, field_of: np.ndarray, code_of: np.ndarray, unread: Mapping[int, tuple[str, bytes]]
+) -> None:
+    """Moves rows with a code to the bad ones, which say the first of their fields that is wrong, and unread ones."""
+    block = parsed.block
+    for row, (reason, text) in unread.items():
+        field_of[row] = -1
+        parsed.bad.append(BadLine(block.path, block.line + row, reason, text))
     bad = np.flatnonzero(field_of >= 0)
-    if not len(bad):
+    if not len(bad) and not unread:
         return
     reasons = dict[int, str]()
     for index in np.unique(field_of[bad]).tolist():
@@ -147,9 +156,9 @@ def _leave_out(parsed: ParsedRows, field_of: np.ndarray, code_of: np.ndarray) ->
         texts = _row_texts(parsed.batch.column(field.name), field, rows)
         for row, code, text in zip(rows.tolist(), codes, texts, strict=True):
             reasons[row] = reason_of(parsed.dialect, field, code, text)
-    block = parsed.block
     for row, text in zip(bad.tolist(), parsed.line_texts(bad), strict=True):
         parsed.bad.append(BadLine(block.path, block.line + row, reasons[row], text))
+    field_of[list(unread)] = 0
     kept = np.flatnonzero(field_of < 0)
     parsed.columns = gather_all(parsed.columns, kept)
     parsed.places = parsed.places[kept]

@@ -128,7 +128,7 @@ def transcoded(block: Block, encoding: str) -> Block:
 
 
 def refuse_json(path: str) -> None:
-    """Refuses a file whose first line is JSON, which would make columns such as ``{"user": 17``.
+    """Refuses a file whose first line is JSON that is no object a line (``json_lines``), and would make odd columns.
 
     Raises:
       DatasetError: With the command that converts the file.
@@ -143,12 +143,15 @@ def refuse_json(path: str) -> None:
             return
         whole = None
     table = repr(re.sub(r"\.\w+(\.(gz|bz2|zst))?$", "", path) + ".parquet")
-    if isinstance(whole, dict) or (isinstance(whole, list) and not any(isinstance(one, dict) for one in whole)):
-        kind, read = "JSON lines", f"pyarrow.json.read_json({path!r})"
-        command = f"import pyarrow.json, pyarrow.parquet; pyarrow.parquet.write_table({read}, {table})"
-    else:
-        kind, command = "JSON", f"import pandas; pandas.read_json({path!r}).to_parquet({table})"
-    raise DatasetError(f'{path} holds {kind}, which jrec does not read; convert it to Parquet: python -c "{command}"')
+    if isinstance(whole, list) and not any(isinstance(one, dict) for one in whole):
+        raise DatasetError(
+            f"{path} holds a JSON array a line, which jrec does not read; give an object a line, with keys"
+        )
+    command = f"import pandas; pandas.read_json({path!r}).to_parquet({table})"
+    raise DatasetError(
+        f"{path} holds one JSON value, which jrec does not read; give an object a line (JSON lines), or convert it to"
+        f' Parquet: python -c "{command}"'
+    )
 
 
 def read_blocks(

@@ -1,4 +1,4 @@
-"""Tables in files, Parquet and Arrow's own (IPC files and streams, Feather), in record batches."""
+"""Tables in files, Parquet, Arrow's own (IPC files and streams, Feather) and JSON lines, in record batches."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from jrec.data.parquet import ParquetTable, named_damage
 from jrec.data.schema import DatasetError
 from jrec.prepare.readers import lines, places
 from jrec.prepare.readers.columnar import Rows, is_readable, sampled
+from jrec.prepare.readers.json_lines import Bad, JsonLines, is_json_lines
 from jrec.prepare.readers.parse import Dialect
 
 if TYPE_CHECKING:
@@ -27,8 +28,8 @@ _NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 
 
 def is_table(path: str) -> bool:
-    """Whether a file is a table, by its first bytes. False for what cannot be read."""
-    return places.begins_with(path, 8).startswith(lines.TABLES)
+    """Whether a file is a table, by its first bytes: Parquet, Arrow, JSON lines. False for what cannot be read."""
+    return places.begins_with(path, 8).startswith(lines.TABLES) or is_json_lines(path)
 
 
 def column_types(path: str) -> dict[str, pa.DataType]:
@@ -58,8 +59,8 @@ def read_rows(path: str, dialect: Dialect) -> Iterator[Rows]:
     rows = max(_BLOCKS * lines.BLOCK_BYTES // (_VALUE_BYTES * max(len(names), 1)), 1)
     size, line = places.size_of(path), 1
     categories = [field.name for field in dialect.fields if field.kind == "text"]
-    for share, batch in _batches(path, names, min(rows, _MAX_ROWS), _COPY, categories):
-        yield Rows(path=path, line=line, batch=batch, bytes_read=int(size * share))
+    for share, batch, bad in _batches(path, names, min(rows, _MAX_ROWS), _COPY, categories):
+        yield Rows(path=path, line=line, batch=batch, bytes_read=int(size * share), bad=bad)
         line += batch.num_rows
 
 
@@ -75,25 +76,30 @@ def read_batches(
       remedy: Ends the message about a damaged file.
 
     Raises:
-      DatasetError: If the file is damaged; of Parquet, with the row group and the column.
+      DatasetError: If the file is damaged; of Parquet, with the row group and the column, of JSON lines with the line.
     """
-    return (batch for _, batch in _batches(path, names, rows, remedy))
+    line = 1
+    for _, batch, bad in _batches(path, names, rows, remedy):
+        for row, (reason, _) in bad.items():
+            raise DatasetError(f"{path}:{line + row}: {reason}; fix the line, or leave it out")
+        yield batch
+        line += batch.num_rows
 
 
 def _batches(
     path: str | os.PathLike[str], names: Sequence[str], rows: int, remedy: str, categories: Sequence[str] = ()
-) -> Iterator[tuple[float, pa.RecordBatch]]:
-    """The batches, and the share of the file that is read with each; ``categories`` may come with dictionaries."""
+) -> Iterator[tuple[float, pa.RecordBatch, Bad]]:
+    """The batches, with the share of the file read so far and bad rows; ``categories`` may come with dictionaries."""
     import pyarrow as pa
 
     with opened(path, remedy=remedy) as table:
         own = set(table.schema.names)
         of_folders = {name: value for name, value in partition(str(path)).items() if name not in own}
-        for share, batch in table.batches([name for name in names if name in own], rows, categories):
+        for share, batch, *bad in table.batches([name for name in names if name in own], rows, categories):
             columns = [
                 batch.column(name) if name in own else _repeated(of_folders[name], batch.num_rows) for name in names
             ]
-            yield share, pa.RecordBatch.from_arrays(columns, list(names))
+            yield share, pa.RecordBatch.from_arrays(columns, list(names)), bad[0] if bad else {}
 
 
 def partition(path: str) -> dict[str, str | None]:
@@ -125,7 +131,7 @@ class _Table(Protocol):
 
     def batches(
         self, names: list[str], rows: int, categories: Sequence[str]
-    ) -> Iterator[tuple[float, pa.RecordBatch]]: ...
+    ) -> Iterator[tuple[float, pa.RecordBatch] | tuple[float, pa.RecordBatch, Bad]]: ...
 
 
 @contextlib.contextmanager
@@ -135,6 +141,9 @@ def opened(path: str | os.PathLike[str], *, remedy: str = _COPY) -> Iterator[_Ta
     Raises:
       DatasetError: If the file is damaged: in place of whatever Arrow raises here and inside.
     """
+    if not places.begins_with(os.fspath(path), 8).startswith(lines.TABLES):
+        yield JsonLines(os.fspath(path))
+        return
     kind = "Arrow" if places.begins_with(os.fspath(path), 8).startswith(lines.ARROW) else "Parquet"
     with named_damage(path, kind, remedy), contextlib.closing(_source(os.fspath(path))) as source:
         yield ParquetTable(source) if kind == "Parquet" else _Arrow(source)
