@@ -24,8 +24,8 @@ from jrec.prepare.readers import places
 from jrec.prepare.readers.delimited import Delimited, stored_schema, with_given_histories
 from jrec.prepare.readers.delimited_schema import DelimitedSchema, Join
 from jrec.prepare.readers.lines import check_inputs
+from jrec.prepare.readers.log_format import Chunk
 from jrec.prepare.readers.parse import Dialect, ParsedBlock
-from jrec.prepare.readers.source import Chunk
 from jrec.prepare.readers.streams import Input, is_stream
 
 _ROW_BYTES = 64  # at most, beside its values: the key, its place in a hash table, and the line while it is read

@@ -39,7 +39,7 @@ from jrec.prepare.ingest import (
 from jrec.prepare.parts import read_parts
 from jrec.prepare.prepare_options import LEAVE_ONE_OUT, PrepareOptions
 from jrec.prepare.readers.lines import check_inputs
-from jrec.prepare.readers.source import CategoricalSpec, History, Source
+from jrec.prepare.readers.log_format import CategoricalSpec, History, LogFormat
 from jrec.prepare.readers.streams import Input, InputLike, is_stream, read_names, spool
 from jrec.prepare.shards import ShardRows, write_shards
 from jrec.prepare.spill import PlainColumn, Spill, SpilledLists
@@ -62,7 +62,7 @@ WHOLE = "log"  # stands for all splits where one log is split
 
 
 def prepare(
-    source: Source,
+    source: LogFormat,
     inputs: InputLike | Sequence[InputLike] | Mapping[str, Sequence[InputLike]],
     out: str | os.PathLike[str],
     options: PrepareOptions | None = None,
@@ -137,7 +137,7 @@ def prepare(
 _ROOM = "Preparing needs about twice the size of the unpacked log"
 
 
-def _check_groups(groups: Mapping[str, Sequence[str]], source: Source, options: PrepareOptions) -> None:
+def _check_groups(groups: Mapping[str, Sequence[str]], source: LogFormat, options: PrepareOptions) -> None:
     """Refuses files for each split that make no dataset."""
     if source.histories and options.split_by == "random":
         raise DatasetError(
@@ -170,7 +170,7 @@ def _check_groups(groups: Mapping[str, Sequence[str]], source: Source, options: 
 
 @dataclasses.dataclass
 class _Preparation:
-    source: Source
+    source: LogFormat
     inputs: Mapping[str, Sequence[str]]
     folder: pathlib.Path
     options: PrepareOptions

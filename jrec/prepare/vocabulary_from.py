@@ -19,7 +19,7 @@ from jrec.data.vocabulary import HashedTable, KeyTable, Vocabulary, count_rows
 from jrec.data.vocabulary_file import buckets_file, copy_vocabulary, load_table, long_texts
 from jrec.outputs import link
 from jrec.prepare.ingest import keys_name
-from jrec.prepare.readers.source import CategoricalSpec, Source, learned_of
+from jrec.prepare.readers.log_format import CategoricalSpec, LogFormat, learned_of
 from jrec.prepare.spill import Spill, SpilledLists
 
 _LEARNED = ("min_count", "max_rows", "growing", "key_seed")
@@ -73,7 +73,7 @@ class EarlierDataset:
         stored = self.schema.preparation.get("options")
         return {k: v for k, v in stored.items() if k in _LEARNED} if isinstance(stored, Mapping) else {}
 
-    def source(self, source: Source) -> Source:
+    def source(self, source: LogFormat) -> LogFormat:
         """The later log, its lists bounded by the earlier dataset's.
 
         Raises:

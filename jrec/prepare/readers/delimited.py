@@ -29,8 +29,8 @@ from jrec.prepare.readers.delimited_schema import (
 )
 from jrec.prepare.readers.dense import bucket_keys, dense_column, reject_dense
 from jrec.prepare.readers.lines import first_line, refuse_json
+from jrec.prepare.readers.log_format import CategoricalSpec, Chunk, LogFormat, calendar_keys, texts_by_feature
 from jrec.prepare.readers.parse import Dialect, Field, Kind, ParsedBlock, any_of_list
-from jrec.prepare.readers.source import CategoricalSpec, Chunk, Source, calendar_keys, texts_by_feature
 from jrec.prepare.readers.tables import column_types, is_table
 
 _MISSING_HINT = "; if it stands for a missing value, add it to missing_values in the schema"
@@ -39,7 +39,7 @@ _TEXT_HINT = '; if the file is in Latin-1, set encoding = "latin-1" (of Windows 
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
-class Delimited(Source):
+class Delimited(LogFormat):
     """Columns by name: from the header of each file, or from the schema where files have none.
 
     Args:

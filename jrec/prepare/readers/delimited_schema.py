@@ -15,7 +15,7 @@ from jrec.data.schema import AS_WRITTEN, CANONICAL, MAX_LENGTH, NO_TABLES, Datas
 from jrec.files import decode, load_toml, parse_json
 from jrec.prepare.readers import libsvm, places
 from jrec.prepare.readers.dense import STANDARDIZE, TRANSFORMS
-from jrec.prepare.readers.source import History
+from jrec.prepare.readers.log_format import History
 
 _REMEDY = "docs/formats.md has every key"
 TOO_LONG = ("error", "first", "last")
