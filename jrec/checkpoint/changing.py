@@ -36,7 +36,7 @@ class Part(NamedTuple):
 
 
 class ChangingRows(abc.ABC):
-    """A stack's rows on devices, for checkpoints; see ``jrec.checkpoint.sources.Source``.
+    """A stack's rows on devices, for checkpoints; see ``jrec.checkpoint.sources.CheckpointSource``.
 
     It keeps a byte a row in host memory.
 

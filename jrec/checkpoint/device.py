@@ -19,7 +19,7 @@ _SIZES = (1 << 10, 1 << 12, 1 << 14, 1 << 16)
 
 
 class DeviceRows(ChangingRows):
-    """A stack on the device, for checkpoints; see ``jrec.checkpoint.sources.Source``.
+    """A stack on the device, for checkpoints; see ``jrec.checkpoint.sources.CheckpointSource``.
 
     Args:
       stack: The tables.

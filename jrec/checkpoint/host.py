@@ -16,7 +16,7 @@ from jrec.host.table import HostTable
 
 
 class HostRows:
-    """A table in host memory, for checkpoints; see ``jrec.checkpoint.sources.Source``.
+    """A table in host memory, for checkpoints; see ``jrec.checkpoint.sources.CheckpointSource``.
 
     Args:
       table: The stack's rows, or with several processes this one's share of them.

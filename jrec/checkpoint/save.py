@@ -28,7 +28,7 @@ from jrec.checkpoint.manifest import (
     complete_steps,
     read_manifest,
 )
-from jrec.checkpoint.sources import Piece, Source
+from jrec.checkpoint.sources import CheckpointSource, Piece
 from jrec.checkpoint.writer import PieceToWrite, Writer, piece_to_write
 from jrec.outputs import sync
 
@@ -98,7 +98,7 @@ class Save:
         self._protected = protected
         self._settings, self._base, self._meta = settings, base, meta
         self._target = settings.folder / f"{step}.partial"
-        self._sources: Sequence[Source] = ()
+        self._sources: Sequence[CheckpointSource] = ()
         self._shapes: dict[str, TableShape] = {}
         self._linked: dict[str, list[PieceRecord]] = {}
         self._pieces: list[PieceToWrite] = []
@@ -109,7 +109,7 @@ class Save:
         self._writer: Writer | None = None
         self._begun, self._blocking = time.perf_counter(), 0.0
 
-    def start(self, arrays: Mapping[str, ArrayLike], sources: Sequence[Source], full: bool | None) -> None:
+    def start(self, arrays: Mapping[str, ArrayLike], sources: Sequence[CheckpointSource], full: bool | None) -> None:
         """Decides what is to be written, as of now, and begins."""
         settings, self._sources = self._settings, sources
         self._shapes = {}

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from jrec.checkpoint import Saved
-from jrec.checkpoint.sources import Source
+from jrec.checkpoint.sources import CheckpointSource
 from jrec.data.growing_tables import GrowingTables, Grown
 from jrec.mesh.communication import state_of_first
 from jrec.mesh.route import MeshRows
@@ -193,7 +193,7 @@ class RunState:
         lines = {name: self.tiers[name].new_lines(of_stack) for name, of_stack in new.items() if of_stack is not None}
         return {name: of_stack for name, of_stack in lines.items() if of_stack is not None}
 
-    def sources(self) -> Sequence[Source]:
+    def sources(self) -> Sequence[CheckpointSource]:
         """The tables' rows after the last step, for a checkpoint. Call once rows in host memory are flushed."""
         self._tracked = True
         return [source for tier in self.tiers.values() for source in tier.sources]

@@ -31,7 +31,7 @@ from jrec.sharding.pieces import REPLICATED, SHARDED
 
 
 class MeshSource(ChangingRows):
-    """A planned stack's rows on the devices of this process, for checkpoints; see ``jrec.checkpoint.sources.Source``.
+    """A planned stack's rows on the devices of this process, for checkpoints; see ``jrec.checkpoint.sources.CheckpointSource``.
 
     Args:
       stack: The tables.

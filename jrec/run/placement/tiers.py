@@ -15,7 +15,7 @@ from jrec.checkpoint import DeviceRows, Saved
 from jrec.checkpoint import HostRows as HostSource
 from jrec.checkpoint.changing import ChangingRows
 from jrec.checkpoint.manifest import VALUES
-from jrec.checkpoint.sources import Source
+from jrec.checkpoint.sources import CheckpointSource
 from jrec.host import HostTable
 from jrec.mesh.route import MeshRows
 from jrec.nn.optimizer import SparseModel
@@ -39,7 +39,7 @@ class Tier:
 
     host: HostTable | None = None
     changing: ChangingRows | None = None
-    sources: Sequence[Source] = ()
+    sources: Sequence[CheckpointSource] = ()
 
     def __init__(self, stack: Stack):
         self.stack = stack
