@@ -23,8 +23,8 @@ from jrec.run.feeds.feed import Ready
 from jrec.run.options import HostOptions
 from jrec.run.placement.model_rows import ModelRows
 from jrec.run.placement.new_lines import FirstRows, NewInStacks, new_addresses
-from jrec.run.placement.planned_tier import PlannedTier
 from jrec.run.placement.setup import MeshSetup
+from jrec.run.placement.sharded_tier import ShardedTier
 from jrec.run.placement.tiers import CoresTier, HostTier, ModelTier, Tier
 from jrec.run.step import FlatState, HostResults, Metrics, State, StepOn, StepResults, compile_run
 
@@ -88,7 +88,7 @@ class RunState:
         if stack.compressed:
             return CoresTier(stack, lambda: self.modules()[0])
         if self.setup is not None:
-            return PlannedTier(stack, self.setup, own, key, host, held)
+            return ShardedTier(stack, self.setup, own, key, host, held)
         if stack in layout.host_stacks:
             return HostTier(stack, own, key, host)
         return ModelTier(stack, own, functools.partial(self._in_state.of, stack.name))

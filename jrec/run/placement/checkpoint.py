@@ -31,7 +31,7 @@ from jrec.sharding.pieces import REPLICATED, SHARDED
 
 
 class MeshSource(ChangingRows):
-    """A planned stack's rows on the devices of this process, for checkpoints; see ``jrec.checkpoint.sources.CheckpointSource``.
+    """A ``CheckpointSource`` of a planned stack's rows on the devices of this process.
 
     Args:
       stack: The tables.

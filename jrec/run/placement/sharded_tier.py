@@ -38,7 +38,7 @@ from jrec.sharding.plans import Plan
 _MOST = 1 << 16  # rows at once
 
 
-class PlannedTier(Tier):
+class ShardedTier(Tier):
     """A stack by a plan; see ``jrec.run.placement.tiers.Tier``.
 
     With several processes each has its devices' rows, and its own rows of host memory.
