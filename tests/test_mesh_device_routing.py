@@ -14,7 +14,7 @@ from mesh_cases import HOST, OPTIMIZERS, REPLICATED, SHARDED
 
 from jrec.mesh.communication import Communication
 from jrec.mesh.route import AXIS, MeshRows, local_view
-from jrec.mesh.routing import ON_HOST, HostPlaces, Places, Room
+from jrec.mesh.routing import ON_HOST, AddressMap, HostAddressMap, Room
 from jrec.mesh.step import StepOptions
 from jrec.ops.gather_reduce import gather_reduce, gather_reduce_together
 from jrec.ops.row_update import casted_update, casted_update_together
@@ -77,9 +77,9 @@ def places_of(placed, room, sends, *, wide=False):
             np.pad(placed.offset[on_host] + placed.shard_rows, pads),
         )
         there, device, offset = everywhere(arrays)
-        host = HostPlaces(addresses=there, device=device, offset=offset)
+        host = HostAddressMap(addresses=there, device=device, offset=offset)
     begin, source, shift = everywhere((address, source, placed.offset - address))
-    return Places(
+    return AddressMap(
         begin=begin, source=source, shift=shift, host=host, rows=ROWS, wide=wide, most=30, room=room,
         fits=room == ROOMS["all"], sends=sends,
     )  # fmt: skip

@@ -17,7 +17,7 @@ from jrec.batch import Batch
 from jrec.host.ring import Rows
 from jrec.mesh.communication import Communication
 from jrec.mesh.route import AXIS, MeshRows, local_view
-from jrec.mesh.routing import HostPlaces, Places
+from jrec.mesh.routing import AddressMap, HostAddressMap
 from jrec.nn import SparseOptimizer, binary_cross_entropy
 from jrec.nn.optimizer import Loss, SparseModel
 from jrec.nn.step import StepOutputs, predict_on, train_step_on
@@ -110,8 +110,8 @@ class StepBatch:
     """
 
     batch: Batch
-    places: dict[str, Places] = dataclasses.field(default_factory=dict)
-    hosts: dict[str, HostPlaces] = dataclasses.field(default_factory=dict)
+    places: dict[str, AddressMap] = dataclasses.field(default_factory=dict)
+    hosts: dict[str, HostAddressMap] = dataclasses.field(default_factory=dict)
     pooled: dict[str, PooledRows] = dataclasses.field(default_factory=dict)
     steps: int = dataclasses.field(default=1, metadata={"static": True})
 

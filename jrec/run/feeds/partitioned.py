@@ -11,7 +11,7 @@ import numpy as np
 
 from jrec.batch import Batch
 from jrec.host.pipeline_batch import BatchRows, Prepared
-from jrec.mesh.routing import HostPlaces, Places
+from jrec.mesh.routing import AddressMap, HostAddressMap
 from jrec.ops.types import Bags
 from jrec.run.feeds.batches import Batches
 from jrec.run.feeds.partitioned_batch import PartitionedBatch
@@ -39,7 +39,7 @@ class MeshBatches:
     def __init__(self, setup: MeshSetup, *, whole: bool = False, peers: Peers | None = None):
         self._setup, self._whole, self._peers = setup, whole, peers
         self._sizes: dict[int, MeshSizes] = {}  # by the examples of a part
-        self._places: dict[int, dict[str, Places]] = {}
+        self._places: dict[int, dict[str, AddressMap]] = {}
         stacks = {stack.name: stack for stack in setup.host_stacks}
         self._hosts, self._firsts = stacks, {name: shard_capacity(setup.plan, name) for name in stacks}
 
@@ -99,7 +99,7 @@ class MeshBatches:
 
     def _host_places(
         self, name: str, read: np.ndarray, device: np.ndarray, line: np.ndarray, room: int, count: int
-    ) -> HostPlaces:
+    ) -> HostAddressMap:
         """The places of (n,) rows of host memory, the same for each of ``count`` devices."""
 
         def padded(values: np.ndarray, fill: int) -> Any:
@@ -107,7 +107,7 @@ class MeshBatches:
             out[: values.size] = values
             return np.broadcast_to(out.astype(np.int32), (count, room))
 
-        return HostPlaces(
+        return HostAddressMap(
             addresses=padded(read, 2**32 - 1 if self._hosts[name].wide else 2**31 - 1),
             device=padded(device, 0),
             offset=padded(self._firsts[name] + line, 0),

@@ -16,7 +16,7 @@ from jrec.errors import value_errors_are_config_errors
 from jrec.mesh.communication import Communication
 from jrec.mesh.exchange import Kind, check_kind
 from jrec.mesh.route import AXIS
-from jrec.mesh.routing import Places, Room
+from jrec.mesh.routing import AddressMap, Room
 from jrec.ops.layout import EmbeddingLayout, Stack
 from jrec.random_keys import over_words
 from jrec.run.feeds.batches import Batches
@@ -131,7 +131,7 @@ class MeshSetup:
     def _ranges_on_mesh(self) -> dict[str, Ranges]:
         return {name: on_mesh(ranges.of_devices(self.local), self.mesh) for name, ranges in self._ranges.items()}
 
-    def places(self, sizes: MeshSizes) -> dict[str, Places]:
+    def places(self, sizes: MeshSizes) -> dict[str, AddressMap]:
         """By planned stack, where devices find rows, for batches of these sizes."""
         return {name: sizes.places(name, ranges) for name, ranges in self._ranges_on_mesh.items()}
 

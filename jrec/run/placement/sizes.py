@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from jrec.host.ring import bucket
-from jrec.mesh.routing import Places, Room
+from jrec.mesh.routing import AddressMap, Room
 from jrec.ops.layout import EmbeddingLayout, Stack, StackedFeature
 from jrec.run.placement.part_lookups import bags_of, poolable
 from jrec.run.placement.peers import Peers
@@ -40,7 +40,7 @@ class HostSizes(NamedTuple):
 
 
 Ranges = tuple[jax.Array, jax.Array, jax.Array]
-"""First addresses, sources and shifts of ``Places``, with an axis of devices in front."""
+"""First addresses, sources and shifts of ``AddressMap``, with an axis of devices in front."""
 
 
 class MeshSizes:
@@ -107,7 +107,7 @@ class MeshSizes:
             some = {kind: max(1, sizes[kind]) for kind in sizes if getattr(limits, kind)}
             self.rooms[name] = Room(**{**sizes, **some, "unique": max(1, sizes["unique"])})
 
-    def places(self, name: str, ranges: Ranges) -> Places:
+    def places(self, name: str, ranges: Ranges) -> AddressMap:
         """Where devices find the rows of a stack.
 
         Args:
@@ -121,7 +121,7 @@ class MeshSizes:
         alone = not (room.own or room.remote or room.lookups)
         room = room._replace(replicated=room.unique if alone else max(1, room.replicated))
         begin, source, shift = ranges
-        return Places(
+        return AddressMap(
             begin=begin,
             source=source,
             shift=shift,
