@@ -30,7 +30,7 @@ ON_HOST = 1
 """What is added to the number of devices in ``AddressMap.source`` of rows in host memory."""
 
 
-class Room(NamedTuple):
+class WindowCapacity(NamedTuple):
     """How many of a stack's rows in a device's part of a batch a window has room for.
 
     Attributes:
@@ -48,9 +48,9 @@ class Room(NamedTuple):
     lookups: int = 0
     bags: int = 0
 
-    def most(self, other: Room) -> Room:
+    def most(self, other: WindowCapacity) -> WindowCapacity:
         """The greater of each."""
-        return Room(*map(max, self, other))
+        return WindowCapacity(*map(max, self, other))
 
 
 @jax.tree_util.register_dataclass
@@ -95,7 +95,7 @@ class AddressMap:
     rows: int = dataclasses.field(metadata={"static": True})
     wide: bool = dataclasses.field(default=False, metadata={"static": True})
     most: int = dataclasses.field(metadata={"static": True})
-    room: Room = dataclasses.field(metadata={"static": True})
+    room: WindowCapacity = dataclasses.field(metadata={"static": True})
     fits: bool = dataclasses.field(metadata={"static": True})
     sends: tuple[tuple[int, int], ...] = dataclasses.field(default=(), metadata={"static": True})
 

@@ -10,7 +10,7 @@ import dataclasses
 
 import numpy as np
 
-from jrec.mesh.routing import ON_HOST, Room
+from jrec.mesh.routing import ON_HOST, WindowCapacity
 from jrec.ops.layout import Stack, StackedFeature
 from jrec.ops.types import Bags
 from jrec.sharding.stack_ranges import StackRanges
@@ -91,7 +91,7 @@ class PartLookups:
 
     def needs(
         self, sending: np.ndarray | None = None, read: np.ndarray | None = None, brought: np.ndarray | None = None
-    ) -> Room:
+    ) -> WindowCapacity:
         """The room that the part needs.
 
         Args:
@@ -105,7 +105,7 @@ class PartLookups:
             source[on_host] = brought[np.searchsorted(read, self.addresses[on_host])]
         counts = np.bincount(source[self.retrieved(sending)], minlength=self.devices + 2)
         lookups, bags = self.sends(sending)
-        return Room(
+        return WindowCapacity(
             unique=int(counts.sum()),
             own=int(counts[self.device]),
             remote=int(np.delete(counts[: self.devices], self.device).max(initial=0)),

@@ -16,7 +16,7 @@ from jrec.errors import value_errors_are_config_errors
 from jrec.mesh.communication import Communication
 from jrec.mesh.exchange import Kind, check_kind
 from jrec.mesh.route import AXIS
-from jrec.mesh.routing import AddressMap, Room
+from jrec.mesh.routing import AddressMap, WindowCapacity
 from jrec.ops.layout import EmbeddingLayout, Stack
 from jrec.random_keys import over_words
 from jrec.run.feeds.batches import Batches
@@ -147,9 +147,9 @@ class MeshSetup:
             processes=jax.process_count(),
         )
 
-    def needs(self, batches: Sequence[PartitionedBatch], sizes: MeshSizes) -> dict[str, Room]:
+    def needs(self, batches: Sequence[PartitionedBatch], sizes: MeshSizes) -> dict[str, WindowCapacity]:
         """By planned stack, the most that this process's parts of some batches need."""
-        most = dict.fromkeys(sizes.stacks, Room())
+        most = dict.fromkeys(sizes.stacks, WindowCapacity())
         for batch in batches:
             for name, parts in self._lookups(batch).items():
                 sending, read = sizes.sending(name), batch.read.get(name)

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from jrec.host.ring import bucket
-from jrec.mesh.routing import AddressMap, Room
+from jrec.mesh.routing import AddressMap, WindowCapacity
 from jrec.ops.layout import EmbeddingLayout, Stack, StackedFeature
 from jrec.run.placement.part_lookups import bags_of, poolable
 from jrec.run.placement.peers import Peers
@@ -75,7 +75,7 @@ class MeshSizes:
         self._headroom, self._send, self._hot = headroom, send, hot
         self.stacks = {stack.name: stack for stack in layout.planned_stacks}
         self.limits = {name: self._limit(stack) for name, stack in self.stacks.items()}
-        self.rooms: dict[str, Room] = {}
+        self.rooms: dict[str, WindowCapacity] = {}
         self.host_limits = {name: self._host_limit(s) for name, s in self.stacks.items() if self._host_rows(name)}
         self.host = {name: HostSizes(*(bucket(0, most) for most in of)) for name, of in self.host_limits.items()}
 
@@ -92,7 +92,7 @@ class MeshSizes:
         features = [] if self._hot else sending_features(self.stacks[name], self._send)
         return [bags_of(feature, self._examples) for feature in features]
 
-    def make_room(self, needed: Mapping[str, Room], peers: Peers | None = None) -> None:
+    def make_room(self, needed: Mapping[str, WindowCapacity], peers: Peers | None = None) -> None:
         """Makes room for ``headroom`` times what some batches need, in all processes, which call this together.
 
         Args:
@@ -105,7 +105,7 @@ class MeshSizes:
                 sizes[kind] = bucket(int(np.ceil(getattr(room, kind) * self._headroom)), most)
             # Some room for what the first batches only happened not to have.
             some = {kind: max(1, sizes[kind]) for kind in sizes if getattr(limits, kind)}
-            self.rooms[name] = Room(**{**sizes, **some, "unique": max(1, sizes["unique"])})
+            self.rooms[name] = WindowCapacity(**{**sizes, **some, "unique": max(1, sizes["unique"])})
 
     def places(self, name: str, ranges: Ranges) -> AddressMap:
         """Where devices find the rows of a stack.
@@ -129,7 +129,7 @@ class MeshSizes:
             wide=stack.wide,
             most=max(1, limits.unique),
             room=room,
-            fits=all(getattr(room, kind) >= getattr(limits, kind) for kind in Room._fields),
+            fits=all(getattr(room, kind) >= getattr(limits, kind) for kind in WindowCapacity._fields),
             sends=tuple((span.start, span.stop) for span in self._sending_spans(name)),
         )
 
@@ -154,17 +154,17 @@ class MeshSizes:
         read = min(stack.unique_capacity(self._examples * computing), self._host_rows(stack.name))
         return HostSizes(read=read, lines=-(-read // self._each))
 
-    def _limit(self, stack: Stack) -> Room:
+    def _limit(self, stack: Stack) -> WindowCapacity:
         """What no batch can pass."""
         name, most = stack.name, stack.unique_capacity(self._examples)
         host, replicated = self._host_rows(name), self._plan.replicated_rows(name)
         if self._hot:
             most = min(most, max(1, replicated))
-            return Room(unique=most, replicated=most)
+            return WindowCapacity(unique=most, replicated=most)
         rows = int(self._plan.shard_rows(name).max()) + host
         features = sending_features(stack, self._send)
         several = self._plan.devices > 1
-        return Room(
+        return WindowCapacity(
             unique=most,
             own=min(most, rows),
             remote=min(most, rows) if several else 0,
@@ -174,7 +174,7 @@ class MeshSizes:
         )
 
 
-def agreed[S: (Room, HostSizes)](needed: Mapping[str, S], peers: Peers | None) -> dict[str, S]:
+def agreed[S: (WindowCapacity, HostSizes)](needed: Mapping[str, S], peers: Peers | None) -> dict[str, S]:
     """The greatest needs of all processes, which call this together; ``needed`` where there are no peers."""
     if peers is None or not needed:
         return dict(needed)
