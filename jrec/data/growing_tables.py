@@ -175,7 +175,7 @@ class GrowingTables:
         }
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Goes to a ``state()``; other arrays among these are left alone.
+        """Restores a ``state()``; arrays of other names are ignored.
 
         Raises:
           CheckpointError: If they are of other tables or capacities.
