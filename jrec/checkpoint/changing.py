@@ -166,7 +166,7 @@ class _Flags:
     """The flags of one table's rows, of which some may be elsewhere.
 
     Args:
-      flags: Those of the stack, by address.
+      flags: The stack's flags, by address.
       base: The table's first address.
       ranges: (n, 2) begins and ends of the rows that are here, ascending and apart.
 

@@ -60,8 +60,8 @@ class DeviceRows(ChangingRows):
     def finish_read(self, parts: list[Part], where: Where, shape: TableShape) -> dict[str, np.ndarray]:
         """The rows of one table as of the checkpoint's step, by array; in the thread that writes.
 
-        Memory that is new to the process comes page by page, which takes longer than to copy the rows. So that of the
-        range before, at which nobody looks any more, is used again.
+        Memory that is new to the process comes page by page, which takes longer than to copy the rows. So the
+        memory of the range before, at which nobody looks any more, is used again.
         """
         if isinstance(where, tuple):
             before, self._read = self._read, parts[0].arrays

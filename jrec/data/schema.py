@@ -350,7 +350,7 @@ class Schema:
         """Raises DatasetError where examples have several labels.
 
         Args:
-          need: What needs one label and what to do, as the beginning of a sentence: "`jrec init` tries models of one label".
+          need: What needs one label and why, as the beginning of a sentence: "`jrec init` tries models of one label".
         """
         if self.tasks:
             raise DatasetError(

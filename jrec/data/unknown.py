@@ -125,7 +125,9 @@ class UnknownValues:
         """Counts the values of a feature by their rows, (n,) or lists, as a dataset's blocks hold them."""
         if feature.name in self.features:
             row_values = _values(rows)
-            self._count(feature.name, row_values.size, int(np.count_nonzero(row_values == self._oov_rows[feature.name])))
+            self._count(
+                feature.name, row_values.size, int(np.count_nonzero(row_values == self._oov_rows[feature.name]))
+            )
 
     def _count(self, name: str, values: int, unknown: int) -> None:
         with self._lock:

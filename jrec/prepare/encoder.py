@@ -108,14 +108,14 @@ class Encoder:
         """Encodes columns of raw values.
 
         Args:
-          columns: A mapping by column name, an Arrow table, or a DataFrame of at least ``raw_columns``: those of the
-            log that the dataset was prepared from, or those of its features where its format makes examples of
+          columns: A mapping by column name, an Arrow table, or a DataFrame of at least ``raw_columns``: the columns of
+            the log that the dataset was prepared from, or of its features where its format makes an example of
             several lines (sequences, drawn negatives). The columns of files that join a csv log are called as their
-            features, and need no files. Each is an (examples,) array or list of numbers
-            or texts; lists of values are ragged, or texts with the log's separator. Missing is null, None, NaN or "",
-            and may be anything but a weight: a number is then what the schema's ``missing`` says, or else what becomes
-            the mean of the transformed values in training, a value the missing one, "", and a list of a fixed length
-            that many of it.
+            features, and need no files. Each is an (examples,) array or list of numbers or texts; lists of values are
+            ragged, or texts with the log's separator. Missing is null, None, NaN or "". Anything but a weight may be
+            missing: a number is then what the schema's ``missing`` says, or else what becomes the mean of the
+            transformed values in training; a value is then the missing one, ""; and a list of a fixed length has only
+            missing values.
           unknown: Counts the values that training did not see.
 
         Returns:
@@ -318,10 +318,10 @@ def _check_features(schema: Schema, source: LogFormat) -> None:
     made |= {f.name: f"of table {f.table}, {'' if f.weighted else 'not '}weighted" for f in source.categorical}
     said = {f.name: f"{f.transform}, dense" for f in schema.dense}
     said |= {f.name: f"of table {f.table}, {'' if f.weighted else 'not '}weighted" for f in schema.categorical}
-    for name, what in said.items():
-        if what != (other := made.get(name, "not there")):
+    for name, recorded in said.items():
+        if recorded != (other := made.get(name, "not there")):
             raise DatasetError(
-                f"schema.json of {schema.name!r}: feature {name!r} is {what}, but by its provenance it is {other};"
+                f"schema.json of {schema.name!r}: feature {name!r} is {recorded}, but by its provenance it is {other};"
                 f" {_REMEDY}"
             )
 

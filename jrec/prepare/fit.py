@@ -23,7 +23,7 @@ _Chunks = Callable[[], Iterator[np.ndarray]]
 def fit(source: LogFormat, spill: Spill, train_rows: int) -> LogFormat:
     """Learns what the log's features need to know of the first ``train_rows`` examples.
 
-    Columns of raw numbers in the spill become transformed ones, and keys of buckets. Memory is that of a few chunks.
+    Columns of raw numbers in the spill become transformed ones, and keys of buckets. Holds a few chunks in memory.
 
     Args:
       source: The log's format.

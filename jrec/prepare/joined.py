@@ -371,7 +371,7 @@ def _texts_by_column(parsed: ParsedBlock) -> dict[str, LongTexts]:
     long = parsed.long_texts
     if long is None:
         return {}
-    found = {}
+    by_column = {}
     for index in np.unique(long.field).tolist():
         own = np.flatnonzero(long.field == index)
         pairs = np.stack([long.keys[own], long.fingerprints[own]], 1)
@@ -379,10 +379,10 @@ def _texts_by_column(parsed: ParsedBlock) -> dict[str, LongTexts]:
         texts = [long.buffer[a:b] for a, b in zip(long.starts[own].tolist(), long.ends[own].tolist(), strict=True)]
         ends = np.cumsum([len(text) for text in texts], dtype=np.int64)
         starts = ends - [len(text) for text in texts]
-        found[parsed.dialect.fields[index].name] = LongTexts(
+        by_column[parsed.dialect.fields[index].name] = LongTexts(
             long.field[own], long.keys[own], long.fingerprints[own], starts, ends, np.concatenate(texts)
         )
-    return found
+    return by_column
 
 
 def _check_memory(join: Join, needed: int) -> None:

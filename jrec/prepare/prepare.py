@@ -98,7 +98,7 @@ def prepare(
     options = options or PrepareOptions()
     progress = progress or Progress(show=False)
     groups = {WHOLE: inputs} if not isinstance(inputs, Mapping) else {n: inputs[n] for n in SPLITS if inputs.get(n)}
-    groups = {name: read_names(given) for name, given in groups.items()}
+    groups = {name: read_names(paths) for name, paths in groups.items()}
     for paths in groups.values():
         check_inputs(paths, keep_order=options.keep_order)
     _check_groups(groups, source, options)
@@ -206,10 +206,10 @@ class _Preparation:
         spill, bounds = self._ingest(inputs, work, texts, bad)
         shutil.rmtree(work / "streams", ignore_errors=True)
         if self.earlier is None and bounds[0] == 0:
-            how = f"--split {self.options.split}"
+            split = f"--split {self.options.split}"
             if self.options.split_by == LEAVE_ONE_OUT:
-                how = f"--split-by {LEAVE_ONE_OUT}, which needs users of four lines or more"
-            raise DatasetError(f"{spill.rows} example(s) leave none to train on with {how}")
+                split = f"--split-by {LEAVE_ONE_OUT}, which needs users of four lines or more"
+            raise DatasetError(f"{spill.rows} example(s) leave none to train on with {split}")
         no_matter = self.source.tasks or self.options.split_by == LEAVE_ONE_OUT  # of lines that are all to be found
         if self.earlier is None and self.options.labels and not no_matter:
             check_labels(spill.plain(LABEL), bounds[0], self.source.label)

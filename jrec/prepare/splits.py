@@ -1,5 +1,5 @@
-"""Which examples are for training: the first ones in time, ones drawn by their number, those of certain files, or of
-each user the one before the last two.
+"""Which examples are for training: the first ones in time, ones drawn by their number, all of certain files, or each
+user's last but two.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def check_labels(labels: PlainColumn, train_rows: int, column: str | None) -> No
     """Refuses training examples of one label only, of which a model learns nothing.
 
     Args:
-      labels: Those of all examples, 0 or 1, finished.
+      labels: The labels of all examples, 0 or 1; the column is finished.
       train_rows: How many of them are for training.
       column: What the log calls them; None or "" if it has no such column.
 

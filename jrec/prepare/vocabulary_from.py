@@ -40,7 +40,7 @@ class Usage:
         self._accesses = self._oov = 0
 
     def add(self, rows: np.ndarray, trained: np.ndarray) -> None:
-        """Counts (n,) accesses, of which ``trained`` are those of training."""
+        """Counts the accesses of all examples, (n,) rows; ``trained`` holds only those in training."""
         if self.counts.size:
             count_rows(trained, self.counts)
         self._accesses += len(rows)
@@ -48,7 +48,7 @@ class Usage:
             self._oov += int(np.count_nonzero(rows == self._oov_row))
 
     def stated(self) -> dict[str, int]:
-        """For the provenance: all accesses, and those of the OOV row, which other tables than vocabularies lack."""
+        """For the provenance: how many accesses there were, and of the OOV row, which only vocabularies have."""
         return {"accesses": self._accesses} | ({} if self._oov_row is None else {"oov": self._oov})
 
 
@@ -77,7 +77,7 @@ class EarlierDataset:
         """The later log, its lists bounded by the earlier dataset's.
 
         Raises:
-          DatasetError: If its features or tables are not those of the earlier dataset; names the first difference.
+          DatasetError: If its features or tables differ from the earlier dataset's; names the first difference.
         """
         dense = [_kinds("dense feature", map(_of_dense, one.dense)) for one in (self.schema, source)]
         self._check(*dense)

@@ -104,7 +104,7 @@ class StepBatch:
       steps: How many batches it holds, for one step each in one dispatch: of more than one every leaf has an axis of
         them in front.
       places: By planned stack, where the devices find its rows: the same for every batch.
-      hosts: By planned stack with rows in host memory that batches read, where the devices find those of this batch.
+      hosts: By planned stack with rows in host memory that batches read, where devices find this batch's host rows.
       pooled: By stack, the rows in host memory that the host has pooled. They are not donated: their memory is NumPy's,
         and XLA would copy it before it writes to it.
     """
@@ -275,8 +275,8 @@ def compile_run(
         def taken(
             state: Any, rows: StackRows, host: HostRows, batch: StepBatch, metrics: Metrics | None = None
         ) -> tuple[Any, StackRows, HostResults, StepResults]:
-            given, pack = (state.state, FlatState.of) if isinstance(state, FlatState) else (state, lambda after: after)
-            after, rows, host, results, metrics = step(given, rows, host, batch, metrics)
+            before, pack = (state.state, FlatState.of) if isinstance(state, FlatState) else (state, lambda after: after)
+            after, rows, host, results, metrics = step(before, rows, host, batch, metrics)
             return pack(after), rows, host, dataclasses.replace(results, metrics=metrics)
 
         return jax.jit(taken, donate_argnums=(0, 1, 2))

@@ -98,8 +98,8 @@ def _check(columns: Columns, schema: Schema, examples: int, place: str) -> None:
         stored = (values.dtype.kind, isinstance(column, ListColumn), count_examples(column))
         if stored != (kind, lists, examples) or values.dtype == np.float64:
             raise DatasetError(
-                f"{place} has {stored[2]:,} {'lists of ' if stored[1] else ''}{values.dtype} in column {name!r}, not the"
-                f" {examples:,} {'lists' if lists else 'values'} that the schema promises; prepare the dataset anew"
+                f"{place} has {stored[2]:,} {'lists of ' if stored[1] else ''}{values.dtype} in column {name!r}, not"
+                f" the {examples:,} {'lists' if lists else 'values'} that the schema promises; prepare the dataset anew"
             )
     for feature in schema.categorical:
         column, rows = columns[feature.name], schema.table(feature.table).rows

@@ -84,7 +84,7 @@ class Field:
     canonical: bool = False
 
     def in_form(self, texts: tuple[str, ...]) -> tuple[str, ...]:
-        """Texts in the form that those of a log have when they are compared with them."""
+        """Texts in the form that a log's texts have when the two are compared."""
         return tuple(map(canonical_text, texts)) if self.canonical else texts
 
 
@@ -92,11 +92,11 @@ class Field:
 class Dialect:
     """How lines split into fields.
 
-    ``hint`` ends the message about a wrong number of fields, ``missing_hint`` that about a number that may stand for a
-    missing value, ``integer_hint`` that about what is no integer, ``text_hint`` that about what is no UTF-8.
+    Each hint ends a message: ``hint`` about a wrong number of fields, ``missing_hint`` about a number that may stand
+    for a missing value, ``integer_hint`` about what is no integer, ``text_hint`` about what is no UTF-8.
 
     Lines of ``libsvm`` are rewritten as tab-separated ones (``jrec.prepare.readers.libsvm``).
-    ``encoding`` is that of the file; blocks are given in UTF-8 (``jrec.prepare.readers.lines.transcoded``).
+    ``encoding`` is the file's; blocks are given in UTF-8 (``jrec.prepare.readers.lines.transcoded``).
     A ``table`` has rows in the place of lines (``jrec.prepare.readers.tables``); only fields and hints matter to it.
     """
 

@@ -2,7 +2,7 @@
 
 The pipeline (``jrec.run.feeds.host``) copies every unique row to the device and back. Here no row moves: the host
 pools the batch's rows, the step computes on the sums of bags, and the host updates the rows with their gradients. The
-kernels are those of rows on the device, so that all bits are the same. Reading and casting happen ahead, in the
+kernels are the ones for rows on the device, so that all bits are the same. Reading and casting happen ahead, in the
 loader's threads; rows are read and written between the steps, so that none is ever stale.
 """
 

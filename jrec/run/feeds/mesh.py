@@ -61,5 +61,5 @@ class MeshFeed(AheadFeed):
 
 @jax.jit
 def _stacked(batches: Sequence[Batch]) -> Batch:
-    """Batches with an axis of them behind that of devices; on the devices, since a copy there takes the least time."""
+    """Stacks batches along an axis behind the devices'; on the devices, since a copy there takes the least time."""
     return jax.tree.map(lambda *leaves: jnp.stack(leaves, 1), *batches)

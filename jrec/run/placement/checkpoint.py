@@ -136,11 +136,11 @@ class _Segments:
 
     def ranges(self) -> dict[str, np.ndarray]:
         """By table, (n, 2) begins and ends of the rows on devices that this process writes, ascending, apart."""
-        found = {}
+        ranges = {}
         for table, base in zip(self._stack.tables, self._stack.bases, strict=True):
             own = (self.process == jax.process_index()) & (self.start >= base) & (self.start < base + table.rows)
-            found[table.name] = joined_ranges(self.start[own] - base, self.stop[own] - base)
-        return found
+            ranges[table.name] = joined_ranges(self.start[own] - base, self.stop[own] - base)
+        return ranges
 
 
 def saved_stack(saved: RowSource, stack: Stack, plan: Plan, mesh: Mesh, optimizer: RowOptimizer | None) -> MeshRows:

@@ -147,8 +147,8 @@ def _counted(stack: Stack, part: PartLookups, examples: int) -> Iterator[tuple[s
         counts = {n: np.zeros((len(candidates), devices, devices)) for n in ("lookups", "bags")}
         for i, feature in enumerate([*candidates, *rest]):
             span = bags_of(feature, examples)
-            of = slice(*np.searchsorted(part.bag, [span.start, span.stop]))
-            numbers, example = part.number[of], part.bag[of] - span.start
+            lookups = slice(*np.searchsorted(part.bag, [span.start, span.stop]))
+            numbers, example = part.number[lookups], part.bag[lookups] - span.start
             last[numbers] = min(i, len(candidates))
             if i >= len(candidates):
                 continue

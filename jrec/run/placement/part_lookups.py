@@ -80,7 +80,9 @@ class PartLookups:
         sent = self.sent(sending)
         owner = self.owner[self.number[sent]]
         bag_and_owner = np.unique(self.bag[sent] * self.devices + owner)
-        lookups, bags = (np.bincount(of, minlength=self.devices) for of in (owner, bag_and_owner % self.devices))
+        lookups, bags = (
+            np.bincount(devices, minlength=self.devices) for devices in (owner, bag_and_owner % self.devices)
+        )
         return lookups, bags
 
     def retrieved(self, sending: np.ndarray | None = None) -> np.ndarray:

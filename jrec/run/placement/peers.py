@@ -255,8 +255,8 @@ def _accept(
             said = connection.recv(_HELLO.size, socket.MSG_WAITALL)
         except OSError:
             said = b""
-        given, process, number = _HELLO.unpack(said) if len(said) == _HELLO.size else (b"", -1, -1)
-        if not secrets.compare_digest(given, token) or (process, number) not in missing:
+        sent_token, process, number = _HELLO.unpack(said) if len(said) == _HELLO.size else (b"", -1, -1)
+        if not secrets.compare_digest(sent_token, token) or (process, number) not in missing:
             connection.close()
             continue
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

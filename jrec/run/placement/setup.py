@@ -167,7 +167,7 @@ class MeshSetup:
         if self.modes.decided:
             return
         batches: list[Any] = loader.first(FIRST_BATCHES)
-        cut = [of if isinstance(of, PartitionedBatch) else self.partitioner(of) for of in batches]
+        cut = [batch if isinstance(batch, PartitionedBatch) else self.partitioner(batch) for batch in batches]
         self.decide_modes_by(cut, training=self.training)
 
     def decide_modes_by(self, batches: Sequence[PartitionedBatch], *, training: bool) -> None:

@@ -82,13 +82,13 @@ class ShardedTier(Tier):
 
     @property
     def rows(self) -> MeshRows:
-        """See ``Tier``."""
+        """The stack's rows on the devices; initial rows are made here, at the first use."""
         if self._rows is None:
             self._rows = initial_stack(self.stack, self._setup.plan, self._setup.mesh, self._key, self._optimizer)
         return self._rows
 
     def put(self, rows: MeshRows) -> None:
-        """See ``Tier``."""
+        """Takes back the rows on the devices after a step."""
         self._rows = rows
 
     def new_lines(self, new: NewAddresses) -> MeshLines:
@@ -190,7 +190,7 @@ def load_host_rows(table: HostTable, plan: Plan, saved: Saved, owners: HostOwner
 
 def _store_held(held: ModelRows, table: HostTable, plan: Plan, owners: HostOwners) -> None:
     """Writes held rows that the plan has in host memory. Rows with first values take no memory."""
-    here = np.array([held.has_table(of.name) for of in table.stack.tables])
+    here = np.array([held.has_table(table_config.name) for table_config in table.stack.tables])
     most = max(1, PIECE_BYTES // (4 * table.dim))
     for begin, stop in owners.ranges(table.stack, host_ranges(plan, based(table.stack))):
         for first in range(begin, stop, most):

@@ -2,7 +2,7 @@
 
 Room for rows on devices is made once, from a run's first batches: a batch that needs more takes further windows
 (``jrec.mesh.routing``). Rows of host memory need room before the step: sizes are buckets that grow with the batches, so
-that few programs are compiled, and of several processes all agree on those of every batch.
+that few programs are compiled, and several processes agree on every batch's.
 """
 
 from __future__ import annotations
@@ -77,7 +77,9 @@ class MeshSizes:
         self.limits = {name: self._limit(stack) for name, stack in self.stacks.items()}
         self.rooms: dict[str, WindowCapacity] = {}
         self.host_limits = {name: self._host_limit(s) for name, s in self.stacks.items() if self._host_rows(name)}
-        self.host = {name: HostSizes(*(bucket(0, most) for most in of)) for name, of in self.host_limits.items()}
+        self.host = {
+            name: HostSizes(*(bucket(0, most) for most in limits)) for name, limits in self.host_limits.items()
+        }
 
     def sending(self, name: str) -> np.ndarray | None:
         """Which bags of a part belong to features that send, (num_bags,) bool; None if no feature of the stack does."""
@@ -179,7 +181,7 @@ def agreed[S: (WindowCapacity, HostSizes)](needed: Mapping[str, S], peers: Peers
     if peers is None or not needed:
         return dict(needed)
     most = peers.most(np.array(list(needed.values()), np.int64))
-    return {name: type(of)(*map(int, sizes)) for (name, of), sizes in zip(needed.items(), most, strict=True)}
+    return {name: type(need)(*map(int, sizes)) for (name, need), sizes in zip(needed.items(), most, strict=True)}
 
 
 def sending_features(stack: Stack, send: Set[str]) -> list[StackedFeature]:

@@ -119,7 +119,7 @@ class HostTier(Tier):
         self.sources = (self._source,)
 
     def read(self, addresses: np.ndarray) -> np.ndarray:
-        """See ``Tier``."""
+        """Rows as the last step left them, (n, dim), read where they lie in host memory."""
         return self._table.read(addresses.astype(self.stack.address_dtype))
 
     def load(self, saved: Saved, *, slots: bool) -> None:
