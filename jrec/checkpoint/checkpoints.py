@@ -240,6 +240,8 @@ class Checkpoints:
         try:
             yield
         except BaseException as error:
+            # The sources have begun to count anew, so what changed since the base is known no longer: without a base
+            # the next checkpoint has all rows.
             save, self._base = self._save, None
             if save is not None:
                 self.close()

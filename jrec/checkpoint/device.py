@@ -52,6 +52,8 @@ class DeviceRows(ChangingRows):
         arrays = self._arrays()
         rows = next(iter(arrays.values())).shape[0]
         size = min(_bucket(stop - begin), rows)
+        # XLA would move a slice that passes the end by itself, and not say so: ``Part.first`` says where the rows
+        # begin.
         start = min(begin, rows - size)
         room = self._room.get(size)
         read = _slice_into(room.pop(), arrays, np.int32(start)) if room else _slice(arrays, np.int32(start), size)
@@ -114,6 +116,7 @@ def _slice(arrays: Arrays, start: np.int32, size: int) -> dict[str, jax.Array]:
     return {name: jax.lax.dynamic_slice_in_dim(array, start, size) for name, array in arrays.items()}
 
 
+# Only the memory of ``room`` is used, none of its values: JAX would drop it, and the donation, without ``keep_unused``.
 @functools.partial(jax.jit, donate_argnums=0, keep_unused=True)
 def _slice_into(room: dict[str, jax.Array], arrays: Arrays, start: np.int32) -> dict[str, jax.Array]:
     """As many rows as ``room`` has, in its memory."""

@@ -59,6 +59,7 @@ class HostRows:
             [changed + base for changed, base in zip(rows.values(), self._table.stack.bases, strict=True)]
         )
         self._pending = np.ones(self._rows.size, bool)
+        # From here on a write to a pending row keeps its old values first.
         self._table.watch(self._keep)
         return [
             HostPiece(table=name, rows=changed, count=changed.size, read=self._reader(int(end) - changed.size))
@@ -102,6 +103,7 @@ class HostRows:
                 values, slots = self._table.fetch(kept)
                 arrays = {VALUES: values, **slots}
                 self._undo.add(kept, arrays, sum(array.nbytes for array in arrays.values()))
+                # Kept once, as of the checkpoint; what is written later is newer.
                 self._pending[at[wanted]] = False
 
     def restore(self, saved: Saved, *, slots: bool = True) -> None:
@@ -133,6 +135,7 @@ class HostRows:
         except CheckpointError:
             table.reset()
             raise
+        # ``store`` has marked the rows as changed, but they are as the checkpoint has them.
         table.clear_dirty()
 
     def _split(self, addresses: np.ndarray) -> dict[str, np.ndarray]:

@@ -135,6 +135,7 @@ class SavedTable:
         self._fill_first(array, rows, out)
         read = np.zeros(rows.size, bool)
         for piece in self._pieces:
+            # In the order in which they were written: what a later piece has is newer.
             piece.read_into(array, rows, out, read)
         if self.record.shape.first is None and not read.all():
             raise CheckpointError(
@@ -226,6 +227,7 @@ class _Piece:
         """Reads the rows of ascending ``rows`` that this piece holds into ``out``; marks them in ``read``."""
         record = self._record
         firsts = range(0, record.count, record.chunk) if record.firsts is None else record.firsts
+        # Pieces ascend, so a chunk has only rows from its first one to below the next chunk's: no other file is opened.
         bounds = np.searchsorted(rows, [*firsts, np.iinfo(np.int64).max])
         for number in np.flatnonzero(bounds[1:] > bounds[:-1]):
             begin, stop = int(bounds[number]), int(bounds[number + 1])

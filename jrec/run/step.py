@@ -227,6 +227,7 @@ def compile_run(
                 carry, _, results = step(carry, {}, dataclasses.replace(batch, places=prepared.places))
                 return carry, results
 
+            # The places serve all steps alike, so they are closed over: a leaf that is scanned has an axis of steps.
             alone = dataclasses.replace(prepared, steps=1, places={})
             carry, results = jax.lax.scan(following, (state, rows, metrics), alone)
         state, rows, metrics = carry
@@ -261,6 +262,8 @@ def compile_run(
     if mesh is not None:
         planned = [stack.name for stack in model.embeddings.layout.planned_stacks]
         specs = {name: MeshRows.specs(optimizer.of(name) if training else None) for name in planned}
+        # The state is alike on all devices, planned rows have specs of their own, rows of host memory and batches are
+        # split over the devices. Pallas kernels refuse shard_map's check of varying values.
         options = {"mesh": mesh, "in_specs": (everywhere, specs, over, over), "check_vma": False}
         infer = jax.shard_map(infer, out_specs=everywhere, **options)
         placed = {**options, "in_specs": (everywhere, specs, everywhere, over)}
@@ -275,10 +278,12 @@ def compile_run(
         def taken(
             state: Any, rows: StackRows, host: HostRows, batch: StepBatch, metrics: Metrics | None = None
         ) -> tuple[Any, StackRows, HostResults, StepResults]:
+            # Inside jit: an ``nnx.State`` is built only while the step is traced, and a call handles a list of arrays.
             before, pack = (state.state, FlatState.of) if isinstance(state, FlatState) else (state, lambda after: after)
             after, rows, host, results, metrics = step(before, rows, host, batch, metrics)
             return pack(after), rows, host, dataclasses.replace(results, metrics=metrics)
 
+        # State, rows and host rows change in place. The batch is not donated: see ``StepBatch.pooled``.
         return jax.jit(taken, donate_argnums=(0, 1, 2))
 
     return state, CompiledRun(
@@ -300,6 +305,7 @@ def _stores(rows: StackRows, host: HostRows, prepared: StepBatch) -> tuple[dict[
             planned = dataclasses.replace(planned, host=fetched.values, host_slots=fetched.slots)
         places = dataclasses.replace(prepared.places[name], host=prepared.hosts.get(name))
         stores[name] = RoutedRows(rows=planned, places=places)
+    # Stacks that lie in host memory as a whole: the batch's unique rows are all of the table that the step sees.
     for name in host.keys() - rows.keys():
         stores[name], bags[name] = of_batch(host[name].values, host[name].slots, bags[name])
     return stores, dataclasses.replace(batch, bags=bags)
@@ -307,6 +313,7 @@ def _stores(rows: StackRows, host: HostRows, prepared: StepBatch) -> tuple[dict[
 
 def _planned(stores: Mapping[str, Any], rows: StackRows) -> dict[str, MeshRows]:
     """The rows that stay on the mesh."""
+    # Rows of host memory leave by ``_to_host``: what stays has the structure that came in, as a scan's carry must.
     return {name: dataclasses.replace(stores[name].rows, host=None, host_slots={}) for name in rows}
 
 

@@ -46,6 +46,7 @@ class MeshFeed(AheadFeed):
         """The batches, stacked behind the axis of devices."""
         if len(batches) == 1:
             return batches[0]
+        # ``places`` get no axis of steps: they are the same for all batches of a size.
         return dataclasses.replace(batches[0], batch=_stacked([batch.batch for batch in batches]), steps=len(batches))
 
     def sections(self, seconds: float) -> dict[str, Any]:

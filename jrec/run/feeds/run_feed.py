@@ -201,6 +201,7 @@ class ItemPacker:
         if isinstance(item, Gathered):
             return item.pack()
         prepared = item if isinstance(item, PreparedColumns) else self._packer.prepare(item)
+        # A multiple of the devices that share the batch, since their parts have one static size.
         size = -(-(self._size or prepared.examples) // self._shared) * self._shared
         return self._packer.pack(prepared, size)
 

@@ -82,6 +82,8 @@ class MeshSource(ChangingRows):
     def _tell(self, peers: Peers) -> None:
         """Tells every process which rows that it writes this one's examples changed, and takes down what it is told."""
         changed = np.flatnonzero(self._flags)
+        # Cleared first: a row that another process writes must not count here, and this one's own come back by the
+        # exchange.
         self._flags[changed] = 0
         process = self._segments.process[np.searchsorted(self._segments.start, changed, side="right") - 1]
         for (rows,) in peers.exchange([[changed[process == p]] for p in range(peers.processes)]):
@@ -129,6 +131,8 @@ class _Segments:
         which, self.start = table_segments(plan, based(stack))
         self.stop = self.start + (plan.stop - plan.start)[which]
         tier, self.shift = plan.tier[which], plan.offset[which] - self.start
+        # Host rows have place -1, which below takes the last entry of the list, -1: no process writes them from a
+        # device.
         self.place = np.select([tier == SHARDED, tier == REPLICATED], [plan.owner[which], plan.devices], -1)
         # Process 0 writes replicated rows for all.
         self.process = np.array([*(device.process_index for device in mesh.devices.flat), 0, -1])[self.place]

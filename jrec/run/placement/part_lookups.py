@@ -47,6 +47,7 @@ class PartLookups:
             bag = np.repeat(np.arange(ids.shape[0]), ids.shape[1])
         else:
             bag = np.repeat(np.arange(bags.num_bags), np.diff(np.asarray(bags.offsets)))
+        # Behind the last offset of ragged bags is padding, which is in no bag.
         ids = ids.reshape(-1)[: bag.size]
         addresses, number = np.unique(ids[ids >= 0], return_inverse=True)
         source, offset = ranges.located(addresses, device)
@@ -79,6 +80,8 @@ class PartLookups:
         """How many lookups, and bags of these, are sent to each device: (devices,) int64 each."""
         sent = self.sent(sending)
         owner = self.owner[self.number[sent]]
+        # Each owner pools its rows of a bag into one sum, so a bag counts once for an owner, however many lookups it
+        # sends.
         bag_and_owner = np.unique(self.bag[sent] * self.devices + owner)
         lookups, bags = (
             np.bincount(devices, minlength=self.devices) for devices in (owner, bag_and_owner % self.devices)
@@ -105,6 +108,7 @@ class PartLookups:
         if read is not None and brought is not None:
             source, on_host = source.copy(), source == self.devices + ON_HOST
             source[on_host] = brought[np.searchsorted(read, self.addresses[on_host])]
+        # Two sources more than devices: the replicated array, and host memory.
         counts = np.bincount(source[self.retrieved(sending)], minlength=self.devices + 2)
         lookups, bags = self.sends(sending)
         return WindowCapacity(

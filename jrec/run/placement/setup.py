@@ -153,6 +153,8 @@ class MeshSetup:
         for batch in batches:
             for name, parts in self._lookups(batch).items():
                 sending, read = sizes.sending(name), batch.read.get(name)
+                # Of several processes each knows only its own part, and so only about which device will bring a row.
+                # That is enough for sizes: a batch that needs more takes further windows.
                 brought = None if read is None else self.owners.whole(sizes.stacks[name], read)[0]
                 for part in parts:
                     most[name] = most[name].most(part.needs(sending, read, brought))
@@ -252,5 +254,6 @@ def connected(setup: MeshSetup, *, growing: bool) -> MeshSetup:
     if not (growing and setup.training):
         (peers,) = connect(1)
         return dataclasses.replace(setup, peers=peers)
+    # Two threads work ahead of the steps then, each at its own batch: they cannot share the rounds of one exchange.
     peers, peers_growing = connect(2)
     return dataclasses.replace(setup, peers=peers, peers_growing=peers_growing)

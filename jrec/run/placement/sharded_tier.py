@@ -100,6 +100,7 @@ class ShardedTier(Tier):
             own = new.numbers == number
             rows = new.addresses[own] - self.stack.bases[number]
             tier[own], owner[own], offset[own] = setup.plan.locate(self.stack.tables[number].name, rows)
+        # All shards get lines of one size, ``most``, as an array over the mesh needs.
         by_device = [np.flatnonzero((tier == SHARDED) & (owner == device)) for device in range(setup.plan.devices)]
         shared, most = np.flatnonzero(tier == REPLICATED), max(map(len, by_device))
         sharded = [new.lines(offset[chosen], chosen, most) for chosen in (by_device[d] for d in setup.local)]
@@ -244,5 +245,6 @@ def _from_owners(rows: np.ndarray, own: np.ndarray) -> np.ndarray:
     from jax.experimental import multihost_utils
 
     every, owned = multihost_utils.process_allgather((rows.view(np.uint8), own))
+    # Each row comes from one process, the others add zeros: of bytes the sum is exact, whatever bits a float has.
     bits = np.sum(np.where(np.asarray(owned)[:, :, None], np.asarray(every), 0), axis=0, dtype=np.uint8)
     return bits.view(rows.dtype).reshape(rows.shape)

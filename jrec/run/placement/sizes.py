@@ -118,8 +118,12 @@ class MeshSizes:
         """
         stack, room, limits = self.stacks[name], self.rooms[name], self.limits[name]
         all_sent = len(sending_features(stack, self._send)) == len(stack.features) and not self._host_rows(name)
+        # Every lookup of another device's row is sent, and there is room for as many as a batch can have: nothing is
+        # retrieved then, so that this array need not exist.
         if all_sent and room.lookups >= limits.lookups and room.bags >= limits.bags:
             room, limits = room._replace(remote=0), limits._replace(remote=0)
+        # Without rows from shards every unique row is a replicated one, so that both have one size. Elsewhere there is
+        # at least one line: XLA crashes on CPUs when a program of several devices reads an empty array.
         alone = not (room.own or room.remote or room.lookups)
         room = room._replace(replicated=room.unique if alone else max(1, room.replicated))
         begin, source, shift = ranges
@@ -131,6 +135,7 @@ class MeshSizes:
             wide=stack.wide,
             most=max(1, limits.unique),
             room=room,
+            # Then the first window holds whatever a batch reads, and the step has no loop over windows.
             fits=all(getattr(room, kind) >= getattr(limits, kind) for kind in WindowCapacity._fields),
             sends=tuple((span.start, span.stop) for span in self._sending_spans(name)),
         )
@@ -146,6 +151,7 @@ class MeshSizes:
             before, limits = self.host[name], self.host_limits[name]
             if before.most(sizes) != before:
                 grown = (bucket(int(np.ceil(n * _SLACK)), most) for n, most in zip(sizes, limits, strict=True))
+                # Sizes only grow, and only to buckets: that bounds the number of programs that a run compiles.
                 self.host[name] = before.most(HostSizes(*grown))
 
     def _host_rows(self, name: str) -> int:
@@ -163,6 +169,7 @@ class MeshSizes:
         if self._hot:
             most = min(most, max(1, replicated))
             return WindowCapacity(unique=most, replicated=most)
+        # A row of host memory lies behind some shard while the batch lasts; all of them may lie behind one.
         rows = int(self._plan.shard_rows(name).max()) + host
         features = sending_features(stack, self._send)
         several = self._plan.devices > 1
