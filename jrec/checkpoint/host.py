@@ -139,7 +139,7 @@ class HostRows:
         table.clear_dirty()
 
     def _split(self, addresses: np.ndarray) -> dict[str, np.ndarray]:
-        """Ascending addresses by table, as its rows' numbers."""
+        """Splits ascending addresses by table, into row numbers."""
         stack = self._table.stack
         bounds = np.searchsorted(addresses, [*stack.bases, stack.rows])
         return {

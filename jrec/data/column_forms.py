@@ -90,7 +90,7 @@ def form_of(name: str, column: Any, *, categories: bool = False) -> Form:
 
     Args:
       name: The column's name, for messages.
-      column: As ``pack_batch`` takes it.
+      column: A column in any form that ``pack_batch`` takes.
       categories: Whether values are a log's categories: those that are neither integers, booleans nor texts become the
         texts that a log has of them, and values of several types may stand in one column.
 

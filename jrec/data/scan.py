@@ -422,7 +422,7 @@ def parse_printed_lists(buffer, bounds, kind, canonical, seed, lists, pool, weig
       kind: MULTI or WEIGHTS.
       canonical: Whether texts are brought into one form.
       seed: uint64 of the hash of long texts.
-      lists, pool, weights, slow, long, long_keys: As ``parse_lines`` fills them, of one field.
+      lists, pool, weights, slow, long, long_keys: The outputs of ``parse_lines``, for one field.
 
     Returns:
       (texts,) int64 codes, and (5,) int64: nothing, slow numbers, long texts, pool elements, nothing.

@@ -147,8 +147,8 @@ class Table:
         "" where the table's maker did not say.
       growing: True where the examples hold 64-bit keys of values, which a run gives rows (``jrec.data.growing``);
         ``rows`` is then how many values training has. None for row numbers.
-      oov_share: Of the values of training that numbered the rows, those that read the OOV row, 0 to 1; None where
-        nobody counted, or there is none.
+      oov_share: The share of the training values that numbered the rows which read the OOV row, 0 to 1; None where
+        nobody counted, or the table has no such row.
     """
 
     name: str
@@ -350,7 +350,7 @@ class Schema:
         """Raises DatasetError where examples have several labels.
 
         Args:
-          need: What needs one label and why, as the beginning of a sentence: "`jrec init` tries models of one label".
+          need: What needs one label, as the beginning of a sentence: "`jrec init` tries models of one label".
         """
         if self.tasks:
             raise DatasetError(

@@ -147,7 +147,7 @@ class Encoder:
         """Encodes a raw log of the dataset's format, in the order of its lines and in bounded memory.
 
         Args:
-          inputs: As ``prepare`` takes them. A pipe or a table is copied to a temporary file first.
+          inputs: Inputs in any form that ``prepare`` takes. A pipe or a table is copied to a temporary file first.
           batch_size: Examples in each piece but the last.
           threads: Threads that parse.
           joined: The paths of files that join the log, by their name in the schema; those that are not given are read

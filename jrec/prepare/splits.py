@@ -68,7 +68,7 @@ def random_splits(fractions: tuple[float, float, float], seed: int) -> SplitOf:
     """Each example in a split by its number and the seed.
 
     Args:
-      fractions: Of train, valid and test. Splits have about these.
+      fractions: The fractions of train, valid and test, which the splits have approximately.
       seed: Another seed draws others.
     """
     # Two fractions may add up to a hair less than 1.
@@ -80,7 +80,7 @@ def lines_of(split_of: SplitOf, rows: int, path: pathlib.Path) -> PlainColumn:
     """The numbers of the examples as ``drawn_splits`` puts them, int64, in a new file.
 
     Args:
-      split_of: As there.
+      split_of: See ``drawn_splits``.
       rows: How many examples there are before.
       path: The file.
     """

@@ -71,10 +71,10 @@ class Exportable:
       schema: How raw values become rows, read from its folder; None where requests have row numbers.
       run: The run's name.
       step: Steps taken.
-      retrieval: Of a model that ranks items, how.
-      requested: Of such a model, the features of a request.
-      vectors: Of such a model, the table of vectors of its items, which is in no layout; None for none. Only it and the
-        tables of ``requested`` are then exported, and no delta.
+      retrieval: How the model ranks items, if it does.
+      requested: The features of a request to a model that ranks items.
+      vectors: The table of the ranked items' vectors, which is in no layout; None for none. Only it and the tables of
+        ``requested`` are then exported, and no delta.
       items: (items,) int64, which row of ``retrieval.items`` each of ``vectors`` is of; None without vectors.
     """
 

@@ -209,7 +209,7 @@ class Run:
         trains in, and none of its state changes.
 
         Args:
-          columns: As ``pack_batch`` takes them, without labels.
+          columns: Columns in any form that ``pack_batch`` takes, without labels.
           dense: Names of the float features, in the order the model takes them.
           batch_size: How many examples are predicted at once, to compile one program for any number; None for all.
           on_bad_id: See ``pack_batch``.

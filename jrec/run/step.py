@@ -185,7 +185,7 @@ def compile_run(
     Args:
       model: A ``SparseModel``.
       optimizer: Made for this model.
-      mesh: Of devices, with the one axis "devices"; None for one device without a plan.
+      mesh: The device mesh, with the one axis "devices"; None for one device without a plan.
       communication: How the devices of the mesh work together; None for the defaults. Devices that do not compute keep
         old dense parameters in the state; see ``jrec.mesh.communication``.
       training: Whether planned rows have slots; without them only ``predict_on`` works.

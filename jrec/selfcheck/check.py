@@ -159,7 +159,7 @@ def run_child(
 
     Args:
       wanted: The classes, with the sizes to time; None times nothing.
-      seconds: After which the process is ended; None for a time by the number of classes.
+      seconds: When to end the process; None for a time by the number of classes.
       interpret: Whether kernels run in Pallas' interpreter on the CPU.
 
     Raises:

@@ -181,7 +181,7 @@ def symbolic_inputs(
 
 
 def _shapes(layout: EmbeddingLayout, batch: Any, names: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Of the vectors, and of the masks, of features with these names."""
+    """The shapes of the vectors, and of the masks, of features with these names."""
 
     def shape(dtype: object, *sizes: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((batch, *sizes), dtype)

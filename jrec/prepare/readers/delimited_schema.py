@@ -123,7 +123,7 @@ class CategoricalColumn:
 
     @property
     def given(self) -> tuple[str, ...]:
-        """Of a history the columns that only lines that are predicted have: its values, and their ages."""
+        """The columns that only lines to predict have, where the feature is a history: its values, and their ages."""
         return () if self.history is None else tuple(filter(None, (self.column, self.history.ages)))
 
 

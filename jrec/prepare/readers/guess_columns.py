@@ -62,7 +62,7 @@ class Column:
     """A column's sampled values, and what is seen in them.
 
     Attributes:
-      name: As the file has it.
+      name: The column's name in the file.
       values: Texts that are not missing.
       blanks: Whether some are missing.
       missing: Texts that stand for a missing value.

@@ -64,10 +64,10 @@ class Field:
         and "weights" (lists of keys and of float64), "label" (float64 in {-1, 0, 1}; a blank is NaN), "time" (int64
         microseconds since 1970), "skip".
       blank: Whether the field may be blank.
-      separator: Between the elements of a list; "" of lists as JSON or Python prints them.
+      separator: What separates the elements of a list; "" for lists as JSON or Python prints them.
       missing: Texts that stand for a missing value as a blank does, of numbers, labels and texts.
       positive: The texts of a label that are 1, all others being 0; without them 0, 1, -1 and words are read.
-      unit: Of a time: "iso", "seconds", "milliseconds", "microseconds", "nanoseconds", or a pattern of strptime.
+      unit: A time's unit: "iso", "seconds", "milliseconds", "microseconds", "nanoseconds", or a pattern of strptime.
       decimal: The decimal mark of a number, "." or ",".
       canonical: Whether texts are brought into one form (``canonical``) before they become keys, or are compared with
         ``positive``.

@@ -133,7 +133,7 @@ def rows_on_mesh(rows: HostRows, mesh: Mesh) -> dict[str, Rows]:
 
     Args:
       rows: By stack, (D * K, dim) NumPy arrays, or arrays on one device; K is equal in all processes.
-      mesh: Of N devices, of which this process has D.
+      mesh: The mesh of N devices, of which this process has D.
 
     Returns:
       (N * K, dim) over the mesh: row ``i`` of ``rows`` is row ``i // D`` of the process's device ``i % D``.

@@ -46,8 +46,8 @@ class Options:
       max_values: The most values that a row has in one column.
       poll: Seconds between two looks; 0 for none but at ``POST /reload``.
       memory: The most bytes that requests take together, from their first byte to their answer.
-      body_seconds: In which a body must come.
-      seconds: In which a request must be answered, from the end of its body on.
+      body_seconds: How long a body may take to come.
+      seconds: How long a request may wait for its answer, from the end of its body on.
       hosts: What the header Host may name, without the port; () for anything.
     """
 

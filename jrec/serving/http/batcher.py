@@ -26,7 +26,7 @@ Future = concurrent.futures.Future[Scored | Best]
 
 
 class QueueFullError(JrecError):
-    """As many rows or bytes wait as may; the request may be sent again later."""
+    """No more rows or bytes may wait; the request may be sent again later."""
 
 
 class TooManyScoresError(JrecError):
@@ -60,7 +60,7 @@ class Limits:
       batch_rows: The most rows that are scored together; a larger request is scored by itself.
       delay: Seconds that the first request of a batch waits for others, where the model is idle.
       queue_rows: The most rows that wait. A larger request is taken when nothing else waits.
-      scores: Of a model that ranks items, the most scores at once, rows times items.
+      scores: The most scores at once, rows times items, of a model that ranks items.
     """
 
     batch_rows: int
