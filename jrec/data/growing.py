@@ -250,7 +250,7 @@ class GrowingVocabulary:
             }
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Goes to a ``state()`` of a vocabulary of this capacity; ``admit_after`` and ``evict`` may differ.
+        """Restores a ``state()`` of a vocabulary of this capacity; ``admit_after`` and ``evict`` may differ.
 
         Raises:
           CheckpointError: If the arrays are of another capacity, or no such state.

@@ -149,7 +149,7 @@ class SharedCache[T]:
         """The value of ``key``, from ``make`` if it is not there.
 
         A failure is raised where it happened, and not kept: threads that waited for it make the value themselves, since
-        what failed may have been mended after the other one began.
+        what failed may have been fixed after the other one began.
         """
         while True:
             with self._lock:

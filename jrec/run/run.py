@@ -93,7 +93,7 @@ class Run:
             the whole batch; a loss that compares across examples does so within a slice.
           metrics: What steps count on the devices, to begin with: a pytree that an ``updated`` of its own adds logits,
             labels and mask of a step to; on a mesh its leaves have an axis of devices in front. It comes with the
-            outputs, in the place of logits, labels and mask, which then do not leave the devices.
+            outputs instead of logits, labels and mask, which then do not leave the devices.
 
         Returns:
           A function of a batch of ``feed`` to the loss, () float32, and the step's outputs: of all devices' examples,

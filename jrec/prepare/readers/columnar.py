@@ -1,8 +1,7 @@
 """Record batches of Arrow as parsed rows, column by column: what a log's text says, without printing and parsing it.
 
-A value is read as the text that it prints as would be, bit for bit: float32 as the shortest decimal that is that
-number, whole floats as integers where they are categories, null and NaN as blanks. So one schema holds for text and
-tables alike. Types that are rare (decimals, times as categories) do go through their text, a column at a time.
+A value is parsed as its printed form, bit for bit: float32 as the shortest decimal that is that number, whole floats as
+integers where they are categories, null and NaN as blanks. So one schema holds for text and tables alike. Types that are rare (decimals, times as categories) do go through their text, a column at a time.
 """
 
 from __future__ import annotations

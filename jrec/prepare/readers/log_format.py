@@ -219,7 +219,7 @@ class LogFormat:
         return self
 
     def remarks(self) -> list[str]:
-        """What is to be said of the log after ``assemble`` has passed over it."""
+        """Warnings about the log; call after ``assemble`` has passed over it."""
         return []
 
 

@@ -97,7 +97,7 @@ class Dialect:
 
     Lines of ``libsvm`` are rewritten as tab-separated ones (``jrec.prepare.readers.libsvm``).
     ``encoding`` is the file's; blocks are given in UTF-8 (``jrec.prepare.readers.lines.transcoded``).
-    A ``table`` has rows in the place of lines (``jrec.prepare.readers.tables``); only fields and hints matter to it.
+    A ``table`` has rows instead of lines (``jrec.prepare.readers.tables``); only fields and hints matter to it.
     """
 
     fields: tuple[Field, ...]
@@ -336,7 +336,7 @@ def reason_of(dialect: Dialect, field: Field, code: int, value: bytes) -> str:
 
 
 def _header_hint(dialect: Dialect, name: str, value: str) -> str:
-    """What is to be said of a field that holds its own name, as ``shown`` gives it, in a file with a header."""
+    """A hint for a bad field that holds its own name, as ``shown`` gives it, in a file with a header; else ""."""
     repeated = dialect.skip_lines and value == shown(name.encode())
     return "; the line repeats the header, so take it out" if repeated else ""
 

@@ -49,7 +49,7 @@ class Batches(Protocol):
         ...
 
     def restore(self, state: Position) -> None:
-        """Goes to a ``state()``; before the first batch."""
+        """Continues from a ``state()``. Call before the first batch."""
         ...
 
     def close(self) -> None:
@@ -155,7 +155,7 @@ class PackedBatches:
         return {"batches": self._position, **({} if self._state is None else {"iterator": self._state})}
 
     def restore(self, state: Position) -> None:
-        """Goes to a ``state()``.
+        """Continues from a ``state()``.
 
         An iterator without a state is left where it is: the caller gives one that begins behind the batches taken.
 

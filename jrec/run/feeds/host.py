@@ -110,7 +110,7 @@ class HostFeed:
         return self._loader.state() if self._position is None else self._position
 
     def restore(self, position: Any) -> None:
-        """Goes to a ``position()``; before the first batch."""
+        """Continues from a ``position()``. Call before the first batch."""
         self._loader.restore(position)
 
     def sections(self, seconds: float) -> dict[str, Any]:

@@ -94,7 +94,7 @@ class RunFeed:
         return self._feed.position()
 
     def restore(self, position: Position) -> None:
-        """Goes to a ``position()``; before the first batch.
+        """Continues from a ``position()``. Call before the first batch.
 
         Raises:
           CheckpointError: If it is of other batches.

@@ -63,7 +63,7 @@ class PartLookups:
 
     @property
     def owner(self) -> np.ndarray:
-        """(m,) int64, the other device whose shard has each unique row; -1 for rows that are at hand or on the host."""
+        """(m,) int64, the other device whose shard has each unique row; -1 for the device's own rows and the host's."""
         return np.where((self.source < self.devices) & (self.source != self.device), self.source, -1)
 
     def sent(self, sending: np.ndarray | None) -> np.ndarray:

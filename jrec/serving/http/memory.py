@@ -27,7 +27,7 @@ class Memory:
         return self._taken
 
     def change(self, before: int, after: int) -> None:
-        """A request takes ``after`` bytes in the place of ``before``.
+        """A request takes ``after`` bytes from now on, instead of ``before``.
 
         Raises:
           QueueFullError: If all together would take too many, and it takes more than before.
