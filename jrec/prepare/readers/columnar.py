@@ -1,7 +1,8 @@
 """Record batches of Arrow as parsed rows, column by column: what a log's text says, without printing and parsing it.
 
 A value is parsed as its printed form, bit for bit: float32 as the shortest decimal that is that number, whole floats as
-integers where they are categories, null and NaN as blanks. So one schema holds for text and tables alike. Types that are rare (decimals, times as categories) do go through their text, a column at a time.
+integers where they are categories, null and NaN as blanks. So one schema holds for text and tables alike. Types
+that are rare (decimals, times as categories) do go through their text, a column at a time.
 """
 
 from __future__ import annotations
