@@ -202,7 +202,7 @@ class _Training:
             self.log.truncate_after(-1)
         if self.initial is not None and self.begins_from is not None:
             of = described(self.config, self.schema, trained_on=self.initial.trained_on)
-            self.run.load(self.begins_from, goes_on=False, dense_optimizer=self.initial.configured, of=of)
+            self.run.load(self.begins_from, goes_on=False, dense_optimizer=self.initial.configured, expected=of)
         self.feed = self._open_feed(self.batches, position)
         self.resumed = self.begins_from = None
 

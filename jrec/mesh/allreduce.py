@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from jrec.mesh.retrieve import place
-from jrec.mesh.route import AXIS, Picks
+from jrec.mesh.route import AXIS, GatherMap
 from jrec.mesh.step import StepOptions, cast_rows, of_unique, squares_of
 from jrec.ops.gather_reduce import segment_of_entries
 from jrec.ops.row_optimizers import RowOptimizer, Slots
@@ -62,7 +62,7 @@ class SharedGradients:
 
 def shared_gradients(
     table: jax.Array,
-    picks: Picks,
+    picks: GatherMap,
     gradients: jax.Array,
     *,
     reduce: Reduce = "local",

@@ -16,7 +16,7 @@ from typing import Literal, get_args
 import jax
 import jax.numpy as jnp
 
-from jrec.mesh.route import AXIS, Picks
+from jrec.mesh.route import AXIS, GatherMap
 
 Kind = Literal["padded", "ragged"]
 KINDS: tuple[str, ...] = get_args(Kind)
@@ -49,7 +49,7 @@ class Exchange:
     kind: Kind = dataclasses.field(metadata={"static": True})
 
     @staticmethod
-    def open(remote: Picks, *, shard_rows: int, kind: Kind = "padded") -> Exchange:
+    def open(remote: GatherMap, *, shard_rows: int, kind: Kind = "padded") -> Exchange:
         """Sends the requests of a route.
 
         Args:

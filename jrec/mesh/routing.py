@@ -2,7 +2,7 @@
 
 The host only hands over ids. A plan is a few thousand ranges of a stack's addresses, so an owner is found by a binary
 search. Only rows of host memory have other places in every batch: the host brings them, and tells where
-(``HostPlaces``). Arrays have static sizes, measured once, and no row is ever lost: a step takes its unique rows in
+(``HostAddressMap``). Arrays have static sizes, measured once, and no row is ever lost: a step takes its unique rows in
 *windows* of addresses, which the devices agree on so that each one's rows fit. Nearly always one window holds all of
 them. The gradients of a row from all devices meet in its window, so that it takes one optimizer step; they are summed
 in one order, so that runs repeat to the bit.
@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jrec.mesh.route import AXIS, Picks, Route, SendRoute
+from jrec.mesh.route import AXIS, GatherMap, Route, SendRoute
 from jrec.ops.dispatch import Implementation
 from jrec.ops.gather_reduce import segment_of_entries
 from jrec.ops.tensor_cast import tensor_cast, tensor_cast_of_words
@@ -27,10 +27,10 @@ from jrec.ops.types import Bags, Cast
 NO_ROW = 2**31 - 1
 """A row of no array: padding."""
 ON_HOST = 1
-"""What is added to the number of devices in ``Places.source`` of rows in host memory."""
+"""What is added to the number of devices in ``AddressMap.source`` of rows in host memory."""
 
 
-class Room(NamedTuple):
+class WindowCapacity(NamedTuple):
     """How many of a stack's rows in a device's part of a batch a window has room for.
 
     Attributes:
@@ -48,18 +48,18 @@ class Room(NamedTuple):
     lookups: int = 0
     bags: int = 0
 
-    def most(self, other: Room) -> Room:
+    def most(self, other: WindowCapacity) -> WindowCapacity:
         """The greater of each."""
-        return Room(*map(max, self, other))
+        return WindowCapacity(*map(max, self, other))
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class HostPlaces:
+class HostAddressMap:
     """Where a batch's rows of host memory are on the devices: behind the rows of one's shard.
 
     Attributes:
-      addresses: (n,) int32, ascending, as ``Places.begin``; the greatest number that there is in padding.
+      addresses: (n,) int32, ascending, as ``AddressMap.begin``; the greatest number that there is in padding.
       device: (n,) int32, the device that has the row while the batch lasts.
       offset: (n,) int32, the row's offset in that device's shard.
     """
@@ -71,7 +71,7 @@ class HostPlaces:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Places:
+class AddressMap:
     """Where the rows of a stack lie, as one device reads them: ranges of addresses.
 
     Attributes:
@@ -91,11 +91,11 @@ class Places:
     begin: jax.Array
     source: jax.Array
     shift: jax.Array
-    host: HostPlaces | None = None
+    host: HostAddressMap | None = None
     rows: int = dataclasses.field(metadata={"static": True})
     wide: bool = dataclasses.field(default=False, metadata={"static": True})
     most: int = dataclasses.field(metadata={"static": True})
-    room: Room = dataclasses.field(metadata={"static": True})
+    room: WindowCapacity = dataclasses.field(metadata={"static": True})
     fits: bool = dataclasses.field(metadata={"static": True})
     sends: tuple[tuple[int, int], ...] = dataclasses.field(default=(), metadata={"static": True})
 
@@ -199,7 +199,7 @@ class Routing:
       sent: The lookups that are sent, or None.
     """
 
-    places: Places
+    places: AddressMap
     bags: Bags
     numbers: jax.Array
     source: jax.Array
@@ -210,7 +210,7 @@ class Routing:
     sent: SendRoute | None
 
     @staticmethod
-    def of(places: Places, bags: Bags, sent: SendRoute | None) -> Routing:
+    def of(places: AddressMap, bags: Bags, sent: SendRoute | None) -> Routing:
         """Routes cast bags."""
         cast, devices = _cast(bags), jax.lax.axis_size(AXIS)
         n = cast.rows.shape[0]
@@ -293,16 +293,16 @@ class Routing:
         devices, room = jax.lax.axis_size(AXIS), self.places.room
         me = jax.lax.axis_index(AXIS)
 
-        def picks(source: jax.Array, size: int) -> Picks:
+        def picks(source: jax.Array, size: int) -> GatherMap:
             """(len(source), size) rows of some sources."""
             begin = self.starts[source]
             number, real = _lines(self.order, begin + window.before[source], begin + window.behind[source], size)
-            return Picks(
+            return GatherMap(
                 rows=jnp.where(real, self.offset[number], NO_ROW),
                 at=jnp.where(real, number - window.first, room.unique),
             )
 
-        def of_one(source: jax.Array | int, size: int) -> Picks:
+        def of_one(source: jax.Array | int, size: int) -> GatherMap:
             return jax.tree.map(lambda leaf: leaf[0], picks(jnp.asarray(source, jnp.int32)[None], size))
 
         remote = None
@@ -335,7 +335,7 @@ class Routing:
 
 
 def _cast(bags: Bags) -> Cast:
-    assert bags.cast is not None  # ``Places.routed`` made it
+    assert bags.cast is not None  # ``AddressMap.routed`` made it
     return bags.cast
 
 

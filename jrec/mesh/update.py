@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jrec.mesh.allreduce import Reduce, SharedGradients, pick, shared_gradients
 from jrec.mesh.exchange import Exchange
-from jrec.mesh.route import MeshRows, Picks, Route, check_view
+from jrec.mesh.route import GatherMap, MeshRows, Route, check_view
 from jrec.mesh.send import Sent
 from jrec.mesh.step import StepOptions, cast_rows, of_unique, squares_of
 from jrec.ops.row_optimizers import RowOptimizer, Slots
@@ -89,7 +89,7 @@ class RowGradients:
             addresses=addresses,
         )
 
-    def _collected(self, own: Picks, values: jax.Array) -> jax.Array:
+    def _collected(self, own: GatherMap, values: jax.Array) -> jax.Array:
         """(O + N * C, ...): values of the own rows, then the other devices' values in the order of ``asked``."""
         own_values = pick(values, own.at)
         if self.exchange is None or self.route.remote is None:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jrec.mesh.exchange import Exchange
 from jrec.mesh.route import MeshRows, Route
-from jrec.mesh.routing import Places, Routing, Window
+from jrec.mesh.routing import AddressMap, Routing, Window
 from jrec.mesh.send import Sent
 from jrec.mesh.step import StepOptions
 from jrec.ops.gather_reduce import gather_reduce_together
@@ -41,7 +41,7 @@ class RoutedRows:
     """
 
     rows: MeshRows
-    places: Places
+    places: AddressMap
 
     def lookup(self, bags: Bags, context: Context) -> Deferred[tuple[jax.Array, RoutedResiduals]]:
         """Routes the bags and pools the rows of every window; see ``Store``."""
@@ -124,9 +124,9 @@ def _without_sent(route: Route) -> Route:
     return dataclasses.replace(route, send=None)
 
 
-def _within(sent: Sent, window: Window, places: Places) -> Sent:
+def _within(sent: Sent, window: Window, places: AddressMap) -> Sent:
     """Sent lookups whose rows are in a window; the others are padding, which no row's gradient has."""
-    assert sent.addresses is not None  # ``Places`` sends them
+    assert sent.addresses is not None  # ``AddressMap`` sends them
     addresses = places.compared(sent.addresses)
     inside = (addresses >= window.low) & (addresses < window.high)
     return dataclasses.replace(sent, rows=jnp.where(inside, sent.rows, -1))

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jrec.mesh.allreduce import SharedGradients, shared_gradients
-from jrec.mesh.route import Picks
+from jrec.mesh.route import GatherMap
 from jrec.mesh.step import StepOptions, cast_rows
 from jrec.ops.gather_reduce import segment_of_entries
 from jrec.ops.row_optimizers import Slots
@@ -69,12 +69,12 @@ class CoreGradients:
         return "of_cores" in vars(self)
 
     @functools.cached_property
-    def _picks(self) -> Picks:
+    def _picks(self) -> GatherMap:
         """The cached rows that the device read, and where their gradients are; no more of them than the cache has."""
         assert isinstance(self.residuals, TTCachedResiduals)
         assert self.cache is not None
         rows = self.residuals.cached.rows[: self.cache.ids.shape[0]]
-        return Picks(rows=rows, at=jnp.arange(rows.shape[0], dtype=jnp.int32))
+        return GatherMap(rows=rows, at=jnp.arange(rows.shape[0], dtype=jnp.int32))
 
     @functools.cached_property
     def of_cached(self) -> SharedGradients:
