@@ -119,7 +119,8 @@ class Run:
         batch.feed.check(batch)
         self._checkpoints.between_steps()
         if (setup := self._state.setup) is not None and setup.monitor is not None:
-            setup.monitor.observe(batch.batch)
+            for one in batch.batches:
+                setup.monitor.observe(one)
         host, outputs = self._state.step(batch.ready, step_on, metrics)
         batch.feed.stepped(batch, host, outputs)
         self.steps += len(batch.batches)
