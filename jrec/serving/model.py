@@ -284,6 +284,22 @@ class Model:
         retrieval = self.manifest.retrieval
         return 0 if retrieval is None else self._loaded.tables.rows[retrieval.table]
 
+    @property
+    def outputs(self) -> dict[str, Column]:
+        """What an answer holds, by name: scores, by task where there are several, or the best items and theirs."""
+        if self.ranks:
+            return {"items": Column("BYTES", 2), "scores": Column("FP32", 2)}
+        return {f"score_{task}" if task else "score": Column("FP32", 1) for task in self.tasks or ("",)}
+
+    def answer(self, encoded: Encoded, k: int) -> Scored | Best:
+        """What a request is answered with: ``scored_of``, or of a model that ranks items ``best_of``."""
+        return self.best_of(encoded, k) if self.ranks else self.scored_of(encoded)
+
+    def check_answers(self) -> None:
+        """Raises ValueError where the model has other outputs than a request can be answered with."""
+        if not self.ranks:
+            self.check_logits()
+
     def check_logits(self) -> None:
         """Raises ValueError where the model has other outputs than one logit an example, or one a task."""
         self._loaded.program.check_logits()

@@ -180,7 +180,7 @@ class Server:
     async def _scored(self, request: Request, held: Held) -> Response:
         kind = _kind_of(request)
         content = await _body(request, self._options, held)
-        if (k := request.query_params.get("k")) is not None and not self._follower.model.ranks:
+        if (k := request.query_params.get("k")) is not None and not self._follower.model.items:
             raise bodies.UnfitError("the model ranks no items, so that a request has no k; leave it out")
         rows = dataclasses.replace(await self._rows(content, kind, held), k=bodies.wanted_items(k))
         result = await self._answer(request, self._batcher.submit(rows))

@@ -70,7 +70,7 @@ class Limits:
 
     def rows_of(self, model: Model) -> int:
         """The most rows that a model scores together; of one that ranks items, those that a request may have."""
-        return max(1, self.scores // model.items) if model.ranks and model.items else self.batch_rows
+        return max(1, self.scores // model.items) if model.items else self.batch_rows
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -123,7 +123,7 @@ class Batcher:
           StoppingError: After ``stop``.
         """
         model = self._model()
-        if model.ranks and rows.count > (most := self._limits.rows_of(model)):
+        if model.items and rows.count > (most := self._limits.rows_of(model)):
             raise TooManyScoresError(
                 f"the request has {rows.count:,} rows, but of a model that ranks {model.items:,} items it may have"
                 f" {most:,}; send several, or raise --max-scores"
@@ -201,7 +201,7 @@ class Batcher:
         try:
             encoded = encoded or model.encoded(_joined([one.rows for one in requests], model.raw_columns))
             most = max(one.rows.k for one in requests)
-            results = model.best_of(encoded, most) if model.ranks else model.scored_of(encoded)
+            results = model.answer(encoded, most)
         except OutdatedError as problem:  # a delta came in between
             if isinstance(requests[0].rows.columns, Encoded):
                 requests[0].future.set_exception(problem)
