@@ -194,12 +194,12 @@ def _decompressor(content: bytes) -> Callable[[bytes], bytes]:
 
 def _make_room(lasting: pathlib.Path, limit: int) -> None:
     """Deletes entries beyond the limit; file systems take down at least once a day when a file was last read."""
-    found = []
+    entries = []
     for entry in [*lasting.glob(_KEPT), *lasting.glob(_ENTRIES)]:  # those of an earlier jrec, which nothing reads, too
         with contextlib.suppress(FileNotFoundError):
             status = entry.stat()
-            found.append((max(status.st_atime, status.st_mtime), status.st_size, entry))
-    for _, size, entry in sorted(found, reverse=True):
+            entries.append((max(status.st_atime, status.st_mtime), status.st_size, entry))
+    for _, size, entry in sorted(entries, reverse=True):
         limit -= size
         if limit < 0:
             entry.unlink(missing_ok=True)

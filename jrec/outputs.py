@@ -254,7 +254,7 @@ def _is_finished(folder: pathlib.Path, kind: str) -> bool:
 def writing(place: Place, room: str = "") -> Iterator[None]:
     """Turns the operating system's errors of writing ``place`` into an ``OutputError`` that names it, and the remedy.
 
-    Errors that name another file, as those of reading an input, stay as they are.
+    Errors that name another file, such as an input that cannot be read, stay as they are.
 
     Raises:
       OutputError: For those errors; or if ``place`` is a URI.

@@ -130,7 +130,7 @@ class Channel[T]:
         """Takes the oldest item for the caller of the stages; None at the end.
 
         Raises:
-          Exception: The failure that ended the channel, after the items before it; or that of a later stage.
+          Exception: The failure that ended the channel, after the items before it; or the failure of a later stage.
         """
         try:
             with self._monitor.guarded():

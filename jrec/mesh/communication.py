@@ -120,7 +120,7 @@ def _has_collectives(jaxpr: core.Jaxpr) -> bool:
     Raises:
       ConfigError: If all of them do, not groups of them.
     """
-    found = False
+    exchanges = False
     for eqn in jaxpr.eqns:
         if eqn.primitive.name != "axis_index" and AXIS in (eqn.params.get("axis_name"), *eqn.params.get("axes", ())):
             if eqn.params.get("axis_index_groups") is None:
@@ -129,10 +129,10 @@ def _has_collectives(jaxpr: core.Jaxpr) -> bool:
                     " the plan some only keep tables and have no examples; leave it out, or take a plan without"
                     " `computes`"
                 )
-            found = True
+            exchanges = True
         for inner in core.jaxprs_in_params(eqn.params):
-            found = _has_collectives(inner) or found
-    return found
+            exchanges = _has_collectives(inner) or exchanges
+    return exchanges
 
 
 def state_of_first(mesh: Mesh, computes: tuple[bool, ...]) -> Callable[[nnx.State], nnx.State]:

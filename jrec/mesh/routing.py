@@ -81,9 +81,9 @@ class Places:
       shift: (ranges,) int32, what turns an address into an offset in that array, modulo 2^32.
       host: The batch's rows of host memory; None where the batch reads none.
       rows: The stack's rows.
-      wide: Whether addresses reach 2^31: those of bags are then modulo 2^32, and only -1 is padding.
+      wide: Whether addresses reach 2^31. The bags' addresses are then modulo 2^32, and only -1 is padding.
       most: The most unique rows that a device's part of a batch can have.
-      room: Of a window.
+      room: How many rows a window has room for.
       fits: Whether one window has room for whatever a batch reads.
       sends: First bag, and one past the last, of the features whose lookups of other devices' rows are sent.
     """
@@ -114,8 +114,8 @@ class Places:
         there = self.compared(self.host.addresses)
         line = jnp.searchsorted(there, addresses, method="scan_unrolled")
         brought = source == jax.lax.axis_size(AXIS) + ON_HOST
-        found = (self.host.device.at[line].get(mode="clip"), self.host.offset.at[line].get(mode="clip"))
-        return jnp.where(brought, found[0], source), jnp.where(brought, found[1], offset)
+        device, host_offset = (of_row.at[line].get(mode="clip") for of_row in (self.host.device, self.host.offset))
+        return jnp.where(brought, device, source), jnp.where(brought, host_offset, offset)
 
     def routed(self, bags: Bags, implementation: Implementation | None) -> Routing:
         """Casts and routes a device's bags of addresses; inside ``shard_map``."""
@@ -195,7 +195,7 @@ class Routing:
       source, offset: (n,) int32, of each unique row; the number of devices + 1 in padding.
       rank: (n,) int32, how many rows of the same source are before each.
       order: (n,) int32, the numbers of unique rows, source by source, ascending.
-      starts: (devices + 3,) int32, where those of each source begin in it.
+      starts: (devices + 3,) int32, where the rows of each source begin in ``order``.
       sent: The lookups that are sent, or None.
     """
 
@@ -265,7 +265,7 @@ class Routing:
 
         Args:
           window: The window.
-          first: Whether it is the first one, whose cast begins where that of all windows does.
+          first: Whether it is the first one, whose cast is the beginning of the whole cast.
         """
         cast, room = _cast(self.bags), self.places.room.unique
         inside = (self.numbers >= window.first) & (self.numbers < window.stop)
@@ -276,7 +276,7 @@ class Routing:
         if not first:
             begin = offsets[0]
             entries = begin + jnp.arange(sources.shape[0], dtype=jnp.int32)
-            sources, positions = (of.at[entries].get(mode="clip") for of in (sources, positions))
+            sources, positions = (array.at[entries].get(mode="clip") for array in (sources, positions))
             offsets = offsets - begin
         rows = Cast(
             rows=jnp.where(number < count, number, room),

@@ -73,7 +73,7 @@ class RowGradients:
         return arrived if self.sent is None else self._with_bags(arrived, self.sent)
 
     def _with_bags(self, arrived: _Arrived, sent: Sent) -> _Arrived:
-        """Gradients of rows, each a bag of its own, and behind them those of the bags that others had pooled here."""
+        """Gradients of rows, each a bag of its own, and behind them gradients of bags that others had pooled here."""
         if self.bag_gradients is None:
             raise ValueError("lookups were sent: give the gradients of the bags, too")
         count, weights, addresses = arrived.rows.shape[0], None, None

@@ -6,8 +6,8 @@ sizes of the structures it is given before it reads them, and tests/test_native_
 header that the installed jaxlib ships.
 
 Kernels inside jit run on XLA's intra-op threads, so that several handlers at once, as under ``shard_map``, share one
-pool and never oversubscribe the machine. Chunks are dealt in contiguous shares, of which each thread takes that of the
-core it is on first, and then what others left: so most of what one kernel wrote is read by the next on the same core,
+pool and never oversubscribe the machine. Chunks are dealt in contiguous shares. A thread first takes the share of the
+core it is on, and then what others left: so most of what one kernel wrote is read by the next on the same core,
 rather than from another's cache, which may be on another chiplet. The caller works too and then waits only for chunks
 that a thread is running already, so it finishes even if no pool thread ever is free; a task that starts late finds the
 shares spent and touches nothing but the small reference-counted state.

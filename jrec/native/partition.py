@@ -87,11 +87,11 @@ def axes_of(argument: Any, dimension: int) -> tuple[str, ...]:
     return tuple(axes) if argument.shape[dimension] % parts == 0 else ()
 
 
-def _refusal(what: str, how: str, table: Any) -> str:
-    how = f"evenly {how}".rstrip()
+def _refusal(verb: str, division: str, table: Any) -> str:
+    division = f"evenly {division}".rstrip()
     return (
-        f"jrec's native kernels {what} tables that are divided {how}, not {table.sharding.spec} of {table.shape}; call"
-        " the op inside jax.shard_map, or name implementation='xla'"
+        f"jrec's native kernels {verb} tables that are divided {division}, not {table.sharding.spec} of {table.shape};"
+        " call the op inside jax.shard_map, or name implementation='xla'"
     )
 
 

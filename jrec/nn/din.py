@@ -109,8 +109,8 @@ class DIN(nnx.Module):
         sizes = {feature.name: feature.vectors * dim for feature, dim in layout.features}
         target = sum(sizes[name] for name in histories)
         self.attention = TargetAttention(target, attention_mlp, normalized=normalized, dtype=compute_dtype, rngs=rngs)
-        others = sum(size for name, size in sizes.items() if name not in histories.values())  # the target among them
-        inputs = (widths[-1] if num_dense else 0) + others + target
+        pooled = sum(size for name, size in sizes.items() if name not in histories.values())  # the target among them
+        inputs = (widths[-1] if num_dense else 0) + pooled + target
         tasks = None if multi_task is None else MultiTaskHeads(inputs, multi_task, rngs=rngs)
         top = MLP((inputs, *top_mlp), activate_last=False, **options, rngs=rngs) if tasks is None else None
         self.tasks, self.top = tasks, top

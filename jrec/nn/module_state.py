@@ -4,10 +4,10 @@
 ``logits`` on its part of the batch; the state stays equal on all devices:
 
 * ``nnx.BatchNorm`` has the statistics of the whole batch: its ``axis_name`` is the mesh's axis during the step.
-* Streams (``nnx.Rngs``, those of ``nnx.Dropout``) draw different numbers on every device of several, from keys that are
-  folded with the device's number during the step. Their stored keys and counts do not depend on the device.
+* Streams (``nnx.Rngs``, such as ``nnx.Dropout`` has) draw different numbers on every device of several, from keys that
+  are folded with the device's number during the step. Their stored keys and counts do not depend on the device.
 * Floats become the mean of what the devices have, weighted by their examples: so a moving average of the parts' means
-  is that of the batch's mean. What is to be summed, ``logits`` sums itself, over the axis "devices".
+  is the moving average of the batch's mean. What is to be summed, ``logits`` sums itself, over the axis "devices".
 * Integers and other types must not depend on the batch, as a count of steps does not; else the step is refused.
 """
 
@@ -60,8 +60,8 @@ def pure_logits(model: Any, communication: Communication | None) -> tuple[Any, L
         working = nnx.merge(graph, params, replaced(rest, changed), copy=True)
         _spread_batch_norms(working, communication)
         with _streams_of(working, device):
-            found = logits_of(working, batch, activations)
-        return found, _changes(_named(params) | _named(rest), arrays_of(working))
+            outputs = logits_of(working, batch, activations)
+        return outputs, _changes(_named(params) | _named(rest), arrays_of(working))
 
     return params, logits
 

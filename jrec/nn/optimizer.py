@@ -269,10 +269,13 @@ def _check_kinds(dense: Any, embedding: Any, cores: Any, tables: Mapping[str, An
     """Refuses optax's optimizers for rows, and row optimizers for dense parameters."""
     if not (hasattr(dense, "init") and hasattr(dense, "update")):
         raise TypeError(f"dense is {dense!r}, but dense parameters are trained by one of optax, as optax.adagrad(0.1)")
-    given = {"embedding": embedding, **{f"tables[{name!r}]": own for name, own in tables.items() if own is not None}}
+    optimizers = {
+        "embedding": embedding,
+        **{f"tables[{name!r}]": own for name, own in tables.items() if own is not None},
+    }
     many = isinstance(cores, Mapping)
-    given |= {f"cores[{name!r}]": own for name, own in cores.items()} if many else {"cores": cores or embedding}
-    for name, optimizer in given.items():
+    optimizers |= {f"cores[{name!r}]": own for name, own in cores.items()} if many else {"cores": cores or embedding}
+    for name, optimizer in optimizers.items():
         if not isinstance(optimizer, RowOptimizer):
             raise TypeError(
                 f"{name} is {_named(optimizer)}, but rows and cores are trained by a row optimizer, as"

@@ -139,7 +139,7 @@ class SASRecBlock(nnx.Module):
         """(batch, length, dim) to the same; see ``SequenceEncoder``. Times do not count."""
         del passed
         normed = self.norm(x)
-        heads = [layer(of).reshape(*x.shape[:2], self.heads, -1) for layer, of in
+        heads = [layer(inputs).reshape(*x.shape[:2], self.heads, -1) for layer, inputs in
                  ((self.query, normed), (self.key, x), (self.value, x))]  # fmt: skip
         scores = jnp.einsum("bihd,bjhd->bhij", heads[0], heads[1]) / math.sqrt(self.qk)
         scores = jnp.where(allowed[:, None], scores, jnp.finfo(scores.dtype).min)
@@ -277,14 +277,14 @@ class NextItem(nnx.Module):
                     f" {history!r}: give one dense column of that many numbers an example, or none"
                 )
             times, asked = -dense, -jnp.pad(dense[:, 1:], ((0, 0), (0, 1)))
-        found = unit(self.encoder(rows[history], masks[history], times, asked))
+        encoded = unit(self.encoder(rows[history], masks[history], times, asked))
         if self.deterministic:
             last = jnp.sum(masks[history], axis=1) - 1
-            user = jnp.take_along_axis(found, jnp.maximum(last, 0)[:, None, None], axis=1)[:, 0]
+            user = jnp.take_along_axis(encoded, jnp.maximum(last, 0)[:, None, None], axis=1)[:, 0]
             return {"user": jnp.where(last[:, None] >= 0, user, 0)}
         counts = masks[history] & masks[following]
         return {
-            "positions": found, "next": unit(rows[following]), "sampled": unit(rows[sampled]), "counts": counts
+            "positions": encoded, "next": unit(rows[following]), "sampled": unit(rows[sampled]), "counts": counts
         }  # fmt: skip
 
 

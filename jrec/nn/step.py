@@ -208,9 +208,9 @@ def _gradients(
         params: Any, activations: Activations, changed: Changed, batch: Batch
     ) -> tuple[jax.Array, tuple[Any, Changed]]:
         with in_slices(micro_batches > 1):
-            found, changed = logits(params, changed, activations, batch, device)
-            value = loss(found, batch)
-        return value if total is None else value * (jnp.sum(batch.mask) / total), (found, changed)
+            outputs, changed = logits(params, changed, activations, batch, device)
+            value = loss(outputs, batch)
+        return value if total is None else value * (jnp.sum(batch.mask) / total), (outputs, changed)
 
     one = jax.value_and_grad(part, argnums=(0, 1), has_aux=True)
 
@@ -221,12 +221,12 @@ def _gradients(
         return _accumulated(one, params, slices, arrays_of(model))
 
     computed = work if communication is None else communication.where_computed(work)
-    (value, (found, changed)), gradients = computed(params, activations)
+    (value, (outputs, changed)), gradients = computed(params, activations)
     if communication is not None and total is not None:
         check_independent(changed, lambda own: logits(params, {}, *own)[1], (activations, batch, device))
         changed = shared(model, changed, communication, jnp.sum(batch.mask) / total)
     put(model, changed)
-    return (value, found), gradients
+    return (value, outputs), gradients
 
 
 def _accumulated(one: Any, params: Any, slices: MicroBatches, arrays: Mapping[str, jax.Array]) -> Any:
@@ -247,10 +247,10 @@ def _accumulated(one: Any, params: Any, slices: MicroBatches, arrays: Mapping[st
     def step(carry: tuple[jax.Array, Changed, Any], a_slice: Any) -> tuple[Any, tuple[Any, dict[str, jax.Array]]]:
         value, changed, dense = carry
         activations, batch = slices.of(a_slice)
-        (own, (found, changed)), (own_dense, gradients) = one(replaced(params, changed), activations, changed, batch)
-        return (value + own, changed, jax.tree.map(jnp.add, dense, own_dense)), (found, gradients)
+        (own, (outputs, changed)), (own_dense, gradients) = one(replaced(params, changed), activations, changed, batch)
+        return (value + own, changed, jax.tree.map(jnp.add, dense, own_dense)), (outputs, gradients)
 
     changed = {name: arrays[name] for name in jax.eval_shape(of_first, params)}
     start = (jnp.float32(0), changed, jax.tree.map(jnp.zeros_like, params))
-    (value, changed, dense), (found, gradients) = jax.lax.scan(step, start, slices.slices)
-    return (value, (slices.joined(found), changed)), (dense, slices.joined_bags(gradients))
+    (value, changed, dense), (outputs, gradients) = jax.lax.scan(step, start, slices.slices)
+    return (value, (slices.joined(outputs), changed)), (dense, slices.joined_bags(gradients))

@@ -53,7 +53,7 @@ class TBSMConfig:
       inner: The product of the steps with the target; see ``TimeSeriesLayer``.
       heads: Time-series layers, each with its own parameters and top MLP. The probabilities of several go through one
         more MLP, of ``heads + 4`` hidden units.
-      top_with: What the top MLP sees beside the target's vector: the "context" alone, as in the paper, or the steps'
+      top_with: What the top MLP sees beside the target's vector: only the "context", as in the paper, or the steps'
         "products" with the target, too. These tell the top MLP directly that a step is like the target; through
         the context it has to learn that from weights and target, for which a small log has too few examples.
       compute_dtype: The dtype of every computation but the projection onto the sphere; parameters stay float32.
@@ -105,7 +105,7 @@ class TBSMConfig:
 
     def _check_multi_task(self) -> None:
         odd = {"top_mlp": bool(self.top_mlp), "calibrated": self.calibrated, "batch_norm": self.batch_norm}
-        if named := [name for name, given in odd.items() if given]:
+        if named := [name for name, is_set in odd.items() if is_set]:
             raise ValueError(f"{named[0]} is given beside multi_task, whose heads do not read it; leave it out")
         if self.heads > 1:
             raise ValueError(f"heads is {self.heads}, but of one time-series layer multi_task makes the tasks' logits")

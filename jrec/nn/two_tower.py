@@ -137,7 +137,7 @@ class TwoTower(nnx.Module):
         }
 
     def for_users(self) -> UserTower:
-        """The user tower alone, with the same parameters."""
+        """A module of only the user tower, with the same parameters."""
         return UserTower(self.embeddings, self.user)
 
 
@@ -155,7 +155,7 @@ class UserTower(nnx.Module):
     def logits(
         self, dense: jax.Array, activations: Mapping[str, jax.Array], bags: Mapping[str, Bags]
     ) -> dict[str, jax.Array]:
-        """The "user" alone of ``TwoTower.logits``; ``dense`` has the user's features alone."""
+        """Only "user" of ``TwoTower.logits``; ``dense`` has only the user's features."""
         return {"user": self.user(dense, self.embeddings.features(activations, bags))}
 
 
@@ -170,7 +170,7 @@ def two_tower_loss(item: str, *, log_q: str = "", by_label: bool = False, temper
       log_q: The extra with the logarithm of the share that each line's item has in the log, (batch,) float32, which is
         taken off its scores; "" for none.
       by_label: Whether only lines with label 1 are to find their item, over which the mean then is; the others' items
-        are negatives alone.
+        are only negatives.
       temperature: What products of vectors are divided by.
 
     Returns:

@@ -114,7 +114,7 @@ def rows_left_out(residuals: Mapping[str, Residuals]) -> dict[str, Count]:
 @auto_inside(
     lambda optimizer, tables, slots, *_, **__: (
         like(dict(tables)),
-        like({name: dict(of) for name, of in slots.items()}),
+        like({name: dict(by_slot) for name, by_slot in slots.items()}),
     )
 )
 def apply_gradients(

@@ -159,7 +159,7 @@ def read_verdicts(machine: str) -> dict[KernelClass, Verdict]:
         content = load_json(path, kind=_FORMAT, version=_VERSION, error=_DamagedError, remedy=remedy, sealed=True)
         if content["machine"] != machine:
             raise _DamagedError(f"{path} is of another machine; {remedy}")
-        return {KernelClass.parse(text): Verdict(**found) for text, found in content["kernels"].items()}
+        return {KernelClass.parse(text): Verdict(**fields) for text, fields in content["kernels"].items()}
     except (_DamagedError, ValueError, TypeError, KeyError, AttributeError) as error:
         _warn_once(f"verdicts on GPU kernels are ignored, and XLA computes instead: {error}")
         return {}

@@ -100,7 +100,7 @@ def plan_placement(problem: Problem, options: PlanOptions | None = None, *, prev
         where that misses the target by more than a hundredth, planning begins anew.
 
     Returns:
-      The best round's placement; with the rule "cheapest" that of the rule whose step costs less.
+      The best round's placement; with the rule "cheapest", of the rule whose step costs less.
 
     Raises:
       PlanError: If the tables do not fit.

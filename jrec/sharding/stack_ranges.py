@@ -60,8 +60,8 @@ class StackRanges:
     def located(self, addresses: np.ndarray, device: int) -> tuple[np.ndarray, np.ndarray]:
         """The source and the offset, as of ``read_by``, of each of (n,) addresses, as a device reads them."""
         source, shift = self.read_by(device)
-        of = np.searchsorted(self.begin, addresses, side="right") - 1
-        return source[of], addresses + shift[of]
+        ranges = np.searchsorted(self.begin, addresses, side="right") - 1
+        return source[ranges], addresses + shift[ranges]
 
     def of_devices(self, devices: Sequence[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """What devices find rows with: (devices, ranges) int32 first addresses, sources and shifts, modulo 2^32."""

@@ -63,7 +63,7 @@ class PlannedRows:
             raise ValueError(_NO_CAST)
         if _all_replicated(route):
             copies = self.copies.lookup(_on_copies(bags, route), context)
-            return copies.then(lambda found: (found[0], PlannedResiduals(bags=found[1])))
+            return copies.then(lambda result: (result[0], PlannedResiduals(bags=result[1])))
         exchange = sent = None
         if route.remote is not None:
             exchange = Exchange.open(route.remote, shard_rows=self.rows.shard_rows, kind=kind)

@@ -55,8 +55,8 @@ class RoutedRows:
             (sums,) = gather_reduce_together([deferred.call], context.options.implementation, tables=True)
             return pooled + deferred.finish(sums)[0]
 
-        def finish(found: tuple[jax.Array, PlannedResiduals]) -> tuple[jax.Array, RoutedResiduals]:
-            pooled, first = found
+        def finish(result: tuple[jax.Array, PlannedResiduals]) -> tuple[jax.Array, RoutedResiduals]:
+            pooled, first = result
             return routing.following(pooled, window, further), RoutedResiduals(
                 routing=routing, window=window, first=first
             )

@@ -150,9 +150,9 @@ def tt_svd(
     Raises:
       ValueError: On a table that is not finite or does not fit the shape, or an error outside of [0, 1).
     """
-    given = tuple(getattr(table, "shape", ("unknown",)))
-    if given != (shape.rows, shape.dim):
-        raise ValueError(f"the table has shape {given}, but the tensor train {(shape.rows, shape.dim)}")
+    table_shape = tuple(getattr(table, "shape", ("unknown",)))
+    if table_shape != (shape.rows, shape.dim):
+        raise ValueError(f"the table has shape {table_shape}, but the tensor train {(shape.rows, shape.dim)}")
     if relative_error is not None and not 0 <= relative_error < 1:
         raise ValueError(f"relative_error is {relative_error}; it must be in [0, 1)")
     chunk_rows = max(1, _CHUNK_ELEMENTS // shape.dim) if chunk_rows is None else chunk_rows
