@@ -72,6 +72,7 @@ class Monitor:
                 if ready():
                     break
                 self._condition.wait()
+            # One condition for all waits: an action may be what any other thread waits for, and there are few threads.
             result = action()
             self._condition.notify_all()
             return result
@@ -211,9 +212,11 @@ class Stage:
                     done += 1
             except Finished as end:
                 finish(end.reason)
+            # Whoever stopped the pipeline knows why; this thread only ends.
             except Stopped:
                 pass
             except BaseException as error:
+                # Interrupts and exits, too: a stage that ended without a word would leave its neighbours waiting.
                 error.add_note(f"(in stage {name!r}, after {done} batches)")
                 fail(error)
 

@@ -47,6 +47,7 @@ class Communication:
         """The devices that compute, and each other one by itself; None where all compute."""
         if self.computes is None:
             return None
+        # XLA's groups have to name every device. One that stands by itself keeps its value, and waits for nobody.
         idle = ([d] for d, computing in enumerate(self.computes) if not computing)
         return [np.flatnonzero(self.computes).tolist(), *idle]
 
@@ -56,6 +57,7 @@ class Communication:
 
     def once(self, value: jax.Array) -> jax.Array:
         """``value`` on the first device that computes, zero on the others: counts once what is equal on all of them."""
+        # For sums of squares: replicated rows are stepped alike everywhere, but belong to the global norm once.
         first = 0 if self.computes is None else self.computes.index(True)
         return jnp.where(jax.lax.axis_index(AXIS) == first, value, jnp.zeros_like(value))
 
@@ -87,6 +89,8 @@ class Communication:
         def computed(*arguments: object) -> T:
             if not _has_collectives(jax.make_jaxpr(work)(*arguments).jaxpr):
                 return only_on(computes, work, *arguments)
+            # A ``cond`` would keep idle devices out of a collective that the others wait in, so all devices run the
+            # work, and its results are dropped where they mean nothing.
             chosen = _chosen(computes)
             return jax.tree.map(lambda leaf: jnp.where(chosen, leaf, jnp.zeros_like(leaf)), work(*arguments))
 
@@ -102,6 +106,7 @@ def only_on[T](devices: Sequence[bool], work: Callable[..., T], *arguments: obje
       work: A function without collectives, since all devices would have to enter those.
       *arguments: Its arguments.
     """
+    # Both branches of a ``cond`` need the same shapes and types; tracing ``work`` for them computes nothing.
     shapes = jax.eval_shape(work, *arguments)
 
     def nothing(*_: object) -> T:
@@ -122,6 +127,7 @@ def _has_collectives(jaxpr: core.Jaxpr) -> bool:
     """
     exchanges = False
     for eqn in jaxpr.eqns:
+        # A device's own number names the axis, but exchanges nothing.
         if eqn.primitive.name != "axis_index" and AXIS in (eqn.params.get("axis_name"), *eqn.params.get("axes", ())):
             if eqn.params.get("axis_index_groups") is None:
                 raise ConfigError(
@@ -130,6 +136,8 @@ def _has_collectives(jaxpr: core.Jaxpr) -> bool:
                     " `computes`"
                 )
             exchanges = True
+        # Collectives may stand inside loops, branches and functions of the program, whose jaxprs are parameters. The
+        # call comes first, so that an inner collective over all devices is refused wherever it is.
         for inner in core.jaxprs_in_params(eqn.params):
             exchanges = _has_collectives(inner) or exchanges
     return exchanges

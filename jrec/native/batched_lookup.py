@@ -205,6 +205,7 @@ def _look_up(lookups: Sequence[Lookup], places: Sequence[tuple[int, int]], threa
             0 if weights is None else pointer(weights), out, step,
         )  # fmt: skip
         kept.append((ids, offsets, weights))  # whose addresses the job holds
+        # A bag's sum is written even where it is empty, so bags count beside ids.
         own = ids.size + bags
         cost += own
         each = bags if own <= _COST else max(1, _COST * bags // own)

@@ -32,6 +32,7 @@ class BatchNorm(nnx.BatchNorm):
             raise ValueError(f"BatchNorm with a mask has one feature axis, but axis is {self.axis}")
         axes = tuple(axis for axis in range(x.ndim) if axis != self.axis % x.ndim)
         values, counted = jnp.asarray(x, jnp.promote_types(x.dtype, jnp.float32)), jnp.broadcast_to(mask, x.shape)
+        # Count, sum and squares in one array, so that a mesh sums them by one collective.
         parts = [jnp.ones_like(values), values, jnp.square(values)]
         sums = jnp.stack([jnp.sum(part, axes, where=counted) for part in parts])
         if self.axis_name is not None:

@@ -130,6 +130,7 @@ def sampled_softmax(
     against = jnp.matmul(queries, negatives.T, preferred_element_type=jnp.float32) / temperature
     if positive_log_q is not None and negative_log_q is not None:
         own, against = own - positive_log_q, against - negative_log_q[None, :]
+    # A query's own row among the negatives would be pushed away and pulled at once.
     absent = (negative_ids[None, :] == positive_ids[:, None]) | (negative_ids < 0)[None, :]
     against = jnp.where(absent, -jnp.inf, against)
     return jax.nn.logsumexp(jnp.concatenate([own[:, None], against], axis=1), axis=1) - own

@@ -93,6 +93,7 @@ def shared(model: Any, changed: Changed, communication: Communication, weight: j
         were.
     """
     old = arrays_of(model)
+    # A batch of only padding has no mean; its weights are all zero.
     some = jax.lax.psum(weight, AXIS) > 0
 
     def mean(name: str, leaf: jax.Array) -> jax.Array:
@@ -118,6 +119,7 @@ def check_independent(changed: Changed, step: Callable[[Any], Changed], inputs: 
         if not _exact(leaf):
             continue
         jaxpr = jax.make_jaxpr(lambda inputs, name=name: step(inputs)[name])(inputs).jaxpr
+        # Dead code elimination keeps what the new value is computed from: an input that is kept is one it depends on.
         _, used = partial_eval.dce_jaxpr(jaxpr, [True])
         if any(used):
             raise ConfigError(
@@ -151,6 +153,7 @@ def _changes(before: Mapping[str, jax.Array], after: Mapping[str, jax.Array]) ->
             f"the model's logits made or removed the Variable {new[0].removesuffix('.value')}, which a step cannot"
             " keep; make it in __init__"
         )
+    # By identity: tracers have no values to compare, and what ``logits`` did not assign is the same object.
     return {name: leaf for name, leaf in after.items() if leaf is not before[name]}
 
 

@@ -156,8 +156,10 @@ def _on_devices(rows, queries, left_out, *further, work, mesh: Mesh, block: int)
 def _scores(items: int, queries: jax.Array, left_out: jax.Array, block: jax.Array, first: jax.Array):
     """Scores of a block's rows, (n, block), -inf for those that are left out or no rows; and the rows' numbers."""
     numbers = first + jnp.arange(block.shape[0], dtype=jnp.int32)
+    # A rank counts rows that score higher: with products in a lower precision, near ties would change it.
     scores = jnp.matmul(queries, block.T, precision="highest")
     scores = jnp.where(numbers[None, :] < items, scores, -jnp.inf)
+    # A row that is left out may lie in any block: in the others it gets a place past the end, which is dropped.
     place = jnp.where((left_out >= first) & (left_out < first + block.shape[0]), left_out - first, block.shape[0])
     return scores.at[jnp.arange(len(queries))[:, None], place].set(-jnp.inf, mode="drop"), numbers
 
@@ -196,5 +198,7 @@ def _best(k, items, blocks, queries, left_out):
 
     nothing = jnp.full((len(queries), k), -jnp.inf), jnp.full((len(queries), k), -1, jnp.int32)
     (scores, numbers), _ = jax.lax.scan(step, nothing, (blocks, _firsts(blocks)))
+    # Devices hold ascending ranges of rows, and are gathered in
+    # their order: equal scores stay in the order of the rows.
     gathered = [jax.lax.all_gather(x, AXIS, axis=1, tiled=True) for x in (scores, numbers)]
     return merged(*gathered)

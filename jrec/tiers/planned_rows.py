@@ -61,6 +61,8 @@ class PlannedRows:
         route, kind = self.route, context.together.exchange
         if bags.cast is None:
             raise ValueError(_NO_CAST)
+        # Nothing to fetch and nothing to send: the replicated array
+        # is a plain table, whose rows need no copy in between.
         if _all_replicated(route):
             copies = self.copies.lookup(_on_copies(bags, route), context)
             return copies.then(lambda result: (result[0], PlannedResiduals(bags=result[1])))
@@ -83,6 +85,7 @@ class PlannedRows:
         self, residuals: PlannedResiduals, gradients: jax.Array, context: Context
     ) -> Update[PlannedRows, PlannedResiduals]:
         """Defers sending gradients to the rows' owners and the step there; see ``Store``."""
+        # Which arrays a route reads is static, so a program has only the update that it needs.
         if not _all_replicated(self.route):
             kind = _OwnedUpdate
         else:

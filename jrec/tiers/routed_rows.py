@@ -52,6 +52,8 @@ class RoutedRows:
             planned = PlannedRows(rows=self.rows, route=_without_sent(routing.route_of(window)))
             deferred = planned.lookup(routing.bags_of(window), context)
             assert deferred.call is not None  # every lookup of planned rows pools
+            # Inside the loop over further windows a call stands by itself:
+            # only the first window's shares a launch with other stacks.
             (sums,) = gather_reduce_together([deferred.call], context.options.implementation, tables=True)
             return pooled + deferred.finish(sums)[0]
 
@@ -109,11 +111,15 @@ class _RoutedUpdate(Update[RoutedRows, RoutedResiduals]):
         routing, kind = self.residuals.routing, self.context.together.exchange
         route, sent = routing.route_of(window), self.residuals.first.sent
         if left is None:
+            # A further window's requests travel again: the forward
+            # loop cannot hand on exchanges whose number is not static.
             exchange = None
             if route.remote is not None:
                 exchange = Exchange.open(route.remote, shard_rows=rows.shard_rows, kind=kind)
             bags = BagResiduals(cast=routing.bags_of(window).cast, weights=routing.bags.weights)  # pyright: ignore[reportArgumentType]
             left = PlannedResiduals(bags=bags, exchange=exchange)
+        # Sent lookups are pooled once, with the first window, but a row takes
+        # its step in the window that holds it: there all of its gradients meet.
         if sent is not None and not routing.places.fits:  # else all are, and their addresses need not travel
             sent = _within(sent, window, self.store.places)
         left = dataclasses.replace(left, sent=sent)

@@ -206,6 +206,7 @@ def apply_updates(
 
 
 def _complete[T](pending: Mapping[str, Deferred[T]], run: Callable[[Sequence[Call]], Sequence[Any]]) -> dict[str, T]:
+    # All calls at once, so that on a GPU they share launches; only then is any result needed.
     calls = {name: deferred.call for name, deferred in pending.items() if deferred.call is not None}
     results = dict(zip(calls, run(list(calls.values())), strict=True)) if calls else {}
     return {name: deferred.finish(results.get(name)) for name, deferred in pending.items()}

@@ -109,6 +109,8 @@ def step_cores(
             return tt.expand_transpose_step(gradient, below, core_level, optimizer, core, slots, *scalars)
 
         args = gradient, below, cores[k], slots[k], levels[k - 1], below_count, step, gradient_scale
+        # The native kernel steps a slice while its gradient is in the caches; it knows float32 cores and the optimizers
+        # of ``jrec.native``. Elsewhere gradient and step are two operations.
         known = way == "grouped" and cores[k].dtype == jnp.float32 and has_native(optimizer, cores[k])
         if implementation in ("xla", "pallas") or not known:
             return apart(*args)

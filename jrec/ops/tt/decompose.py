@@ -160,11 +160,14 @@ def tt_svd(
     gram = np.zeros((size, size), np.float64)
     for piece in _unfolded(table, shape, chunk_rows):
         gram += piece @ piece.T
+    # The squared Frobenius norm is the trace of the Gram matrix: no further pass over the table.
     norm = math.sqrt(np.trace(gram))
     if not math.isfinite(norm):
         raise ValueError("the table holds values that are not finite; a NaN or infinite row has no decomposition")
+    # Oseledets' bound: the squared errors of the truncations add up, so each may take an equal share.
     budget = None if relative_error is None else (relative_error * norm) ** 2 / (shape.num_cores - 1)
     basis, lost = _basis(gram, _Choice(shape, shape.num_cores - 2, budget))
+    # (m_d * n_d)^2 float64, beside which ``rest`` is about to be made.
     del gram
     rest = np.empty((basis.shape[1], shape.capacity * shape.dim // size), np.float64)  # (R, (i_1 .., j_1 ..))
     begin = 0

@@ -82,6 +82,7 @@ def _products(
             engine.load_scalars(block.items, ref, run, fill=fill)
             for ref, fill in ((runs.factors, -1), (runs.begins, 0), (runs.ends, 0))
         )
+        # Row ``r`` of the tall matrix is row ``r % height`` of the run's entry ``r // height``.
         number = divide(engine.rows, height)
         row = engine.rows - number * height
         position = engine.repeat(begin) + number

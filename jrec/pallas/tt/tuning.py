@@ -102,6 +102,7 @@ def tune_wgmma(*, height: int, terms: int, width: int) -> WgmmaConfig:
 def tune_reduce(*, height: int, width: int, positions: int) -> ReduceConfig:
     """The config for sums of (height, width) products over ``positions`` of them in all."""
     split = _SPLIT
+    # Each run leaves a piece of a whole product: a longer run leaves fewer, at the cost of more additions a thread.
     while positions // split * height * width > _PIECE_FLOATS and split < positions:
         split *= 2
     return ReduceConfig(block=Block.of(height, width), split=split)
