@@ -129,6 +129,7 @@ def run_folder(lasting: pathlib.Path, *, limit: int) -> Iterator[pathlib.Path]:
         fcntl.flock(lock, fcntl.LOCK_EX)
         for kept in lasting.glob(_KEPT):
             with contextlib.suppress(OSError):  # another process made room meanwhile
+                # Checked each time: JAX would run whatever lies under a program's name.
                 if kept.name == _kept_name(kept.stem, _content(kept)):
                     os.link(kept, own / kept.stem)
                 else:
@@ -150,6 +151,7 @@ def _collect_killed(lasting: pathlib.Path) -> None:
                 if time.time() - left.stat().st_mtime > _UNLOCKED_SECONDS:
                     shutil.rmtree(left, ignore_errors=True)
                 continue
+            # A process that lives holds its lock: this raises, and the folder is left to it.
             with (left / _LOCK).open("rb") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 _keep(left, lasting)

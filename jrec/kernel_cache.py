@@ -63,6 +63,7 @@ class _SealedFiles(IndexDataCacheFile):
         """What was written for this source; if it is anything else an OSError, which ``load`` takes for a miss."""
         content = pathlib.Path(path).read_bytes()
         payload, seal = content[:-_SEAL_BYTES], content[-_SEAL_BYTES:]
+        # Before unpickling, which runs what it is given.
         if seal != self._seal(path, payload):
             raise OSError(f"{path} is damaged")
         return pickle.loads(payload)
@@ -106,6 +107,7 @@ class _ByContent(_CacheLocator):
             if not folder.exists():
                 _forget_old(folder.parent)
             locator.ensure_cache_path()
+            # Its age says when a process last asked for it, which is what ``_forget_old`` goes by.
             os.utime(folder)
         except OSError:
             return None

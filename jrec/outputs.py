@@ -76,6 +76,8 @@ class NewFile:
         """Gives the file its name, when it is on the disk; an error leaves what was there."""
         with self._held, writing(self.path):
             _set_mode(self.partial, self._mode)
+            # Content, then name, then the folder's entry: after a power
+            # cut the name is the old file's or the whole new one's.
             sync(self.partial)
             self.partial.replace(self.path)
             sync(self.path.parent)
@@ -158,6 +160,7 @@ def new_folder(
                 partial.mkdir(0o777 if mode is None else 0o700)
                 (partial / MANIFEST).write_text(text, encoding="utf-8")
             yield partial
+            # The manifest says "unfinished", so it goes when everything else is on the disk.
             _sync_tree(partial)
             (partial / MANIFEST).unlink()
             _set_mode(partial, mode)

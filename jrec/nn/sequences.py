@@ -276,6 +276,8 @@ class NextItem(nnx.Module):
                     f"dense is {dense.shape}, but a NextItem reads the ages of the {masks[history].shape[1]} items of"
                     f" {history!r}: give one dense column of that many numbers an example, or none"
                 )
+            # Ages count back from the example; attention wants times that
+            # ascend, and the time that is asked for: the next item's.
             times, asked = -dense, -jnp.pad(dense[:, 1:], ((0, 0), (0, 1)))
         encoded = unit(self.encoder(rows[history], masks[history], times, asked))
         if self.deterministic:

@@ -103,4 +103,5 @@ def replicated_ranks(problem: Problem, last: np.ndarray, extra: float, rule: Fre
     runs = runs_of(problem, last)
     if problem.purpose == "training":
         runs = runs.take(pays(problem, runs.access, rule))
+    # The owner has one copy anyway, so a replicated row takes M - 1 further ones.
     return runs.prefix(problem, extra / (problem.devices - 1))

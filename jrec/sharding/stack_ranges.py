@@ -54,6 +54,7 @@ class StackRanges:
         copies = np.flatnonzero(place[plan.copy_segment] >= 0)
         copied = place[plan.copy_segment[copies]]
         read = source[copied] == plan.copy_device[copies]
+        # A device that has a copy of a range on the way reads it there, at the copy's own offset.
         shift[copied[read]] = plan.copy_offset[copies[read]] - self.begin[copied[read]]
         return source.astype(np.int64), shift
 
@@ -72,6 +73,7 @@ class StackRanges:
 
 def within(addresses: np.ndarray, ranges: np.ndarray) -> np.ndarray:
     """Which of (n,) ascending addresses lie in (m, 2) ascending ranges, (n,) bool."""
+    # +1 where a range begins, -1 where it ends: the running sum counts the ranges that an address is in.
     edges = np.zeros(addresses.size + 1, np.int32)
     begin, stop = np.searchsorted(addresses, ranges.T)
     np.add.at(edges, begin, 1)

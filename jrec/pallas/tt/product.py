@@ -48,7 +48,7 @@ def grouped_products(
       (capacity, height, width) float32; entries that no bounds hold stay unwritten.
 
     Raises:
-      ValueError: Where int32 does not number the rows of an operand or of the result.
+      NotImplementedError: Where int32 does not number the rows of an operand or of the result.
     """
     height, capacity = left.shape[1], order.shape[0]
     shape = capacity, height, right.shape[2]
