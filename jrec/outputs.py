@@ -25,7 +25,7 @@ from typing import IO, Any
 from jrec.errors import OutputError
 
 CHECKPOINTS = "folder of checkpoints"
-"""Of ``Run.save``: several works, so that ``kind_of`` knows none of them by it."""
+"""What ``Run.save`` writes: several works, so that ``kind_of`` knows none of them by it."""
 MANIFEST = "unfinished.json"
 """In a folder that is being made: what it is to be. A folder without it, or its own mark, is not jrec's to remove."""
 

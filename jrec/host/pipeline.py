@@ -83,7 +83,7 @@ class HostPipeline:
         step is taken. The pipeline reads ahead of the steps. With a ``preparation`` it yields that one's items in place
         of batches.
       layout: The batches' layout.
-      tables: By stack, the rows of every stack that lies there and of every stack that a plan keeps partly there.
+      tables: The host table of every stack that lies in host memory, and of every stack that a plan keeps partly there.
       queue: How many batches may be between gather and store; 1 is sequential.
       cached: How many batches' rows the device keeps, at least ``queue - 1``; None for ``queue``.
       device: The device to compute on; None for JAX's first.

@@ -143,7 +143,7 @@ class Ready:
       number: The batch's number, from 0 where the pipeline began.
       batch: ``Prepared.sent`` on the device; from ``WholeBatches``, ids of host stacks number the rows of ``tables``,
         and casts name the stacks' own rows (see ``localized``).
-      tables: By host stack, the current values of its unique rows, (capacity, dim), with their slots; the capacity
+      tables: The current values of each host stack's unique rows, (capacity, dim), with their slots; the capacity
         rarely grows.
       located: The batch on the host, and where its rows are.
     """

@@ -35,10 +35,10 @@ class Room(NamedTuple):
 
     Attributes:
       unique: Unique rows.
-      own, remote, replicated: Of these from the device's own shard, from each other device's, and from the replicated
-        array. No room, 0, where there are never such rows.
+      own, remote, replicated: Unique rows from the device's own shard, from each other device's, and from the
+        replicated array. No room, 0, where there are never such rows.
       lookups: Lookups that are sent to each other device; what has no room is retrieved.
-      bags: Bags of these at each other device.
+      bags: Bags of the lookups that are sent to each other device.
     """
 
     unique: int = 0
@@ -181,7 +181,7 @@ class Window(NamedTuple):
     Attributes:
       first, stop: () int32, numbers of the first one, and one past the last.
       before: (devices + 2,) int32, how many rows of each source are before the first.
-      behind: Likewise before ``stop``.
+      behind: (devices + 2,) int32, how many rows of each source are before ``stop``.
       low, high: (), the ``compared`` addresses that all devices' windows hold: ``low`` to ``high``, without it.
     """
 
@@ -198,10 +198,10 @@ class Routing:
     """The unique rows of a device's part of a batch, and where each lies; inside ``shard_map``.
 
     Attributes:
-      places: The stack's.
+      places: Where the stack's rows lie.
       bags: The bags, and the cast of all lookups that read unique rows.
       numbers: (lookups,) int32, the number of each lookup's unique row; -1 for none.
-      source, offset: (n,) int32, of each unique row; the number of devices + 1 in padding.
+      source, offset: (n,) int32, where each unique row lies; in padding the source is the number of devices + 1.
       rank: (n,) int32, how many rows of the same source are before each.
       order: (n,) int32, the numbers of unique rows, source by source, ascending.
       starts: (devices + 3,) int32, where the rows of each source begin in ``order``.

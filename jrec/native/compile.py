@@ -52,7 +52,7 @@ class Kernel:
 
     @property
     def address(self) -> int:
-        """Of the C function."""
+        """The address of the C function."""
         return self.compiled.address
 
     @functools.cached_property

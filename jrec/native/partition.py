@@ -24,10 +24,11 @@ def partitioned(run: Run, plan: Callable[[Mesh, Any, Any], _Plan], rule: str, **
     """``run`` as a function that XLA partitions by ``plan``.
 
     Args:
-      run: Of arrays, without captured ones.
-      plan: From the mesh and the shardings (as PartitionSpecs) and shapes of operands and results, what a device does.
+      run: A function of arrays that captures none.
+      plan: A function of the mesh, and of the shardings (as PartitionSpecs) and shapes of operands and results, to what
+        a device does.
       rule: Shardy's sharding rule.
-      **factors: Of the rule, as for ``def_partition``.
+      **factors: What else ``def_partition`` takes about the rule.
     """
 
     @jax.custom_batching.custom_vmap

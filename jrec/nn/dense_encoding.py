@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 Boundaries = tuple[tuple[float, ...], ...]
-"""Of each dense feature ascending numbers, such as quantiles, at least two; none for a feature that stays as it is."""
+"""At least two ascending numbers for each dense feature, such as quantiles; none for a feature that stays as it is."""
 
 
 def encoded_width(boundaries: Boundaries, num_dense: int) -> int:

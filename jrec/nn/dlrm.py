@@ -67,7 +67,7 @@ class DLRMConfig:
         summed outside the top MLP.
       dropout: The rate of dropout after the hidden layers of both MLPs, those that another layer follows, in training.
       batch_norm: Whether these layers have BatchNorm before their ReLU.
-      dense_boundaries: Of each dense feature the boundaries of its pieces (``piecewise_linear``), none for one that the
+      dense_boundaries: The boundaries of each dense feature's pieces (``piecewise_linear``), none for one that the
         bottom MLP reads as it is; () leaves all as they are.
       calibrated: Whether a scale and a shift of the logit apply in eval mode (``Calibration``).
       members: How many models are trained side by side on parts of the same rows, each with its own layers and its own

@@ -183,8 +183,8 @@ class SequenceEncoder(nnx.Module):
           present: (batch, length) bool, which positions hold an item.
           times: (batch, length) int32 or float32, seconds from any fixed moment, for HSTU's bias by time; None without
             times.
-          asked: Of that shape and dtype, when what follows a position is asked for: its item's time, as far as it may
-            be known. None for ``times``.
+          asked: When what follows a position is asked for, in the shape and dtype of ``times``: the next item's time,
+            as far as it may be known. None for ``times``.
 
         Returns:
           (batch, length, dim) float32; of padding whatever comes out.

@@ -93,8 +93,8 @@ def train_step_on(
       batch: A mini-batch, or a device's part of one, whose ids number the rows of ``stores``.
       loss: A function of logits and batch to a mean over the examples.
       communication: The other devices; the step is then inside ``shard_map``. None on a single device.
-      micro_batches: In how many slices of the examples, one after another, the dense model runs forward and backward.
-        Its activations then take the memory of one slice; rows are looked up, and stepped, once.
+      micro_batches: How many slices of the examples the dense model runs forward and backward, one after another. Its
+        activations then take the memory of one slice; rows are looked up, and stepped, once.
 
     Raises:
       ConfigError: If the slices would be of unequal size.

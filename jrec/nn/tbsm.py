@@ -60,7 +60,7 @@ class TBSMConfig:
       dropout: The rate of dropout after the hidden layers of the bottom and top MLPs, those that another layer follows,
         in training.
       batch_norm: Whether these layers have BatchNorm before their ReLU; in the bottom MLP over all steps and targets.
-      dense_boundaries: Of each dense feature the boundaries of its pieces; see ``DLRMConfig``.
+      dense_boundaries: The boundaries of each dense feature's pieces; see ``DLRMConfig``.
       calibrated: Whether a scale and a shift of the logit apply in eval mode (``Calibration``).
       multi_task: Heads for several tasks in place of the top MLP; ``top_mlp`` is then (), and logits are a dictionary
         by task.
@@ -261,8 +261,8 @@ class TBSM(nnx.Module):
         """The tower: vectors of steps, (batch, n, width), of length 1.
 
         Args:
-          bottom: (batch, n, width), the bottom MLP's.
-          features: By name: (batch, n, dim) for a feature of steps, (batch, dim) for one that all steps share.
+          bottom: (batch, n, width), the bottom MLP's output.
+          features: The features by name, (batch, n, dim) for one of steps, (batch, dim) for one that all steps share.
         """
         batch, n, width = bottom.shape
         bottom = bottom.reshape(batch * n, width)

@@ -142,11 +142,11 @@ class TwoTower(nnx.Module):
 
 
 class UserTower(nnx.Module):
-    """What of a ``TwoTower`` a request is asked of, where the items' vectors were made before: its user tower.
+    """The user tower of a ``TwoTower``, which answers requests where the items' vectors were made before.
 
     Args:
-      embeddings: The model's.
-      user: Its user tower.
+      embeddings: The model's embeddings.
+      user: The model's user tower.
     """
 
     def __init__(self, embeddings: EmbeddingCollection, user: _Tower):

@@ -51,10 +51,10 @@ def apply_gradients(
       model: A ``SparseModel``.
       optimizer: The model's ``SparseOptimizer``.
       stores: The stores of all stacks (``step_stores``).
-      residuals: By stack, from their lookup.
-      dense_gradients: Of ``nnx.Param``; on a mesh of the device's part.
+      residuals: What the stores' lookups left, by stack.
+      dense_gradients: The gradient of ``nnx.Param``; on a mesh, from the device's part of the batch.
       activation_gradients: (num_bags, dim) float32 by stack.
-      contexts: By stack (``step_contexts``).
+      contexts: The stores' contexts, by stack (``step_contexts``).
       communication: The other devices, or None.
       gradient_scale: A factor of all gradients; None for one.
 
@@ -135,8 +135,8 @@ def _gradient_norm(
     """The Euclidean norm of all gradients together, () float32, the same on all devices.
 
     Args:
-      dense_gradients: The whole batch's.
-      pending: By stack.
+      dense_gradients: The gradient of the whole batch.
+      pending: The rows' updates, by stack.
       communication: The other devices, or None.
     """
     squares = [jnp.sum(jnp.square(leaf.astype(jnp.float32))) for leaf in jax.tree.leaves(dense_gradients)]

@@ -313,9 +313,9 @@ class EmbeddingLayout:
 
     @functools.cached_property
     def places(self) -> Mapping[str, tuple[tuple[Stack, int], ...]]:
-        """By feature, in order: the stacks that it is looked up in and its number among their features.
+        """The stacks that each feature is looked up in, with its number among their features; features in order.
 
-        More than one where its table comes in parts.
+        Several stacks where the feature's table comes in parts.
         """
         places: dict[str, tuple[tuple[Stack, int], ...]] = dict.fromkeys(self.order, ())
         for stack in self.members:

@@ -135,8 +135,8 @@ def apply_gradients(
     Args:
       optimizer: The optimizer of all tables, or a function from a table's name to its own, or to None where the table
         is frozen: it and its slots are then returned as they are.
-      tables: Of the sizes and dtypes that were given to ``lookup``.
-      slots: By table, as ``init_slots`` makes them.
+      tables: The tables, in the sizes and dtypes that were given to ``lookup``.
+      slots: The slots by table, as ``init_slots`` makes them.
       residuals: From ``lookup``.
       gradients: (num_bags, dim) float32 or bfloat16 by table: the loss's gradient of the activations.
       step: () int32, how many steps were taken before; outside jit a negative one is refused.
@@ -144,7 +144,7 @@ def apply_gradients(
       rounding_key: (2,) uint32, a new one for every step: tables of 16 bits are rounded stochastically, each with
         ``jrec.ops.rounding.derived_key(rounding_key, i)``, where ``i`` is its place among the sorted names. None
         rounds to nearest; float32 tables are never rounded.
-      dims: By table, how many elements of a row are real, where tables and slots are padded; None for all of them.
+      dims: How many elements of a row are real, by table, where tables and slots are padded; None for all of them.
       implementation: See ``casted_update``.
 
     Returns:

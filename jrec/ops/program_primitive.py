@@ -21,7 +21,7 @@ from jrec.pallas.closed import effects_outside
 
 Run = Callable[..., Any]
 Batch = tuple[tuple[bool, ...], ...]
-"""By vmap, outermost first, and operand: whether it has a leading axis for it."""
+"""For each vmap, the outermost first, which operands have a leading axis for it."""
 
 
 class ProgramPrimitive:

@@ -130,7 +130,7 @@ def _started_machine() -> str | None:
 
 @functools.cache
 def sources_digest() -> str:
-    """Of the files that kernels, XLA's side of the comparison and the comparison itself are made from."""
+    """A digest of the files that make up the kernels, XLA's side of the comparison, and the comparison itself."""
     root = pathlib.Path(__file__).resolve().parents[1]
     digest = hashlib.blake2b(digest_size=8)
     for path in sorted(

@@ -80,7 +80,7 @@ class _Work(NamedTuple):
 
 
 class _Variant(NamedTuple):
-    """What of a request the kernels are compiled for."""
+    """The part of a request that kernels are compiled for."""
 
     rule: Rule
     rounding: Rounding | None
@@ -108,7 +108,7 @@ def casted_update_many(requests: Sequence[UpdateRequest]) -> list[Updated]:
     """Several casted updates in the launches of one; dims, dtypes and optimizers may differ.
 
     Args:
-      requests: Of different tables.
+      requests: One for each table.
 
     Returns:
       The new table and slots of each: the bits that ``casted_update`` gives one by one.

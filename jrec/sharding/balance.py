@@ -29,7 +29,7 @@ class Loads:
 
     @staticmethod
     def empty(problem: Problem, reserved: np.ndarray | float = 0.0) -> Loads:
-        """Of devices that hold nothing but ``reserved`` bytes, one figure or (devices,)."""
+        """Loads of devices that hold only ``reserved`` bytes, one figure or (devices,)."""
         devices = problem.devices
         return Loads(
             memory=np.zeros(devices),
@@ -61,7 +61,7 @@ def assign(
     Args:
       problem: Tables and devices.
       pieces: The pieces to be placed.
-      reserved: bytes of the devices' budgets that are taken already, one figure or (devices,).
+      reserved: Bytes of the devices' budgets that are taken already, one figure or (devices,).
       loads: The loads of pieces that are placed already; raised.
 
     Returns:
@@ -148,9 +148,9 @@ def polish(
 
     Args:
       problem: Tables and devices.
-      pieces: placed.
-      owner: (pieces,) their devices.
-      reserved: bytes of the devices' budgets that are taken already, one figure or (devices,).
+      pieces: The pieces, all of them placed.
+      owner: (pieces,) the device of each.
+      reserved: Bytes of the devices' budgets that are taken already, one figure or (devices,).
       rounds: Exchanges at most.
 
     Returns:

@@ -95,7 +95,7 @@ def replicated_ranks(problem: Problem, last: np.ndarray, extra: float, rule: Fre
     Args:
       problem: Tables and devices.
       last: (tables,) ends of the ranks that may be replicated.
-      extra: bytes of further copies over all devices, M - 1 for each row.
+      extra: Bytes of further copies over all devices, M - 1 for each row.
       rule: See ``pays``.
     """
     if problem.devices == 1 or extra <= 0:

@@ -78,7 +78,7 @@ class _RoutedUpdate(Update[RoutedRows, RoutedResiduals]):
 
     @functools.cached_property
     def _first(self) -> Update[PlannedRows, PlannedResiduals]:
-        """Of the first window: its gradients travel once for the squares and the step."""
+        """The first window's update, whose gradients travel once for the squares and the step."""
         return self._of(self.store.rows, self.residuals.window, self.residuals.first)
 
     def squares(self) -> jax.Array:

@@ -81,7 +81,7 @@ def step_cores(
       method: As for ``core_gradients``.
       step: () int32.
       gradient_scale: () float32.
-      rounding_keys: Of every core, as from ``core_keys``.
+      rounding_keys: The key of every core, as from ``core_keys``.
       implementation: "xla", "native", "pallas" or None.
 
     Returns:

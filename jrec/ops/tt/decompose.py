@@ -222,7 +222,7 @@ class _Choice:
     budget: float | None
 
     def rank(self, squares: np.ndarray) -> int:
-        """Of singular values, squared and descending."""
+        """How many of these singular values, squared and descending, to keep."""
         if self.budget is None:
             return min(self.shape.ranks[self.bond], len(squares))
         tails = np.append(np.cumsum(squares[::-1])[::-1], 0.0)

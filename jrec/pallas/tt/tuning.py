@@ -50,7 +50,7 @@ class WgmmaConfig:
       entries: How many entries of one right factor a tile holds.
       columns: How many columns a tile has.
       depth: Terms of the left rows that registers hold at once.
-      swizzle: bytes of the pattern that right factors lie in, in shared memory.
+      swizzle: Bytes of the pattern in which right factors lie in shared memory.
       shared_bytes: How many bytes of shared memory are used.
     """
 
