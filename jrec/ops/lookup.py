@@ -107,7 +107,7 @@ def rows_left_out(residuals: Mapping[str, Residuals]) -> dict[str, Count]:
       >>> activations, residuals = lookup(tables, bags, unique_capacities={"items": 100_000})
       >>> left_out = rows_left_out(residuals)["items"]  # check it after the step, as jax.device_get(left_out) == 0
     """
-    casts = {name: _checked(left).cast for name, left in residuals.items()}
+    casts = {name: _checked(of_table).cast for name, of_table in residuals.items()}
     return {name: jnp.maximum(cast.num_unique - cast.rows.shape[0], 0) for name, cast in casts.items()}
 
 
@@ -166,8 +166,8 @@ def apply_gradients(
         if (rule := own[name]) is None:
             continue
         with about(f"table {name!r}"):
-            left, rows = _checked(residuals[name]), checked_table(table)
-            _check_same_table(left, rows)
+            looked_up, rows = _checked(residuals[name]), checked_table(table)
+            _check_same_table(looked_up, rows)
             key = None
             if rounding_key is not None and rows.dtype.itemsize < 4:
                 key = rounding.derived_key(rounding_key, number[name])
@@ -175,9 +175,9 @@ def apply_gradients(
                 rule,
                 rows,
                 slots[name],
-                left.cast,
+                looked_up.cast,
                 gradients[name],
-                weights=left.weights,
+                weights=looked_up.weights,
                 step=step,
                 gradient_scale=gradient_scale,
                 rounding_key=key,
@@ -225,12 +225,12 @@ def squared_gradient_norm(
     total = jnp.float32(0)
     for name, of_bags in gradients.items():
         with about(f"table {name!r}"):
-            left = _checked(residuals[name])
-            of_bags = checked_gradients(of_bags, left.cast, "dim")
-            dim, width = static(of_bags.shape[1]), left.width
+            looked_up = _checked(residuals[name])
+            of_bags = checked_gradients(of_bags, looked_up.cast, "dim")
+            dim, width = static(of_bags.shape[1]), looked_up.width
             if dim is not None and width is not None and dim > width:  # less where the table is padded
                 raise ValueError(f"gradients are of dim {dim}, but the table's rows hold {width} elements")
-        rows = casted_gather_reduce(left.cast, of_bags, left.weights, implementation=implementation)
+        rows = casted_gather_reduce(looked_up.cast, of_bags, looked_up.weights, implementation=implementation)
         total += jnp.sum(jnp.square(rows))
     return total
 

@@ -74,10 +74,12 @@ class PlannedRows:
         # All requests are out before the first answer is waited for: answers and pooled sums travel side by side.
         table = retrieve(self.rows, route, exchange)
         away = None if sent is None else sent.pooled(self.rows.sharded, options=context.options)
-        left = PlannedResiduals(bags=BagResiduals(cast=bags.cast, weights=bags.weights), exchange=exchange, sent=sent)
+        residuals = PlannedResiduals(
+            bags=BagResiduals(cast=bags.cast, weights=bags.weights), exchange=exchange, sent=sent
+        )
 
         def finish(pooled: jax.Array) -> tuple[jax.Array, PlannedResiduals]:
-            return pooled if away is None else pooled + away, left
+            return pooled if away is None else pooled + away, residuals
 
         return Deferred(call=gather_reduce_call(table, bags.ids, bags.offsets, weights=bags.weights), finish=finish)
 

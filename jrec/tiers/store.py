@@ -153,7 +153,7 @@ def look_up(
     run = functools.partial(gather_reduce_together, implementation=implementation, tables=True)
     completed: dict[str, tuple[jax.Array, Residuals]] = _complete(pending, run)
     return {n: activations for n, (activations, _) in completed.items()}, {
-        n: left for n, (_, left) in completed.items()
+        n: left_behind for n, (_, left_behind) in completed.items()
     }
 
 
