@@ -120,6 +120,7 @@ class MeshRows:
           optimizer: The optimizer that made the slots; None without slots.
           host: Whether there are a batch's rows from host memory.
         """
+        # A slot lies where its row lies, whatever its shape: the first axis is the rows'.
         names = () if optimizer is None else tuple(optimizer.slots)
 
         def placed(spec: Any) -> tuple[Any, dict[str, Any]]:

@@ -45,22 +45,22 @@ class CoreGradients:
     @functools.cached_property
     def _of_unique(self) -> jax.Array:
         """Gradients of the cached rows that the device read, (unique_capacity, dim)."""
-        left, implementation = self.residuals, self.context.options.implementation
-        assert isinstance(left, TTCachedResiduals)
-        return casted_gather_reduce(left.cached, self.gradients, left.weights, implementation=implementation)
+        residuals, implementation = self.residuals, self.context.options.implementation
+        assert isinstance(residuals, TTCachedResiduals)
+        return casted_gather_reduce(residuals.cached, self.gradients, residuals.weights, implementation=implementation)
 
     @functools.cached_property
     def _by_cores(self) -> tuple[TTResiduals, jax.Array]:
         """The residuals of the cores' lookups, of all rows or of those that are not cached, and their gradients."""
-        left = self.residuals
-        return (left if isinstance(left, TTResiduals) else left.misses), self.gradients
+        residuals = self.residuals
+        return (residuals if isinstance(residuals, TTResiduals) else residuals.misses), self.gradients
 
     @functools.cached_property
     def of_cores(self) -> Cores:
         """Gradients of the cores, float32 in the cores' shapes."""
-        left, gradients = self._by_cores
+        residuals, gradients = self._by_cores
         implementation = self.context.options.implementation
-        own = tt_core_gradients(self.cores, self.shape, left, gradients, implementation=implementation)
+        own = tt_core_gradients(self.cores, self.shape, residuals, gradients, implementation=implementation)
         return self.context.summed(own)
 
     @property

@@ -99,7 +99,7 @@ class ItemRanker:
     def _among(self, users: np.ndarray, seen: np.ndarray) -> dict[str, Any]:
         seen = self._place[seen] if self._leaves_out else seen[:, :0]
         block = min(BLOCK, max(_LEAST, _SCORES // max(1, len(users))))
-        return {"seen": seen.astype(np.int32), "block": block, "mesh": self._mesh}
+        return {"left_out": seen.astype(np.int32), "block": block, "mesh": self._mesh}
 
 
 def item_vectors(run: Run, config: TrainConfig, schema: Schema, catalogue: Catalogue) -> np.ndarray:
