@@ -228,7 +228,7 @@ def serve(report: harness.Report, kind: Literal["hstu", "sasrec"], items: int, *
             start = time.perf_counter()
             user = model.logits({"history": history})["user"]
             vector.append(1e3 * (time.perf_counter() - start))
-            model.top_k(user, "item", 10, seen=history, unit=True)
+            model.top_k(user, "item", 10, left_out=history, unit=True)
             best.append(1e3 * (time.perf_counter() - start))
     case = f"{kind}, one history of {LENGTH}, {items:,} items"
     for name, times in (("vector", vector), ("10 best items", best)):

@@ -32,7 +32,7 @@ def test_the_best_items_are_those_of_a_full_sort(run, tmp_path, dtype):
     model = jrec.serving.load(tmp_path / "export")
     columns = histories()
     users = model.logits(columns)["user"]
-    scores, items = model.top_k(users, "item", 7, seen=columns["history"], unit=True)
+    scores, items = model.top_k(users, "item", 7, left_out=columns["history"], unit=True)
     rows = run.table("item") / np.linalg.norm(run.table("item"), axis=1, keepdims=True)
     want = users @ rows.T
     np.put_along_axis(want, columns["history"], -np.inf, axis=1)
@@ -42,7 +42,7 @@ def test_the_best_items_are_those_of_a_full_sort(run, tmp_path, dtype):
     np.testing.assert_allclose(np.take_along_axis(want, items, axis=1), scores, atol=tolerance)
     if dtype == "float32":
         np.testing.assert_array_equal(items, best)
-    everything, numbers = model.top_k(users, "item", ITEMS, seen=columns["history"])
+    everything, numbers = model.top_k(users, "item", ITEMS, left_out=columns["history"])
     assert np.isneginf(everything[:, -1]).all()
     assert (numbers[:, -1] == -1).all()
 
@@ -56,7 +56,7 @@ def test_blocks_and_ties(seed, monkeypatch):
     rows = rng.integers(-2, 3, (100, 3)).astype(np.float32)
     queries = rng.integers(-1, 3, (9, 3)).astype(np.float32)
     seen = rng.integers(-1, 100, (9, 20))
-    scores, numbers = nearest.nearest(lambda a, b: rows[a:b], 100, queries, k, block=block, seen=seen)
+    scores, numbers = nearest.nearest(lambda a, b: rows[a:b], 100, queries, k, block=block, left_out=seen)
     want = queries @ rows.T
     for line, left_out in zip(want, seen, strict=True):
         line[left_out[left_out >= 0]] = -np.inf
@@ -72,7 +72,7 @@ def test_blocks_and_ties(seed, monkeypatch):
         ({"k": 0}, "k=0 must be between 1 and the 120 rows"),
         ({"queries": np.zeros((2, 3))}, r"of shape \(queries, 8\), but are of shape \(2, 3\)"),
         ({"queries": np.full((2, DIM), np.nan)}, "must be finite"),
-        ({"seen": np.zeros((1, 4), int)}, r"seen must be integers of shape \(2, length\)"),
+        ({"left_out": np.zeros((1, 4), int)}, r"left_out must be integers of shape \(2, length\)"),
     ],
 )
 def test_bad_arguments(run, tmp_path, change, message):

@@ -1,6 +1,6 @@
 """Tuning configs of the kernels: pure functions of shapes, dtypes and GPU.
 
-Entries of ``measured.json`` win over the heuristic; there are none until kernels have run on a GPU.
+Entries of ``measured.json`` win over the heuristic; there are none until a sweep (``benchmarks.gpu_tune``) has run.
 """
 
 from __future__ import annotations

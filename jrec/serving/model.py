@@ -254,7 +254,7 @@ class Model:
             with self._rows_lock:  # a delta in between would have users of one version and items of another
                 self._check_current(encoded)
                 if self._loaded is request.loaded:
-                    scores, rows = self._nearest(users, retrieval.table, k, seen=left_out, unit=True)
+                    scores, rows = self._nearest(users, retrieval.table, k, left_out=left_out, unit=True)
                     break
         there = np.isfinite(scores)
         items = [self._named(line[kept]) for line, kept in zip(rows, there, strict=True)]
@@ -339,7 +339,7 @@ class Model:
         table: str,
         k: int,
         *,
-        seen: np.ndarray | None = None,
+        left_out: np.ndarray | None = None,
         unit: bool = False,
     ) -> tuple[np.ndarray, np.ndarray]:
         """The k rows of a table with the greatest products with each query, exactly, the best first.
@@ -351,7 +351,7 @@ class Model:
           queries: (queries, dim) float32, what the model returns for users.
           table: The table.
           k: How many rows.
-          seen: (queries, length) integers, rows that a query leaves out; negative ones are absent.
+          left_out: (queries, length) integers, rows that a query leaves out; negative ones are absent.
           unit: Whether rows are scaled to length one first.
 
         Returns:
@@ -361,10 +361,10 @@ class Model:
           ValueError: If there is no such table, shapes do not fit, or a query is not finite.
         """
         with self._rows_lock:
-            return self._nearest(queries, table, k, seen=seen, unit=unit)
+            return self._nearest(queries, table, k, left_out=left_out, unit=unit)
 
     def _nearest(
-        self, queries: np.ndarray, table: str, k: int, *, seen: np.ndarray | None, unit: bool
+        self, queries: np.ndarray, table: str, k: int, *, left_out: np.ndarray | None, unit: bool
     ) -> tuple[np.ndarray, np.ndarray]:
         """See ``top_k``; the caller holds the rows' lock."""
         tables = self._loaded.tables
@@ -376,13 +376,14 @@ class Model:
             raise ValueError(f"queries must be finite, of shape (queries, {dim}), but are of shape {queries.shape}")
         if not 1 <= k <= rows:
             raise ValueError(f"k={k} must be between 1 and the {rows} rows of table {table!r}")
-        if seen is not None:
-            seen = np.asarray(seen)
-            if seen.ndim != 2 or len(seen) != len(queries) or not np.issubdtype(seen.dtype, np.integer):
+        if left_out is not None:
+            left_out = np.asarray(left_out)
+            if left_out.ndim != 2 or len(left_out) != len(queries) or not np.issubdtype(left_out.dtype, np.integer):
                 raise ValueError(
-                    f"seen must be integers of shape ({len(queries)}, length), but is {seen.dtype}{seen.shape}"
+                    f"left_out must be integers of shape ({len(queries)}, length), but is"
+                    f" {left_out.dtype}{left_out.shape}"
                 )
-        return nearest(functools.partial(tables.rows_between, table), rows, queries, k, seen=seen, unit=unit)
+        return nearest(functools.partial(tables.rows_between, table), rows, queries, k, left_out=left_out, unit=unit)
 
     def apply(self, delta: str | os.PathLike[str]) -> None:
         """Takes the next delta, while other threads go on: rows, their keys and the dense part change at once.

@@ -17,7 +17,7 @@ def nearest(
     queries: np.ndarray,
     k: int,
     *,
-    seen: np.ndarray | None = None,
+    left_out: np.ndarray | None = None,
     unit: bool = False,
     block: int = BLOCK,
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -28,7 +28,7 @@ def nearest(
       rows: How many there are.
       queries: (queries, dim) float32.
       k: How many are wanted.
-      seen: (queries, length) integers, rows that a query leaves out; negative ones are absent.
+      left_out: (queries, length) integers, rows that a query leaves out; negative ones are absent.
       unit: Whether rows are scaled to length one.
       block: Rows at a time.
     """
@@ -42,9 +42,9 @@ def nearest(
         for first in range(0, len(queries), at_once):
             some = slice(first, first + at_once)
             scores = queries[some] @ values.T
-            if seen is not None:
-                of_query, place = np.nonzero((seen[some] >= begin) & (seen[some] < begin + len(values)))
-                scores[of_query, seen[some][of_query, place] - begin] = -np.inf
+            if left_out is not None:
+                of_query, place = np.nonzero((left_out[some] >= begin) & (left_out[some] < begin + len(values)))
+                scores[of_query, left_out[some][of_query, place] - begin] = -np.inf
             _merge(scores, begin, best[some], numbers[some])
     return best, np.where(np.isneginf(best), -1, numbers)
 
