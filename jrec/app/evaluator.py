@@ -102,7 +102,7 @@ class Evaluator:
         return calibrated(scores, scale, shift)
 
     def _measured(self, scores: AnyScores) -> dict[str, Evaluation | RankingEvaluation]:
-        """The metrics, and of several labels by task those of the others; the first task's name is ""."""
+        """The metrics by task; the first task, or the only one, has the name ""."""
         measured: dict[str, Evaluation | RankingEvaluation] = {"": evaluated(scores)}
         if not isinstance(scores, Scores):
             return measured
@@ -113,7 +113,7 @@ class Evaluator:
         return measured
 
     def sections(self, training_seconds: float) -> dict[str, Any]:
-        """Its section of the report; ``training_seconds`` are those of the steps."""
+        """Its section of the report; ``training_seconds`` is the time that steps took."""
         if not self._count:
             return {}
         return {

@@ -201,8 +201,8 @@ class _Training:
         elif resume:
             self.log.truncate_after(-1)
         if self.initial is not None and self.begins_from is not None:
-            of = described(self.config, self.schema, trained_on=self.initial.trained_on)
-            self.run.load(self.begins_from, goes_on=False, dense_optimizer=self.initial.configured, of=of)
+            model_record = described(self.config, self.schema, trained_on=self.initial.trained_on)
+            self.run.load(self.begins_from, goes_on=False, dense_optimizer=self.initial.configured, of=model_record)
         self.feed = self._open_feed(self.batches, position)
         self.resumed = self.begins_from = None
 

@@ -120,8 +120,8 @@ def new_run_folder(
         if kind_of(folder) == "run":
             stack.enter_context(_held(folder))
             names = {path.name for path in folder.iterdir() if not path.name.startswith(".")}  # but for locks
-            if others := sorted(names - {*RUN_FOLDERS, *_FILES}):
-                raise OutputError(f"{folder} holds {others[0]}, which is not of the run; move it away")
+            if foreign := sorted(names - {*RUN_FOLDERS, *_FILES}):
+                raise OutputError(f"{folder} holds {foreign[0]}, which is not of the run; move it away")
         partial = stack.enter_context(new_folder(folder, about, kind="run", overwrite=overwrite, inputs=inputs))
         save_config(config, partial / CONFIG_FILE)
         yield partial
@@ -153,8 +153,8 @@ def load_run_config(folder: pathlib.Path, overrides: Iterable[str] = ()) -> Trai
 
 def manifests(folder: pathlib.Path) -> list[pathlib.Path]:
     """The manifests of the complete checkpoints in a folder, by ascending step."""
-    found = [path for path in folder.glob(f"*/{MANIFEST}") if path.parent.name.isdigit()]
-    return sorted(found, key=lambda path: int(path.parent.name))
+    paths = [path for path in folder.glob(f"*/{MANIFEST}") if path.parent.name.isdigit()]
+    return sorted(paths, key=lambda path: int(path.parent.name))
 
 
 def holds_checkpoints(folder: pathlib.Path) -> bool:

@@ -35,7 +35,7 @@ class Schedule:
 
     Attributes:
       total: The steps of the run.
-      log, evaluate, save: After which multiples of so many steps each is due; 0 for never.
+      log, evaluate, save: Each is due after every multiple of its number of steps; 0 for never.
       evaluate_last: Whether the last step is evaluated, too: it may be the best, or its calibration is the model's.
     """
 

@@ -1,4 +1,4 @@
-"""The items that two towers rank: those of the training split, each with the features of its last line there.
+"""The items that two towers rank: every item of the training split, with the features of its last line there.
 
 A run keeps them as ``RUN/catalogue``, so that the training split is read for them once.
 """
@@ -103,11 +103,11 @@ def read_catalogue(schema: Schema, config: TrainConfig) -> Catalogue:
         pieces.append(gather_all({name: columns[name] for name in names}, last))
         if not open_rows.any():
             break
-    found = {name: concatenate([piece[name] for piece in pieces]) for name in names} if pieces else {}
-    if not found or not len(np.asarray(found[own.id])):
+    features = {name: concatenate([piece[name] for piece in pieces]) for name in names} if pieces else {}
+    if not features or not len(np.asarray(features[own.id])):
         raise DatasetError(f"the training split of {schema.folder} has no item with a row of its own, to be ranked")
-    order = np.argsort(np.asarray(found[own.id]))
-    columns = gather_all(found, order)
+    order = np.argsort(np.asarray(features[own.id]))
+    columns = gather_all(features, order)
     return Catalogue(rows=np.asarray(columns[own.id], np.int64), columns=columns)
 
 
@@ -153,8 +153,8 @@ def _arrays(catalogue: Catalogue) -> dict[str, np.ndarray]:
 def _load(path: pathlib.Path, header: Mapping[str, Any], table_rows: int) -> Catalogue | None:
     """What ``catalogue_of`` kept; None of another dataset, or of other features."""
     remedy = "delete it: it is made again from the training data"
-    found, arrays = read_container(path, kind=_KIND, version=_VERSION, error=CheckpointError, remedy=remedy)
-    if found != header:
+    stored, arrays = read_container(path, kind=_KIND, version=_VERSION, error=CheckpointError, remedy=remedy)
+    if stored != header:
         return None
     if fault := next(_faults(arrays, table_rows), ""):
         raise CheckpointError(f"{path}: {fault}; {remedy}")

@@ -177,8 +177,8 @@ class ModelKind[S: Section](abc.ABC):
         del num_dense
         assert self.keys is not None, "a kind that reads every key says which of them its networks depend on"
         keys = dataclasses.asdict(model)
-        found = {key: keys[key] for key in ("kind", *self.keys)}
-        return found | ({self.section_name: self.own_identity(model)} if self.section_name else {})
+        read = {key: keys[key] for key in ("kind", *self.keys)}
+        return read | ({self.section_name: self.own_identity(model)} if self.section_name else {})
 
     def own_identity(self, model: ModelConfig) -> dict[str, Any]:
         """The kind's own section in ``identity``."""

@@ -80,12 +80,12 @@ class Predictor(abc.ABC):
 
     @functools.cached_property
     def encoder(self) -> Encoder:
-        """Gives columns in memory, and those of Parquet files, their rows."""
+        """Turns the values of columns, in memory or in Parquet files, into rows."""
         return Encoder(self.run.schema)
 
     @property
     def log_encoder(self) -> Encoder:
-        """Gives a log of the training data's format its rows."""
+        """Turns the values of a log in the training data's format into rows."""
         return self.encoder
 
     reads_every_parquet = False

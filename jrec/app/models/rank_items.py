@@ -53,7 +53,7 @@ class ItemRanker:
         devices = jax.local_devices()[:1] if run.mesh is None else run.mesh.local_devices
         self._mesh = Mesh(np.array(devices), (AXIS,))
 
-    def ranks(self, users: np.ndarray, targets: np.ndarray, seen: np.ndarray) -> np.ndarray:
+    def ranks(self, users: np.ndarray, targets: np.ndarray, histories: np.ndarray) -> np.ndarray:
         """How many items score at least as high as each user's; ``NEVER`` of one that is none of them.
 
         ``LEFT_OUT`` of one that is in the history, where the history is left out.
@@ -61,17 +61,17 @@ class ItemRanker:
         Args:
           users: (n, dim) float32.
           targets: (n,) rows.
-          seen: (n, length) rows of the histories, -1 for none.
+          histories: (n, length) rows of the items that each user had, -1 for none.
         """
         places = self._place[targets]
         known = places >= 0
-        found = ranks(users, self._vectors, np.maximum(places, 0), **self._among(users, seen))
-        repeated = (seen == targets[:, None]).any(axis=1) if self._leaves_out else np.zeros(len(targets), bool)
-        return np.where(known, np.where(repeated, LEFT_OUT, found), NEVER).astype(np.int32)
+        above = ranks(users, self._vectors, np.maximum(places, 0), **self._among(users, histories))
+        repeated = (histories == targets[:, None]).any(axis=1) if self._leaves_out else np.zeros(len(targets), bool)
+        return np.where(known, np.where(repeated, LEFT_OUT, above), NEVER).astype(np.int32)
 
-    def best(self, users: np.ndarray, seen: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    def best(self, users: np.ndarray, histories: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Scores, (n, k) float32, and rows, (n, k) int32, of the best items; -inf and -1 where there are fewer."""
-        scores, places = top_k(users, self._vectors, k, **self._among(users, seen))
+        scores, places = top_k(users, self._vectors, k, **self._among(users, histories))
         return scores, np.where(places >= 0, self._rows[places], -1).astype(np.int32)
 
     def scores(
@@ -86,20 +86,20 @@ class ItemRanker:
         Raises:
           DivergedError: If a vector is NaN or infinite.
         """
-        found = [np.empty(0, np.int32)]
+        collected = [np.empty(0, np.int32)]
         for outputs, batch in predictions:
             keep, users = np.asarray(batch.mask) != 0, own_lines(outputs["user"], batch)
             if self._labels:
                 keep &= np.asarray(batch.labels) > 0
             own = self.ranks(users, np.asarray(batch.extras[TARGET]), np.asarray(batch.extras[SEEN]))
-            found.append(own[keep])
+            collected.append(own[keep])
             on_batch()
-        return RankScores(ranks=np.concatenate(found), candidates=self.candidates, at=self._at)
+        return RankScores(ranks=np.concatenate(collected), candidates=self.candidates, at=self._at)
 
-    def _among(self, users: np.ndarray, seen: np.ndarray) -> dict[str, Any]:
-        seen = self._place[seen] if self._leaves_out else seen[:, :0]
+    def _among(self, users: np.ndarray, histories: np.ndarray) -> dict[str, Any]:
+        histories = self._place[histories] if self._leaves_out else histories[:, :0]
         block = min(BLOCK, max(_LEAST, _SCORES // max(1, len(users))))
-        return {"seen": seen.astype(np.int32), "block": block, "mesh": self._mesh}
+        return {"seen": histories.astype(np.int32), "block": block, "mesh": self._mesh}
 
 
 def item_vectors(run: Run, config: TrainConfig, schema: Schema, catalogue: Catalogue) -> np.ndarray:
@@ -116,18 +116,18 @@ def item_vectors(run: Run, config: TrainConfig, schema: Schema, catalogue: Catal
     """
     packer = ranking_kind(config.model).packer(config, schema, run.layout, training=False)
     size = config.data.eval_batch_size
-    found = []
+    blocks = []
     for begin in range(0, len(catalogue.rows), size):
         columns = packer.prepare(catalogue.cut(begin, begin + size))
         outputs: Any = run.predictions.of_batch(packer.pack(columns, size))
-        found.append(np.asarray(jax.device_get(outputs["item"]))[: columns.examples])
-    vectors = np.concatenate(found)
+        blocks.append(np.asarray(jax.device_get(outputs["item"]))[: columns.examples])
+    vectors = np.concatenate(blocks)
     check_finite(vectors)
     return vectors
 
 
 def own_lines(outputs: Any, batch: Batch) -> np.ndarray:
-    """Of the outputs of all processes those of this one's batch.
+    """The lines of this process's batch, among the outputs of all processes.
 
     Raises:
       DivergedError: If one of an example is NaN or infinite.

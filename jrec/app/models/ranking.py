@@ -29,7 +29,7 @@ RANKING_KEYS = ("embedding_dim", "table_dtype", "compute_dtype", "dropout")
 
 
 class RankingKind[S: Section](ModelKind[S]):
-    """A kind whose model gives each user a vector, {"user": (batch, dim)}, which is compared with those of all items.
+    """A kind whose model gives each user a vector, {"user": (batch, dim)}, to compare with the vectors of all items.
 
     A new one says which features it reads (``schema``, ``item``, ``history``, ``requested``), and how its network, loss
     and batches are made.
@@ -160,7 +160,8 @@ class RankingKind[S: Section](ModelKind[S]):
             leaves_out_history=run.config.evaluate.leave_out_history and bool(self.history(model)),
             left_out_row=table.oov_row,
         )
-        dense, requested = (tuple(feature.name for feature in of) for of in (schema.dense, schema.categorical))
+        dense = tuple(feature.name for feature in schema.dense)
+        requested = tuple(feature.name for feature in schema.categorical)
         ranking = dataclasses.replace(source, schema=schema, dense=dense, requested=requested)
         return self.exportable_items(run, ranking, retrieval, table)
 
@@ -221,13 +222,13 @@ def feature_named(schema: Schema, name: str, key: str) -> CategoricalFeature:
     Raises:
       ConfigError: If there is none of that name.
     """
-    found = next((feature for feature in schema.categorical if feature.name == name), None)
-    if found is None:
+    named = next((feature for feature in schema.categorical if feature.name == name), None)
+    if named is None:
         raise ConfigError(
             f"model.{key} is {name!r}, but the categorical features of the dataset are"
             f" {', '.join(feature.name for feature in schema.categorical)}; name one of them"
         )
-    return found
+    return named
 
 
 def check_ranked(table: Table, kind: str) -> None:

@@ -2,7 +2,7 @@
 
 Collectives hang where another process is gone, and JAX's own watchdog ends a process by a signal. So every process
 writes a sign of life into the key-value store of JAX's coordination service each second, or its last word, and reads
-those of the others. Threads do this; they also end the process if its main thread hangs in a collective.
+what the others wrote. Threads do this; they also end the process if its main thread hangs in a collective.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ class Lifeline:
     ):
         self._role, self._store = role, store
         self._silence, self._grace, self._beat = silence, grace, beat
-        others = [number for number in range(role.processes) if number != role.process]
-        self._words = dict.fromkeys(others, "")
+        peers = [number for number in range(role.processes) if number != role.process]
+        self._words = dict.fromkeys(peers, "")
         # Counted in this process's own beats: after it was stopped itself, it blames no other for that time.
-        self._silent, self._unanswered = dict.fromkeys(others, 0), 0
+        self._silent, self._unanswered = dict.fromkeys(peers, 0), 0
         self._last_word, self._said = "", ""
         self._gone: set[int] = set()
         self._lost: str | None = None
@@ -156,8 +156,8 @@ class Lifeline:
         self._gone.add(number)
         self._lose(self._of(number, f"{_SILENT} {self._silence:g} s, as a killed or stopped one does"))
 
-    def _of(self, number: int, what: str) -> str:
-        return f"process {number} of {self._role.processes} {what}"
+    def _of(self, number: int, predicate: str) -> str:
+        return f"process {number} of {self._role.processes} {predicate}"
 
     def _lose(self, why: str) -> None:
         with self._losing:
