@@ -123,6 +123,8 @@ class ClickKind[S: Section](ModelKind[S]):
             return keys
         keys = dataclasses.asdict(model)
         del keys["factory"], keys["options"], keys["sections"], keys["multi_task"]["weights"]
+        # Keys are left out at the values that earlier versions had without them, and where nothing reads them, so that
+        # checkpoints of these versions still fit.
         if not model.multi_task.tasks:
             del keys["multi_task"]
         if keys["members"] == 1:
@@ -226,6 +228,7 @@ def task_heads(model: ModelConfig, heads: MultiTaskSection) -> MultiTaskConfig:
     return MultiTaskConfig(
         tasks=heads.tasks,
         experts=heads.experts,
+        # The last width is the logit's, which every task's own tower has; ``check_tasks`` leaves a layer before it.
         expert_mlp=model.top_mlp[:-1],
         tower_mlp=heads.tower_mlp,
         compute_dtype=model.compute_dtype,

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from jrec.app.models import kinds
 from jrec.errors import ConfigError
 
+# Only for types: a configuration is checked, and its kind asked, before JAX is loaded (docs/resuming.md).
 if TYPE_CHECKING:
     from jrec.app.config import ModelConfig, TrainConfig
     from jrec.app.config.typed_toml import Section
@@ -183,6 +184,7 @@ class ModelKind[S: Section](abc.ABC):
     def own_identity(self, model: ModelConfig) -> dict[str, Any]:
         """The kind's own section in ``identity``."""
         keys: dict[str, Any] = dataclasses.asdict(self.own(model))  # pyright: ignore[reportArgumentType] (a dataclass)
+        # A checkpoint from before a key has no value of it: at the value of that time, identities are equal without it.
         return {key: value for key, value in keys.items() if key not in self.before or value != self.before[key]}
 
     @abc.abstractmethod

@@ -42,14 +42,17 @@ class ItemRanker:
         if catalogue is None:
             self._rows = np.delete(np.arange(table.rows), [] if table.oov_row is None else table.oov_row)
             vectors = np.asarray(run.table(table.name), np.float32)[self._rows]
+            # Scores are cosines, as ``item_vectors`` has them. A row of zeros stays one, in place of NaN.
             vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), np.float32(1e-6))
         else:
             self._rows, vectors = catalogue.rows, item_vectors(run, config, schema, catalogue)
         self._vectors, self.candidates = jnp.asarray(vectors), len(vectors)
-        self._place = np.full(table.rows + 1, -1, np.int32)  # the last one is of what is absent, -1
+        # Absent items are -1, which indexes the last element: it stays without a place, too.
+        self._place = np.full(table.rows + 1, -1, np.int32)
         self._place[self._rows] = np.arange(len(vectors))
         self._at, self._labels = config.evaluate.at, schema.labels
         self._leaves_out = config.evaluate.leave_out_history
+        # Every process has all items and ranks for its own users, so that no collective is needed.
         devices = jax.local_devices()[:1] if run.mesh is None else run.mesh.local_devices
         self._mesh = Mesh(np.array(devices), (AXIS,))
 
@@ -65,6 +68,7 @@ class ItemRanker:
         """
         places = self._place[targets]
         known = places >= 0
+        # A target without a place stands at the first item's until its rank is replaced below.
         above = ranks(users, self._vectors, np.maximum(places, 0), **self._among(users, histories))
         repeated = (histories == targets[:, None]).any(axis=1) if self._leaves_out else np.zeros(len(targets), bool)
         return np.where(known, np.where(repeated, LEFT_OUT, above), NEVER).astype(np.int32)
@@ -98,6 +102,7 @@ class ItemRanker:
 
     def _among(self, users: np.ndarray, histories: np.ndarray) -> dict[str, Any]:
         histories = self._place[histories] if self._leaves_out else histories[:, :0]
+        # (users, block) scores are held at once: more users, fewer items at a time.
         block = min(BLOCK, max(_LEAST, _SCORES // max(1, len(users))))
         return {"seen": histories.astype(np.int32), "block": block, "mesh": self._mesh}
 
@@ -120,6 +125,7 @@ def item_vectors(run: Run, config: TrainConfig, schema: Schema, catalogue: Catal
     for begin in range(0, len(catalogue.rows), size):
         columns = packer.prepare(catalogue.cut(begin, begin + size))
         outputs: Any = run.predictions.of_batch(packer.pack(columns, size))
+        # The last batch is padded.
         blocks.append(np.asarray(jax.device_get(outputs["item"]))[: columns.examples])
     vectors = np.concatenate(blocks)
     check_finite(vectors)
@@ -133,6 +139,7 @@ def own_lines(outputs: Any, batch: Batch) -> np.ndarray:
       DivergedError: If one of an example is NaN or infinite.
     """
     lines, examples = np.asarray(outputs), len(batch.labels)
+    # Outputs of several processes follow each other in their order, as many lines of each.
     begin = 0 if len(lines) == examples else jax.process_index() * examples
     own = lines[begin : begin + examples]
     check_finite(own[np.asarray(batch.mask) != 0])

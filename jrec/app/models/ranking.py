@@ -59,6 +59,7 @@ class RankingKind[S: Section](ModelKind[S]):
     @override
     def settled(self, config: TrainConfig) -> dict[str, Any]:
         stopping = config.evaluate.early_stopping
+        # The section's default is a metric of clicks; another one is the user's choice, which ``check_run`` judges.
         if stopping.metric != type(stopping).metric:
             return {}
         stopping = dataclasses.replace(stopping, metric=self.metrics[0])
@@ -114,6 +115,8 @@ class RankingKind[S: Section](ModelKind[S]):
         names = self.requested(model)
         read = of_features(schema, names, and_table=self.item_table(model, schema).name)
         options = schema.preparation.get("format_options")
+        # What turns a request into rows: the seed of keys and how lists are cut or, for requests in the columns of a
+        # log, its preparation with the csv schema of only these columns.
         provenance: dict[str, Any] = {"options": {"key_seed": schema.key_seed}, LISTS: KEEP_LAST}
         if self.reads_columns(read) and isinstance(options, Mapping) and "schema" in options:
             columns = _columns_of(options["schema"], names)
@@ -209,6 +212,7 @@ def of_features(schema: Schema, names: Collection[str], *, and_table: str = "") 
     tables = {feature.table for feature in categorical} | {and_table}
     return dataclasses.replace(
         schema,
+        # A two-tower network takes the user's dense features first, as the names have them.
         dense=tuple(dense[name] for name in names if name in dense),
         categorical=categorical,
         tables=tuple(table for table in schema.tables if table.name in tables),
@@ -247,6 +251,7 @@ def check_ranked(table: Table, kind: str) -> None:
             f"model.kind is {kind!r}, which ranks the rows of table {table.name!r}, but `jrec reorder` renumbered them;"
             " train on the dataset from before it"
         )
+    # The row for unknown values is not ranked, and one item alone needs no ranking.
     if table.rows < 2 + (table.oov_row is not None):
         raise ConfigError(
             f"table {table.name!r} has {table.rows} row(s), among which there is nothing to rank; prepare more lines,"
