@@ -20,7 +20,7 @@ from jrec.access.power_law import power_law_profile
 from jrec.mesh.communication import Communication
 from jrec.mesh.exchange import Kind
 from jrec.mesh.route import AXIS, MeshRows
-from jrec.mesh.routing import Room
+from jrec.mesh.routing import WindowCapacity
 from jrec.nn import DLRM, DLRMConfig, SparseOptimizer
 from jrec.ops.layout import EmbeddingLayout
 from jrec.ops.row_optimizers import RowOptimizer
@@ -136,7 +136,7 @@ def mesh_batches(setup: Setup, batches: Sequence[PartitionedBatch], *, windows: 
       batches: that the program is for.
       windows: whether it takes what has no room in further windows, as that of a run does. These batches need none.
     """
-    (stack,), sizes, most = setup.layout.planned_stacks, sizes_of(setup), Room()
+    (stack,), sizes, most = setup.layout.planned_stacks, sizes_of(setup), WindowCapacity()
     for partitioned in batches:
         for part in lookups_of(setup, partitioned):
             most = most.most(part.needs(sizes.sending(stack.name)))

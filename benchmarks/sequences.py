@@ -139,7 +139,7 @@ class Test:
 
     def metrics(self, queries: np.ndarray, rows: np.ndarray) -> dict[str, float]:
         """Metrics of the last items by the products of (users, dim) queries and (items, dim) rows."""
-        return jrec.nn.ranking_metrics(jrec.nn.ranks(queries, rows, self.targets, seen=self.seen), at=(10, 50))
+        return jrec.nn.ranking_metrics(jrec.nn.ranks(queries, rows, self.targets, left_out=self.seen), at=(10, 50))
 
 
 def transitions(users: list[User], items: int, test: Test) -> dict[str, float]:

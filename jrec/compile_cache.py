@@ -129,6 +129,7 @@ def run_folder(lasting: pathlib.Path, *, limit: int) -> Iterator[pathlib.Path]:
         fcntl.flock(lock, fcntl.LOCK_EX)
         for kept in lasting.glob(_KEPT):
             with contextlib.suppress(OSError):  # another process made room meanwhile
+                # Checked each time: JAX would run whatever lies under a program's name.
                 if kept.name == _kept_name(kept.stem, _content(kept)):
                     os.link(kept, own / kept.stem)
                 else:
@@ -150,6 +151,7 @@ def _collect_killed(lasting: pathlib.Path) -> None:
                 if time.time() - left.stat().st_mtime > _UNLOCKED_SECONDS:
                     shutil.rmtree(left, ignore_errors=True)
                 continue
+            # A process that lives holds its lock: this raises, and the folder is left to it.
             with (left / _LOCK).open("rb") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 _keep(left, lasting)
@@ -194,12 +196,12 @@ def _decompressor(content: bytes) -> Callable[[bytes], bytes]:
 
 def _make_room(lasting: pathlib.Path, limit: int) -> None:
     """Deletes entries beyond the limit; file systems take down at least once a day when a file was last read."""
-    found = []
+    entries = []
     for entry in [*lasting.glob(_KEPT), *lasting.glob(_ENTRIES)]:  # those of an earlier jrec, which nothing reads, too
         with contextlib.suppress(FileNotFoundError):
             status = entry.stat()
-            found.append((max(status.st_atime, status.st_mtime), status.st_size, entry))
-    for _, size, entry in sorted(found, reverse=True):
+            entries.append((max(status.st_atime, status.st_mtime), status.st_size, entry))
+    for _, size, entry in sorted(entries, reverse=True):
         limit -= size
         if limit < 0:
             entry.unlink(missing_ok=True)

@@ -1,11 +1,11 @@
 """numba's cache of compiled kernels, sealed, and shared by processes that start together: one compiles, others wait.
 
-numba alone lets each of them compile, since all find nothing: every worker of a fresh clone's tests, every process of a
-run. It looks for kernels by the path and time of the function's own file, though helpers of other files are compiled
-into it. Those of jrec are found in the user's cache folder by what their file, and all of jrec that it imports, says:
-clones and environments of one version share them, and none runs the code of an older helper. And numba runs what it
-finds: a flipped byte of machine code, another kernel's file, or the code of an older source whose index a killed
-process had written anew. A file whose seal does not fit is none here, and is written anew.
+By itself numba lets each of them compile, since all find nothing: every worker of a fresh clone's tests, every process
+of a run. It looks for kernels by the path and time of the function's own file, though helpers of other files are
+compiled into it. jrec's kernels are found in the user's cache folder by the content of their file and of all of jrec
+that it imports: clones and environments of one version share them, and none runs the code of an older helper. And numba
+runs what it finds: a flipped byte of machine code, another kernel's file, or the code of an older source whose index a
+killed process had written anew. A file whose seal does not fit is none here, and is written anew.
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ class _SealedFiles(IndexDataCacheFile):
         """What was written for this source; if it is anything else an OSError, which ``load`` takes for a miss."""
         content = pathlib.Path(path).read_bytes()
         payload, seal = content[:-_SEAL_BYTES], content[-_SEAL_BYTES:]
+        # Before unpickling, which runs what it is given.
         if seal != self._seal(path, payload):
             raise OSError(f"{path} is damaged")
         return pickle.loads(payload)
@@ -106,6 +107,7 @@ class _ByContent(_CacheLocator):
             if not folder.exists():
                 _forget_old(folder.parent)
             locator.ensure_cache_path()
+            # Its age says when a process last asked for it, which is what ``_forget_old`` goes by.
             os.utime(folder)
         except OSError:
             return None
@@ -142,18 +144,18 @@ def _digest_of(path: pathlib.Path) -> str:
 @functools.cache
 def _imported(path: pathlib.Path) -> tuple[pathlib.Path, ...]:
     """The files of jrec that a file imports at its beginning; of this one none, since nothing of them is compiled."""
-    found = list[pathlib.Path]()
+    imported = list[pathlib.Path]()
     if path == _PACKAGE / "kernel_cache.py":
         return ()
     for module, several, names in _IMPORTS.findall(path.read_text(encoding="utf-8")):
         place = _PACKAGE.joinpath(*module.split(".")[1:])
         if (file := place.with_suffix(".py")).is_file():
-            found.append(file)
+            imported.append(file)
             continue
         for name in (several or names).replace(",", " ").split():
             file = place / f"{name}.py"
-            found.append(file if file.is_file() else place / "__init__.py")
-    return tuple(file for file in found if file.is_file())
+            imported.append(file if file.is_file() else place / "__init__.py")
+    return tuple(file for file in imported if file.is_file())
 
 
 def _forget_old(kernels: pathlib.Path) -> None:
@@ -189,13 +191,14 @@ class SharedCache(FunctionCache):
 
     def load_overload(self, sig: object, target_context: object) -> Any:
         """What was compiled for a signature, maybe just now by another process; None if this one is to compile it."""
-        found = super().load_overload(sig, target_context)
-        if found is None:
+        kernel = super().load_overload(sig, target_context)
+        if kernel is None:
             self._acquire()
-            found = super().load_overload(sig, target_context)
-            if found is not None:
+            # Once more: while this process waited for the lock, another may have compiled the kernel and saved it.
+            kernel = super().load_overload(sig, target_context)
+            if kernel is not None:
                 self._release()
-        return found
+        return kernel
 
     def save_overload(self, sig: object, data: object) -> None:
         """Saves what was compiled, and lets the others have it."""

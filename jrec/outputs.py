@@ -25,7 +25,7 @@ from typing import IO, Any
 from jrec.errors import OutputError
 
 CHECKPOINTS = "folder of checkpoints"
-"""Of ``Run.save``: several works, so that ``kind_of`` knows none of them by it."""
+"""What ``Run.save`` writes: several works, so that ``kind_of`` knows none of them by it."""
 MANIFEST = "unfinished.json"
 """In a folder that is being made: what it is to be. A folder without it, or its own mark, is not jrec's to remove."""
 
@@ -76,6 +76,8 @@ class NewFile:
         """Gives the file its name, when it is on the disk; an error leaves what was there."""
         with self._held, writing(self.path):
             _set_mode(self.partial, self._mode)
+            # Content, then name, then the folder's entry: after a power
+            # cut the name is the old file's or the whole new one's.
             sync(self.partial)
             self.partial.replace(self.path)
             sync(self.path.parent)
@@ -158,6 +160,7 @@ def new_folder(
                 partial.mkdir(0o777 if mode is None else 0o700)
                 (partial / MANIFEST).write_text(text, encoding="utf-8")
             yield partial
+            # The manifest says "unfinished", so it goes when everything else is on the disk.
             _sync_tree(partial)
             (partial / MANIFEST).unlink()
             _set_mode(partial, mode)
@@ -254,7 +257,7 @@ def _is_finished(folder: pathlib.Path, kind: str) -> bool:
 def writing(place: Place, room: str = "") -> Iterator[None]:
     """Turns the operating system's errors of writing ``place`` into an ``OutputError`` that names it, and the remedy.
 
-    Errors that name another file, as those of reading an input, stay as they are.
+    Errors that name another file, such as an input that cannot be read, stay as they are.
 
     Raises:
       OutputError: For those errors; or if ``place`` is a URI.

@@ -60,6 +60,8 @@ def answer(respond: Callable[[signal.Signals], None]) -> Mapping[signal.Signals,
 
     def handle(number: int, frame: FrameType | None) -> None:
         global _answered
+        # Handlers run in the main thread between two instructions,
+        # this one included: waiting for the lock would be for ever.
         if not _answering.acquire(blocking=False):
             return  # it interrupts the answer to another
         try:

@@ -18,7 +18,7 @@ from jrec.run.options import HostOptions
 from jrec.run.placement.checkpoint import MeshSource, saved_stack
 from jrec.run.placement.host_owners import ALONE
 from jrec.run.placement.plan import default_plan
-from jrec.run.placement.planned_tier import load_host_rows, placed_host_table
+from jrec.run.placement.sharded_tier import load_host_rows, placed_host_table
 from jrec.sharding.pieces import HOST, REPLICATED, SHARDED
 
 TIERS = ("device", "host", "mesh")

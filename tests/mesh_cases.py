@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jrec import ops
 from jrec.mesh.exchange import Exchange
 from jrec.mesh.retrieve import retrieve
-from jrec.mesh.route import AXIS, MeshRows, Picks, Route, local_view
+from jrec.mesh.route import AXIS, GatherMap, MeshRows, Route, local_view
 from jrec.mesh.step import StepOptions
 from jrec.mesh.update import RowGradients
 from jrec.ops.row_update import casted_update
@@ -123,12 +123,12 @@ def routes(placed: Placed, uniques: list[np.ndarray], capacity: int, *, room: in
     )
 
 
-def _padded(found: list[tuple[np.ndarray, np.ndarray]], rows: int, *, capacity: int, room: int) -> Picks:
+def _padded(found: list[tuple[np.ndarray, np.ndarray]], rows: int, *, capacity: int, room: int) -> GatherMap:
     size = max(1, max(r.size for r, _ in found) + room)
     out = np.full((2, len(found), size), np.array([rows, capacity])[:, None, None], np.int32)
     for line, pair in enumerate(found):
         out[0, line, : pair[0].size], out[1, line, : pair[1].size] = pair
-    return Picks(rows=jnp.asarray(out[0]), at=jnp.asarray(out[1]))
+    return GatherMap(rows=jnp.asarray(out[0]), at=jnp.asarray(out[1]))
 
 
 def mesh(devices: int) -> jax.sharding.Mesh:

@@ -12,7 +12,7 @@ from jrec.serving.model import Encoded, Scored
 class Fake:
     """A model that answers when it is let go, with a row's "x" as its score."""
 
-    raw_columns, ranks, unknown, items = ("x",), False, None, 0
+    raw_columns, unknown, items = ("x",), None, 0
 
     def __init__(self, version="a"):
         self.manifest = types.SimpleNamespace(id=version * 64, run="run", step=1)
@@ -25,7 +25,8 @@ class Fake:
             raise ValueError("column 'x' holds 'bad'")
         return Encoded(self, np.float32(columns["x"]), {})
 
-    def scored_of(self, request):
+    def answer(self, request, k):
+        del k
         self.batches.append(request.dense.tolist())
         return Scored(request.dense, self.manifest)
 

@@ -28,7 +28,7 @@ def test_items_seen_long_ago_are_ranked():
     rows[[0, 399]] = [[2.0], [1.0]]
     for history, hit in (([*range(1, LENGTH), 0], 1.0), (range(LENGTH + 1), 0.0)):
         test = Test.of(users_of([*history, 399]), "history")
-        found = sequences.jrec.nn.ranks(queries, rows, test.targets, seen=test.seen)
+        found = sequences.jrec.nn.ranks(queries, rows, test.targets, left_out=test.seen)
         assert (found[0] == 0) == bool(hit)
 
 

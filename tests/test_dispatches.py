@@ -1,5 +1,6 @@
 """Several steps in one dispatch: the bits of one by one, wherever dispatches end."""
 
+import dataclasses
 import itertools
 
 import jax
@@ -19,6 +20,7 @@ from jrec.app.report.running_auc import RunningAuc
 from jrec.app.schedule import Schedule
 from jrec.data.schema import DatasetError
 from jrec.errors import ConfigError
+from jrec.run.placement.plan import default_plan
 
 
 class Noisy(nn.DLRM):
@@ -73,6 +75,19 @@ def test_dispatches_of_a_mesh_have_the_bits_of_steps_one_by_one():
     )
     assert together[3] == [2, 2, 1]
     jax.tree.map(np.testing.assert_array_equal, together[:3], one_by_one[:3])
+
+
+def test_a_monitored_plan_counts_every_batch_of_a_dispatch():
+    layout, whole = layout_of(planned=True), default_plan(layout_of(planned=True), 4)
+    plan = dataclasses.replace(whole, info={**whole.info, "hardware": {}})  # as those of `jrec plan` say
+    counted = []
+    for steps in (1, 3):
+        run = jrec.distribute(*modules(layout), mesh=mesh_of(4), plan=plan)
+        assert trained(run, map(columns, range(6)), steps=steps)[3] == [steps] * (6 // steps)
+        monitor = run._state.setup.monitor
+        counted.append((monitor._batches, monitor._monitor.examples))
+    assert counted[0] == counted[1]
+    assert counted[0][0] == 6
 
 
 def test_an_error_comes_at_its_batch_of_a_dispatch():

@@ -114,7 +114,7 @@ def test_the_bound_is_equation_5_with_the_correction_of_the_rows_drawn():
     upper = y.mean() + scipy.stats.t.ppf(0.99, chunks - 1) * math.sqrt(correction * y.var(ddof=1) / chunks)
     assert found.rows == pytest.approx(y.mean() / chunk_rows * rows)
     assert found.bound == pytest.approx(upper / chunk_rows * rows)
-    assert found.how == "t"
+    assert found.method == "t"
 
 
 def test_with_few_hot_rows_the_bound_is_clopper_and_pearsons():
@@ -124,7 +124,7 @@ def test_with_few_hot_rows_the_bound_is_clopper_and_pearsons():
     found = box.estimate(cutoff)
     hits = round(found.rows * box.drawn / profile.rows)
     share = found.bound / profile.rows
-    assert found.how == "clopper-pearson"
+    assert found.method == "clopper-pearson"
     assert scipy.stats.binom.cdf(hits, box.drawn, share) == pytest.approx(0.001)
     assert found.bound > 10
 
@@ -159,9 +159,9 @@ def test_chunks_of_neighbours_would_not_do():
 def test_small_tables_and_a_cutoff_of_zero_are_counted():
     profile = zipf_profile(35 * 1024 - 1, 100_000)
     found = RandEmBox(profile, SampleOptions()).estimate(3)
-    assert (found.rows, found.bound, found.how) == (hot_rows(profile, 3), hot_rows(profile, 3), "counted")
+    assert (found.rows, found.bound, found.method) == (hot_rows(profile, 3), hot_rows(profile, 3), "counted")
     large = zipf_profile(35 * 1024, 100_000)
-    assert RandEmBox(large, SampleOptions()).estimate(3).how == "t"
+    assert RandEmBox(large, SampleOptions()).estimate(3).method == "t"
     assert RandEmBox(large, SampleOptions()).estimate(0) == dataclasses.replace(found, rows=35 * 1024, bound=35 * 1024)
 
 

@@ -14,7 +14,7 @@ from mesh_cases import HOST, OPTIMIZERS, REPLICATED, SHARDED
 
 from jrec.mesh.communication import Communication
 from jrec.mesh.route import AXIS, MeshRows, local_view
-from jrec.mesh.routing import ON_HOST, HostPlaces, Places, Room
+from jrec.mesh.routing import ON_HOST, AddressMap, HostAddressMap, WindowCapacity
 from jrec.mesh.step import StepOptions
 from jrec.ops.gather_reduce import gather_reduce, gather_reduce_together
 from jrec.ops.row_update import casted_update, casted_update_together
@@ -25,11 +25,11 @@ from jrec.tiers.store import Context
 
 DEVICES, ROWS, BAGS, LENGTH, DIM = 4, 40, 6, 5, 4
 ROOMS = {
-    "all": Room(unique=30, own=30, remote=30, replicated=30, lookups=30, bags=6),
-    "some": Room(unique=9, own=3, remote=2, replicated=4, lookups=5, bags=3),
-    "one": Room(unique=1, own=1, remote=1, replicated=1, lookups=1, bags=1),
-    "remote is short": Room(unique=30, own=30, remote=1, replicated=30, lookups=2, bags=4),
-    "few bags are sent": Room(unique=30, own=30, remote=30, replicated=30, lookups=30, bags=1),
+    "all": WindowCapacity(unique=30, own=30, remote=30, replicated=30, lookups=30, bags=6),
+    "some": WindowCapacity(unique=9, own=3, remote=2, replicated=4, lookups=5, bags=3),
+    "one": WindowCapacity(unique=1, own=1, remote=1, replicated=1, lookups=1, bags=1),
+    "remote is short": WindowCapacity(unique=30, own=30, remote=1, replicated=30, lookups=2, bags=4),
+    "few bags are sent": WindowCapacity(unique=30, own=30, remote=30, replicated=30, lookups=30, bags=1),
 }
 
 
@@ -77,9 +77,9 @@ def places_of(placed, room, sends, *, wide=False):
             np.pad(placed.offset[on_host] + placed.shard_rows, pads),
         )
         there, device, offset = everywhere(arrays)
-        host = HostPlaces(addresses=there, device=device, offset=offset)
+        host = HostAddressMap(addresses=there, device=device, offset=offset)
     begin, source, shift = everywhere((address, source, placed.offset - address))
-    return Places(
+    return AddressMap(
         begin=begin, source=source, shift=shift, host=host, rows=ROWS, wide=wide, most=30, room=room,
         fits=room == ROOMS["all"], sends=sends,
     )  # fmt: skip
@@ -246,7 +246,7 @@ def test_rows_are_rounded_by_their_addresses_in_every_window(room):
 @pytest.mark.parametrize("tiers", [(SHARDED,), (REPLICATED,)])
 def test_rows_of_one_tier(tiers, room):
     optimizer = OPTIMIZERS["adagrad"]
-    everywhere = Room(unique=ROOMS[room].unique, own=0, remote=0, replicated=ROOMS[room].unique)
+    everywhere = WindowCapacity(unique=ROOMS[room].unique, own=0, remote=0, replicated=ROOMS[room].unique)
     compare(
         make_case(5, optimizer, tiers=tiers, weighted=False),
         optimizer,

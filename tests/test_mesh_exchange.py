@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 from mesh_cases import ragged_on_cpu
 
 from jrec.mesh.exchange import Exchange, check_kind
-from jrec.mesh.route import AXIS, Picks, local_view
+from jrec.mesh.route import AXIS, GatherMap, local_view
 from jrec.sharding.contents import MAX_SHARD_ROWS, shard_capacity
 from jrec.sharding.errors import PlanError
 
@@ -25,7 +25,7 @@ def _exchanged(rows, values, kind):
 
     def body(rows, values):
         rows, values = local_view((rows, values))
-        exchange = Exchange.open(Picks(rows=rows, at=rows), shard_rows=ROWS, kind=kind)
+        exchange = Exchange.open(GatherMap(rows=rows, at=rows), shard_rows=ROWS, kind=kind)
         there = exchange.deliver(values)
         return exchange.asked[None], there[None], exchange.answer(there)[None]
 
@@ -94,7 +94,9 @@ def test_kinds_that_are_not_there():
         check_kind("ragged", "cpu")
     check_kind("ragged", "gpu")
     with pytest.raises(ValueError, match="unknown"):
-        Exchange.open(Picks(rows=jnp.zeros((1, 0), jnp.int32), at=jnp.zeros((1, 0), jnp.int32)), shard_rows=1, kind="x")
+        Exchange.open(
+            GatherMap(rows=jnp.zeros((1, 0), jnp.int32), at=jnp.zeros((1, 0), jnp.int32)), shard_rows=1, kind="x"
+        )
 
 
 class _Plan:

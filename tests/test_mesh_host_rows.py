@@ -28,8 +28,8 @@ from jrec.run.options import HostOptions
 from jrec.run.placement.checkpoint import MeshSource, saved_stack
 from jrec.run.placement.host_owners import ALONE
 from jrec.run.placement.plan import default_plan
-from jrec.run.placement.planned_tier import load_host_rows, placed_host_table
 from jrec.run.placement.rows import based
+from jrec.run.placement.sharded_tier import load_host_rows, placed_host_table
 from jrec.sharding import save_plan
 from jrec.sharding.contents import host_ranges
 
@@ -62,7 +62,7 @@ def host_plan(devices, **kwargs):
 # Rows at rest.
 
 
-class PlannedTier:
+class PlacedRows:
     """A stack's rows and slots as a plan places them, and their checkpoints."""
 
     def __init__(self, folder, plan, source):
@@ -109,7 +109,7 @@ def test_rows_and_slots_move_between_one_device_and_any_plans(tmp_path):
     whole = of_one_device()
     source, every = whole_stack_checkpoint(tmp_path / "one", STACK, OPTIMIZER, whole), np.arange(STACK.rows)
     for step, plan in enumerate(PLANS):
-        placed = PlannedTier(tmp_path, plan, source)
+        placed = PlacedRows(tmp_path, plan, source)
         source = placed.saved(step + 2)
         for array, expected in whole.items():
             np.testing.assert_array_equal(placed.whole()[array], expected)
@@ -121,7 +121,7 @@ def test_rows_and_slots_move_between_one_device_and_any_plans(tmp_path):
 
 def test_increments_are_read_by_address_and_damage_is_named(tmp_path):
     whole = of_one_device()
-    placed = PlannedTier(tmp_path / "c", PLANS[0], whole_stack_checkpoint(tmp_path / "one", STACK, OPTIMIZER, whole))
+    placed = PlacedRows(tmp_path / "c", PLANS[0], whole_stack_checkpoint(tmp_path / "one", STACK, OPTIMIZER, whole))
     placed.saved(1)
     table, held = placed.tables[STACK.name], host_addresses(PLANS[0], STACK)
     for step, some in ((2, held[::9]), (3, held[1::10])):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from mesh_cases import HOST, REPLICATED, SHARDED
 
-from jrec.mesh.route import MeshRows, Picks, Route, check_view
+from jrec.mesh.route import GatherMap, MeshRows, Route, check_view
 
 
 def _case(seed, devices, rows, dim, dtype, tiers):
@@ -52,7 +52,7 @@ def test_rows_are_those_of_the_stack(seed, devices, rows, dim, dtype, tiers):
 
 def _views(**changes):
     def picks(*shape):
-        return Picks(rows=jnp.zeros(shape, jnp.int32), at=jnp.zeros(shape, jnp.int32))
+        return GatherMap(rows=jnp.zeros(shape, jnp.int32), at=jnp.zeros(shape, jnp.int32))
 
     tiers = {"replicated": picks(3), "own": picks(2), "remote": picks(1, 2)}
     rows = {"sharded": jnp.zeros((5, 4)), "replicated": jnp.zeros((2, 4))}
@@ -68,7 +68,7 @@ def _views(**changes):
         ({"replicated": jnp.zeros((3, 8))}, r"replicated rows must be \(rows, 4\)"),
         ({"own": (1, 2)}, "rows and places of own must be int32 of one shape of 1 dimension.*local_view takes"),
         ({"remote": (3,)}, "rows and places of remote must be int32 of one shape of 2 dimension"),
-        ({"own": Picks(rows=jnp.zeros(2), at=jnp.zeros(2, jnp.int32))}, "must be int32 .* but are .*float32"),
+        ({"own": GatherMap(rows=jnp.zeros(2), at=jnp.zeros(2, jnp.int32))}, "must be int32 .* but are .*float32"),
         ({"remote": (4, 0)}, "no place for remote rows; give it at least one of padding"),
     ],
 )

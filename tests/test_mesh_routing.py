@@ -11,7 +11,7 @@ from mesh_plans import some_plan
 
 from jrec.data.regroup import gathered
 from jrec.data.schema import DatasetError
-from jrec.mesh.routing import Room
+from jrec.mesh.routing import WindowCapacity
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
 from jrec.run.feeds.partitioned_batch import BatchPartitioner
 from jrec.run.placement.lookup_modes import LookupModes
@@ -161,7 +161,7 @@ def test_what_a_part_needs_is_counted(form, seed):
                 retrieved[source].add(row)
         counts = [len(of) for of in retrieved]
         lookups = PartLookups.of(bags, ranges, device=device, devices=devices)
-        assert lookups.needs(sending, read, brought) == Room(
+        assert lookups.needs(sending, read, brought) == WindowCapacity(
             unique=sum(counts),
             own=counts[device],
             remote=max(n for other, n in enumerate(counts[:devices]) if other != device),
@@ -175,11 +175,11 @@ def test_what_a_part_needs_is_counted(form, seed):
 def test_room_is_made_for_what_was_needed_and_tells_whether_more_can_come():
     plan = some_plan(2, seed=0, replicate=0.2, tt=False)
     sizes = MeshSizes(LAYOUT, plan, examples=12, headroom=1.5)
-    needed = Room(unique=80, own=40, remote=9, replicated=0)
+    needed = WindowCapacity(unique=80, own=40, remote=9, replicated=0)
     sizes.make_room({STACK.name: needed})
     arrays = np.zeros((3, 2, 4), np.int32)
     places = sizes.places(STACK.name, tuple(arrays))
-    assert places.room == Room(unique=128, own=64, remote=32, replicated=32)
+    assert places.room == WindowCapacity(unique=128, own=64, remote=32, replicated=32)
     assert not places.fits
     sizes.make_room({STACK.name: sizes.limits[STACK.name]})
     assert sizes.places(STACK.name, tuple(arrays)).fits
@@ -188,9 +188,9 @@ def test_room_is_made_for_what_was_needed_and_tells_whether_more_can_come():
 def test_hot_batches_have_no_room_for_rows_of_single_devices():
     plan = some_plan(2, seed=0, replicate=0.5, host=0.2, tt=False)
     sizes = MeshSizes(LAYOUT, plan, examples=12, headroom=1.5, send=LookupModes(LAYOUT, "send").send, hot=True)
-    sizes.make_room({STACK.name: Room(unique=40, replicated=40)})
+    sizes.make_room({STACK.name: WindowCapacity(unique=40, replicated=40)})
     places = sizes.places(STACK.name, tuple(np.zeros((3, 2, 4), np.int32)))
-    assert places.room == Room(unique=64, replicated=64)
+    assert places.room == WindowCapacity(unique=64, replicated=64)
     assert not places.sends
     assert not sizes.host
 

@@ -18,7 +18,7 @@ from mesh_cases import HOST, OPTIMIZERS, REPLICATED, SHARDED
 from jrec.mesh.allreduce import SharedGradients, shared_gradients
 from jrec.mesh.communication import Communication
 from jrec.mesh.exchange import Exchange
-from jrec.mesh.route import AXIS, MeshRows, Picks, Route
+from jrec.mesh.route import AXIS, GatherMap, MeshRows, Route
 from jrec.mesh.step import StepOptions
 from jrec.mesh.update import RowGradients
 from jrec.ops.tensor_cast import tensor_cast
@@ -98,8 +98,8 @@ def test_sums_of_integers_are_exact(reduce, dtype):
 
 
 def test_what_does_not_fit_is_refused():
-    picks = Picks(rows=jnp.zeros(2, jnp.int32), at=jnp.zeros(2, jnp.int32))
-    remote = Picks(rows=jnp.zeros((1, 2), jnp.int32), at=jnp.zeros((1, 2), jnp.int32))
+    picks = GatherMap(rows=jnp.zeros(2, jnp.int32), at=jnp.zeros(2, jnp.int32))
+    remote = GatherMap(rows=jnp.zeros((1, 2), jnp.int32), at=jnp.zeros((1, 2), jnp.int32))
     route = Route(capacity=4, replicated=picks, own=picks, remote=remote)
     exchange = Exchange(asked=remote.rows, sends=jnp.zeros(1), answers=jnp.zeros(1), kind="padded")
     rows = MeshRows(sharded=jnp.zeros((5, 3)), replicated=jnp.zeros((2, 3)))

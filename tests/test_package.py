@@ -60,7 +60,7 @@ print([m for m in {HEAVY} if m in sys.modules])
     assert done.stdout.strip() == "[]"
 
 
-RAW_LOGS = ("prepare", "encoder", "ingest", "joined", "readers.tables", "readers.delimited", "readers.source")
+RAW_LOGS = ("prepare", "encoder", "ingest", "joined", "readers.tables", "readers.delimited", "readers.log_format")
 
 
 def test_a_program_of_the_library_knows_no_raw_log():

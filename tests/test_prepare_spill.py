@@ -8,7 +8,7 @@ import pytest
 from jrec.data.columns import ListColumn
 from jrec.prepare.ingest import fill_spill, new_spill
 from jrec.prepare.parts import _in_order
-from jrec.prepare.readers.source import Chunk, Source
+from jrec.prepare.readers.log_format import Chunk, LogFormat
 from jrec.prepare.spill import Spill
 
 RUNS = st.lists(st.lists(st.integers(-5, 30), min_size=1, max_size=25), min_size=1, max_size=6)
@@ -66,7 +66,7 @@ def test_one_moment_with_most_rows_is_not_sorted_in_memory(tmp_path):
 
 @pytest.mark.parametrize(("times", "ordered"), [(([1, 5], [3, 9], [9]), False), (([1, 5], [5, 9], [9]), True)])
 def test_a_log_is_in_order_where_no_block_and_no_part_begins_before_the_end_of_another(tmp_path, times, ordered):
-    source = Source()
+    source = LogFormat()
     source.timed = True
     columns = [np.array(of_block) for of_block in times]
     chunks = (Chunk(labels=np.ones(of.size, np.float32), dense={}, keys={}, times=of) for of in columns)

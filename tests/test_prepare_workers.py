@@ -41,9 +41,9 @@ class LostWorkers(concurrent.futures.ThreadPoolExecutor):
         self.deaths, self.calls = deaths, {}
 
     def submit(self, fn, /, *args, **kwargs):
-        what = args[0].what
-        self.calls[what] = self.calls.get(what, 0) + 1
-        return super().submit(self._run, pickle.dumps((fn, args)), self.calls[what] <= self.deaths)
+        title = args[0].title
+        self.calls[title] = self.calls.get(title, 0) + 1
+        return super().submit(self._run, pickle.dumps((fn, args)), self.calls[title] <= self.deaths)
 
     @staticmethod
     def _run(call, dies):

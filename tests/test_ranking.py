@@ -33,7 +33,7 @@ def test_ranks_are_those_of_a_full_sort(devices, block, ties):
             if left_out is not None:
                 others = np.setdiff1d(others, left_out[query])
             want.append(np.sum(scores[query, others] >= scores[query, target]))
-        got = ranks(queries, rows, targets, seen=left_out, block=block, mesh=mesh_of(devices))
+        got = ranks(queries, rows, targets, left_out=left_out, block=block, mesh=mesh_of(devices))
         np.testing.assert_array_equal(got, want)
 
 
@@ -45,7 +45,7 @@ def test_the_best_rows_are_those_of_a_stable_sort(devices, block):
     for query in range(9):
         scores[query, seen[query][seen[query] >= 0]] = -np.inf
     want = np.argsort(-scores, axis=1, kind="stable")[:, :95]
-    got, numbers = top_k(queries, rows, 95, seen=seen, block=block, mesh=mesh_of(devices))
+    got, numbers = top_k(queries, rows, 95, left_out=seen, block=block, mesh=mesh_of(devices))
     best = np.take_along_axis(scores, want, axis=1)
     np.testing.assert_array_equal(got, best)
     np.testing.assert_array_equal(numbers, np.where(np.isinf(best), -1, want))
@@ -72,7 +72,7 @@ def test_equal_scores_find_nothing():
         ({"targets": np.array([0, -1])}, "target -1 is none of 5 rows"),
         ({"targets": np.array([0.0, 1.0])}, "targets must be integers for 2 queries"),
         ({"rows": np.ones((5, 4))}, "of one dim"),
-        ({"seen": np.zeros((3, 1), int)}, r"seen must be integers of shape \(2, length\)"),
+        ({"left_out": np.zeros((3, 1), int)}, r"left_out must be integers of shape \(2, length\)"),
         ({"queries": np.full((2, 3), np.nan)}, "score of query 0 and its target is NaN"),
         ({"block": 0}, "block=0 must be at least 1"),
     ],

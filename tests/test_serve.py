@@ -230,7 +230,7 @@ def test_a_full_queue_is_503(folder, fake):
 
 def test_a_defect_is_500_and_says_so_in_the_log_alone(folder, fake, capfd):
     fake.go.set()
-    fake.scored_of = lambda request: 1 / 0
+    fake.answer = lambda request, k: 1 / 0
     with running(folder / "whole", load=lambda path: fake) as served:
         status, _, body = ask(served.port, content={"columns": {"x": [1]}})
     assert status == 500

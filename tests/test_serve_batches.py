@@ -82,7 +82,7 @@ def test_requests_get_as_many_items_as_each_asks_for(fake, batcher):
         lines = [[10 * int(x) + rank for rank in range(k)] for x in encoded.dense]
         return Best([[float(item) for item in line] for line in lines], lines, fake.manifest)
 
-    fake.ranks, fake.best_of = True, best
+    fake.items, fake.answer = 10, best
     first = batcher.submit(Rows(columns={"x": [1]}, count=1, k=1))
     assert fake.begun.wait(30)
     others = [batcher.submit(Rows(columns={"x": x}, count=len(x), k=k)) for x, k in (([2, 3], 3), ([4], 2))]
@@ -118,13 +118,13 @@ def test_a_score_that_is_no_number_is_an_error_of_its_own_request(fake, batcher)
 
 def test_requests_of_a_model_that_ranks_are_cut_by_what_they_score(fake):
     fake.go.set()
-    fake.ranks, fake.items, seen = True, 10, []
+    fake.items, seen = 10, []
 
     def best(encoded, k):
         seen.append(len(encoded.dense))
         return Best([[0.0]] * len(encoded.dense), [[0]] * len(encoded.dense), fake.manifest)
 
-    fake.best_of = best
+    fake.answer = best
     batcher = Batcher(lambda: fake, Limits(batch_rows=100, delay=0, queue_rows=100, scores=39), Metrics())
     with pytest.raises(TooManyScoresError, match="has 4 rows, but of a model that ranks 10 items it may have 3;"):
         batcher.submit(rows(1, 2, 3, 4))
@@ -152,13 +152,13 @@ def test_what_waits_is_refused_when_the_end_is_near(fake, batcher):
 def test_a_delta_in_between_is_encoded_again(fake, batcher):
     encode, outdated = fake.encoded, [True]
 
-    def scored_of(request):
+    def answer(request, k):
         if outdated.pop(0) if outdated else False:
             raise OutdatedError("the model took over a delta")
         return Scored(request.dense, fake.manifest)
 
     fake.go.set()
-    fake.scored_of = scored_of
+    fake.answer = answer
     assert batcher.submit(rows(1, 2)).result(30).scores.tolist() == [1, 2]
     outdated.append(True)
     encoded = encode({"x": [1]})

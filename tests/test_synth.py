@@ -15,7 +15,7 @@ from jrec.data.schema import CategoricalFeature, DatasetError, Schema
 from jrec.errors import OutputError
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
 from jrec.prepare.synth import SHAPES, Shape, SynthFeature, SynthOptions, shape_like, synthesize
-from jrec.prepare.synth.examples import ExampleSource
+from jrec.prepare.synth.examples import ExampleGenerator
 from jrec.prepare.synth.generate import bytes_per_example, default_block_size, number_rows
 from jrec.prepare.synth.kernels import power_rank
 from jrec.prepare.synth.shapes import one_hot
@@ -109,7 +109,7 @@ def test_the_category_is_a_function_of_the_item(mixed):
 
 
 def test_time_runs_through_hours_and_weekdays(mixed):
-    source = ExampleSource(shape=MIXED, seed=0, total=14 * 24 * 10)
+    source = ExampleGenerator(shape=MIXED, seed=0, total=14 * 24 * 10)
     items = source.items(np.arange(14 * 24 * 10))
     hours, days = (items[name].items for name in ("hour_of_day", "weekday"))
     np.testing.assert_array_equal(hours, np.arange(3360) // 10 % 24)
@@ -128,7 +128,7 @@ def test_the_same_seed_gives_the_same_files(tmp_path):
 
 
 def test_examples_do_not_depend_on_their_neighbours():
-    source = ExampleSource(shape=MIXED, seed=9, total=1000)
+    source = ExampleGenerator(shape=MIXED, seed=9, total=1000)
     whole = source.examples(np.arange(1000))
     part = source.examples(np.array([700, 3]))
     np.testing.assert_array_equal(part.dense, whole.dense[[700, 3]])
@@ -140,7 +140,7 @@ def test_examples_do_not_depend_on_their_neighbours():
 
 
 def test_values_are_fixed_for_ever():
-    source = ExampleSource(shape=shape_like("quickstart"), seed=0, total=1000)
+    source = ExampleGenerator(shape=shape_like("quickstart"), seed=0, total=1000)
     items = source.items(np.arange(1000))
     digest = hashlib.sha256(b"".join(i.items.tobytes() for i in items.values())).hexdigest()
     assert digest[:16] == "3b067561966905bc"
@@ -161,7 +161,7 @@ def test_ranks_follow_the_power_law(exponent):
 def test_popularity_drifts_only_where_it_should():
     shape = Shape(name="one", dense=0, features=(one_hot("a"),), rows={"a": 1000}, click_rate=0.5, days=10)
     for drift in (True, False):
-        source = ExampleSource(shape=shape, seed=3, total=1_000_000, drift=drift)
+        source = ExampleGenerator(shape=shape, seed=3, total=1_000_000, drift=drift)
         first, last = (
             np.bincount(source.items(np.arange(start, start + 50_000))["a"].items, minlength=1000) / 50_000
             for start in (0, 950_000)
@@ -176,7 +176,7 @@ def test_features_are_correlated():
     shape = Shape(
         name="two", dense=1, features=(one_hot("a"), one_hot("b")), rows={"a": 64, "b": 64}, click_rate=0.5, days=1
     )
-    source = ExampleSource(shape=shape, seed=3, total=100_000, drift=False)
+    source = ExampleGenerator(shape=shape, seed=3, total=100_000, drift=False)
     examples = source.examples(np.arange(100_000))
     a, b = (examples.items[n].items for n in "ab")
     together = np.histogram2d(a % 8, b % 8, bins=8)[0] / len(a)
@@ -190,7 +190,7 @@ def test_the_ceiling_is_the_teachers_own(mixed):
     from jrec.app.report.metrics import auc, log_loss
 
     _, schema = mixed
-    source = ExampleSource(shape=MIXED, seed=5, total=30_000)
+    source = ExampleGenerator(shape=MIXED, seed=5, total=30_000)
     teacher = Teacher.calibrated(source)
     start = 0
     whole = sum(schema.ceiling[s]["click_rate"] * schema.splits[s].examples for s in schema.splits) / 30_000
@@ -215,7 +215,7 @@ def test_the_ceiling_is_the_teachers_own(mixed):
 def test_teachers_are_calibrated_and_use_all_parts():
     for name in ("quickstart", "criteo-kaggle", "criteo-terabyte", "avazu", "taobao", "taobao-intent", "rm3"):
         shape = shape_like(name)
-        source = ExampleSource(shape=shape, seed=1, total=100_000)
+        source = ExampleGenerator(shape=shape, seed=1, total=100_000)
         teacher = Teacher.calibrated(source)
         examples = source.examples(np.arange(0, 100_000, 50))
         logits = teacher.logits(examples)

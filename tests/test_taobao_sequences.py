@@ -15,7 +15,7 @@ from jrec.prepare.prepare import prepare
 from jrec.prepare.prepare_options import PrepareOptions
 from jrec.prepare.readers import SequenceOptions, TaobaoSequences, lines, taobao
 from jrec.prepare.synth import shape_like
-from jrec.prepare.synth.examples import ExampleSource
+from jrec.prepare.synth.examples import ExampleGenerator
 from jrec.prepare.synth.teacher import Teacher
 
 ALL = PrepareOptions(split=(1, 0, 0), min_count=1, block_size=64, shard_examples=256, threads=2)
@@ -268,7 +268,7 @@ def test_synthetic_sequences_have_histories_that_say_something_about_the_target(
     """At full cardinality; an item has one category wherever it stands, and late steps matter most."""
     shape = shape_like("taobao")
     assert shape.rows == {"user_id": 987_994, "item_id": 4_162_024, "category_id": 9_439}
-    source = ExampleSource(shape=shape, seed=3, total=10**7)
+    source = ExampleGenerator(shape=shape, seed=3, total=10**7)
     examples = source.examples(np.arange(0, 10**7, 5000))
     items = examples.items
     np.testing.assert_array_equal(items["item_history"].offsets, items["category_history"].offsets)

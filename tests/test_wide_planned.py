@@ -22,7 +22,7 @@ from jrec.ops import layout as layouts
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
 from jrec.prepare.synth.generate import SynthOptions, synthesize
 from jrec.prepare.synth.shapes import shape_like
-from jrec.run.placement import planned_tier
+from jrec.run.placement import sharded_tier
 from jrec.run.placement.plan import default_plan
 from jrec.run.placement.rows import based, initial_stack
 from jrec.sharding import save_plan
@@ -101,14 +101,14 @@ class Lines:
 
 def test_rows_are_read_of_shards_that_together_have_more_lines_than_int32_numbers(monkeypatch):
     """Four devices of 2^30 lines each; nothing of that size is made."""
-    shard, gather = 2**30, planned_tier._gather
-    monkeypatch.setattr(planned_tier, "_gather", lambda *about: gather(*about).__wrapped__)
+    shard, gather = 2**30, sharded_tier._gather
+    monkeypatch.setattr(sharded_tier, "_gather", lambda *about: gather(*about).__wrapped__)
     owner = np.array([0, 1, 2, 3, 3], np.int16)
     offset = np.array([5, shard - 1, 0, 7, shard - 1])
     where = Located(np.full(5, SHARDED, np.uint8), owner, offset)
     mesh = Mesh(np.array(jax.devices()[:1]), ("devices",))
     plan = types.SimpleNamespace(devices=4, locate=lambda table, rows: where)
-    tier = object.__new__(planned_tier.PlannedTier)
+    tier = object.__new__(sharded_tier.ShardedTier)
     tier.stack = types.SimpleNamespace(dim=2, bases=(0,), tables=(types.SimpleNamespace(name="t"),))
     tier._setup = types.SimpleNamespace(plan=plan, mesh=mesh)
     replicated = types.SimpleNamespace(addressable_shards=[types.SimpleNamespace(data=np.zeros((1, 2)))])

@@ -203,6 +203,7 @@ class SparseCounter:
         """Counts (n,) ids."""
         self._pending.append(ids)
         self._waiting += ids.size
+        # A merge costs as much as there are distinct ids: with at least as many new ones, few merges are enough.
         if self._waiting >= max(_PENDING, len(self._ids)):
             self._merge()
 

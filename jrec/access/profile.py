@@ -83,7 +83,7 @@ class TableProfile:
 
     @staticmethod
     def uniform(name: str, rows: int, accesses: float) -> TableProfile:
-        """Of rows that share the table's accesses equally."""
+        """The profile of a table whose rows share its accesses equally."""
         return TableProfile(name=name, starts=np.array([0, rows]), counts=np.array([accesses / rows]))
 
     @staticmethod

@@ -210,7 +210,9 @@ class _Training:
             self.log.truncate_after(-1)
         if self.initial is not None and self.begins_from is not None:
             model_record = described(self.config, self.schema, trained_on=self.initial.trained_on)
-            self.run.load(self.begins_from, goes_on=False, dense_optimizer=self.initial.configured, of=model_record)
+            self.run.load(
+                self.begins_from, goes_on=False, dense_optimizer=self.initial.configured, expected=model_record
+            )
         # After loading: a feed may read ahead of rows, which a checkpoint would change under it (``Run.load`` refuses).
         self.feed = self._open_feed(self.batches, position)
         self.resumed = self.begins_from = None

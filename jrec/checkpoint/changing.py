@@ -36,7 +36,7 @@ class Part(NamedTuple):
 
 
 class ChangingRows(abc.ABC):
-    """A stack's rows on devices, for checkpoints; see ``jrec.checkpoint.sources.Source``.
+    """A stack's rows on devices, for checkpoints; see ``jrec.checkpoint.sources.CheckpointSource``.
 
     It keeps a byte a row in host memory.
 
@@ -114,6 +114,7 @@ class ChangingRows(abc.ABC):
         pending = np.empty(addresses.size, addresses.dtype)
         count = mark(self._flags, addresses.reshape(-1), pending)
         if count and self._writing:
+            # The read is started before the step is dispatched, so that it sees these rows as they were.
             kept = np.sort(pending[:count])
             for part in self.read(kept):
                 own = kept if part.at is None else kept[part.at]
@@ -122,6 +123,7 @@ class ChangingRows(abc.ABC):
     def begin_read(self, where: Where) -> list[Part]:
         """Starts to read rows of the checkpoint under way: from here on steps need not keep them."""
         if isinstance(where, tuple):
+            # A row that a step has changed already is read in its new form, too; ``overlay`` puts the kept one over it.
             self._flags[where[0] : where[1]] &= ~PENDING
             return self.read_range(*where)
         self._flags[where] &= ~PENDING
@@ -166,7 +168,7 @@ class _Flags:
     """The flags of one table's rows, of which some may be elsewhere.
 
     Args:
-      flags: Those of the stack, by address.
+      flags: The stack's flags, by address.
       base: The table's first address.
       ranges: (n, 2) begins and ends of the rows that are here, ascending and apart.
 
@@ -185,6 +187,7 @@ class _Flags:
         rows = np.flatnonzero((self._flags & DIRTY).view(bool)) + self._first  # of bytes it takes 10 times as long
         if self.count == self._flags.size:
             return rows
+        # Flags between the ranges belong to rows that lie elsewhere, and are counted there.
         return rows[rows < self._ranges[np.searchsorted(self._ranges[:, 0], rows, side="right") - 1, 1]]
 
     def begin(self, *, full: bool) -> np.ndarray:

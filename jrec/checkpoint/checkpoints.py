@@ -26,7 +26,7 @@ from jrec.checkpoint.files import DamagedError
 from jrec.checkpoint.manifest import OLD_FORMAT, Manifest, complete_steps, is_old
 from jrec.checkpoint.save import Save, Settings, Written, withdrawn
 from jrec.checkpoint.saved import Saved
-from jrec.checkpoint.sources import Source
+from jrec.checkpoint.sources import CheckpointSource
 from jrec.errors import CheckpointError
 from jrec.outputs import check_local, locked
 
@@ -147,7 +147,7 @@ class Checkpoints:
         step: int,
         *,
         arrays: Mapping[str, ArrayLike],
-        sources: Sequence[Source] = (),
+        sources: Sequence[CheckpointSource] = (),
         meta: Mapping[str, object] | None = None,
         full: bool | None = None,
         wait: bool = True,
@@ -240,6 +240,8 @@ class Checkpoints:
         try:
             yield
         except BaseException as error:
+            # The sources have begun to count anew, so what changed since the base is known no longer: without a base
+            # the next checkpoint has all rows.
             save, self._base = self._save, None
             if save is not None:
                 self.close()

@@ -76,6 +76,7 @@ def read_chunk(folder: pathlib.Path, number: int, shape: tuple[int, ...], dtype:
     path, kind = chunk_path(folder, len(shape), number), jnp.dtype(dtype)
     size = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
     data = read_file(path, size + _TRAILER)
+    # The manifest's checksum tells this chunk from one of another array, the trailer is what other programs check.
     if crc32c(data[:size]) != checksum or int.from_bytes(data[size:].tobytes(), "little") != checksum:
         raise DamagedError(path, "its checksum differs from what was written")
     return data[:size].view(kind).reshape(shape)

@@ -13,7 +13,7 @@ from jrec.checkpoint.sources import FixedRows, HostPiece, Piece
 
 
 class CopiedRows(FixedRows):
-    """Tables of another checkpoint, for a checkpoint; see ``jrec.checkpoint.sources.Source``.
+    """Tables of another checkpoint, for a checkpoint; see ``jrec.checkpoint.sources.CheckpointSource``.
 
     Rows that still have their first values there, as most in host memory may, take no space here either.
 

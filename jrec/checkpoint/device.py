@@ -19,7 +19,7 @@ _SIZES = (1 << 10, 1 << 12, 1 << 14, 1 << 16)
 
 
 class DeviceRows(ChangingRows):
-    """A stack on the device, for checkpoints; see ``jrec.checkpoint.sources.Source``.
+    """A stack on the device, for checkpoints; see ``jrec.checkpoint.sources.CheckpointSource``.
 
     Args:
       stack: The tables.
@@ -52,6 +52,8 @@ class DeviceRows(ChangingRows):
         arrays = self._arrays()
         rows = next(iter(arrays.values())).shape[0]
         size = min(_bucket(stop - begin), rows)
+        # XLA would move a slice that passes the end by itself, and not say so: ``Part.first`` says where the rows
+        # begin.
         start = min(begin, rows - size)
         room = self._room.get(size)
         read = _slice_into(room.pop(), arrays, np.int32(start)) if room else _slice(arrays, np.int32(start), size)
@@ -60,8 +62,8 @@ class DeviceRows(ChangingRows):
     def finish_read(self, parts: list[Part], where: Where, shape: TableShape) -> dict[str, np.ndarray]:
         """The rows of one table as of the checkpoint's step, by array; in the thread that writes.
 
-        Memory that is new to the process comes page by page, which takes longer than to copy the rows. So that of the
-        range before, at which nobody looks any more, is used again.
+        Memory that is new to the process comes page by page, which takes longer than to copy the rows. So the
+        memory of the range before, at which nobody looks any more, is used again.
         """
         if isinstance(where, tuple):
             before, self._read = self._read, parts[0].arrays
@@ -114,6 +116,7 @@ def _slice(arrays: Arrays, start: np.int32, size: int) -> dict[str, jax.Array]:
     return {name: jax.lax.dynamic_slice_in_dim(array, start, size) for name, array in arrays.items()}
 
 
+# Only the memory of ``room`` is used, none of its values: JAX would drop it, and the donation, without ``keep_unused``.
 @functools.partial(jax.jit, donate_argnums=0, keep_unused=True)
 def _slice_into(room: dict[str, jax.Array], arrays: Arrays, start: np.int32) -> dict[str, jax.Array]:
     """As many rows as ``room`` has, in its memory."""

@@ -34,10 +34,12 @@ class DamagedError(CheckpointError):
 
 def write_file(path: pathlib.Path, *buffers: Buffer) -> int:
     """Writes a new file, waits until it is on the disk, and returns its size in bytes."""
+    # Never over a file that is there: it may be a link that an older checkpoint shares.
     with path.open("xb", buffering=0) as file:
         for buffer in buffers:
             view = memoryview(buffer).cast("B")
             while view:
+                # A file without a buffer may take less than it is given.
                 view = view[file.write(view) :]
         size = file.tell()
         os.fsync(file.fileno())

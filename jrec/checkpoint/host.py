@@ -16,7 +16,7 @@ from jrec.host.table import HostTable
 
 
 class HostRows:
-    """A table in host memory, for checkpoints; see ``jrec.checkpoint.sources.Source``.
+    """A table in host memory, for checkpoints; see ``jrec.checkpoint.sources.CheckpointSource``.
 
     Args:
       table: The stack's rows, or with several processes this one's share of them.
@@ -59,6 +59,7 @@ class HostRows:
             [changed + base for changed, base in zip(rows.values(), self._table.stack.bases, strict=True)]
         )
         self._pending = np.ones(self._rows.size, bool)
+        # From here on a write to a pending row keeps its old values first.
         self._table.watch(self._keep)
         return [
             HostPiece(table=name, rows=changed, count=changed.size, read=self._reader(int(end) - changed.size))
@@ -102,6 +103,7 @@ class HostRows:
                 values, slots = self._table.fetch(kept)
                 arrays = {VALUES: values, **slots}
                 self._undo.add(kept, arrays, sum(array.nbytes for array in arrays.values()))
+                # Kept once, as of the checkpoint; what is written later is newer.
                 self._pending[at[wanted]] = False
 
     def restore(self, saved: Saved, *, slots: bool = True) -> None:
@@ -133,10 +135,11 @@ class HostRows:
         except CheckpointError:
             table.reset()
             raise
+        # ``store`` has marked the rows as changed, but they are as the checkpoint has them.
         table.clear_dirty()
 
     def _split(self, addresses: np.ndarray) -> dict[str, np.ndarray]:
-        """Ascending addresses by table, as its rows' numbers."""
+        """Splits ascending addresses by table, into row numbers."""
         stack = self._table.stack
         bounds = np.searchsorted(addresses, [*stack.bases, stack.rows])
         return {

@@ -172,6 +172,7 @@ def read_manifest(folder: pathlib.Path, name: str = MANIFEST) -> Manifest:
 
 def complete_steps(folder: pathlib.Path) -> list[int]:
     """Steps of the complete checkpoints in a folder, ascending."""
+    # One that is being written or removed has no number for a name, and so does not count, manifest or not.
     return sorted(int(path.parent.name) for path in folder.glob(f"*/{MANIFEST}") if path.parent.name.isdigit())
 
 

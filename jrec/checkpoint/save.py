@@ -28,7 +28,7 @@ from jrec.checkpoint.manifest import (
     complete_steps,
     read_manifest,
 )
-from jrec.checkpoint.sources import Piece, Source
+from jrec.checkpoint.sources import CheckpointSource, Piece
 from jrec.checkpoint.writer import PieceToWrite, Writer, piece_to_write
 from jrec.outputs import sync
 
@@ -98,7 +98,7 @@ class Save:
         self._protected = protected
         self._settings, self._base, self._meta = settings, base, meta
         self._target = settings.folder / f"{step}.partial"
-        self._sources: Sequence[Source] = ()
+        self._sources: Sequence[CheckpointSource] = ()
         self._shapes: dict[str, TableShape] = {}
         self._linked: dict[str, list[PieceRecord]] = {}
         self._pieces: list[PieceToWrite] = []
@@ -109,7 +109,7 @@ class Save:
         self._writer: Writer | None = None
         self._begun, self._blocking = time.perf_counter(), 0.0
 
-    def start(self, arrays: Mapping[str, ArrayLike], sources: Sequence[Source], full: bool | None) -> None:
+    def start(self, arrays: Mapping[str, ArrayLike], sources: Sequence[CheckpointSource], full: bool | None) -> None:
         """Decides what is to be written, as of now, and begins."""
         settings, self._sources = self._settings, sources
         self._shapes = {}
@@ -119,11 +119,14 @@ class Save:
                     self._shapes[name] = shape
         self._dense = {path: np.array(array) for path, array in arrays.items()} if settings.first else {}
         self._dense_bytes = sum(array.nbytes for array in self._dense.values())
+        # Every source begins here, between two steps: a later change counts for the next checkpoint, whenever rows are
+        # read.
         whole = self._whole(full)
         for piece in [piece for source in sources for piece in source.begin(whole)]:
             shape = self._shapes[piece.table]
             self._pieces.append(piece_to_write(piece, shape, self._name(piece), settings.chunk_bytes))
         if settings.barrier is not None:
+            # One process makes the folders, between two meetings: no other writes into them before they are there.
             self._meet("about to begin")
             if settings.first:
                 self._prepare()
@@ -193,6 +196,7 @@ class Save:
             return True
         trial = settings.folder / f"{self.step}.link"
         try:
+            # Tried, since a filesystem does not say beforehand whether it has links.
             trial.unlink(missing_ok=True)
             os.link(settings.folder / str(self._base.step) / ARRAYS, trial)
             trial.unlink()
@@ -206,6 +210,8 @@ class Save:
         for source in self._sources:
             for name, counts in source.changed().items():
                 counted[name] = counted.get(name, 0) + np.array([*counts, 1])
+        # One sum over the processes decides everything: how many of them can link, then by table its changed rows, its
+        # rows and its writers. Rows are added to a base only where all processes can link to it.
         numbers = np.array([[not full and self._can_link(), 0, 0], *counted.values()], np.int64)
         processes = 1 if self._settings.barrier is None else jax.process_count()
         (linking, _, _), *summed = (numbers if processes == 1 else _over_processes(numbers)).tolist()
@@ -230,6 +236,8 @@ class Save:
         if not alike or dataclasses.replace(record.shape, first=shape.first) != shape:
             return False
         rows = shape.rows if record.shape.first is None else rows
+        # Rows that are there twice cost space, and each piece costs a reader a chunk: beyond these bounds all rows are
+        # written anew.
         again = sum(piece.count for piece in record.pieces) + changed - rows  # that are there more than once
         if 2 * again > rows or len(record.pieces) >= _MOST_PIECES * writers:
             return False
@@ -248,6 +256,7 @@ class Save:
         folder.mkdir(parents=True, exist_ok=True)
         for pattern in ("*.partial", "*.removed"):  # of processes that were killed
             for path in folder.glob(pattern):
+                # Of a link only the name goes: what it points to was not made here.
                 path.unlink() if path.is_symlink() else shutil.rmtree(path)
         (self._target / TABLES).mkdir(parents=True)
         for name, shape in self._shapes.items():
@@ -271,6 +280,9 @@ class Save:
     def _seal(self) -> None:
         """Makes the checkpoint count."""
         settings, folder, target, linked = self._settings, self._settings.folder, self._target, self._linked
+        # The order makes a checkpoint whole or absent, wherever a crash comes: rows and arrays are on the disk before a
+        # manifest names them, the manifest before the folder has a number, and older ones go only behind that. Later
+        # ones, of a run that was taken back, go before, or the newest number would be one of theirs.
         tables = {n: TableRecord(shape=s, pieces=[*linked.get(n, [])]) for n, s in self._shapes.items()}
         for name, record in [*((piece.shape.name, piece.record) for piece in self._pieces), *self._others]:
             tables[name].pieces.append(record)
@@ -294,6 +306,7 @@ class Save:
         """The same where several processes wrote their own rows."""
         settings = self._settings
         if not settings.first:
+            # The first process writes the manifest, so the others leave it the records of what they wrote as files.
             tables = {piece.shape.name: TableRecord(shape=piece.shape, pieces=[]) for piece in self._pieces}
             for piece in self._pieces:
                 tables[piece.shape.name].pieces.append(piece.record)
@@ -309,6 +322,7 @@ class Save:
             self._seal()
         self._meet("complete")
         if not settings.first:
+            # Every process counts the next changes from the same manifest.
             self.manifest = read_manifest(settings.folder / str(self.step))
 
     def _meet(self, phase: str) -> None:

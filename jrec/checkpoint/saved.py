@@ -133,12 +133,13 @@ class SavedTable:
     def read_into(self, array: str, rows: np.ndarray, out: np.ndarray) -> None:
         """As ``read``, into an array of the shape and dtype that it returns."""
         self._fill_first(array, rows, out)
-        found = np.zeros(rows.size, bool)
+        read = np.zeros(rows.size, bool)
         for piece in self._pieces:
-            piece.read_into(array, rows, out, found)
-        if self.record.shape.first is None and not found.all():
+            # In the order in which they were written: what a later piece has is newer.
+            piece.read_into(array, rows, out, read)
+        if self.record.shape.first is None and not read.all():
             raise CheckpointError(
-                f"{self._folder}: {np.count_nonzero(~found):,} of {rows.size:,} rows of table"
+                f"{self._folder}: {np.count_nonzero(~read):,} of {rows.size:,} rows of table"
                 f" {self.record.shape.name!r} are in no piece of this checkpoint; go on from an earlier one"
             )
 
@@ -222,16 +223,17 @@ class _Piece:
             return np.arange(begin, min(begin + self._record.chunk, self._record.count))
         return self.chunk(ROWS, number)
 
-    def read_into(self, array: str, rows: np.ndarray, out: np.ndarray, found: np.ndarray) -> None:
-        """Reads the rows of ascending ``rows`` that this piece holds into ``out``; marks them in ``found``."""
+    def read_into(self, array: str, rows: np.ndarray, out: np.ndarray, read: np.ndarray) -> None:
+        """Reads the rows of ascending ``rows`` that this piece holds into ``out``; marks them in ``read``."""
         record = self._record
         firsts = range(0, record.count, record.chunk) if record.firsts is None else record.firsts
+        # Pieces ascend, so a chunk has only rows from its first one to below the next chunk's: no other file is opened.
         bounds = np.searchsorted(rows, [*firsts, np.iinfo(np.int64).max])
         for number in np.flatnonzero(bounds[1:] > bounds[:-1]):
             begin, stop = int(bounds[number]), int(bounds[number + 1])
-            self._read_chunk(array, int(number), rows[begin:stop], out[begin:stop], found[begin:stop])
+            self._read_chunk(array, int(number), rows[begin:stop], out[begin:stop], read[begin:stop])
 
-    def _read_chunk(self, array: str, number: int, rows: np.ndarray, out: np.ndarray, found: np.ndarray) -> None:
+    def _read_chunk(self, array: str, number: int, rows: np.ndarray, out: np.ndarray, read: np.ndarray) -> None:
         if self._record.whole:
             begin, count = int(rows[0]) - number * self._record.chunk, rows.size
             data = self.chunk(array, number)
@@ -239,14 +241,14 @@ class _Piece:
                 out[...] = data[begin : begin + count]
             else:
                 np.take(data, rows - number * self._record.chunk, axis=0, out=out)
-            found[...] = True
+            read[...] = True
             return
         here = self.rows(number)
         at = np.minimum(np.searchsorted(here, rows), here.size - 1)
         wanted = np.flatnonzero(here[at] == rows)
         if wanted.size:
             out[wanted] = self.chunk(array, number)[at[wanted]]
-            found[wanted] = True
+            read[wanted] = True
 
     def verify(self) -> None:
         for array in self._record.arrays:

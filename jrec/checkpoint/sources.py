@@ -38,7 +38,7 @@ class Piece(Protocol):
         ...
 
 
-class Source(Protocol):
+class CheckpointSource(Protocol):
     """Tables in one place: a stack on a device, a stack in host memory, a device's share of a plan."""
 
     @property
@@ -93,7 +93,7 @@ class HostPiece:
 
 
 class FixedRows:
-    """A ``Source`` of rows that do not change, all of which are written.
+    """A ``CheckpointSource`` of rows that do not change, all of which are written.
 
     Args:
       tables: The tables' shapes by name.

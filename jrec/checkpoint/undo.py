@@ -45,6 +45,7 @@ class Undo:
           The arrays.
         """
         with self._lock:
+            # What the other thread adds from now on is of rows that are still pending, and so not of these.
             entries = list(self._entries)
         for entry in entries:
             entry.trim()
@@ -104,5 +105,6 @@ def mark(flags: np.ndarray, rows: np.ndarray, pending: np.ndarray) -> int:
             if flags[row] & PENDING:
                 pending[count] = row
                 count += 1
+            # This clears ``PENDING``: a row is kept once, as it was before its first change.
             flags[row] = DIRTY
     return count

@@ -155,6 +155,7 @@ class Writer:
             begun = self._begun.get()
             if self._stop:
                 break
+            # Room is given back before the write, so that the next read goes on meanwhile.
             self._free.put(None)
             self._guarded(self._write, at, begun)
         self._guarded(self._seal)
@@ -203,6 +204,7 @@ class Writer:
     def _seal(self) -> None:
         for piece in self._pieces:
             target = self._target(piece)
+            # Files were synced as they were written, but their names are in folders, which have to be synced, too.
             for path in (*(target / name for name in piece.record.arrays), target):
                 sync(path)
         self._finish()
@@ -239,4 +241,6 @@ def _in_order(pieces: Sequence[PieceToWrite]) -> list[_Read]:
                 stop = min(start + most, end)
                 read = _Read(piece=piece, number=index, start=start, stop=stop, last=stop == end)
                 reads.append((first, number, read))
+    # All reads of a chunk share a key that no other chunk has, and sorting is stable: they stay together and in order,
+    # as they must, since they fill one buffer (``_room``) and the last of them writes it.
     return [read for *_, read in sorted(reads, key=lambda entry: entry[:2])]

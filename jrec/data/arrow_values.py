@@ -96,7 +96,7 @@ def texts_of(column: pa.Array, *, number: bool = False, whole: float = PRINTED) 
     """Values of a plain type as the texts that a log has of them, a LargeBinaryArray with nulls; NaN is null.
 
     Args:
-      column: Of any type that ``plain`` gives but lists.
+      column: A column of any type that ``plain`` gives but lists.
       number: Whether they are to be read as numbers, not as categories: whole floats keep their point, booleans are 0
         and 1.
       whole: Up to which floats without a fraction are printed as integers.

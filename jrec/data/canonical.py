@@ -229,7 +229,7 @@ def canonical_spans(buffer, spans):
 
 @compiled
 def canonical_texts(buffer, bounds):
-    """Rewrites texts that lie one behind the other, in place: (n + 1,) int64 bounds become those of the new texts."""
+    """Rewrites consecutive texts in place; returns the (n + 1,) int64 bounds of the new texts."""
     rewritten = np.empty_like(bounds)
     at = rewritten[0] = bounds[0]
     for i in range(bounds.shape[0] - 1):

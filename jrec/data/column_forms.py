@@ -44,7 +44,7 @@ class Form(NamedTuple):
 
     @property
     def bounds(self) -> np.ndarray:
-        """The offsets, or those of one value an example."""
+        """The offsets; without lists, offsets with one value an example."""
         return np.arange(len(self.values) + 1, dtype=np.int64) if self.offsets is None else self.offsets
 
     def example_of(self, position: int) -> int:
@@ -90,7 +90,7 @@ def form_of(name: str, column: Any, *, categories: bool = False) -> Form:
 
     Args:
       name: The column's name, for messages.
-      column: As ``pack_batch`` takes it.
+      column: A column in any form that ``pack_batch`` takes.
       categories: Whether values are a log's categories: those that are neither integers, booleans nor texts become the
         texts that a log has of them, and values of several types may stand in one column.
 
@@ -223,14 +223,14 @@ def _of_categories(name: str, column: Sequence[Any]) -> Form:
     if any(isinstance(value, list | tuple | np.ndarray) for value in column):
         return _of_category_lists(name, [() if _is_null(value) else value for value in column])
     texts: list[str | None] = [None] * len(column)
-    others: dict[type, list[int]] = {}
+    by_type: dict[type, list[int]] = {}
     for k, value in enumerate(column):
         if _is_null(value):
             continue
         if (text := _text_of(value)) is None:
-            others.setdefault(type(value), []).append(k)
+            by_type.setdefault(type(value), []).append(k)
         texts[k] = text
-    for where in others.values():  # such as bytes, UUIDs and NumPy's scalars
+    for where in by_type.values():  # such as bytes, UUIDs and NumPy's scalars
         values = [column[k] for k in where]
 
         def described(error: Exception, values: Sequence[Any] = values, first: int = where[0]) -> str:

@@ -1,4 +1,4 @@
-"""The packer of a dataset's examples: what makes the loader's batches, and those of encoded columns."""
+"""The packer of a dataset's examples: what makes batches for the loader and from encoded columns."""
 
 from __future__ import annotations
 

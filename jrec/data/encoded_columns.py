@@ -20,9 +20,9 @@ class EncodedColumns:
       dense: (examples, dense features) float32, transformed.
       ids: By categorical feature, (examples,) uint32 stored rows of its table, uint64 keys if the table grows, or a
         ``ListColumn`` of them.
-      weights: By weighted feature, float32 values parallel to those of its ``ListColumn``.
+      weights: By weighted feature, float32 weights, one for each value of its ``ListColumn``.
       labels: (examples,) float32 in {0, 1}; None where the examples have none.
-      tasks: Of several labels all but the first, which are ``labels``, by task; -1 is one that is not known.
+      tasks: Where there are several labels, all but the first (``labels``), by task; -1 is one that is not known.
     """
 
     dense_names: tuple[str, ...]

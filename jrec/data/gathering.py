@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import override
 
 from jrec.batch import Batch
-from jrec.data.packers import InPlaceOfPacker
+from jrec.data.packers import PackerWrapper
 from jrec.data.packing import EXAMPLE, CastPlace, Packer, Where
 from jrec.data.packing_columns import PreparedColumns, join
 
@@ -56,7 +56,7 @@ def joined(pieces: Sequence[tuple[Gathered, int, int]]) -> Gathered:
     return Gathered(packer=pieces[0][0].packer, columns=columns, batch_size=size, where=where)
 
 
-class Gathering(InPlaceOfPacker[Packer]):
+class Gathering(PackerWrapper[Packer]):
     """Takes the place of a loader's packer: its batches are ``Gathered``.
 
     Args:

@@ -250,7 +250,7 @@ class GrowingVocabulary:
             }
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Goes to a ``state()`` of a vocabulary of this capacity; ``admit_after`` and ``evict`` may differ.
+        """Restores a ``state()`` of a vocabulary of this capacity; ``admit_after`` and ``evict`` may differ.
 
         Raises:
           CheckpointError: If the arrays are of another capacity, or no such state.
@@ -287,9 +287,9 @@ class GrowingVocabulary:
             if self._sketch.size:
                 cells = np.empty(unique.size * kernels.DEPTH, np.int64)
                 cell_values = np.empty(cells.size, np.uint8)
-                seen = kernels.count_in_sketch(unique, counts, self._sketch, cells, cell_values)
-                candidates = np.flatnonzero(seen >= self.growth.admit_after)
-                frequency = seen if self.growth.evict == "lfu" else counts
+                estimates = kernels.count_in_sketch(unique, counts, self._sketch, cells, cell_values)
+                candidates = np.flatnonzero(estimates >= self.growth.admit_after)
+                frequency = estimates if self.growth.evict == "lfu" else counts
             candidates = candidates[np.argsort(-frequency[candidates], kind="stable")]  # unique ones ascend
             renewed, taken = self._free_rows(frequency[candidates])
             candidates = candidates[: renewed.size]

@@ -163,7 +163,7 @@ class GrowingTables:
         return {name: vocabulary.at(self._taken) for name, vocabulary in self._vocabularies.items()}
 
     def rows_of_keys(self) -> dict[str, StoredKeys]:
-        """The same, for a dataset, which holds keys in the place of values."""
+        """The same, for a dataset, which holds keys instead of values."""
         return {name: vocabulary.of_keys() for name, vocabulary in self.now().items()}
 
     def state(self) -> dict[str, np.ndarray]:
@@ -175,7 +175,7 @@ class GrowingTables:
         }
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Goes to a ``state()``; other arrays among these are left alone.
+        """Restores a ``state()``; arrays of other names are ignored.
 
         Raises:
           CheckpointError: If they are of other tables or capacities.

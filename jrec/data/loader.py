@@ -92,7 +92,7 @@ def make_loader(
       orders: By table of which the dataset numbers only some rows, (numbered rows,) uint32: the row of the layout's
         table for each of them.
       growing: By table that grows, the rows that keys have; see ``dataset_packer``.
-      packer: What packs batches in the place of the dataset's packer; ``orders`` and ``growing`` then do not count.
+      packer: Packs batches instead of the dataset's packer; ``orders`` and ``growing`` then do not count.
 
     Raises:
       DatasetError: If the split is missing or empty, or layout and dataset do not fit together.
@@ -288,7 +288,7 @@ class Loader:
         return {"version": _STATE_VERSION, "position": self._position, **self._identity}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Goes to a saved position; the batches from there on are bit-identical to the run's that saved it.
+        """Continues from a saved position; the batches from there on are bit-identical to the run's that saved it.
 
         Another number of processes shares that run's batches anew, as long as its batches together are as large.
 

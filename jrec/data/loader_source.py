@@ -149,7 +149,7 @@ class SharedCache[T]:
         """The value of ``key``, from ``make`` if it is not there.
 
         A failure is raised where it happened, and not kept: threads that waited for it make the value themselves, since
-        what failed may have been mended after the other one began.
+        what failed may have been fixed after the other one began.
         """
         while True:
             with self._lock:
@@ -390,7 +390,7 @@ class SharesSource:
 
     @property
     def batches_per_epoch(self) -> int:
-        """Of every share."""
+        """Batches of an epoch, the same in every share."""
         return self._pieces[0][0].batches_per_epoch
 
     @property
@@ -399,12 +399,12 @@ class SharesSource:
         return self._pieces[0][0].epochs
 
     def open(self) -> None:
-        """As the sources of the shares."""
+        """Opens the sources of all shares."""
         for source, _, _ in self._pieces:
             source.open()
 
     def close(self) -> None:
-        """As the sources of the shares."""
+        """Closes the sources of all shares."""
         for source, _, _ in self._pieces:
             source.close()
 

@@ -1,4 +1,4 @@
-"""What makes batches of columns: a packer, and what takes the place of one."""
+"""What makes batches of columns: a packer, and wrappers of one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from jrec.data.packing_columns import PreparedColumns
 
 
 class AnyPacker(Protocol):
-    """``jrec.data.packing.Packer``, or what takes its place."""
+    """``jrec.data.packing.Packer``, or a wrapper of one."""
 
     @property
     def cast(self) -> CastPlace:
@@ -30,11 +30,11 @@ class AnyPacker(Protocol):
         ...
 
 
-class InPlaceOfPacker[P: AnyPacker]:
-    """Does what a packer does; what differs is for subclasses to say.
+class PackerWrapper[P: AnyPacker]:
+    """Does what the packer that it wraps does. Subclasses override the methods that they change.
 
     Args:
-      packer: The packer.
+      packer: The wrapped packer.
     """
 
     def __init__(self, packer: P):

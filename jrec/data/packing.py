@@ -68,7 +68,7 @@ def pack_batch(
         - (examples,), one id an example;
         - (examples, length);
         - lists of any lengths: a ``ListColumn``, an Arrow or polars list column, Python lists, a ragged tensor;
-        - texts in the place of integers, for tables of ``vocabularies``.
+        - texts instead of integers, for tables of ``vocabularies``.
         Absent ids are -1, null or None, and empty lists. Arrays are NumPy's, JAX's or another library's; see
         docs/datasets.md for what each form costs. Weights of feature F are the column ``F:weight``, of the lengths of
         its ids.
@@ -81,7 +81,7 @@ def pack_batch(
       oov_rows: OOV row by table; needed for "oov" where the table's vocabulary does not say it.
       orders: By table, where ids are not its rows' numbers: (ids,) uint32, the row in the place of every id, OOV rows
         and clipped ids included. ``jrec reorder`` renumbers all rows (``jrec.data.bijection.load_orders``).
-      vocabularies: By table whose columns hold values, texts or integers, in the place of row numbers: "hash" gives a
+      vocabularies: By table whose columns hold values, texts or integers, instead of row numbers: "hash" gives a
         value the row of its hash, a mapping the row it says, ``load_vocabularies`` the row it has in a prepared
         dataset. Values without a row raise, or go to the OOV row if ``on_bad_id`` is "oov".
       cast: "host" computes the cast of every stack here, "none" leaves it to the device.
@@ -201,7 +201,7 @@ class Packer:
           columns: From ``prepare``; ``take`` and ``cut`` choose among its examples.
           batch_size: Static size of the batch.
           where: Names the place of the example at a position of the columns, for messages.
-          number: The batch's number among all of a run, which packers in the place of this one draw by.
+          number: The batch's number among all of a run, by which wrappers of this packer draw.
         """
         del number
         if columns.examples > batch_size:

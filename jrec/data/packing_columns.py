@@ -100,7 +100,7 @@ def read_columns(
     """Brings columns of any form that ``pack_batch`` takes into the one form.
 
     Args:
-      columns: As ``pack_batch`` takes them.
+      columns: Columns in any form that ``pack_batch`` takes.
       numbers: Names of labels and dense features.
       features: The categorical features to read.
       extras: Names of the further arrays.

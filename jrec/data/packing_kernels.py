@@ -28,8 +28,10 @@ def address_ids(values, length, base, rows, policy, oov_row, order, out, fault):
     """``out[k] = base + order[values[k]]`` for features of ``length`` ids in every example."""
     bad = order.size > 0
     for k in range(values.size):  # without a branch, so that it is vectorized: 0.1 ns an id
+        # A negative id is a huge number without a sign, so one comparison finds ids on both sides of the table.
         bad |= np.uint64(values[k]) >= np.uint64(rows)
         out[k] = base + np.int64(values[k])
+    # Ids are good and rows keep their places: ``out`` is complete. Otherwise the slow loop writes all of it anew.
     if not bad:
         return
     for k in range(values.size):
@@ -129,6 +131,8 @@ def address_ragged(
             if unpooled:
                 out_offsets[bag] = position
                 bag += 1
+        # Unpooled, an example has max_length bags of one id each, of which those behind its ids are empty; else its one
+        # bag ends.
         for _ in range(max_length - length if unpooled else 1):
             out_offsets[bag] = position
             bag += 1
@@ -163,10 +167,13 @@ def keep_part_ragged(first, rows, base, begin, table_ids, ids, weights, offsets)
         for k in range(begin, end):
             row = np.int64(table_ids[k]) - first
             # Frequent and other rows alternate without a pattern: no branch, which would be mispredicted.
+            # Written before it is known whether the row is kept: ``position`` never passes ``k``, so nothing unread is
+            # lost, even where ``ids`` is ``table_ids``.
             ids[position] = base + row
             if weights.size:
                 weights[position] = weights[k]
             position += (row >= 0) & (row < rows)
+        # The old end, before it is overwritten, is where the next bag begins.
         begin = end
         offsets[bag] = position
     weights[position:begin] = 0.0
@@ -185,6 +192,7 @@ def copy_lists(values, starts, offsets, out):
 @compiled
 def weight_factor(scale, length):
     """What the weights of a bag of ``length`` ids are multiplied by."""
+    # An empty bag has no weights to scale: 1 only keeps clear of the division.
     if scale == SUM or length == 0:
         return np.float32(1.0)
     if scale == MEAN:
@@ -207,12 +215,14 @@ def _permute(key, out):
     """Fisher-Yates; written out because NumPy's own may change from version to version, and a resumed run may not."""
     state = np.uint64(0)
     for word in key:
+        # Word by word through the generator, so that the same words in another order give another permutation.
         state, mixed = _next(state ^ word)
         state = mixed
     for i in range(out.size):
         out[i] = i
     for i in range(out.size - 1, 0, -1):
         state, number = _next(state)
+        # The upper 32 bits scaled to 0 to i by a product, which 64 bits hold since sizes are below 2^31.
         j = np.int64(((number >> np.uint64(32)) * np.uint64(i + 1)) >> np.uint64(32))
         out[i], out[j] = out[j], out[i]
 

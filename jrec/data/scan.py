@@ -311,7 +311,7 @@ def parse_lines(buffer, length, delimiter, quoting, kinds, slots, blanks, canoni
       kinds, slots, blanks, canonical: (fields,) int64 kind, int64 row of the output array of that kind, bool whether
         it may be blank, bool whether its texts are brought into one form.
       separators, separator_ends: The separators of the list fields, one after the other, and (fields,) int64 ends;
-        an empty one is that of lists as JSON or Python prints them.
+        an empty separator stands for lists as JSON or Python prints them.
       seed: uint64 of the hash of long texts.
       numbers: (slots, lines) float64 out; a blank is NaN.
       integers: (slots, lines) int64 out.
@@ -422,7 +422,7 @@ def parse_printed_lists(buffer, bounds, kind, canonical, seed, lists, pool, weig
       kind: MULTI or WEIGHTS.
       canonical: Whether texts are brought into one form.
       seed: uint64 of the hash of long texts.
-      lists, pool, weights, slow, long, long_keys: As ``parse_lines`` fills them, of one field.
+      lists, pool, weights, slow, long, long_keys: The outputs of ``parse_lines``, for one field.
 
     Returns:
       (texts,) int64 codes, and (5,) int64: nothing, slow numbers, long texts, pool elements, nothing.

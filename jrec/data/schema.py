@@ -56,8 +56,8 @@ class DatasetError(JrecError):
 class DenseFeature:
     """A float feature. ``transform`` names what preparation did to the raw value ("log1p", "none", "standardize").
 
-    ``mean`` and ``deviation`` are those of the raw values in training, where they were standardized. ``missing`` is the
-    raw value that a missing one stands for in predictions, where none may be missing in a log: the one that becomes the
+    ``mean`` and ``deviation`` describe the raw values in training, where they were standardized. ``missing`` is the raw
+    value that a missing one stands for in predictions, where none may be missing in a log: the one that becomes the
     mean of the transformed values in training.
     """
 
@@ -147,8 +147,8 @@ class Table:
         "" where the table's maker did not say.
       growing: True where the examples hold 64-bit keys of values, which a run gives rows (``jrec.data.growing``);
         ``rows`` is then how many values training has. None for row numbers.
-      oov_share: Of the values of training that numbered the rows, those that read the OOV row, 0 to 1; None where
-        nobody counted, or there is none.
+      oov_share: The share of the training values that numbered the rows which read the OOV row, 0 to 1; None where
+        nobody counted, or the table has no such row.
     """
 
     name: str
@@ -285,16 +285,16 @@ class Schema:
         tables = (dataclasses.replace(t, rows=rows.get(t.name, t.rows)) for t in self.tables)
         return dataclasses.replace(self, tables=tuple(tables))
 
-    def check_numbered(self, what: str, *, remedy: str = "prepare it without --growing") -> None:
+    def check_numbered(self, need: str, *, remedy: str = "prepare it without --growing") -> None:
         """Raises DatasetError if a table grows, for what needs to know which row means what.
 
         Args:
-          what: What needs it and why, as the beginning of a sentence: "`jrec reorder` renumbers rows".
+          need: What needs it and why, as the beginning of a sentence: "`jrec reorder` renumbers rows".
           remedy: What to do instead.
         """
         if self.growing:
             raise DatasetError(
-                f"{what}, but table {min(self.growing)!r} of {self.folder or self.name} grows: training gives its rows"
+                f"{need}, but table {min(self.growing)!r} of {self.folder or self.name} grows: training gives its rows"
                 f" to values as they come; {remedy}"
             )
 
@@ -346,15 +346,15 @@ class Schema:
         if not self.labels:
             raise DatasetError(f"{self.folder or self.name} has no labels; prepare it with them, or use `jrec predict`")
 
-    def check_one_label(self, what: str) -> None:
+    def check_one_label(self, need: str) -> None:
         """Raises DatasetError where examples have several labels.
 
         Args:
-          what: What needs one and what to do, as the beginning of a sentence: "`jrec init` tries models of one label".
+          need: What needs one label, as the beginning of a sentence: "`jrec init` tries models of one label".
         """
         if self.tasks:
             raise DatasetError(
-                f"{what}, but {self.folder or self.name} has {len(self.tasks)}: {', '.join(self.tasks)}; write a"
+                f"{need}, but {self.folder or self.name} has {len(self.tasks)}: {', '.join(self.tasks)}; write a"
                 " configuration with [model.multi_task] by hand"
             )
 

@@ -36,7 +36,7 @@ def match_texts(buffer, spans, texts, ends, fold):
     Args:
       buffer: uint8.
       spans: (n, 2) int64, where fields begin and end.
-      texts, ends: As ``joined`` gives them.
+      texts, ends: The texts to look for, from ``joined``.
       fold: Whether A to Z match a to z; texts are in lower case.
 
     Returns:

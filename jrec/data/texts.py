@@ -203,23 +203,23 @@ class TextStore:
         order = np.argsort(hashes)
         ordered = hashes[order]
         bounds = [0, *np.searchsorted(ordered, self._firsts[1:]).tolist(), len(hashes)]
-        found, lengths = [np.empty(0, np.uint8)], np.empty(len(hashes), np.int64)
+        gathered, lengths = [np.empty(0, np.uint8)], np.empty(len(hashes), np.int64)
         for piece, (a, b) in enumerate(itertools.pairwise(bounds)):
             if a < b:
                 first = piece * self._piece
                 stored = _Run.mapped(self._path, first, min(first + self._piece, self._runs[-1]))
                 at = np.searchsorted(stored.keys, ordered[a:b])
                 starts, ends = stored.ends[at] - stored.ends[0], stored.ends[at + 1] - stored.ends[0]
-                found.append(_gathered(stored.content, starts, ends))
+                gathered.append(_gathered(stored.content, starts, ends))
                 lengths[a:b] = ends - starts
         ends, place = np.cumsum(lengths), np.empty_like(order)
         place[order] = np.arange(len(order))
         ends, lengths = ends[place], lengths[place]
-        return np.cumsum(lengths), _gathered(np.concatenate(found), ends - lengths, ends)
+        return np.cumsum(lengths), _gathered(np.concatenate(gathered), ends - lengths, ends)
 
 
 def budget_of(tables: int) -> int:
-    """The budget of each of so many stores."""
+    """Each store's budget in bytes, where there are ``tables`` stores."""
     return max(BUDGET // max(tables, 1), LEAST)
 
 

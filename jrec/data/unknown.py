@@ -105,15 +105,15 @@ class UnknownValues:
         """
         if feature.name not in self.features:
             return
-        own, found = _values(keys), _values(rows)
+        key_values, row_values = _values(keys), _values(rows)
         if (rows_of_keys := self._growing.get(feature.table)) is not None:
-            found = rows_of_keys(own)
-        values = int(np.count_nonzero(own))  # the key of a missing value is 0
-        at_oov = found == self._oov_rows[feature.name]
+            row_values = rows_of_keys(key_values)
+        values = int(np.count_nonzero(key_values))  # the key of a missing value is 0
+        at_oov = row_values == self._oov_rows[feature.name]
         if not at_oov.any():  # of most requests nothing is unknown, and they wait for this
             self._count(feature.name, values, 0)
             return
-        unknown = own[at_oov & (own != MISSING)]
+        unknown = key_values[at_oov & (key_values != MISSING)]
         self._count(feature.name, values, unknown.size)
         counts = self.features[feature.name]
         if len(counts.examples) < SHOWN and unknown.size:
@@ -124,8 +124,10 @@ class UnknownValues:
     def add_rows(self, feature: CategoricalFeature, rows: Column) -> None:
         """Counts the values of a feature by their rows, (n,) or lists, as a dataset's blocks hold them."""
         if feature.name in self.features:
-            found = _values(rows)
-            self._count(feature.name, found.size, int(np.count_nonzero(found == self._oov_rows[feature.name])))
+            row_values = _values(rows)
+            self._count(
+                feature.name, row_values.size, int(np.count_nonzero(row_values == self._oov_rows[feature.name]))
+            )
 
     def _count(self, name: str, values: int, unknown: int) -> None:
         with self._lock:

@@ -71,7 +71,7 @@ class KeyVocabulary:
 
     @property
     def complete(self) -> bool:
-        """Whether every value has a row, that of its hash."""
+        """Whether every value has a row, which its hash determines."""
         return isinstance(self.table, HashedTable)
 
     @functools.cached_property

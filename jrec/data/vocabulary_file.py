@@ -68,7 +68,7 @@ def save_table(
 
 
 def oov_share(counts: np.ndarray, oov_row: int | None) -> float | None:
-    """Of a table's accesses, (rows,) integers, those of its OOV row: 0 to 1; None where there is none, or no access."""
+    """The OOV row's share of a table's accesses, (rows,) integers: 0 to 1. None without an OOV row or any access."""
     total = int(counts.sum())
     return None if oov_row is None or not total else int(counts[oov_row]) / total
 

@@ -76,9 +76,11 @@ def _file(size: int, written: np.ndarray, name: str, folder: pathlib.Path) -> mm
     except OSError as error:
         raise ConfigError(f"{name} cannot have a file in {folder}: {error}; choose another folder") from error
     try:
+        # Without a name from here on: the space goes back however the process ends.
         pathlib.Path(path).unlink()
         os.truncate(descriptor, size)
         for begin, stop in written:
+            # A hole would be filled by a mapped write, whose failure on a full disk is a SIGBUS, not an error.
             os.posix_fallocate(descriptor, int(begin), int(stop - begin))
         return mmap.mmap(descriptor, size)
     except OSError as error:

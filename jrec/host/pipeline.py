@@ -83,7 +83,7 @@ class HostPipeline:
         step is taken. The pipeline reads ahead of the steps. With a ``preparation`` it yields that one's items in place
         of batches.
       layout: The batches' layout.
-      tables: By stack, the rows of every stack that lies there and of every stack that a plan keeps partly there.
+      tables: The host table of every stack that lies in host memory, and of every stack that a plan keeps partly there.
       queue: How many batches may be between gather and store; 1 is sequential.
       cached: How many batches' rows the device keeps, at least ``queue - 1``; None for ``queue``.
       device: The device to compute on; None for JAX's first.
@@ -116,6 +116,7 @@ class HostPipeline:
         if queue < 1:
             raise ValueError(f"the queue has length {queue}; it must be at least 1")
         self._cached = queue if cached is None else cached
+        # Case 2 of the module needs L >= Q - 1: with fewer, a row could be neither in the ring nor stored yet.
         if self._cached < queue - 1:
             raise ValueError(
                 f"the rows of {self._cached} batches are kept on the device, but with a queue of length {queue} up to"
@@ -158,6 +159,8 @@ class HostPipeline:
         self._taken += 1
         tables = {}
         for name, rows in item.fetched.items():
+            # Dispatched, not waited for. Everything that touches the ring runs in this one thread, in the order of the
+            # batches, so an entry is read before a later batch overwrites it.
             tables[name] = self._rings[name].assemble(item.sources[name], rows)
         return Ready(number=number, batch=item.batch, tables=tables, located=item.located)
 
@@ -172,11 +175,14 @@ class HostPipeline:
         # Before the next ``get`` assembles its rows, which the plan has promised to find in the ring.
         for name, ring in self._rings.items():
             ring.push(ready.number, tables[name])
+        # Begun here, behind the step in the device's queue: the
+        # copy waits only for the step, whatever is dispatched next.
         returning = {name: self._return(ready, name, tables[name]) for name in ready.located.reads}
         item = Updated(located=ready.located, rows=dict(tables), returning=returning, dispatched=self._dispatched)
         with self._monitor.guarded():
             self._updated.put((ready.number, item))
         self._returned += 1
+        # Of the batch whose step is taken, not of the last one read: a resumed run reads those ahead again.
         self._position = ready.located.position
         self.timeline.worked(DISPATCH, ready.number, self._dispatched, time.perf_counter())
 
@@ -192,6 +198,7 @@ class HostPipeline:
           Exception: The failure of a stage.
           RuntimeError: If the pipeline was closed before it could flush.
         """
+        # Also where the pipeline is closed or has failed: then there is nothing to wait for, and nothing to raise.
         if self._stored.count == self._returned:
             return
         with self._monitor.guarded():
@@ -199,6 +206,7 @@ class HostPipeline:
 
     def close(self) -> None:
         """Ends the threads. Rows that are not stored yet are lost; ``flush`` first to keep them."""
+        # First the threads are told, then waited for: one that waits for another's item would never end otherwise.
         self._monitor.close()
         stages, self._stages = self._stages, []
         if self._started:
@@ -227,8 +235,12 @@ class HostPipeline:
             ends = {"finish": out.finish, "fail": out.finish}
             return Stage(name, take=take, work=work, give=out.put, timeline=self.timeline, **ends)
 
+        # A stage ahead of the step fails by ending its channel, so that the caller gets the batches before it. A stage
+        # behind the step has nobody to hand a failure to: it stops everything.
         behind = functools.partial(Stage, fail=self._monitor.fail, timeline=self.timeline)
         read, located = channel(READ, PLAN, 1), channel(PLAN, GATHER, 1)
+        # ``_admit`` already bounds what lies between gather and store to Q
+        # batches: these channels never make a stage wait longer than that.
         gathered, self._ready = channel(GATHER, TRANSFER, self._queue), channel(TRANSFER, STEP, self._queue)
         self._updated, back = channel(STEP, BACK, self._queue), channel(BACK, STORE, self._queue)
         numbers = ((number, None) for number in itertools.count())
@@ -258,6 +270,8 @@ class HostPipeline:
         for name, read in prepared.rows.items():
             if name not in self._indexes:
                 self._indexes[name] = RingIndex(length=self._cached, most=read.most)
+            # In the order of the batches: where a row is depends on
+            # who used it last, and on nothing that other stages do.
             rows = read.addresses
             source, missing = self._indexes[name].next(number, rows, read.most, read.room)
             reads[name] = StackReads(rows=rows, source=source, missing=missing)
@@ -289,6 +303,8 @@ class HostPipeline:
 
     def _await_step(self) -> tuple[int, Updated]:
         number, item = self._updated.get()
+        # A thread waits for the device, so that the caller's never
+        # does; the time at which it wakes ends the step's span.
         jax.block_until_ready(item.rows)
         now = time.perf_counter()
         self.timeline.worked(STEP, number, max(item.dispatched, self._step_end), now)
@@ -302,6 +318,7 @@ class HostPipeline:
     def _store(self, number: int, item: Retrieved) -> None:
         del number
         for name, plan in item.located.reads.items():
+            # What came back is a bucket, of which only the batch's own rows are stored.
             stored, rows = plan.rows, item.rows[name]
             slots = {slot: array[: stored.size] for slot, array in rows.slots.items()}
             self._tables[name].store(stored, rows.values[: stored.size], slots)

@@ -143,7 +143,7 @@ class Ready:
       number: The batch's number, from 0 where the pipeline began.
       batch: ``Prepared.sent`` on the device; from ``WholeBatches``, ids of host stacks number the rows of ``tables``,
         and casts name the stacks' own rows (see ``localized``).
-      tables: By host stack, the current values of its unique rows, (capacity, dim), with their slots; the capacity
+      tables: The current values of each host stack's unique rows, (capacity, dim), with their slots; the capacity
         rarely grows.
       located: The batch on the host, and where its rows are.
     """
@@ -217,6 +217,7 @@ def fetched(table: HostTable, rows: np.ndarray, capacity: int) -> Rows:
 
     def space(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         out = np.empty((size, *shape), dtype)
+        # Only the padding: the rows themselves are about to be written.
         out[rows.size :] = 0
         return out
 
@@ -253,6 +254,7 @@ def transfers(device: Any, *, pinned: bool | None = None) -> tuple[Callable[[Any
     def begin_return(rows: Rows, count: int) -> Rows:
         if there is None and device.platform == "cpu":
             return rows
+        # A program a bucket, so that few shapes are compiled and little padding travels.
         first = head(rows, bucket(count, rows.values.shape[0]))
         return first if there is None else jax.device_put(first, there)
 

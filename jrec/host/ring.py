@@ -94,11 +94,13 @@ class RingIndex:
         if room is not None:
             self.capacity = room
         elif rows.size > self.capacity:
+            # Each capacity compiles the step anew: an eighth of room lets the next batches be a little larger.
             self.capacity = bucket(rows.size + rows.size // 8, most)
         sources = RowSources(rows, self.capacity)
         for number, held in reversed(self._held):  # the latest copy of a row is the one that counts
             sources.match(held, (number % self._length) * self.capacity)
         missing = sources.missing()
+        # ``maxlen`` drops the batch whose entry this one overwrites: the index forgets as the ring does.
         self._held.append((batch, rows))
         return sources.source, missing
 
@@ -150,6 +152,7 @@ def _merge(source: jax.Array, fetched: Rows) -> Rows:
 def _assemble(source: jax.Array, fetched: Rows, kept: Rows) -> Rows:
     def pick(new: jax.Array, old: jax.Array) -> jax.Array:
         from_ring = jnp.expand_dims(source >= 0, tuple(range(1, new.ndim)))
+        # Both reads take place for every row and one is dropped; the other index is then 0, which is in bounds.
         old_rows = old.at[jnp.maximum(source, 0)].get(mode="promise_in_bounds")
         return jnp.where(from_ring, old_rows, new.at[jnp.maximum(-1 - source, 0)].get(mode="promise_in_bounds"))
 
@@ -159,6 +162,7 @@ def _assemble(source: jax.Array, fetched: Rows, kept: Rows) -> Rows:
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def _grown(kept: Rows, length: int, capacity: int) -> Rows:
     def grow(array: jax.Array) -> jax.Array:
+        # Entry by entry: places count from the begin of an entry, so each grows at its own end.
         entries = array.reshape(length, -1, *array.shape[1:])
         room = [(0, 0), (0, capacity - entries.shape[1]), *[(0, 0)] * (array.ndim - 1)]
         return jnp.pad(entries, room).reshape(length * capacity, *array.shape[1:])

@@ -72,6 +72,7 @@ class Monitor:
                 if ready():
                     break
                 self._condition.wait()
+            # One condition for all waits: an action may be what any other thread waits for, and there are few threads.
             result = action()
             self._condition.notify_all()
             return result
@@ -130,7 +131,7 @@ class Channel[T]:
         """Takes the oldest item for the caller of the stages; None at the end.
 
         Raises:
-          Exception: The failure that ended the channel, after the items before it; or that of a later stage.
+          Exception: The failure that ended the channel, after the items before it; or the failure of a later stage.
         """
         try:
             with self._monitor.guarded():
@@ -211,9 +212,11 @@ class Stage:
                     done += 1
             except Finished as end:
                 finish(end.reason)
+            # Whoever stopped the pipeline knows why; this thread only ends.
             except Stopped:
                 pass
             except BaseException as error:
+                # Interrupts and exits, too: a stage that ended without a word would leave its neighbours waiting.
                 error.add_note(f"(in stage {name!r}, after {done} batches)")
                 fail(error)
 

@@ -162,6 +162,7 @@ class HostTable:
         """
         rows = checked_rows(rows, self.stack)
         self._check_values(rows, "values", values, "slots", slots, written=False)
+        # Before the first byte changes: a checkpoint that is being written copies the rows as they were.
         self._before_write(rows)
         self._store.store(rows, values, slots, self.threads)
 
@@ -198,6 +199,8 @@ class HostTable:
         unique = lookups if cast is None else _unique(cast)
         if make:
             self._store.make(unique, self.threads, mark=mark)
+        # The kernel reads the table itself only by int32 ids, and only where memory holds every row that it will read.
+        # Else the unique rows are copied out, first values among them, and pooled from the copy.
         if ids.dtype == np.int64 or not (make or self._store.holds(unique, self.threads)):
             cast = self._cast(ids, offsets) if cast is None else cast
             rows = self.read(_unique(cast))

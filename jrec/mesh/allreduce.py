@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from jrec.mesh.retrieve import place
-from jrec.mesh.route import AXIS, Picks
+from jrec.mesh.route import AXIS, GatherMap
 from jrec.mesh.step import StepOptions, cast_rows, of_unique, squares_of
 from jrec.ops.gather_reduce import segment_of_entries
 from jrec.ops.row_optimizers import RowOptimizer, Slots
@@ -62,7 +62,7 @@ class SharedGradients:
 
 def shared_gradients(
     table: jax.Array,
-    picks: Picks,
+    picks: GatherMap,
     gradients: jax.Array,
     *,
     reduce: Reduce = "local",
@@ -88,14 +88,20 @@ def shared_gradients(
     options = StepOptions() if options is None else options
     # Behind the gradients, so that no collective of the backward pass takes the network while rows are retrieved.
     picked, picked_gradients = jax.lax.optimization_barrier((picks.rows, pick(gradients, picks.at)))
+    # Every device casts the same gathered rows, so all have the same unique rows in the same order, without a second
+    # exchange: what follows may be summed place by place.
     rows = jax.lax.all_gather(picked, AXIS, tiled=True)
     cast = cast_rows(rows, num_rows=table.shape[0], options=options)
     if options.rounds(table) and addresses is not None:
+        # The cast numbers lines of the replicated array, which say nothing of a row's table: rounding goes by
+        # addresses, and each device knows only the addresses of the rows that it read itself.
         addresses = of_unique(cast, jax.lax.all_gather(pick(addresses, picks.at), AXIS, tiled=True))
     if reduce == "all_gather":
+        # In the order of ``rows``, so that the cast's positions hold for the gradients, too.
         everybody = jax.lax.all_gather(picked_gradients, AXIS, tiled=True)
         return SharedGradients(cast=cast, gradients=everybody, summed=False, addresses=addresses)
     if reduce == "dense":
+        # ``picked`` has each row at most once: setting is enough, and the sum over devices is the only addition.
         dense = place(jnp.zeros((table.shape[0], picked_gradients.shape[1]), jnp.float32), picked, picked_gradients)
         summed = pick(jax.lax.psum(dense, AXIS), cast.rows)
     else:
@@ -115,10 +121,14 @@ def _local_aggregated(cast: Cast, gradients: jax.Array) -> jax.Array:
       cast: The cast of all devices' rows, device by device; all devices know the same.
       gradients: (R, dim) float32, this device's gradients, in the order of its rows.
     """
+    # The cast is sorted by row. Back in the order before the sort, device
+    # by device, the numbers of this device's rows lie side by side.
     segments = segment_of_entries(cast.offsets, cast.positions.shape[0])
     numbers = jnp.zeros_like(segments).at[cast.positions].set(segments, unique_indices=True)
     # The place of each of this device's rows among the unique rows; past the last one for padding.
     count = gradients.shape[0]
     places = jax.lax.dynamic_slice_in_dim(numbers, jax.lax.axis_index(AXIS) * count, count)
     buffer = place(jnp.zeros((cast.rows.shape[0], gradients.shape[1]), jnp.float32), places, gradients)
+    # Zeros of devices that did not touch a row change nothing, and the touched rows are few: that is what makes one
+    # dense all-reduce cheaper than a gradient of the whole array (OPER, 5.3).
     return jax.lax.psum(buffer, AXIS)

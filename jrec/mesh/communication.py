@@ -47,6 +47,7 @@ class Communication:
         """The devices that compute, and each other one by itself; None where all compute."""
         if self.computes is None:
             return None
+        # XLA's groups have to name every device. One that stands by itself keeps its value, and waits for nobody.
         idle = ([d] for d, computing in enumerate(self.computes) if not computing)
         return [np.flatnonzero(self.computes).tolist(), *idle]
 
@@ -56,6 +57,7 @@ class Communication:
 
     def once(self, value: jax.Array) -> jax.Array:
         """``value`` on the first device that computes, zero on the others: counts once what is equal on all of them."""
+        # For sums of squares: replicated rows are stepped alike everywhere, but belong to the global norm once.
         first = 0 if self.computes is None else self.computes.index(True)
         return jnp.where(jax.lax.axis_index(AXIS) == first, value, jnp.zeros_like(value))
 
@@ -87,6 +89,8 @@ class Communication:
         def computed(*arguments: object) -> T:
             if not _has_collectives(jax.make_jaxpr(work)(*arguments).jaxpr):
                 return only_on(computes, work, *arguments)
+            # A ``cond`` would keep idle devices out of a collective that the others wait in, so all devices run the
+            # work, and its results are dropped where they mean nothing.
             chosen = _chosen(computes)
             return jax.tree.map(lambda leaf: jnp.where(chosen, leaf, jnp.zeros_like(leaf)), work(*arguments))
 
@@ -102,6 +106,7 @@ def only_on[T](devices: Sequence[bool], work: Callable[..., T], *arguments: obje
       work: A function without collectives, since all devices would have to enter those.
       *arguments: Its arguments.
     """
+    # Both branches of a ``cond`` need the same shapes and types; tracing ``work`` for them computes nothing.
     shapes = jax.eval_shape(work, *arguments)
 
     def nothing(*_: object) -> T:
@@ -120,8 +125,9 @@ def _has_collectives(jaxpr: core.Jaxpr) -> bool:
     Raises:
       ConfigError: If all of them do, not groups of them.
     """
-    found = False
+    exchanges = False
     for eqn in jaxpr.eqns:
+        # A device's own number names the axis, but exchanges nothing.
         if eqn.primitive.name != "axis_index" and AXIS in (eqn.params.get("axis_name"), *eqn.params.get("axes", ())):
             if eqn.params.get("axis_index_groups") is None:
                 raise ConfigError(
@@ -129,10 +135,12 @@ def _has_collectives(jaxpr: core.Jaxpr) -> bool:
                     " the plan some only keep tables and have no examples; leave it out, or take a plan without"
                     " `computes`"
                 )
-            found = True
+            exchanges = True
+        # Collectives may stand inside loops, branches and functions of the program, whose jaxprs are parameters. The
+        # call comes first, so that an inner collective over all devices is refused wherever it is.
         for inner in core.jaxprs_in_params(eqn.params):
-            found = _has_collectives(inner) or found
-    return found
+            exchanges = _has_collectives(inner) or exchanges
+    return exchanges
 
 
 def state_of_first(mesh: Mesh, computes: tuple[bool, ...]) -> Callable[[nnx.State], nnx.State]:

@@ -16,7 +16,7 @@ from typing import Literal, get_args
 import jax
 import jax.numpy as jnp
 
-from jrec.mesh.route import AXIS, Picks
+from jrec.mesh.route import AXIS, GatherMap
 
 Kind = Literal["padded", "ragged"]
 KINDS: tuple[str, ...] = get_args(Kind)
@@ -49,7 +49,7 @@ class Exchange:
     kind: Kind = dataclasses.field(metadata={"static": True})
 
     @staticmethod
-    def open(remote: Picks, *, shard_rows: int, kind: Kind = "padded") -> Exchange:
+    def open(remote: GatherMap, *, shard_rows: int, kind: Kind = "padded") -> Exchange:
         """Sends the requests of a route.
 
         Args:
@@ -84,6 +84,7 @@ def swap(values: jax.Array, out: jax.Array, into: jax.Array, *, kind: Kind) -> j
       into: (N,) int32, how many each other device has for this one.
       kind: "padded" or "ragged".
     """
+    # Padding travels along, and whoever places the values drops it: no sizes are needed.
     if kind == "padded":
         return swap_padded(values)
     return _swap_ragged(values, out, into)
@@ -97,6 +98,8 @@ def swap_padded(values: jax.Array) -> jax.Array:
 def _swap_ragged(values: jax.Array, out: jax.Array, into: jax.Array) -> jax.Array:
     devices, line = values.shape[:2]
     flat = values.reshape(devices * line, *values.shape[2:])
+    # The sender says where its values begin in the receiver's result: at the line of its own number, as after a padded
+    # swap. Only the sizes differ between the kinds, never a place.
     starts = jnp.arange(devices, dtype=jnp.int32) * line
     own_line = jnp.full(devices, jax.lax.axis_index(AXIS) * line, jnp.int32)  # this device's line in each result
     moved = jax.lax.ragged_all_to_all(flat, jnp.zeros_like(flat), starts, out, own_line, into, axis_name=AXIS)

@@ -29,7 +29,9 @@ def retrieve(rows: MeshRows, route: Route, exchange: Exchange | None) -> jax.Arr
     check_view(rows, route)
     if (exchange is None) != (route.remote is None):
         raise ValueError("open the exchange with the route's remote picks: there is only one of the two")
+    # First, since only this waits for other devices. Nothing below reads it before the last line.
     answers = None if exchange is None else exchange.answer(_of_shard(rows, exchange.asked))
+    # Each of the U places is written by exactly one of the picks, so their order does not matter.
     unique_rows = jnp.zeros((route.capacity, rows.sharded.shape[1]), rows.sharded.dtype)
     if route.own is not None:
         unique_rows = place(unique_rows, route.own.at, _of_shard(rows, route.own.rows))
@@ -45,6 +47,8 @@ def _of_shard(rows: MeshRows, offsets: jax.Array) -> jax.Array:
     if rows.host is None:
         return kept
     count = rows.sharded.shape[0]
+    # Both arrays are read for every offset, and one of the two rows is dropped: an offset past the shard reads the
+    # shard's last row, an offset within it the first row from host memory.
     return jnp.where((offsets < count)[..., None], kept, _gather(rows.host, jnp.maximum(offsets - count, 0)))
 
 
@@ -63,6 +67,7 @@ def place(target: jax.Array, at: jax.Array, values: jax.Array) -> jax.Array:
     """
     flat = unique_places(at, target.shape[0])
     values = values.reshape(-1, *target.shape[1:]).astype(target.dtype)
+    # ``unique_indices`` says that no two writes meet, so that their order does not matter; nobody checks the promise.
     return target.at[flat].set(values, mode="drop", unique_indices=True, wrap_negative_indices=False)
 
 

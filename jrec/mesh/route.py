@@ -25,7 +25,7 @@ AXIS = "devices"
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Picks:
+class GatherMap:
     """Rows to read from one array, and the place of each among the unique rows of a batch.
 
     Attributes:
@@ -77,9 +77,9 @@ class Route:
     """
 
     capacity: int = dataclasses.field(metadata={"static": True})
-    replicated: Picks
-    own: Picks | None
-    remote: Picks | None
+    replicated: GatherMap
+    own: GatherMap | None
+    remote: GatherMap | None
     send: SendRoute | None = None
     addresses: jax.Array | None = None
 
@@ -120,6 +120,7 @@ class MeshRows:
           optimizer: The optimizer that made the slots; None without slots.
           host: Whether there are a batch's rows from host memory.
         """
+        # A slot lies where its row lies, whatever its shape: the first axis is the rows'.
         names = () if optimizer is None else tuple(optimizer.slots)
 
         def placed(spec: Any) -> tuple[Any, dict[str, Any]]:

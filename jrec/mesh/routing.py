@@ -2,7 +2,7 @@
 
 The host only hands over ids. A plan is a few thousand ranges of a stack's addresses, so an owner is found by a binary
 search. Only rows of host memory have other places in every batch: the host brings them, and tells where
-(``HostPlaces``). Arrays have static sizes, measured once, and no row is ever lost: a step takes its unique rows in
+(``HostAddressMap``). Arrays have static sizes, measured once, and no row is ever lost: a step takes its unique rows in
 *windows* of addresses, which the devices agree on so that each one's rows fit. Nearly always one window holds all of
 them. The gradients of a row from all devices meet in its window, so that it takes one optimizer step; they are summed
 in one order, so that runs repeat to the bit.
@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jrec.mesh.route import AXIS, Picks, Route, SendRoute
+from jrec.mesh.route import AXIS, GatherMap, Route, SendRoute
 from jrec.ops.dispatch import Implementation
 from jrec.ops.gather_reduce import segment_of_entries
 from jrec.ops.tensor_cast import tensor_cast, tensor_cast_of_words
@@ -27,18 +27,18 @@ from jrec.ops.types import Bags, Cast
 NO_ROW = 2**31 - 1
 """A row of no array: padding."""
 ON_HOST = 1
-"""What is added to the number of devices in ``Places.source`` of rows in host memory."""
+"""What is added to the number of devices in ``AddressMap.source`` of rows in host memory."""
 
 
-class Room(NamedTuple):
+class WindowCapacity(NamedTuple):
     """How many of a stack's rows in a device's part of a batch a window has room for.
 
     Attributes:
       unique: Unique rows.
-      own, remote, replicated: Of these from the device's own shard, from each other device's, and from the replicated
-        array. No room, 0, where there are never such rows.
+      own, remote, replicated: Unique rows from the device's own shard, from each other device's, and from the
+        replicated array. No room, 0, where there are never such rows.
       lookups: Lookups that are sent to each other device; what has no room is retrieved.
-      bags: Bags of these at each other device.
+      bags: Bags of the lookups that are sent to each other device.
     """
 
     unique: int = 0
@@ -48,18 +48,18 @@ class Room(NamedTuple):
     lookups: int = 0
     bags: int = 0
 
-    def most(self, other: Room) -> Room:
+    def most(self, other: WindowCapacity) -> WindowCapacity:
         """The greater of each."""
-        return Room(*map(max, self, other))
+        return WindowCapacity(*map(max, self, other))
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class HostPlaces:
+class HostAddressMap:
     """Where a batch's rows of host memory are on the devices: behind the rows of one's shard.
 
     Attributes:
-      addresses: (n,) int32, ascending, as ``Places.begin``; the greatest number that there is in padding.
+      addresses: (n,) int32, ascending, as ``AddressMap.begin``; the greatest number that there is in padding.
       device: (n,) int32, the device that has the row while the batch lasts.
       offset: (n,) int32, the row's offset in that device's shard.
     """
@@ -71,7 +71,7 @@ class HostPlaces:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Places:
+class AddressMap:
     """Where the rows of a stack lie, as one device reads them: ranges of addresses.
 
     Attributes:
@@ -81,9 +81,9 @@ class Places:
       shift: (ranges,) int32, what turns an address into an offset in that array, modulo 2^32.
       host: The batch's rows of host memory; None where the batch reads none.
       rows: The stack's rows.
-      wide: Whether addresses reach 2^31: those of bags are then modulo 2^32, and only -1 is padding.
+      wide: Whether addresses reach 2^31. The bags' addresses are then modulo 2^32, and only -1 is padding.
       most: The most unique rows that a device's part of a batch can have.
-      room: Of a window.
+      room: How many rows a window has room for.
       fits: Whether one window has room for whatever a batch reads.
       sends: First bag, and one past the last, of the features whose lookups of other devices' rows are sent.
     """
@@ -91,11 +91,11 @@ class Places:
     begin: jax.Array
     source: jax.Array
     shift: jax.Array
-    host: HostPlaces | None = None
+    host: HostAddressMap | None = None
     rows: int = dataclasses.field(metadata={"static": True})
     wide: bool = dataclasses.field(default=False, metadata={"static": True})
     most: int = dataclasses.field(metadata={"static": True})
-    room: Room = dataclasses.field(metadata={"static": True})
+    room: WindowCapacity = dataclasses.field(metadata={"static": True})
     fits: bool = dataclasses.field(metadata={"static": True})
     sends: tuple[tuple[int, int], ...] = dataclasses.field(default=(), metadata={"static": True})
 
@@ -105,8 +105,11 @@ class Places:
 
     def located(self, addresses: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The source and the offset of (n,) ``compared`` addresses of the stack."""
+        # A plan has a few thousand ranges: a dozen steps of a binary search, unrolled, so that no loop is left of it.
         begin = self.compared(self.begin)
         piece = jnp.searchsorted(begin, addresses, side="right", method="scan_unrolled") - 1
+        # The sum wraps in int32, and so it should: addresses and shifts of a wide
+        # stack are modulo 2^32, and an offset in one device's array is below 2^31.
         source, offset = self.source[piece], addresses.astype(jnp.int32) + self.shift[piece]
         if self.host is None:
             return source, offset
@@ -114,16 +117,19 @@ class Places:
         there = self.compared(self.host.addresses)
         line = jnp.searchsorted(there, addresses, method="scan_unrolled")
         brought = source == jax.lax.axis_size(AXIS) + ON_HOST
-        found = (self.host.device.at[line].get(mode="clip"), self.host.offset.at[line].get(mode="clip"))
-        return jnp.where(brought, found[0], source), jnp.where(brought, found[1], offset)
+        device, host_offset = (of_row.at[line].get(mode="clip") for of_row in (self.host.device, self.host.offset))
+        return jnp.where(brought, device, source), jnp.where(brought, host_offset, offset)
 
     def routed(self, bags: Bags, implementation: Implementation | None) -> Routing:
         """Casts and routes a device's bags of addresses; inside ``shard_map``."""
         sent, ids = None, bags.ids
         if self.sends:
             sent, leaves = self._sent(bags)
+            # Before the cast: what owners pool must not be retrieved, nor take room of unique rows.
             ids = jnp.where(leaves.reshape(ids.shape), -1, ids)
         if self.wide:
+            # No int32 holds the number of rows, which marks padding in ``tensor_cast``. Sorted as uint32 words, the
+            # addresses ascend and padding, -1, is the greatest.
             cast = tensor_cast_of_words(ids, bags.offsets, unique_capacity=self.most)
         else:
             options: dict[str, Any] = {"unique_capacity": self.most, "implementation": implementation}
@@ -137,14 +143,17 @@ class Places:
         sending = np.zeros(bags.num_bags + 1, bool)
         for first, stop in self.sends:
             sending[first:stop] = True
+        # In a wide stack the upper half of the addresses is negative as int32.
         real = ids != -1 if self.wide else ids >= 0
         # Rows of host memory are not sent: owners pool what their shards keep.
         owner, offset = dataclasses.replace(self, host=None).located(self.compared(jnp.where(real, ids, 0)))
         away = real & (owner < devices) & (owner != jax.lax.axis_index(AXIS)) & jnp.asarray(sending)[bag_of]
         order, begin = _by_number(jnp.where(away, owner, devices), devices)
         taken, sent = _lines(order, begin[:-1], begin[1:], room.lookups)  # bag by bag, since the order is stable
+        # A line's lookups lie bag by bag, so a bag begins where the number changes; its rank is its place in the line.
         fresh = bag_of[taken[:, 1:]] != bag_of[taken[:, :-1]]
         rank = jnp.cumsum(jnp.pad(fresh, ((0, 0), (1, 0))), axis=1, dtype=jnp.int32)
+        # What has no room stays in ``ids`` and is retrieved: sizes are static, and no lookup is lost.
         sent &= rank < room.bags
 
         def lines(values: jax.Array, fill: int) -> jax.Array:
@@ -172,7 +181,7 @@ class Window(NamedTuple):
     Attributes:
       first, stop: () int32, numbers of the first one, and one past the last.
       before: (devices + 2,) int32, how many rows of each source are before the first.
-      behind: Likewise before ``stop``.
+      behind: (devices + 2,) int32, how many rows of each source are before ``stop``.
       low, high: (), the ``compared`` addresses that all devices' windows hold: ``low`` to ``high``, without it.
     """
 
@@ -189,17 +198,17 @@ class Routing:
     """The unique rows of a device's part of a batch, and where each lies; inside ``shard_map``.
 
     Attributes:
-      places: The stack's.
+      places: Where the stack's rows lie.
       bags: The bags, and the cast of all lookups that read unique rows.
       numbers: (lookups,) int32, the number of each lookup's unique row; -1 for none.
-      source, offset: (n,) int32, of each unique row; the number of devices + 1 in padding.
+      source, offset: (n,) int32, where each unique row lies; in padding the source is the number of devices + 1.
       rank: (n,) int32, how many rows of the same source are before each.
       order: (n,) int32, the numbers of unique rows, source by source, ascending.
-      starts: (devices + 3,) int32, where those of each source begin in it.
+      starts: (devices + 3,) int32, where the rows of each source begin in ``order``.
       sent: The lookups that are sent, or None.
     """
 
-    places: Places
+    places: AddressMap
     bags: Bags
     numbers: jax.Array
     source: jax.Array
@@ -210,16 +219,19 @@ class Routing:
     sent: SendRoute | None
 
     @staticmethod
-    def of(places: Places, bags: Bags, sent: SendRoute | None) -> Routing:
+    def of(places: AddressMap, bags: Bags, sent: SendRoute | None) -> Routing:
         """Routes cast bags."""
         cast, devices = _cast(bags), jax.lax.axis_size(AXIS)
         n = cast.rows.shape[0]
         real = jnp.arange(n, dtype=jnp.int32) < cast.num_unique
         source, offset = places.located(cast.rows)
         source = jnp.where(real, source, devices + 1)
+        # Unique rows ascend by address, and the order is stable: within a source rows ascend, too, so any window of
+        # addresses is one piece of every source's rows.
         order, starts = _by_number(source, devices + 2)
         place = jnp.zeros(n, jnp.int32).at[order].set(jnp.arange(n, dtype=jnp.int32), unique_indices=True)
         segments = segment_of_entries(cast.offsets, cast.positions.shape[0])
+        # Behind the last offset is padding, and what did not fit; it reads no unique row.
         numbers = jnp.where(jnp.arange(segments.shape[0]) < cast.offsets[-1], segments, -1)
         return Routing(
             places=places,
@@ -243,21 +255,29 @@ class Routing:
         """The next window: as many addresses as every device has room for."""
         devices, room, cast = jax.lax.axis_size(AXIS), self.places.room, _cast(self.bags)
         number = jnp.arange(self.source.shape[0], dtype=jnp.int32)
+        # By source: other devices' shards, the own one, the replicated array, and padding, which is never too much.
         most = jnp.full(devices, room.remote, jnp.int32).at[jax.lax.axis_index(AXIS)].set(room.own)
         most = jnp.concatenate([most, jnp.array([room.replicated, NO_ROW], jnp.int32)])
+        # A row fits if fewer rows of its source than there is room lie between it and the window's begin.
         within = self.rank - window.behind[self.source] < most[self.source]
         left_out = (number >= window.stop) & (number < cast.num_unique)
         left_out &= (number - window.stop >= room.unique) | ~within
         highest = _highest(cast.rows)
+        # The window ends before the first row that does not fit, on any device: all must end at the same address, or a
+        # row's gradients from two devices would come in two windows, and in two optimizer steps.
         bound = jnp.min(jnp.where(left_out, cast.rows, highest), initial=highest)
+        # Where everything always fits, even this small collective is saved.
         high = highest if self.places.fits else jax.lax.pmin(bound, AXIS)
         stop = jnp.sum((cast.rows < high) & (number < cast.num_unique), dtype=jnp.int32)
+        # How many rows of every source are below ``stop``: a count over ``order``, read at the sources' begins.
         upto = jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(self.order < stop, dtype=jnp.int32)])
         behind = upto[self.starts[1:]] - upto[self.starts[:-1]]
         return Window(window.stop, stop, window.behind, behind, window.high, high)
 
     def more(self, window: Window) -> jax.Array:
         """() bool, whether a device has rows behind the window; the same on all."""
+        # No row has the greatest number, so only the last window reaches it. ``high`` is agreed on: so is the answer,
+        # and no device leaves a loop with collectives before the others.
         return window.high < _highest(window.high)
 
     def bags_of(self, window: Window, *, first: bool = False) -> Bags:
@@ -265,18 +285,21 @@ class Routing:
 
         Args:
           window: The window.
-          first: Whether it is the first one, whose cast begins where that of all windows does.
+          first: Whether it is the first one, whose cast is the beginning of the whole cast.
         """
         cast, room = _cast(self.bags), self.places.room.unique
         inside = (self.numbers >= window.first) & (self.numbers < window.stop)
         count, ids = window.stop - window.first, jnp.where(inside, self.numbers - window.first, -1)
         number = jnp.arange(room, dtype=jnp.int32)
+        # A window's rows are neighbours in the cast, so its cast is a slice
+        # of the whole one; places past ``stop`` become empty segments.
         offsets = cast.offsets.at[window.first + jnp.arange(room + 1, dtype=jnp.int32)].get(mode="clip")
         offsets, sources, positions = jnp.minimum(offsets, cast.offsets[window.stop]), cast.sources, cast.positions
+        # The first window begins at entry 0: nothing has to be moved in the case that is nearly every case.
         if not first:
             begin = offsets[0]
             entries = begin + jnp.arange(sources.shape[0], dtype=jnp.int32)
-            sources, positions = (of.at[entries].get(mode="clip") for of in (sources, positions))
+            sources, positions = (array.at[entries].get(mode="clip") for array in (sources, positions))
             offsets = offsets - begin
         rows = Cast(
             rows=jnp.where(number < count, number, room),
@@ -293,21 +316,22 @@ class Routing:
         devices, room = jax.lax.axis_size(AXIS), self.places.room
         me = jax.lax.axis_index(AXIS)
 
-        def picks(source: jax.Array, size: int) -> Picks:
+        def picks(source: jax.Array, size: int) -> GatherMap:
             """(len(source), size) rows of some sources."""
             begin = self.starts[source]
             number, real = _lines(self.order, begin + window.before[source], begin + window.behind[source], size)
-            return Picks(
+            return GatherMap(
                 rows=jnp.where(real, self.offset[number], NO_ROW),
                 at=jnp.where(real, number - window.first, room.unique),
             )
 
-        def of_one(source: jax.Array | int, size: int) -> Picks:
+        def of_one(source: jax.Array | int, size: int) -> GatherMap:
             return jax.tree.map(lambda leaf: leaf[0], picks(jnp.asarray(source, jnp.int32)[None], size))
 
         remote = None
         if room.remote:
             every = jnp.arange(devices, dtype=jnp.int32)
+            # Source ``devices + 1`` is the padding behind the last unique row, of which no window has any.
             remote = picks(jnp.where(every == me, devices + 1, every), room.remote)  # nothing of itself
         return Route(
             capacity=room.unique,
@@ -315,6 +339,7 @@ class Routing:
             replicated=of_one(devices, room.replicated),
             remote=remote,
             send=self.sent,
+            # Of a wide stack modulo 2^32, as rounding counts.
             addresses=_cast(self.bags)
             .rows.at[window.first + jnp.arange(room.unique, dtype=jnp.int32)]
             .get(mode="clip")
@@ -323,6 +348,7 @@ class Routing:
 
     def following[T](self, value: T, window: Window, body: Callable[[T, Window], T]) -> T:
         """``body`` of every window after one, in their order; all devices take as many."""
+        # Known when the program is compiled: the second copy of ``body``, and the loop around it, are then left out.
         if self.places.fits:
             return value
 
@@ -335,7 +361,7 @@ class Routing:
 
 
 def _cast(bags: Bags) -> Cast:
-    assert bags.cast is not None  # ``Places.routed`` made it
+    assert bags.cast is not None  # ``AddressMap.routed`` made it
     return bags.cast
 
 
@@ -346,6 +372,8 @@ def _highest(addresses: jax.Array) -> jax.Array:
 
 def _by_number(values: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
     """The places of (n,) values in stable ascending order, and where each of 0 to ``count`` begins in it."""
+    # Devices are few: counting compares every value with each of
+    # them, which needs neither atomics nor the sorted values.
     starts = jnp.sum(values[None, :] < jnp.arange(count + 1)[:, None], axis=1, dtype=jnp.int32)
     return jnp.argsort(values, stable=True).astype(jnp.int32), starts
 

@@ -56,7 +56,9 @@ class Sent:
           kind: How sums will travel; lookups are always padded.
         """
         devices, lookups = route.rows.shape
+        # Starts and lookups travel once, here, before any sum: the gradients later go the same way back.
         begin = swap_padded(route.starts)
+        # Starts count within an asker's line; the lines lie one behind another in the flat lookups.
         starts = begin + jnp.arange(devices, dtype=jnp.int32)[:, None] * lookups
         # A line's padding, which no bag reads, falls to its last bag.
         offsets = jnp.concatenate([starts.reshape(-1), jnp.full(1, devices * lookups, jnp.int32)])
@@ -88,6 +90,7 @@ class Sent:
         """
         named = None if options is None else options.implementation
         sums = gather_reduce(shard, self.rows, self.offsets, weights=self.weights, implementation=named)
+        # As sums go back along the lines, ``answers`` is what this device sends now, and ``sends`` what it gets.
         lines = sums.reshape(*self.at.shape, -1)
         arrived = swap(lines, self.answers, self.sends, kind=self.kind)
         sums_by_bag = jnp.zeros((self.num_bags, shard.shape[1]), jnp.float32)
@@ -95,6 +98,7 @@ class Sent:
         def add_line(line: jax.Array, sums_by_bag: jax.Array) -> jax.Array:
             at = jax.lax.dynamic_index_in_dim(self.at, line, keepdims=False)
             values = jax.lax.dynamic_index_in_dim(arrived, line, keepdims=False)
+            # Padding points to distinct places past the end, so that the promise of unique indices holds for it, too.
             at = jnp.where(at < self.num_bags, at, self.num_bags + jnp.arange(at.shape[0], dtype=jnp.int32))
             return sums_by_bag.at[at].add(values, mode="drop", unique_indices=True, wrap_negative_indices=False)
 
@@ -107,6 +111,7 @@ class Sent:
         Returns:
           (N * P, dim), the other devices' gradients of the bags that this device pooled.
         """
+        # A bag's gradient goes to every owner that pooled a part of it: each part has the factor 1 in the bag's sum.
         lines = pick(gradients, self.at)
         arrived = swap(lines, self.sends, self.answers, kind=self.kind)
         return arrived.reshape(-1, gradients.shape[1])

@@ -37,6 +37,7 @@ class StepOptions:
 
     def rounds(self, table: jax.Array) -> bool:
         """Whether rows of this table are rounded stochastically."""
+        # A float32 row holds the sum as it is, so there is nothing to round.
         return self.rounding_key is not None and table.dtype.itemsize < 4
 
     def arguments(self, table: jax.Array, addresses: jax.Array | None) -> dict[str, Any]:
@@ -69,6 +70,8 @@ def cast_rows(rows: jax.Array, *, num_rows: int, options: StepOptions) -> Cast:
 
 def of_unique(cast: Cast, values: jax.Array) -> jax.Array:
     """(unique_capacity, ...): the values of ``cast.rows``, from one value per lookup, equal for equal rows."""
+    # All lookups of a row have the same value, so the first of its segment will
+    # do. Places past the last unique row read anything, which nobody uses.
     firsts = cast.positions.at[cast.offsets[:-1]].get(mode="clip")
     return values.at[firsts].get(mode="clip")
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jrec.mesh.allreduce import Reduce, SharedGradients, pick, shared_gradients
 from jrec.mesh.exchange import Exchange
-from jrec.mesh.route import MeshRows, Picks, Route, check_view
+from jrec.mesh.route import GatherMap, MeshRows, Route, check_view
 from jrec.mesh.send import Sent
 from jrec.mesh.step import StepOptions, cast_rows, of_unique, squares_of
 from jrec.ops.row_optimizers import RowOptimizer, Slots
@@ -64,7 +64,10 @@ class RowGradients:
             return None
         rows, addresses = own.rows, None
         if self.exchange is not None:
+            # Own rows first, then line by line what others asked for: ``_collected`` puts their gradients in the same
+            # order. Padding holds ``shard_rows`` or more, which every cast below leaves out.
             rows = jnp.concatenate([rows, self.exchange.asked.reshape(-1)])
+        # Only where they are needed: addresses of asked rows travel like gradients, an exchange more.
         if self.options.rounds(self.rows.sharded) and self.route.addresses is not None:
             addresses = self._collected(own, self.route.addresses)
         arrived = _Arrived(
@@ -73,9 +76,11 @@ class RowGradients:
         return arrived if self.sent is None else self._with_bags(arrived, self.sent)
 
     def _with_bags(self, arrived: _Arrived, sent: Sent) -> _Arrived:
-        """Gradients of rows, each a bag of its own, and behind them those of the bags that others had pooled here."""
+        """Gradients of rows, each a bag of its own, and behind them gradients of bags that others had pooled here."""
         if self.bag_gradients is None:
             raise ValueError("lookups were sent: give the gradients of the bags, too")
+        # Rows whose gradients were summed by their readers become bags of one lookup with weight 1, so that one cast,
+        # and one optimizer step, takes both kinds.
         count, weights, addresses = arrived.rows.shape[0], None, None
         if sent.weights is not None:
             weights = jnp.concatenate([jnp.ones(count, jnp.float32), sent.weights])
@@ -84,16 +89,19 @@ class RowGradients:
         return _Arrived(
             rows=jnp.concatenate([arrived.rows, sent.rows]),
             offsets=jnp.concatenate([jnp.arange(count, dtype=jnp.int32), sent.offsets + jnp.int32(count)]),
+            # Bags' gradients may be bfloat16, which halves what travels; sums are float32.
             gradients=jnp.concatenate([arrived.gradients, sent.deliver(self.bag_gradients).astype(jnp.float32)]),
             weights=weights,
             addresses=addresses,
         )
 
-    def _collected(self, own: Picks, values: jax.Array) -> jax.Array:
+    def _collected(self, own: GatherMap, values: jax.Array) -> jax.Array:
         """(O + N * C, ...): values of the own rows, then the other devices' values in the order of ``asked``."""
         own_values = pick(values, own.at)
         if self.exchange is None or self.route.remote is None:
             return own_values
+        # The lines of the forward pass, backwards: ``asked`` tells
+        # the owner what arrives, so no row number travels again.
         delivered = self.exchange.deliver(pick(values, self.route.remote.at))
         return jnp.concatenate([own_values, delivered.reshape(-1, *values.shape[1:])])
 
@@ -204,6 +212,8 @@ class _Arrived:
 
     def of_rows(self, first: int, count: int, options: StepOptions) -> _OwnGradients:
         """The gradients of ``count`` rows from offset ``first`` on."""
+        # In the shard's cast rows from host memory are padding, since they lie
+        # past ``num_rows``. In their own cast the shard's rows are, from here on.
         rows = self.rows if first == 0 else jnp.where(self.rows < first, count, self.rows - first)
         if self.offsets is None:
             cast = cast_rows(rows, num_rows=count, options=options)

@@ -63,6 +63,8 @@ def _row_of_block(builder: Any, dtype: int, width: int, at: Any, args: Any, j: A
     block = builder.add(source, builder.mul(at, _I64(size)))
     stride = builder.mul(dim, _I64(size))
     ahead = builder.add(j, _I64(_AHEAD))
+    # Ahead may be in the next segments: their rows come next. Past the end of all indices the last one stands in; the
+    # address that an index gives may be any, since asking for a line never faults.
     ahead = builder.select(builder.icmp_signed("<", ahead, last), ahead, last)
     coming = builder.sext(builder.load(builder.gep(index_array, [ahead])), _I64)
     _fetch(builder, builder.add(block, builder.mul(coming, stride)), width * size)
@@ -86,6 +88,7 @@ def _add_row(builder: Any, dtype: int, width: int, at: Any, args: Any, j: Any, t
         return builder.load(builder.gep(builder.inttoptr(weights, _FLOAT.as_pointer()), [builder.load(place)]))
 
     index, address = _row_of_block(builder, dtype, width, at, args, j)
+    # Unsigned: one comparison tells negative indices and those past the end from the rest.
     with builder.if_else(builder.icmp_unsigned("<", index, rows)) as (inside, outside):
         with inside:
             row = _load_widened(builder, address, dtype, width)
@@ -127,6 +130,8 @@ def _sum_blocks(builder: Any, dtype: int, width: int, at: Any, args: Any) -> Non
         address = builder.add(out, builder.mul(place, _I64(4)))
         builder.store(so_far, builder.inttoptr(address, vector.as_pointer())).align = 4
         last = builder.icmp_signed("==", builder.trunc(builder.add(j, _I64(1)), _I32), element(ends))
+        # After a segment's last row the sum is cleared by a mask, all ones or all zeros, and the running sum is stored
+        # at every row: the last store to a segment's place is its sum.
         kept = _splat(builder, builder.sext(builder.not_(last), _I32), width)
         builder.store(builder.bitcast(builder.and_(builder.bitcast(so_far, bits), kept), vector), total)
         builder.store(builder.add(builder.load(segment), builder.zext(last, _I64)), segment)
@@ -171,6 +176,7 @@ def _copy_block(builder: Any, dtype: int, width: int, at: Any, args: Any) -> Non
 
 def _for_blocks(builder: Any, dim: Any, emit: Callable[[int, Any], None]) -> None:
     """Emits the code of ``emit(width, at)`` for blocks that together are a row."""
+    # The bits of ``dim`` below 64 name the narrower blocks, each at most once, the widest first.
     widest = _WIDTHS[0]
     with cgutils.for_range(builder, builder.sdiv(dim, _I64(widest)), intp=_I64) as loop:
         emit(widest, builder.mul(loop.index, _I64(widest)))

@@ -192,7 +192,7 @@ def lookup_beside(lookups: Sequence[Lookup], out: np.ndarray, *, threads: int | 
 
 
 def _look_up(lookups: Sequence[Lookup], places: Sequence[tuple[int, int]], threads: int | None) -> None:
-    """Writes each lookup's sums from an address on, with so many bytes from bag to bag."""
+    """Writes each lookup's sums to its place: the address of its first bag, and the bytes from bag to bag."""
     words, chunks, cost, kept = [], [], 0, []
     for number, ((rows, ids, offsets, weights), (out, step)) in enumerate(zip(lookups, places, strict=True)):
         ids, offsets = checked_ids(ids, offsets)
@@ -205,6 +205,7 @@ def _look_up(lookups: Sequence[Lookup], places: Sequence[tuple[int, int]], threa
             0 if weights is None else pointer(weights), out, step,
         )  # fmt: skip
         kept.append((ids, offsets, weights))  # whose addresses the job holds
+        # A bag's sum is written even where it is empty, so bags count beside ids.
         own = ids.size + bags
         cost += own
         each = bags if own <= _COST else max(1, _COST * bags // own)

@@ -83,6 +83,7 @@ T_BEGIN, T_END, T_BASE, T_ROWS, T_REAL, T_UNIQUE, T_FIRST_REAL, T_FIRST_PADDING,
 def _digit_bits(entries, rows):
     """Bits per pass: as few passes as the widest digit allows, then digits of equal width."""
     bits = np.int64(1)
+    # ``rows`` itself must fit: it is the key of padding.
     while (rows >> bits) != 0:
         bits += 1
     widest = SMALL_DIGIT_BITS if entries < SMALL else MAX_DIGIT_BITS
@@ -132,6 +133,7 @@ def _count(job, table, begin, end, shift, bits, second, counters):
         for i in range(begin, end):
             key = _key(ids, i, id_bits, limit, base, rows)
             row = np.int64(get_i32(ids, i)) & id_bits
+            # An id that is a row, but of another table: remembered, not branched on, since hardly any cast has one.
             if (key == rows) & (i < limit) & (row >= 0) & (row < num_rows):
                 foreign = i
             bucket = key & mask
@@ -148,6 +150,8 @@ def _count(job, table, begin, end, shift, bits, second, counters):
 @inlined
 def _scan(counters, chunks, buckets, begin):
     """Turns counts (chunks, buckets) into the place where each chunk's first entry of each bucket goes."""
+    # Bucket by bucket, and within one chunk by chunk: entries of
+    # an earlier chunk come first, which keeps the sort stable.
     place = np.int64(begin)
     for bucket in range(buckets):
         for chunk in range(chunks):
@@ -168,6 +172,7 @@ def _scatter(job, table, begin, end, shift, bits, second, counters):
             bucket = key & mask
             place = get_i32(counters, bucket)
             put_i32(counters, bucket, place + np.int32(1))
+            # The first pass reads ids and makes the words: row above position, so later passes move one array.
             put_u64(out, place, np.uint64((key << 32) | i))
     else:
         pairs, out, places = _pairs(job, second), _pairs(job, 1 - second), np.uint64(shift + 32)
@@ -183,6 +188,7 @@ def _scatter(job, table, begin, end, shift, bits, second, counters):
 def _count_unique(pairs, first, begin, end, rows):
     """Unique rows that begin, and lookups that are not padding, among sorted pairs of a table that starts at first."""
     unique, real = np.int64(0), np.int64(0)
+    # A chunk may begin within a row: the pair before it tells whether its first row is new.
     last = np.int64(-1) if begin == first else np.int64(get_u64(pairs, begin - 1) >> np.uint64(32))
     for i in range(begin, end):
         key = np.int64(get_u64(pairs, i) >> np.uint64(32))
@@ -197,6 +203,8 @@ def _write(job, table, second, begin, end, segment):
     """Writes the cast of sorted pairs [begin, end), whose first new row is unique row number ``segment``."""
     pairs, first, base = _pairs(job, second), get_i64(table, T_BEGIN), get_i64(table, T_BASE)
     real = get_i64(table, T_REAL)
+    # What is added to a sorted entry's number to get its place in the whole
+    # cast. Tables' padding goes behind all real lookups of all tables.
     to_real = get_i64(table, T_FIRST_REAL) - first
     to_padding = get_i64(table, T_FIRST_PADDING) - first - real
     sources, positions = get_i64(job, SOURCES_OUT), get_i64(job, POSITIONS_OUT)
@@ -212,6 +220,8 @@ def _write(job, table, second, begin, end, segment):
         pair = get_u64(pairs, i)
         key, position = np.int64(pair >> np.uint64(32)), np.int64(pair & np.uint64(0xFFFFFFFF))
         if key != last:
+            # Rows that do not fit are left out, but counted: ``num_unique``
+            # tells that they were there. Offsets have one more place.
             if segment < capacity:
                 put_i32(rows_out, segment, np.int32(base + key))
             if segment <= capacity:
@@ -234,6 +244,7 @@ def _sort_table(job, t):
     begin, end, rows = get_i64(table, T_BEGIN), get_i64(table, T_END), get_i64(table, T_ROWS)
     width, bits = _digit_bits(end - begin, rows)
     counters = get_i64(job, COUNTERS) + 4 * (t << MAX_DIGIT_BITS)
+    # The first pass reads ids, so it may be said to come from the second half; every pass writes to the other one.
     second, shift = np.int64(1), np.int64(0)
     while shift < bits:
         _count(job, table, begin, end, shift, width, second, counters)
@@ -346,6 +357,8 @@ def _begin(job):
 def _begin_sort(job):
     put_i64(job, SHIFT, 0)
     put_i64(job, IN_SECOND, 1)
+    # A table sorted by itself stays in its thread's cache for all passes. One table on several threads has to share
+    # each pass instead, with a barrier between counting and scattering.
     if (get_i64(job, NUM_TABLES) > 1) | (get_i64(job, CHUNKS) == 1):
         put_i64(job, PHASE, SORT_TABLES)
         return get_i64(job, NUM_TABLES)
@@ -376,6 +389,7 @@ def cast_advance(job):
         return get_i64(job, NUM_TABLES)
     if phase == COUNT:
         bits, _ = _digit_bits(get_i64(job, CAPACITY), get_i64(job, NUM_ROWS))
+        # Serial, over chunks times buckets: why more chunks do not pay, however many threads there are.
         _scan(get_i64(job, COUNTERS), chunks, np.int64(1) << bits, 0)
         put_i64(job, PHASE, SCATTER)
         return chunks

@@ -43,6 +43,8 @@ class Kernel:
     @functools.cached_property
     def compiled(self) -> Any:
         """The numba C callback; its ``ctypes`` attribute calls it with the GIL released."""
+        # LLVM resolves a kernel's symbols when its code is loaded,
+        # from the cache, too: the required ones must be there before.
         with _LOCK:
             for kernel in self._requires:
                 binding.add_symbol(kernel.symbol, kernel.address)
@@ -50,7 +52,7 @@ class Kernel:
 
     @property
     def address(self) -> int:
-        """Of the C function."""
+        """The address of the C function."""
         return self.compiled.address
 
     @functools.cached_property

@@ -6,8 +6,8 @@ sizes of the structures it is given before it reads them, and tests/test_native_
 header that the installed jaxlib ships.
 
 Kernels inside jit run on XLA's intra-op threads, so that several handlers at once, as under ``shard_map``, share one
-pool and never oversubscribe the machine. Chunks are dealt in contiguous shares, of which each thread takes that of the
-core it is on first, and then what others left: so most of what one kernel wrote is read by the next on the same core,
+pool and never oversubscribe the machine. Chunks are dealt in contiguous shares. A thread first takes the share of the
+core it is on, and then what others left: so most of what one kernel wrote is read by the next on the same core,
 rather than from another's cache, which may be on another chiplet. The caller works too and then waits only for chunks
 that a thread is running already, so it finishes even if no pool thread ever is free; a task that starts late finds the
 shares spent and touches nothing but the small reference-counted state.
@@ -92,6 +92,8 @@ no_memory = message("jrec: out of memory in a native kernel")
 @inlined
 def error(frame, text, code):
     """Creates an XLA error, to be returned by the handler."""
+    # XLA_FFI_Error_Create_Args: its size, no extension, the message, the code.
+    # Without memory even for these, the handler can only say that all went well.
     words = malloc(32)
     if words == 0:
         return np.int64(0)
@@ -121,6 +123,7 @@ def answered_metadata(frame):
 @inlined
 def known_layout(frame):
     """Whether the call frame has the layout that this module reads."""
+    # A frame of a newer minor version may be longer; lists, of which elements are read, must have the known size.
     fits = (get_i64(frame, 0) >= _FRAME_SIZE - 8) & (get_i64(frame + _ARGS, 0) == _LIST_SIZE)
     return fits & (get_i64(frame + _RESULTS, 0) == _LIST_SIZE)
 
@@ -207,22 +210,28 @@ def _share(state, i):
 def _work(state):
     """Takes the chunks of this core's share, then what is left of the others'; counts them as finished at the end."""
     shares, finished = get_i64(state, _SHARES), 0
+    # Only a hint, which may be out of date by the next line: any share is right, the own one is quicker.
     own = np.int64(_core()) % shares
     for i in range(own, own + shares):
         share = _share(state, i if i < shares else i - shares)
         end = get_i64(share, _END)
+        # A look before the increment: a spent share is not written
+        # by everybody who passes, and its counter cannot run away.
         while load_acquire(share + 8 * _NEXT) < end:
             chunk = fetch_add(share + 8 * _NEXT, 1)
             if chunk >= end:
                 break
             _call_chunks(get_i64(state, _FUNCTION), get_i64(state, _JOB), chunk, chunk + 1)
             finished += 1
+    # Once, not by chunk: the line of the counter moves between cores as often as threads finish. The atomic addition
+    # also publishes what the chunks wrote, which the caller sees when it reads the counter.
     if finished > 0:
         fetch_add(state + 8 * _FINISHED, finished)
 
 
 @inlined
 def _leave(state):
+    # The last one frees: a pool thread may begin its task when the caller has long returned.
     if fetch_add(state + 8 * _REFERENCES, -1) == 1:
         free(state)
 
@@ -273,8 +282,10 @@ def pool_size(frame):
 @inlined
 def parallel(frame, function, job, chunks, threads):
     """Runs ``function(job, begin, end)`` over [0, chunks) on up to ``threads`` threads, this one included."""
+    # Shares and threads are equally many: the calling thread takes one, too.
     shares = min(threads, chunks)
     state = malloc(8 * (_FIRST_SHARE + shares * _APART)) if shares > 1 else np.int64(0)
+    # One thread, or no memory for the state: the work is done here, in the same chunks, with the same results.
     if state == 0:
         _call_chunks(function, job, 0, chunks)
         return
@@ -287,17 +298,21 @@ def parallel(frame, function, job, chunks, threads):
     for i in range(shares):
         put_i64(_share(state, i), _NEXT, chunks * i // shares)
         put_i64(_share(state, i), _END, chunks * (i + 1) // shares)
+    # XLA_FFI_ThreadPool_Schedule_Args. XLA reads it during the call, so one serves all tasks.
     put_i64(call, 0, 40)
     put_i64(call, 1, 0)
     put_i64(call, 2, get_i64(frame + _CONTEXT, 0))
     put_i64(call, 3, _pool_task())
     put_i64(call, 4, state)
     for _ in range(shares - 1):
+        # Before the task can run and leave. Where XLA refuses it, nobody else will take the reference back.
         fetch_add(state + 8 * _REFERENCES, 1)
         if _ignore(api, _call_api(get_i64(api + _SCHEDULE, 0), call)):
             fetch_add(state + 8 * _REFERENCES, -1)
             break
     _work(state)
+    # The job and XLA's buffers belong to the caller, so it must not return before every chunk is finished. No shares
+    # are left by now: what is waited for is running on another core.
     while load_acquire(state + 8 * _FINISHED) < chunks:
         sched_yield()
     _leave(state)

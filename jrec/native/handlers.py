@@ -60,6 +60,7 @@ def _run_segments(frame, job, threads):
     chunks = seg.count_chunks(job)
     threads = min(threads, pool_size(frame)) if chunks >= SERIAL_CHUNKS else np.int64(1)
     parallel(frame, _segment_chunks(), job, chunks, threads)
+    # Pieces of long segments lie in several chunks, so they are added only when all chunks are done, by one thread.
     call1(_finish_segments(), job)
     failure = get_i64(job, seg.ERROR)
     free(job)
@@ -170,6 +171,7 @@ def casted_update_handler(frame):
         return error(frame, no_memory(), RESOURCE_EXHAUSTED)
     _set_segments(job, argument(frame, 5), argument(frame, 3), argument(frame, 2), argument(frame, 6))
     _set_table(job, frame, 8, 2)
+    # A buffer of the program, not a static size, and possibly more than there is room for.
     unique = np.int64(get_i32(data(argument(frame, 7)), 0))
     put_i64(job, seg.SEGMENTS, min(max(unique, 0), dim(argument(frame, 1), 0)))
     put_i64(job, seg.POSITIONS, data(argument(frame, 4)))
@@ -199,6 +201,7 @@ def tensor_cast_handler(frame):
         capacity = dim(ids, 0)
         put_i64(job, cast.NUM_BAGS, dim(offsets, 0) - 1)
         put_i64(job, cast.OFFSETS, data(offsets))
+    # As many chunks as the call has made room for counters.
     chunks = dim(result(frame, 7), 0) >> cast.MAX_DIGIT_BITS
     threads = min(threads, pool_size(frame)) if chunks > 1 else np.int64(1)
     table = job + 8 * cast.JOB_WORDS
@@ -218,6 +221,7 @@ def tensor_cast_handler(frame):
     put_i64(job, cast.COUNTERS, data(result(frame, 7)))
     put_i64(table, cast.T_END, capacity)
     put_i64(table, cast.T_ROWS, num_rows)
+    # Serial work between phases, chunks of a phase in parallel: every ``parallel`` is a barrier for the next phase.
     count = call1(_cast_advance(), job)
     while count > 0:
         parallel(frame, _cast_chunks(), job, count, threads)

@@ -195,6 +195,8 @@ def _run(job: np.ndarray, longest: int, threads: int | None) -> None:
     partials = np.empty((pieces, int(job[J.DIM])), np.float32)
     long = np.full(chunks if pieces else 0, -1, np.int32)
     job[J.PARTIALS], job[J.LONG] = pointer(partials), pointer(long) if pieces else 0
+    # ``max_chunks`` may pass what the kernel counts, whose offsets
+    # end earlier: a chunk behind the last one has no segments.
     thread_pool.run(kernels.segment_chunks, pointer(job), chunks, thread_count(threads))
     kernels.finish_segments.call(pointer(job))
     if job[J.ERROR]:

@@ -172,7 +172,7 @@ def _transpose_tile(width: int) -> Any:
 
 
 transpose_tile, transpose_tile_8 = _transpose_tile(WIDEST), _transpose_tile(8)
-"""Of ``WIDEST`` or 8 columns of four lines below: their gradient, and what their entries add to their slices'.
+"""For ``WIDEST`` or 8 columns of four lines below: their gradient, and what their entries add to their slices' sums.
 
     below_gradient[i] = sum_u sum_j slopes[u][i, j] * turned[digits[u]][j]
     totals[digits[u]][j] += sum_i slopes[u][i, j] * below[i]

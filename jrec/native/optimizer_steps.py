@@ -51,6 +51,7 @@ def _sum_of_squares(values, dim):
 
 @inlined
 def _inverse_root(total, eps):
+    # As optax has it: where all gradients were zero the row stays, rather than move by 0 / 0.
     return _ONE / math.sqrt(total + eps) if total > _ZERO else _ZERO
 
 
@@ -117,6 +118,7 @@ def update_row(kind, table, dtype, row, number, dim, stride, gradient, slot0, sl
         put_f32(scratch, d, get_bf16(stored, d) if dtype == BF16 else get_f16(stored, d))
     _prepare(scratch, gradient, dim, hyper)
     _step(kind, scratch, gradient, dim, slot0, slot1, hyper)
+    # The step runs in float32 whatever the table holds; only the way back to 16 bits rounds.
     if get_i32(hyper, STOCHASTIC) != 0:
         _round(dtype, scratch, number, dim, get_i32(hyper, KEY0), get_i32(hyper, KEY1))
     for d in range(dim):

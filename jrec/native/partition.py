@@ -24,14 +24,16 @@ def partitioned(run: Run, plan: Callable[[Mesh, Any, Any], _Plan], rule: str, **
     """``run`` as a function that XLA partitions by ``plan``.
 
     Args:
-      run: Of arrays, without captured ones.
-      plan: From the mesh and the shardings (as PartitionSpecs) and shapes of operands and results, what a device does.
+      run: A function of arrays that captures none.
+      plan: A function of the mesh, and of the shardings (as PartitionSpecs) and shapes of operands and results, to what
+        a device does.
       rule: Shardy's sharding rule.
-      **factors: Of the rule, as for ``def_partition``.
+      **factors: What else ``def_partition`` takes about the rule.
     """
 
     @jax.custom_batching.custom_vmap
     def call(*operands: Any) -> Any:
+        # Inside ``shard_map`` a device's operands are its own already, and XLA may not divide them again.
         if not rules_apply(operands):
             return run(*operands)
         ruled = custom_partitioning(lambda *inner: run(*inner))
@@ -87,11 +89,11 @@ def axes_of(argument: Any, dimension: int) -> tuple[str, ...]:
     return tuple(axes) if argument.shape[dimension] % parts == 0 else ()
 
 
-def _refusal(what: str, how: str, table: Any) -> str:
-    how = f"evenly {how}".rstrip()
+def _refusal(verb: str, division: str, table: Any) -> str:
+    division = f"evenly {division}".rstrip()
     return (
-        f"jrec's native kernels {what} tables that are divided {how}, not {table.sharding.spec} of {table.shape}; call"
-        " the op inside jax.shard_map, or name implementation='xla'"
+        f"jrec's native kernels {verb} tables that are divided {division}, not {table.sharding.spec} of {table.shape};"
+        " call the op inside jax.shard_map, or name implementation='xla'"
     )
 
 
@@ -122,11 +124,15 @@ def lookup_plan(run: Run, ragged: bool, weighted: bool) -> Callable[[Mesh, Any, 
             if not rows:
                 return run(source, indices, offsets, weights)
             held = source.shape[0]
+            # A row that another device has is skipped here, as an absent id is, and summed there. An id past the whole
+            # table is past it on every device, so that the sum over devices stays NaN.
             local = indices - first_row(rows, held)
             local = jnp.where((indices >= 0) & (local >= 0) & (local < held), local, -1)
             local = jnp.where(indices >= num_rows, jnp.int32(held), local)  # past the table: NaN
             sums = run(source, local, offsets, weights)
             if scattered:
+                # XLA wants the bags divided by the same axes: each device
+                # keeps its share of the sums, half of what a psum moves.
                 return jax.lax.psum_scatter(sums, rows, scatter_dimension=0, tiled=True)
             return jax.lax.psum(sums, rows)
 
@@ -165,12 +171,15 @@ def update_plan(run: Run, casted: bool, slots: int) -> Callable[[Mesh, Any, Any]
             state, numbers = operands[before : before + 1 + slots], operands[before + 1 + slots :]
             held = state[0].shape[0]
             first = first_row(axes, held)
+            # A cast's rows ascend, so a device's rows are one run of segments, ``low`` to ``high``. It is rolled to the
+            # front, since shapes are static; everything behind it becomes padding.
             low, high = (jnp.sum(rows < bound, dtype=jnp.int32) for bound in (first, first + held))
             place = jnp.arange(rows.shape[0], dtype=jnp.int32)
             own = jnp.where(place < high - low, jnp.roll(rows, -low) - first, jnp.int32(held))
             if casted:
                 offsets, sources, positions, gradients, weights, _ = rest
                 begin = offsets[low]
+                # Offsets behind the device's last segment stay at its end, so that these segments are empty.
                 ends = jnp.minimum(jnp.arange(offsets.shape[0], dtype=jnp.int32) + low, high)
                 moved = [jnp.roll(array, -begin) for array in (sources, positions)]
                 rest = [offsets[ends] - begin, *moved, gradients, weights, high - low]

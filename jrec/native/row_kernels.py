@@ -86,6 +86,7 @@ def _has(bitmap, row):
 
 @inlined
 def _set(bitmap, row):
+    # Most bits are set already, and reading a line is cheaper than owning it, which the atomic needs.
     if not _has(bitmap, row):
         fetch_or(bitmap + 8 * (row >> 6), np.int64(1) << (row & 63))
 
@@ -109,6 +110,7 @@ def _initial_row(job, row, out):
     table, dim, dtype = _table_of(job, row), get_i64(job, DIM), get_i64(job, DTYPE)
     key0, key1 = get_i32(table, 2 * KEY0), get_i32(table, 2 * KEY1)
     scale = get_f32(table, 2 * SCALE)
+    # Counted within its table, so that a table has the same first values in whatever stack it lies.
     first = (row - get_i64(table, BASE)) * dim
     for d in range(dim):
         value = initial_value(key0, key1, first + d, scale)
@@ -201,6 +203,7 @@ def row_chunks(job, begin, end):
         if action == MAKE:
             _make(job, row, size)
             continue
+        # Rows ascend, but lie far apart: no hardware prefetcher follows.
         _prefetch(job, i + _AHEAD)
         if action == FETCH:
             _fetch(job, i, row, size)

@@ -98,6 +98,8 @@ def _start(job, s):
     offsets = get_i64(job, OFFSETS)
     if offsets == 0:
         return s * get_i64(job, LENGTH)
+    # Chunks are cut before anybody has checked the offsets:
+    # malformed ones may cut badly, but lead nowhere out of bounds.
     return min(max(np.int64(get_i32(offsets, s)), 0), get_i64(job, CAPACITY))
 
 
@@ -133,6 +135,7 @@ def _first_segment(job, chunk, chunks):
 def _sum(job, out, begin, end):
     source, dim, rows = get_i64(job, SOURCE), get_i64(job, DIM), get_i64(job, SOURCE_ROWS)
     indices, limit, dtype = get_i64(job, INDICES), get_i64(job, CAPACITY), get_i64(job, DTYPE)
+    # A branch a segment, not a function pointer: each dtype's loop is inlined where it is called.
     weights, positions = get_i64(job, WEIGHTS), get_i64(job, POSITIONS)
     if dtype == F32:
         sum_f32(out, source, dim, rows, indices, begin, end, limit, weights, positions)
@@ -214,6 +217,8 @@ def _carried_piece(job, chunk, first):
     """The piece, if any, that begins in the chunk and belongs to the long segment before its first one."""
     s = first - 1
     begin, end, low = _start(job, s), _start(job, first), chunk * CHUNK
+    # The first piece of segment ``s`` that begins at or after the chunk's begin. Pieces are no shorter than chunks, so
+    # there is at most one, and piece 0 belongs to the chunk where the segment itself begins.
     k = (low - _position(job, s) + PIECE - 1) // PIECE
     exists = (end - begin > PIECE) & (k > 0) & (k * PIECE < end - begin)
     if exists & (_position(job, s) + k * PIECE < low + CHUNK):
@@ -239,6 +244,7 @@ def _segments(sum_rows):
             if offsets != 0:
                 begin, end = np.int64(get_i32(offsets, s)), np.int64(get_i32(offsets, s + 1))
                 if not _well_formed(s, begin, end, limit):
+                    # Threads may write this word at once, all the same value; it is read when all are done.
                     put_i64(job, ERROR, 1)
                     continue
             if split & (end - begin > PIECE):
@@ -246,7 +252,9 @@ def _segments(sum_rows):
                 _piece(job, chunk, s, 0, begin, end)
                 continue
             if out == 0:
+                # Rows of a cast ascend, but lie far apart: no hardware prefetcher sees the next one coming.
                 _prefetch_row(job, s + 8)
+            # An update's gradient never leaves the thread's scratch, behind which ``update_row`` has room of its own.
             total = scratch if out == 0 else out + 4 * dim * s
             if gradients != 0:
                 for d in range(dim):
@@ -276,6 +284,7 @@ def _list_short(job, first, last, places, ends):
     ascending = _well_formed(first, np.int64(end), np.int64(get_i32(offsets, last)), get_i64(job, CAPACITY))
     for s in range(first, last):
         begin, end = end, get_i32(offsets, s + 1)
+        # Written always, and kept only where the segment is not empty: no branch on a length that nobody predicts.
         put_i32(places, listed, np.int32(s))
         put_i32(ends, listed, end)
         listed += np.int64(end > begin)
@@ -363,6 +372,7 @@ def finish_segments(job):
     if scratch == 0:
         put_i64(job, ERROR, 2)
         return
+    # By chunk, so by segment, and each piece in order: the sums do not depend on which thread made which piece.
     for chunk in range(count_chunks(job)):
         s = np.int64(get_i32(get_i64(job, LONG), chunk))
         if s < 0:
@@ -370,6 +380,8 @@ def finish_segments(job):
         length, position = _start(job, s + 1) - _start(job, s), _position(job, s)
         total = partials + 4 * dim * (2 * chunk + 1)
         for k in range(1, (length + PIECE - 1) // PIECE):
+            # Piece ``k`` lies with the chunk where it begins, in the
+            # first of its two places; a segment's piece 0 has the second.
             piece = partials + 4 * dim * (2 * ((position + k * PIECE) // CHUNK))
             for d in range(dim):
                 put_f32(total, d, get_f32(total, d) + get_f32(piece, d))

@@ -42,6 +42,7 @@ def run(kernel: Kernel, job: int, chunks: int, threads: int) -> None:
         while (begin := next(counter)) < chunks:
             call(job, begin, min(begin + group, chunks))
 
+    # One helper fewer than threads: the caller works, too.
     helpers = [_pool(os.getpid(), threads - 1).submit(work) for _ in range(min(threads, chunks) - 1)]
     try:
         work()

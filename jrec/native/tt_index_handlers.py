@@ -81,6 +81,7 @@ def _make_level(frame, first, entries, counted, factor, padding):
     inverse = 1.0 / np.float64(factor)
     for u in range(count):
         entry = np.int64(get_i32(entries, u))
+        # A product in place of a division: a double holds any int32 exactly, so it is off by one at most.
         prefix = np.int64(np.float64(entry) * inverse)  # one too few where the product is rounded down
         digit = entry - prefix * factor
         short = np.int64(digit >= factor)
@@ -129,6 +130,8 @@ def _make_sources(job, frame, first):
         row += np.int64(get_i32(begun, j - first))
         position = np.int64(get_i32(positions, j))
         within = (position >= 0) & (position < lookups)
+        # Nobody vouches for the positions of a cast that was given: one outside
+        # of the lookups is written to place 0, and refused when all is done.
         strange |= not within
         put_i32(sources, position if within else np.int64(0), np.int32(row))
     for j in range(real, last):
@@ -159,6 +162,8 @@ def tt_index_handler(frame):
     if job == 0:
         return error(frame, no_memory(), RESOURCE_EXHAUSTED)
     put_i64(job, _FRAME, frame)
+    # The levels depend on each other and make one chunk; it comes
+    # first, so that the parts of the sources run beside it.
     chunks = 1 + (lookups + _PART - 1) // _PART
     threads = min(integer_attribute(frame, 0), pool_size(frame)) if chunks > 2 else np.int64(1)
     parallel(frame, _index_chunks(), job, chunks, threads)

@@ -185,15 +185,18 @@ def tt_transpose_digits(job, begin, end):
             place = 4 * rank * columns * digit
             out = get_i64(job, CORE_GRADIENT) + (4 * rank * columns * chunk if steps else place)
             first, last = np.int64(get_i32(offsets, digit)), np.int64(get_i32(offsets, digit + 1))
+            # A slice that no entry chose has no gradient: it is not stepped, as a row without lookups is not.
             if first == last:
                 if not steps:
                     clear(out, rank * columns)
                 continue
+            # The slice's memory is ``rank`` short lines; its transpose has few long ones, which fill vector registers.
             if columns < NARROW and columns < rank:
                 _add_outers(job, turned, first, last, lefts, rights, np.int64(1))
                 transpose(out, turned, columns, rank)
             else:
                 _add_outers(job, out, first, last, lefts, rights, np.int64(0))
+            # Shares need the slice as it was in the forward pass: the optimizer steps it only after them.
             transpose(turned, core + place, rank, columns)
             _write_shares(job, turned, first, last, lefts, rights, place + 4 * rank * columns)
             if steps:
@@ -269,6 +272,7 @@ def tt_sum_shares_chunks(job, begin, end):
     count, size = get_i64(job, COUNT), get_i64(job, CHUNK)
     width = get_i64(job, ROWS) * get_i64(job, RANK)
     first, last = begin * size, min(end * size, get_i64(job, BELOW_COUNT))
+    # Parents ascend, so the entries of a chunk's parents are one run; where it begins is the only search.
     u = lower_bound(parents, count, first)
     for parent in range(first, last):
         own = u

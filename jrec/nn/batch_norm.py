@@ -22,8 +22,8 @@ class BatchNorm(nnx.BatchNorm):
         Args:
           x: The input.
           use_running_average: Whether to use the stored statistics; None for the layer's own mode.
-          mask: bool, of a shape that broadcasts to that of ``x``: which elements count. Where none does, statistics
-            stay as they are. None counts all.
+          mask: The elements that count, bool of a shape that broadcasts to the shape of ``x``. Where none
+            counts, statistics stay as they are. None counts all.
         """
         frozen = self.use_running_average if use_running_average is None else use_running_average
         if mask is None or frozen:
@@ -32,14 +32,15 @@ class BatchNorm(nnx.BatchNorm):
             raise ValueError(f"BatchNorm with a mask has one feature axis, but axis is {self.axis}")
         axes = tuple(axis for axis in range(x.ndim) if axis != self.axis % x.ndim)
         values, counted = jnp.asarray(x, jnp.promote_types(x.dtype, jnp.float32)), jnp.broadcast_to(mask, x.shape)
+        # Count, sum and squares in one array, so that a mesh sums them by one collective.
         parts = [jnp.ones_like(values), values, jnp.square(values)]
         sums = jnp.stack([jnp.sum(part, axes, where=counted) for part in parts])
         if self.axis_name is not None:
             sums = jax.lax.psum(sums, self.axis_name, axis_index_groups=self.axis_index_groups)
         count, mean, square = sums[0], sums[1] / jnp.maximum(sums[0], 1), sums[2] / jnp.maximum(sums[0], 1)
         variance = jnp.maximum(square - jnp.square(mean), 0)
-        for stored, found in ((self.mean, mean), (self.var, variance)):
-            moved = self.momentum * stored[...] + (1 - self.momentum) * found.astype(stored.dtype)
+        for stored, batch_value in ((self.mean, mean), (self.var, variance)):
+            moved = self.momentum * stored[...] + (1 - self.momentum) * batch_value.astype(stored.dtype)
             stored[...] = jax.lax.stop_gradient(jnp.where(count > 0, moved, stored[...]))
         scale = jax.lax.rsqrt(variance + self.epsilon)
         scale = scale if self.scale is None else scale * self.scale[...].astype(scale.dtype)

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 
 Boundaries = tuple[tuple[float, ...], ...]
-"""Of each dense feature ascending numbers, such as quantiles, at least two; none for a feature that stays as it is."""
+"""At least two ascending numbers for each dense feature, such as quantiles; none for a feature that stays as it is."""
 
 
 def encoded_width(boundaries: Boundaries, num_dense: int) -> int:
-    """How many inputs ``piecewise_linear`` makes of so many dense features."""
+    """How many inputs ``piecewise_linear`` makes of ``num_dense`` dense features."""
     return sum(max(1, len(own) - 1) for own in boundaries) if boundaries else num_dense
 
 
@@ -22,7 +22,7 @@ def check_boundaries(boundaries: Boundaries, num_dense: int) -> None:
     """Refuses boundaries that ``piecewise_linear`` cannot take.
 
     Raises:
-      ValueError: If they are of another number of features, or those of one do not ascend.
+      ValueError: If their number of features is another, or the numbers of one feature do not ascend.
     """
     if boundaries and len(boundaries) != num_dense:
         raise ValueError(f"dense_boundaries are of {len(boundaries)} features, but num_dense is {num_dense}")

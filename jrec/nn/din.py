@@ -62,7 +62,7 @@ class DIN(nnx.Module):
 
     Args:
       layout: The layout of the embedding tables; histories have pooling "none".
-      histories: By feature of the target the feature, of the same table, with the history's items.
+      histories: The feature with a history's items, by the target's feature of the same table.
       num_dense: Dense features of an example.
       bottom_mlp: Layer sizes over the dense features; empty for the features as they are.
       attention_mlp: Hidden layer sizes of the weights (``TargetAttention``).
@@ -71,7 +71,7 @@ class DIN(nnx.Module):
       compute_dtype: The dtype of the computation; parameters are float32.
       dropout: The rate of dropout after the hidden layers of the bottom and top MLPs, in training.
       batch_norm: Whether these layers have BatchNorm before their ReLU.
-      dense_boundaries: Of each dense feature the boundaries of its pieces; see ``jrec.nn.DLRMConfig``.
+      dense_boundaries: The boundaries of each dense feature's pieces; see ``jrec.nn.DLRMConfig``.
       calibrated: Whether a scale and a shift of the logit apply in eval mode.
       multi_task: Heads for several tasks in place of the top MLP; logits are then a dictionary by task.
       rngs: Its ``params`` stream initializes everything; dropout needs a ``dropout`` stream, too.
@@ -109,8 +109,8 @@ class DIN(nnx.Module):
         sizes = {feature.name: feature.vectors * dim for feature, dim in layout.features}
         target = sum(sizes[name] for name in histories)
         self.attention = TargetAttention(target, attention_mlp, normalized=normalized, dtype=compute_dtype, rngs=rngs)
-        others = sum(size for name, size in sizes.items() if name not in histories.values())  # the target among them
-        inputs = (widths[-1] if num_dense else 0) + others + target
+        pooled = sum(size for name, size in sizes.items() if name not in histories.values())  # the target among them
+        inputs = (widths[-1] if num_dense else 0) + pooled + target
         tasks = None if multi_task is None else MultiTaskHeads(inputs, multi_task, rngs=rngs)
         top = MLP((inputs, *top_mlp), activate_last=False, **options, rngs=rngs) if tasks is None else None
         self.tasks, self.top = tasks, top

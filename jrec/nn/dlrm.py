@@ -56,8 +56,8 @@ class DLRMConfig:
       interaction: "dot", "concat", "fm" or "dcn".
       wide: Whether first-order terms join the logit (Wide & Deep, Cheng et al. 2016): a weight of every id, and of
         every dense feature. A tenth of the last element of each row is then the id's weight, and not part of its
-        embedding, so that a table of dim 17 has embeddings of 16. Weights are pooled as embeddings are; those of
-        positions are summed.
+        embedding, so that a table of dim 17 has embeddings of 16. Weights are pooled as embeddings are; weights
+        of positions are summed.
       cross_layers: Layers of the cross network of "dcn".
       cross_rank: Rank of their weight matrices; 0 for full matrices.
       dot_with: What joins the dot products: the output of the bottom MLP ("bottom"), or also the concatenated
@@ -67,7 +67,7 @@ class DLRMConfig:
         summed outside the top MLP.
       dropout: The rate of dropout after the hidden layers of both MLPs, those that another layer follows, in training.
       batch_norm: Whether these layers have BatchNorm before their ReLU.
-      dense_boundaries: Of each dense feature the boundaries of its pieces (``piecewise_linear``), none for one that the
+      dense_boundaries: The boundaries of each dense feature's pieces (``piecewise_linear``), none for one that the
         bottom MLP reads as it is; () leaves all as they are.
       calibrated: Whether a scale and a shift of the logit apply in eval mode (``Calibration``).
       members: How many models are trained side by side on parts of the same rows, each with its own layers and its own
@@ -119,7 +119,7 @@ class DLRMConfig:
             "batch_norm": self.batch_norm,
             "members": self.members > 1,
         }
-        if named := [name for name, given in odd.items() if given]:
+        if named := [name for name, is_set in odd.items() if is_set]:
             raise ValueError(f"{named[0]} is given beside multi_task, whose heads do not read it; leave it out")
 
     @property

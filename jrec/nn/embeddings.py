@@ -227,7 +227,7 @@ class EmbeddingCollection(nnx.Module):
         }
 
     def lookup_feature(self, name: str, ids: jax.Array, *, weights: jax.Array | None = None) -> jax.Array:
-        """One feature looked up alone, as for serving. Not differentiable: train with ``lookup``.
+        """Looks up one feature by itself, as for serving. Not differentiable: train with ``lookup``.
 
         Args:
           name: The feature.

@@ -1,4 +1,4 @@
-"""One feature of a collection looked up alone, as for serving: nothing of the batch's other features is needed."""
+"""One feature of a collection looked up by itself, as for serving, without ids for the other features."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def masked_mean(losses: jax.Array, mask: jax.Array) -> jax.Array:
 
 
 def mean_of_positions(losses: jax.Array, counts: jax.Array, mask: jax.Array) -> jax.Array:
-    """The mean over positions of histories, () float32, for a loss: on a mesh that of the whole batch, too.
+    """The mean of a loss over the positions of histories, () float32; on a mesh, over the whole batch's positions.
 
     A step adds the devices' losses by their shares of the examples; histories on one device may be longer than on
     another, so here each device's sum is divided by the positions that it would have were they alike.
@@ -127,12 +127,13 @@ def sampled_softmax(
     if (positive_log_q is None) != (negative_log_q is None):
         raise ValueError("give positive_log_q and negative_log_q, or neither: scores are compared with each other")
     own = jnp.sum(queries * positives, axis=-1, dtype=jnp.float32) / temperature
-    others = jnp.matmul(queries, negatives.T, preferred_element_type=jnp.float32) / temperature
+    against = jnp.matmul(queries, negatives.T, preferred_element_type=jnp.float32) / temperature
     if positive_log_q is not None and negative_log_q is not None:
-        own, others = own - positive_log_q, others - negative_log_q[None, :]
+        own, against = own - positive_log_q, against - negative_log_q[None, :]
+    # A query's own row among the negatives would be pushed away and pulled at once.
     absent = (negative_ids[None, :] == positive_ids[:, None]) | (negative_ids < 0)[None, :]
-    others = jnp.where(absent, -jnp.inf, others)
-    return jax.nn.logsumexp(jnp.concatenate([own[:, None], others], axis=1), axis=1) - own
+    against = jnp.where(absent, -jnp.inf, against)
+    return jax.nn.logsumexp(jnp.concatenate([own[:, None], against], axis=1), axis=1) - own
 
 
 def in_batch_softmax(
@@ -144,9 +145,9 @@ def in_batch_softmax(
     log_q: jax.Array | None = None,
     temperature: float = 1.0,
 ) -> jax.Array:
-    """Cross entropy of each example's own row against those of all other examples of the whole batch, on all devices.
+    """Cross entropy of each example's own row against the rows of all other examples of the batch, on all devices.
 
-    So the loss is that of one device, on any number of them. Examples with the same row are no negatives of each other.
+    So any number of devices gives the loss of one device. Examples with the same row are no negatives of each other.
 
     Args:
       queries: (examples, dim).
@@ -195,7 +196,7 @@ def binary_cross_entropy(logits: jax.Array, batch: Batch) -> jax.Array:
 def _of_members(function: Callable[[jax.Array, jax.Array], jax.Array], logits: jax.Array, batch: Batch) -> jax.Array:
     """(batch,), the losses by the labels; of (batch, members) logits the mean of the members' losses.
 
-    The gradients are the sum's: rates and weight decay then mean to each member what they mean to a model alone.
+    The gradients are the sum's: rates and weight decay then mean to each member what they mean to a single model.
     """
     if logits.ndim == 1:
         return function(logits, batch.labels)

@@ -58,6 +58,7 @@ class MicroBatches:
 
     def joined_bags(self, of_slices: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
         """Arrays of bags by stack, (slices, bags of one, ...), in the order of the batch's bags."""
+        # The orders of all slices are a permutation of the bags; its inverse puts results back.
         places = {name: np.argsort(order.reshape(-1)) for name, order in self._orders.items()}
         return {name: _taken(array.reshape(-1, *array.shape[2:]), places[name]) for name, array in of_slices.items()}
 

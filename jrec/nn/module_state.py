@@ -4,10 +4,10 @@
 ``logits`` on its part of the batch; the state stays equal on all devices:
 
 * ``nnx.BatchNorm`` has the statistics of the whole batch: its ``axis_name`` is the mesh's axis during the step.
-* Streams (``nnx.Rngs``, those of ``nnx.Dropout``) draw different numbers on every device of several, from keys that are
-  folded with the device's number during the step. Their stored keys and counts do not depend on the device.
+* Streams (``nnx.Rngs``, such as ``nnx.Dropout`` has) draw different numbers on every device of several, from keys that
+  are folded with the device's number during the step. Their stored keys and counts do not depend on the device.
 * Floats become the mean of what the devices have, weighted by their examples: so a moving average of the parts' means
-  is that of the batch's mean. What is to be summed, ``logits`` sums itself, over the axis "devices".
+  is the moving average of the batch's mean. What is to be summed, ``logits`` sums itself, over the axis "devices".
 * Integers and other types must not depend on the batch, as a count of steps does not; else the step is refused.
 """
 
@@ -60,8 +60,8 @@ def pure_logits(model: Any, communication: Communication | None) -> tuple[Any, L
         working = nnx.merge(graph, params, replaced(rest, changed), copy=True)
         _spread_batch_norms(working, communication)
         with _streams_of(working, device):
-            found = logits_of(working, batch, activations)
-        return found, _changes(_named(params) | _named(rest), arrays_of(working))
+            outputs = logits_of(working, batch, activations)
+        return outputs, _changes(_named(params) | _named(rest), arrays_of(working))
 
     return params, logits
 
@@ -93,6 +93,7 @@ def shared(model: Any, changed: Changed, communication: Communication, weight: j
         were.
     """
     old = arrays_of(model)
+    # A batch of only padding has no mean; its weights are all zero.
     some = jax.lax.psum(weight, AXIS) > 0
 
     def mean(name: str, leaf: jax.Array) -> jax.Array:
@@ -118,6 +119,7 @@ def check_independent(changed: Changed, step: Callable[[Any], Changed], inputs: 
         if not _exact(leaf):
             continue
         jaxpr = jax.make_jaxpr(lambda inputs, name=name: step(inputs)[name])(inputs).jaxpr
+        # Dead code elimination keeps what the new value is computed from: an input that is kept is one it depends on.
         _, used = partial_eval.dce_jaxpr(jaxpr, [True])
         if any(used):
             raise ConfigError(
@@ -151,6 +153,7 @@ def _changes(before: Mapping[str, jax.Array], after: Mapping[str, jax.Array]) ->
             f"the model's logits made or removed the Variable {new[0].removesuffix('.value')}, which a step cannot"
             " keep; make it in __init__"
         )
+    # By identity: tracers have no values to compare, and what ``logits`` did not assign is the same object.
     return {name: leaf for name, leaf in after.items() if leaf is not before[name]}
 
 

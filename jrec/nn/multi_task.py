@@ -98,7 +98,7 @@ def multi_task_loss(weights: Mapping[str, float], *, label: str | None = None) -
     """The sum of the tasks' binary cross entropies, each a mean over the examples that have the task's label.
 
     A label below 0 is missing, as a purchase is where nothing was clicked; NaN is not taken. On a mesh each mean is
-    that of the whole batch.
+    taken over the whole batch.
 
     Args:
       weights: How much each task counts. Its label is the column of that name, which batches carry as one of

@@ -28,7 +28,7 @@ class NGramConfig:
       dim: Elements of a row.
       sizes: The n of the n-grams, which end at a token.
       heads: Hashes of each n-gram: two n-grams that share a row in one rarely share another's.
-      seed: Sets the hashes apart from those of another seed.
+      seed: The hashes' seed; another one gives other hashes.
 
     Raises:
       ValueError: If a number is out of range.
@@ -56,7 +56,7 @@ class NGramConfig:
         return TableConfig(name=name, rows=self.rows, dim=self.dim, tier=tier, dtype=dtype)
 
     def feature(self, length: int, name: str = "ngram", *, table: str = "ngram") -> FeatureConfig:
-        """The feature of a text of so many tokens; its ids are ``ngram_rows``, flattened."""
+        """The feature for a text of ``length`` tokens; its ids are ``ngram_rows``, flattened."""
         return FeatureConfig(name=name, table=table, max_length=length * self.slots, pooling="none")
 
 

@@ -22,7 +22,7 @@ from jrec.row_optimizers import BagGradients, RowOptimizer
 from jrec.tiers.store import look_up
 
 Loss = Callable[[Any, Batch], jax.Array]
-"""Of what the model's ``logits`` returns, an array or a tree of them, and the batch; a mean over the examples."""
+"""A function of what the model's ``logits`` returns, an array or a tree, and of the batch: a mean over the examples."""
 
 _ROUNDING = 0x726F756E  # "roun": sets the keys of rounding apart from those of the initial parameters of the same seed
 
@@ -166,7 +166,7 @@ class SparseOptimizer(nnx.Module):
 
         Args:
           model: The optimizer's model, which holds all of its rows.
-          residuals: By stack, from ``EmbeddingCollection.lookup``.
+          residuals: The residuals of ``EmbeddingCollection.lookup``, by stack.
           dense_gradients: The gradients of ``nnx.Param``, as from ``nnx.grad``.
           activation_gradients: (num_bags, dim) float32 by stack: the loss's gradient of the activations.
           gradient_scale: A factor of all gradients before they are clipped, such as one over the loss scale; None for
@@ -198,7 +198,7 @@ class SparseOptimizer(nnx.Module):
           model: The optimizer's model, which holds all of its rows; unchanged since the lookups.
           bags: The bags of the micro-batches.
           dense_gradients: The sum of the micro-batches' gradients of ``nnx.Param``.
-          activation_gradients: By micro-batch, as in ``update``.
+          activation_gradients: The activations' gradients of each micro-batch, as in ``update``.
           gradient_scale: A factor of all gradients: one over their number, where their losses are means.
 
         Returns:
@@ -269,10 +269,13 @@ def _check_kinds(dense: Any, embedding: Any, cores: Any, tables: Mapping[str, An
     """Refuses optax's optimizers for rows, and row optimizers for dense parameters."""
     if not (hasattr(dense, "init") and hasattr(dense, "update")):
         raise TypeError(f"dense is {dense!r}, but dense parameters are trained by one of optax, as optax.adagrad(0.1)")
-    given = {"embedding": embedding, **{f"tables[{name!r}]": own for name, own in tables.items() if own is not None}}
+    optimizers = {
+        "embedding": embedding,
+        **{f"tables[{name!r}]": own for name, own in tables.items() if own is not None},
+    }
     many = isinstance(cores, Mapping)
-    given |= {f"cores[{name!r}]": own for name, own in cores.items()} if many else {"cores": cores or embedding}
-    for name, optimizer in given.items():
+    optimizers |= {f"cores[{name!r}]": own for name, own in cores.items()} if many else {"cores": cores or embedding}
+    for name, optimizer in optimizers.items():
         if not isinstance(optimizer, RowOptimizer):
             raise TypeError(
                 f"{name} is {_named(optimizer)}, but rows and cores are trained by a row optimizer, as"

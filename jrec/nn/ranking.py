@@ -24,20 +24,20 @@ def ranks(
     rows: jax.Array | np.ndarray,
     targets: jax.Array | np.ndarray,
     *,
-    seen: jax.Array | np.ndarray | None = None,
+    left_out: jax.Array | np.ndarray | None = None,
     block: int = BLOCK,
     mesh: Mesh | None = None,
 ) -> np.ndarray:
     """How many other rows score at least as high as each query's target, among all rows: 0 where it is the best.
 
     A tie counts against the target, so that a model that scores all rows alike finds nothing. A target is never left
-    out as seen. Scores are float32; rows whose scores differ by a rounding error may change places.
+    out itself. Scores are float32; rows whose scores differ by a rounding error may change places.
 
     Args:
       queries: (n, dim) floats.
       rows: (items, dim) floats.
       targets: (n,) integers, numbers of rows.
-      seen: (n, length) integers, rows that a query leaves out, such as its history; negative ones are absent.
+      left_out: (n, length) integers, rows that a query leaves out, such as its history; negative ones are absent.
       block: Rows that are scored at once: (n, block) float32.
       mesh: Devices that share the rows; None for one.
 
@@ -47,7 +47,7 @@ def ranks(
     Raises:
       ValueError: If shapes do not fit, a target is no row, or a score is NaN.
     """
-    queries, rows, seen = _checked(queries, rows, seen, block)
+    queries, rows, left_out = _checked(queries, rows, left_out, block)
     targets = np.asarray(targets)
     if targets.shape != queries.shape[:1] or not np.issubdtype(targets.dtype, np.integer):
         raise ValueError(
@@ -58,8 +58,8 @@ def ranks(
     own = jnp.sum(queries * rows[targets], axis=1)
     if bool(jnp.isnan(own).any()):
         raise ValueError(f"the score of query {int(jnp.isnan(own).argmax())} and its target is NaN")
-    found = _over_rows(mesh, _count_above, queries, rows, seen, block, own, jnp.asarray(targets, jnp.int32))
-    return np.asarray(found)
+    better = _over_rows(mesh, _count_above, queries, rows, left_out, block, own, jnp.asarray(targets, jnp.int32))
+    return np.asarray(better)
 
 
 def top_k(
@@ -67,14 +67,14 @@ def top_k(
     rows: jax.Array | np.ndarray,
     k: int,
     *,
-    seen: jax.Array | np.ndarray | None = None,
+    left_out: jax.Array | np.ndarray | None = None,
     block: int = BLOCK,
     mesh: Mesh | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """The k rows of the highest scores of each query, the best first; of equal scores the lowest number first.
 
     Args:
-      queries, rows, seen, block, mesh: As in ``ranks``.
+      queries, rows, left_out, block, mesh: As in ``ranks``.
       k: How many.
 
     Returns:
@@ -83,10 +83,10 @@ def top_k(
     Raises:
       ValueError: If shapes do not fit, or k is not between 1 and the number of rows.
     """
-    queries, rows, seen = _checked(queries, rows, seen, block)
+    queries, rows, left_out = _checked(queries, rows, left_out, block)
     if not 1 <= k <= len(rows):
         raise ValueError(f"k={k} must be between 1 and the {len(rows)} rows")
-    scores, numbers = _over_rows(mesh, _best_of(k), queries, rows, seen, block)
+    scores, numbers = _over_rows(mesh, _best_of(k), queries, rows, left_out, block)
     return np.asarray(scores), np.asarray(numbers)
 
 
@@ -109,35 +109,37 @@ def ranking_metrics(ranks: np.ndarray, at: Sequence[int] = (10,)) -> dict[str, f
         raise ValueError(
             f"ranks must be integers from 0, one a query, but are {ranks.size} from {ranks.min(initial=0)}"
         )
-    found = {}
+    metrics = {}
     for k in at:
         among = ranks < k
-        found[f"hr@{k}"] = float(among.mean())
-        found[f"ndcg@{k}"] = float(np.where(among, 1 / np.log2(2 + ranks), 0).mean())
-    return {**found, "mrr": float((1 / (1 + ranks)).mean())}
+        metrics[f"hr@{k}"] = float(among.mean())
+        metrics[f"ndcg@{k}"] = float(np.where(among, 1 / np.log2(2 + ranks), 0).mean())
+    return {**metrics, "mrr": float((1 / (1 + ranks)).mean())}
 
 
-def _checked(queries, rows, seen, block: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _checked(queries, rows, left_out, block: int) -> tuple[jax.Array, jax.Array, jax.Array]:
     queries, rows = jnp.asarray(queries, jnp.float32), jnp.asarray(rows, jnp.float32)
     if queries.ndim != 2 or rows.ndim != 2 or queries.shape[1] != rows.shape[1] or len(rows) == 0:
         raise ValueError(f"queries {queries.shape} and rows {rows.shape} must be (n, dim) and (items, dim) of one dim")
-    seen = jnp.full((len(queries), 0), -1, jnp.int32) if seen is None else jnp.asarray(seen)
-    if seen.ndim != 2 or len(seen) != len(queries) or not jnp.issubdtype(seen.dtype, jnp.integer):
-        raise ValueError(f"seen must be integers of shape ({len(queries)}, length), but is {seen.dtype}{seen.shape}")
+    left_out = jnp.full((len(queries), 0), -1, jnp.int32) if left_out is None else jnp.asarray(left_out)
+    if left_out.ndim != 2 or len(left_out) != len(queries) or not jnp.issubdtype(left_out.dtype, jnp.integer):
+        raise ValueError(
+            f"left_out must be integers of shape ({len(queries)}, length), but is {left_out.dtype}{left_out.shape}"
+        )
     if block < 1:
         raise ValueError(f"block={block} must be at least 1")
-    return queries, rows, seen.astype(jnp.int32)
+    return queries, rows, left_out.astype(jnp.int32)
 
 
-def _over_rows(mesh: Mesh | None, work, queries, rows, seen, block, *further):
+def _over_rows(mesh: Mesh | None, work, queries, rows, left_out, block, *further):
     """``work`` on blocks of the rows, by all devices of the mesh."""
     devices = np.array(jax.devices()[:1]) if mesh is None else mesh.devices.reshape(-1)
     block = min(block, -(-len(rows) // len(devices)))
-    return _on_devices(rows, queries, seen, *further, work=work, mesh=Mesh(devices, (AXIS,)), block=block)
+    return _on_devices(rows, queries, left_out, *further, work=work, mesh=Mesh(devices, (AXIS,)), block=block)
 
 
 @functools.partial(jax.jit, static_argnames=("work", "mesh", "block"))
-def _on_devices(rows, queries, seen, *further, work, mesh: Mesh, block: int):
+def _on_devices(rows, queries, left_out, *further, work, mesh: Mesh, block: int):
     missing = -len(rows) % (block * mesh.size)
     blocks = jnp.pad(rows, ((0, missing), (0, 0))).reshape(-1, block, rows.shape[1])
     everywhere = PartitionSpec()
@@ -148,15 +150,17 @@ def _on_devices(rows, queries, seen, *further, work, mesh: Mesh, block: int):
         out_specs=everywhere,
         check_vma=False,
     )
-    return run(blocks, queries, seen, *further)
+    return run(blocks, queries, left_out, *further)
 
 
-def _scores(items: int, queries: jax.Array, seen: jax.Array, block: jax.Array, first: jax.Array):
-    """Scores of a block's rows, (n, block), -inf for those that are seen or no rows; and the rows' numbers."""
+def _scores(items: int, queries: jax.Array, left_out: jax.Array, block: jax.Array, first: jax.Array):
+    """Scores of a block's rows, (n, block), -inf for those that are left out or no rows; and the rows' numbers."""
     numbers = first + jnp.arange(block.shape[0], dtype=jnp.int32)
+    # A rank counts rows that score higher: with products in a lower precision, near ties would change it.
     scores = jnp.matmul(queries, block.T, precision="highest")
     scores = jnp.where(numbers[None, :] < items, scores, -jnp.inf)
-    place = jnp.where((seen >= first) & (seen < first + block.shape[0]), seen - first, block.shape[0])
+    # A row that is left out may lie in any block: in the others it gets a place past the end, which is dropped.
+    place = jnp.where((left_out >= first) & (left_out < first + block.shape[0]), left_out - first, block.shape[0])
     return scores.at[jnp.arange(len(queries))[:, None], place].set(-jnp.inf, mode="drop"), numbers
 
 
@@ -166,9 +170,9 @@ def _firsts(blocks: jax.Array) -> jax.Array:
     return number * jnp.int32(blocks.shape[1])
 
 
-def _count_above(items, blocks, queries, seen, own, targets):
+def _count_above(items, blocks, queries, left_out, own, targets):
     def step(count, block_and_first):
-        scores, numbers = _scores(items, queries, seen, *block_and_first)
+        scores, numbers = _scores(items, queries, left_out, *block_and_first)
         above = (scores >= own[:, None]) & (numbers[None, :] != targets[:, None]) & (scores > -jnp.inf)
         return count + jnp.sum(above, axis=1, dtype=jnp.int32), None
 
@@ -181,18 +185,20 @@ def _best_of(k: int):
     return functools.partial(_best, k)
 
 
-def _best(k, items, blocks, queries, seen):
+def _best(k, items, blocks, queries, left_out):
     def merged(scores, numbers):
         best, place = jax.lax.top_k(scores, k)
         return best, jnp.where(best > -jnp.inf, jnp.take_along_axis(numbers, place, axis=1), -1)
 
     def step(carry, block_and_first):
-        scores, numbers = _scores(items, queries, seen, *block_and_first)
+        scores, numbers = _scores(items, queries, left_out, *block_and_first)
         numbers = jnp.broadcast_to(numbers, scores.shape)
         # Those before come first: of equal scores ``top_k`` takes the first, which is the lowest number.
         return merged(jnp.concatenate([carry[0], scores], axis=1), jnp.concatenate([carry[1], numbers], axis=1)), None
 
     nothing = jnp.full((len(queries), k), -jnp.inf), jnp.full((len(queries), k), -1, jnp.int32)
     (scores, numbers), _ = jax.lax.scan(step, nothing, (blocks, _firsts(blocks)))
+    # Devices hold ascending ranges of rows, and are gathered in
+    # their order: equal scores stay in the order of the rows.
     gathered = [jax.lax.all_gather(x, AXIS, axis=1, tiled=True) for x in (scores, numbers)]
     return merged(*gathered)

@@ -139,7 +139,7 @@ class SASRecBlock(nnx.Module):
         """(batch, length, dim) to the same; see ``SequenceEncoder``. Times do not count."""
         del passed
         normed = self.norm(x)
-        heads = [layer(of).reshape(*x.shape[:2], self.heads, -1) for layer, of in
+        heads = [layer(inputs).reshape(*x.shape[:2], self.heads, -1) for layer, inputs in
                  ((self.query, normed), (self.key, x), (self.value, x))]  # fmt: skip
         scores = jnp.einsum("bihd,bjhd->bhij", heads[0], heads[1]) / math.sqrt(self.qk)
         scores = jnp.where(allowed[:, None], scores, jnp.finfo(scores.dtype).min)
@@ -183,8 +183,8 @@ class SequenceEncoder(nnx.Module):
           present: (batch, length) bool, which positions hold an item.
           times: (batch, length) int32 or float32, seconds from any fixed moment, for HSTU's bias by time; None without
             times.
-          asked: Of that shape and dtype, when what follows a position is asked for: its item's time, as far as it may
-            be known. None for ``times``.
+          asked: When what follows a position is asked for, in the shape and dtype of ``times``: the next item's time,
+            as far as it may be known. None for ``times``.
 
         Returns:
           (batch, length, dim) float32; of padding whatever comes out.
@@ -276,15 +276,17 @@ class NextItem(nnx.Module):
                     f"dense is {dense.shape}, but a NextItem reads the ages of the {masks[history].shape[1]} items of"
                     f" {history!r}: give one dense column of that many numbers an example, or none"
                 )
+            # Ages count back from the example; attention wants times that
+            # ascend, and the time that is asked for: the next item's.
             times, asked = -dense, -jnp.pad(dense[:, 1:], ((0, 0), (0, 1)))
-        found = unit(self.encoder(rows[history], masks[history], times, asked))
+        encoded = unit(self.encoder(rows[history], masks[history], times, asked))
         if self.deterministic:
             last = jnp.sum(masks[history], axis=1) - 1
-            user = jnp.take_along_axis(found, jnp.maximum(last, 0)[:, None, None], axis=1)[:, 0]
+            user = jnp.take_along_axis(encoded, jnp.maximum(last, 0)[:, None, None], axis=1)[:, 0]
             return {"user": jnp.where(last[:, None] >= 0, user, 0)}
         counts = masks[history] & masks[following]
         return {
-            "positions": found, "next": unit(rows[following]), "sampled": unit(rows[sampled]), "counts": counts
+            "positions": encoded, "next": unit(rows[following]), "sampled": unit(rows[sampled]), "counts": counts
         }  # fmt: skip
 
 

@@ -93,8 +93,8 @@ def train_step_on(
       batch: A mini-batch, or a device's part of one, whose ids number the rows of ``stores``.
       loss: A function of logits and batch to a mean over the examples.
       communication: The other devices; the step is then inside ``shard_map``. None on a single device.
-      micro_batches: In how many slices of the examples, one after another, the dense model runs forward and backward.
-        Its activations then take the memory of one slice; rows are looked up, and stepped, once.
+      micro_batches: How many slices of the examples the dense model runs forward and backward, one after another. Its
+        activations then take the memory of one slice; rows are looked up, and stepped, once.
 
     Raises:
       ConfigError: If the slices would be of unequal size.
@@ -106,6 +106,7 @@ def train_step_on(
     (value, logits), (dense_gradients, gradients) = _gradients(
         model, activations, batch, loss, communication, micro_batches
     )
+    # All stores look up before the dense model runs, and update after it: their kernels share launches on a GPU.
     updated, norm = apply_gradients(
         model,
         optimizer,
@@ -116,8 +117,10 @@ def train_step_on(
         contexts=contexts,
         communication=communication,
     )
+    # Each device's value is its share of the loss, by its examples: the sum is the mean over the whole batch.
     if communication is not None:
         value = jax.lax.psum(value, AXIS)
+    # The step is taken all the same, in place: NaN is how a jitted step says that gradients of some rows were lost.
     value = jnp.where(embeddings.rows_left_out(residuals) > 0, jnp.nan, value)
     stores = {name: updated[name] for name in stores}
     return StepOutputs(stores=stores, loss=value, logits=logits, gradient_norm=norm)
@@ -146,6 +149,7 @@ def accumulated_step(
     total = jnp.maximum(functools.reduce(jnp.add, counts), 1)
     value, outputs, dense_gradients, activation_gradients = jnp.float32(0), [], None, []
     for batch, count in zip(batches, counts, strict=True):
+        # A mean of means would weigh examples of short micro-batches more; by their shares the sum is the mean of all.
         share = count / total
         activations, residuals = embeddings.lookup(batch.bags)
         (own, logits), (dense, gradients) = _gradients(model, activations, batch, loss, None)
@@ -176,6 +180,7 @@ def predict_on(
     graph, state = nnx.split(model)
 
     def logits(state: Any, activations: Activations) -> jax.Array:
+        # A copy: eval mode, and whatever ``logits`` counts or draws, must not reach the model that trains.
         working = nnx.merge(graph, state, copy=True)
         working.eval()
         return logits_of(working, batch, activations)
@@ -198,9 +203,11 @@ def _gradients(
     """
     params, logits = pure_logits(model, communication)
     total = device = None
+    # Parts are weighed by their real examples. A single whole batch needs no weight, and keeps the loss's own bits.
     if communication is not None or micro_batches > 1:
         real = jnp.sum(batch.mask)
         total = jnp.maximum(real if communication is None else jax.lax.psum(real, AXIS), 1)
+    # A mesh of one device draws the random numbers of a device without a mesh.
     if communication is not None and jax.lax.axis_size(AXIS) > 1:
         device = jax.lax.axis_index(AXIS)
 
@@ -208,9 +215,9 @@ def _gradients(
         params: Any, activations: Activations, changed: Changed, batch: Batch
     ) -> tuple[jax.Array, tuple[Any, Changed]]:
         with in_slices(micro_batches > 1):
-            found, changed = logits(params, changed, activations, batch, device)
-            value = loss(found, batch)
-        return value if total is None else value * (jnp.sum(batch.mask) / total), (found, changed)
+            outputs, changed = logits(params, changed, activations, batch, device)
+            value = loss(outputs, batch)
+        return value if total is None else value * (jnp.sum(batch.mask) / total), (outputs, changed)
 
     one = jax.value_and_grad(part, argnums=(0, 1), has_aux=True)
 
@@ -221,12 +228,14 @@ def _gradients(
         return _accumulated(one, params, slices, arrays_of(model))
 
     computed = work if communication is None else communication.where_computed(work)
-    (value, (found, changed)), gradients = computed(params, activations)
+    (value, (outputs, changed)), gradients = computed(params, activations)
     if communication is not None and total is not None:
+        # Integers have no mean: they must follow from what all devices
+        # have alike, or the devices' copies would drift apart.
         check_independent(changed, lambda own: logits(params, {}, *own)[1], (activations, batch, device))
         changed = shared(model, changed, communication, jnp.sum(batch.mask) / total)
     put(model, changed)
-    return (value, found), gradients
+    return (value, outputs), gradients
 
 
 def _accumulated(one: Any, params: Any, slices: MicroBatches, arrays: Mapping[str, jax.Array]) -> Any:
@@ -247,10 +256,11 @@ def _accumulated(one: Any, params: Any, slices: MicroBatches, arrays: Mapping[st
     def step(carry: tuple[jax.Array, Changed, Any], a_slice: Any) -> tuple[Any, tuple[Any, dict[str, jax.Array]]]:
         value, changed, dense = carry
         activations, batch = slices.of(a_slice)
-        (own, (found, changed)), (own_dense, gradients) = one(replaced(params, changed), activations, changed, batch)
-        return (value + own, changed, jax.tree.map(jnp.add, dense, own_dense)), (found, gradients)
+        (own, (outputs, changed)), (own_dense, gradients) = one(replaced(params, changed), activations, changed, batch)
+        return (value + own, changed, jax.tree.map(jnp.add, dense, own_dense)), (outputs, gradients)
 
+    # A scan's carry has one structure throughout, so what a slice changes must be known before the first one runs.
     changed = {name: arrays[name] for name in jax.eval_shape(of_first, params)}
     start = (jnp.float32(0), changed, jax.tree.map(jnp.zeros_like, params))
-    (value, changed, dense), (found, gradients) = jax.lax.scan(step, start, slices.slices)
-    return (value, (slices.joined(found), changed)), (dense, slices.joined_bags(gradients))
+    (value, changed, dense), (outputs, gradients) = jax.lax.scan(step, start, slices.slices)
+    return (value, (slices.joined(outputs), changed)), (dense, slices.joined_bags(gradients))

@@ -53,14 +53,14 @@ class TBSMConfig:
       inner: The product of the steps with the target; see ``TimeSeriesLayer``.
       heads: Time-series layers, each with its own parameters and top MLP. The probabilities of several go through one
         more MLP, of ``heads + 4`` hidden units.
-      top_with: What the top MLP sees beside the target's vector: the "context" alone, as in the paper, or the steps'
+      top_with: What the top MLP sees beside the target's vector: only the "context", as in the paper, or the steps'
         "products" with the target, too. These tell the top MLP directly that a step is like the target; through
         the context it has to learn that from weights and target, for which a small log has too few examples.
       compute_dtype: The dtype of every computation but the projection onto the sphere; parameters stay float32.
       dropout: The rate of dropout after the hidden layers of the bottom and top MLPs, those that another layer follows,
         in training.
       batch_norm: Whether these layers have BatchNorm before their ReLU; in the bottom MLP over all steps and targets.
-      dense_boundaries: Of each dense feature the boundaries of its pieces; see ``DLRMConfig``.
+      dense_boundaries: The boundaries of each dense feature's pieces; see ``DLRMConfig``.
       calibrated: Whether a scale and a shift of the logit apply in eval mode (``Calibration``).
       multi_task: Heads for several tasks in place of the top MLP; ``top_mlp`` is then (), and logits are a dictionary
         by task.
@@ -105,7 +105,7 @@ class TBSMConfig:
 
     def _check_multi_task(self) -> None:
         odd = {"top_mlp": bool(self.top_mlp), "calibrated": self.calibrated, "batch_norm": self.batch_norm}
-        if named := [name for name, given in odd.items() if given]:
+        if named := [name for name, is_set in odd.items() if is_set]:
             raise ValueError(f"{named[0]} is given beside multi_task, whose heads do not read it; leave it out")
         if self.heads > 1:
             raise ValueError(f"heads is {self.heads}, but of one time-series layer multi_task makes the tasks' logits")
@@ -261,8 +261,8 @@ class TBSM(nnx.Module):
         """The tower: vectors of steps, (batch, n, width), of length 1.
 
         Args:
-          bottom: (batch, n, width), the bottom MLP's.
-          features: By name: (batch, n, dim) for a feature of steps, (batch, dim) for one that all steps share.
+          bottom: (batch, n, width), the bottom MLP's output.
+          features: The features by name, (batch, n, dim) for one of steps, (batch, dim) for one that all steps share.
         """
         batch, n, width = bottom.shape
         bottom = bottom.reshape(batch * n, width)

@@ -169,7 +169,7 @@ class TTEmbed(TTTable):
       contraction: See ``tt_embedding_bag``.
       traffic: See ``tt_embedding_bag``.
       implementation: The op's implementation; None for the platform's fastest.
-      cores: Cores to start from in place of random ones, such as those of ``tt_svd``.
+      cores: Cores to start from in place of random ones, such as ``tt_svd`` gives.
       rngs: Its ``params`` stream initializes the cores; not needed with ``cores``.
 
     Raises:

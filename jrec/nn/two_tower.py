@@ -137,16 +137,16 @@ class TwoTower(nnx.Module):
         }
 
     def for_users(self) -> UserTower:
-        """The user tower alone, with the same parameters."""
+        """A module of only the user tower, with the same parameters."""
         return UserTower(self.embeddings, self.user)
 
 
 class UserTower(nnx.Module):
-    """What of a ``TwoTower`` a request is asked of, where the items' vectors were made before: its user tower.
+    """The user tower of a ``TwoTower``, which answers requests where the items' vectors were made before.
 
     Args:
-      embeddings: The model's.
-      user: Its user tower.
+      embeddings: The model's embeddings.
+      user: The model's user tower.
     """
 
     def __init__(self, embeddings: EmbeddingCollection, user: _Tower):
@@ -155,7 +155,7 @@ class UserTower(nnx.Module):
     def logits(
         self, dense: jax.Array, activations: Mapping[str, jax.Array], bags: Mapping[str, Bags]
     ) -> dict[str, jax.Array]:
-        """The "user" alone of ``TwoTower.logits``; ``dense`` has the user's features alone."""
+        """Only "user" of ``TwoTower.logits``; ``dense`` has only the user's features."""
         return {"user": self.user(dense, self.embeddings.features(activations, bags))}
 
 
@@ -170,7 +170,7 @@ def two_tower_loss(item: str, *, log_q: str = "", by_label: bool = False, temper
       log_q: The extra with the logarithm of the share that each line's item has in the log, (batch,) float32, which is
         taken off its scores; "" for none.
       by_label: Whether only lines with label 1 are to find their item, over which the mean then is; the others' items
-        are negatives alone.
+        are only negatives.
       temperature: What products of vectors are divided by.
 
     Returns:

@@ -51,10 +51,10 @@ def apply_gradients(
       model: A ``SparseModel``.
       optimizer: The model's ``SparseOptimizer``.
       stores: The stores of all stacks (``step_stores``).
-      residuals: By stack, from their lookup.
-      dense_gradients: Of ``nnx.Param``; on a mesh of the device's part.
+      residuals: What the stores' lookups left, by stack.
+      dense_gradients: The gradient of ``nnx.Param``; on a mesh, from the device's part of the batch.
       activation_gradients: (num_bags, dim) float32 by stack.
-      contexts: By stack (``step_contexts``).
+      contexts: The stores' contexts, by stack (``step_contexts``).
       communication: The other devices, or None.
       gradient_scale: A factor of all gradients; None for one.
 
@@ -65,10 +65,13 @@ def apply_gradients(
     pending, norm = updates(stores, residuals, optimizer.narrowed(activation_gradients), contexts), None
     scale = None if gradient_scale is None else jnp.asarray(gradient_scale, jnp.float32)
     limit = optimizer.max_global_norm
+    # The norm of the whole batch's gradients decides, so dense gradients are summed over the devices before any row is
+    # stepped; without a limit only after that.
     if limit is not None:
         dense_gradients = _of_all_devices(dense_gradients, communication)
         norm = _gradient_norm(dense_gradients, pending, communication)
         norm = norm if scale is None else norm * jnp.abs(scale)
+        # 1 where the norm is below the limit, without a division by a norm of zero.
         clip = limit / jnp.maximum(norm, limit)
         scale = clip if scale is None else scale * clip
     if scale is not None:
@@ -132,12 +135,14 @@ def _gradient_norm(
     """The Euclidean norm of all gradients together, () float32, the same on all devices.
 
     Args:
-      dense_gradients: The whole batch's.
-      pending: By stack.
+      dense_gradients: The gradient of the whole batch.
+      pending: The rows' updates, by stack.
       communication: The other devices, or None.
     """
     squares = [jnp.sum(jnp.square(leaf.astype(jnp.float32))) for leaf in jax.tree.leaves(dense_gradients)]
     total = functools.reduce(jnp.add, squares, jnp.float32(0))
+    # Dense gradients are equal on all devices by now, rows' squares are each
+    # device's share: one sum over devices takes both, if the former count once.
     total = total if communication is None else communication.once(total)
     total = functools.reduce(jnp.add, [update.squares() for update in pending.values()], total)
     return jnp.sqrt(total if communication is None else jax.lax.psum(total, AXIS))

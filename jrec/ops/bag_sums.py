@@ -68,7 +68,7 @@ class BagSums:
 
         Args:
           primals: Table, ids, offsets and weights.
-          tangents: Theirs; those of table and weights are used.
+          tangents: The tangent of each; only the tangents of table and weights are read.
           unchanged: The type of a tangent that is zero.
         """
         table, ids, offsets, weights = primals
@@ -150,11 +150,10 @@ def _transpose(
         none[place] = ad.Zero(operands[place].aval)
         return none
     named: dict[Part, Any] = {**dict(zip(names, operands, strict=False)), part: cotangent}
-    of, wanted = dict.fromkeys(named, ()), names[place]
-    levels = []
+    wanted, levels = names[place], []
     for flags in batch:
-        of = {**dict(zip(names, flags, strict=False)), part: True}
-        levels.append((*(of[other] for other in sums.linear_in(wanted)), *flags[len(names) :]))
+        mapped_parts = {**dict(zip(names, flags, strict=False)), part: True}
+        levels.append((*(mapped_parts[other] for other in sums.linear_in(wanted)), *flags[len(names) :]))
     out = sums._bind(wanted, named, operands[len(names) :], tuple(levels))
     none[place] = summed_over(out, batch, place)
     return none

@@ -71,6 +71,7 @@ def dispatch[Result](
         if native is not None and native_unavailable() is None:
             per_platform["cpu"] = native
         if pallas is not None and kernel is not None and gpu_choice(kernel) == "pallas":
+            # A chosen kernel may decline, a named one may not: that is why only this one has a way out.
             per_platform["cuda"] = _where_it_serves(pallas, xla)
         return jax.lax.platform_dependent(*args, **per_platform, default=xla) if per_platform else xla(*args)
     if implementation == "xla":

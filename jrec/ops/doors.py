@@ -1,4 +1,4 @@
-"""What the ops' public doors refuse: arguments that do not fit each other, told by types and static shapes alone.
+"""What the ops' public doors refuse: arguments that do not fit each other, judged only by types and static shapes.
 
 Native kernels read and write memory by the shapes that they are told, so nothing behind a door looks again.
 """
@@ -45,11 +45,11 @@ def checked(
     """
     names = " or ".join(filter(None, (", ".join(dtypes[:-1]), dtypes[-1])))
     wanted = f"{names} of shape ({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
-    given = array(name, values, wanted)
-    fits = len(given.shape) == len(shape) and all(map(_fits, given.shape, shape))
-    if not fits or given.dtype.name not in dtypes:
-        raise ValueError(f"{name} must be {wanted}, but is {given.dtype.name}{list(given.shape)}{why}")
-    return jnp.asarray(given)
+    argument = array(name, values, wanted)
+    fits = len(argument.shape) == len(shape) and all(map(_fits, argument.shape, shape))
+    if not fits or argument.dtype.name not in dtypes:
+        raise ValueError(f"{name} must be {wanted}, but is {argument.dtype.name}{list(argument.shape)}{why}")
+    return jnp.asarray(argument)
 
 
 def array(name: str, values: object, wanted: str) -> Any:
@@ -113,15 +113,15 @@ def checked_gradients(gradients: object, cast: Cast, dim: object, dtypes: tuple[
 
 
 def checked_cast(cast: object, num_rows: object, bags: Bags | None = None) -> Cast:
-    """A cast over a table of so many rows.
+    """A cast, checked against the table of ``num_rows`` rows that it is to be used with.
 
     Args:
-      cast: What was given for it.
+      cast: The argument that should be a cast.
       num_rows: The table's rows.
-      bags: The bags that it must be of; None where they are not known.
+      bags: The bags that the cast must belong to; None where they are not known.
 
     Raises:
-      ValueError: If it is something else, or of another table or other bags.
+      ValueError: If it is no cast, or the cast of another table or of other bags.
     """
     if not isinstance(cast, Cast):
         raise ValueError(f"the cast must be a jrec.Cast, as jrec.tensor_cast makes it, but is a {type(cast).__name__}")
@@ -153,12 +153,12 @@ def checked_weights(weights: object, cast: Cast) -> jax.Array:
     Raises:
       ValueError: If they are something else.
     """
-    given, lookups = array("weights", weights, "float32"), cast.positions.shape[0]
-    if given.dtype.name not in FLOAT32 or not _fits(given.size, lookups):
+    factors, lookups = array("weights", weights, "float32"), cast.positions.shape[0]
+    if factors.dtype.name not in FLOAT32 or not _fits(factors.size, lookups):
         raise ValueError(
-            f"weights must be float32 for {lookups} lookups, but are {given.dtype.name}{list(given.shape)}"
+            f"weights must be float32 for {lookups} lookups, but are {factors.dtype.name}{list(factors.shape)}"
         )
-    return jnp.asarray(given)
+    return jnp.asarray(factors)
 
 
 def check_bags(bags: object) -> None:

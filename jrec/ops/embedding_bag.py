@@ -116,7 +116,7 @@ def max_of_bags(
       pooled: From ids, (n, 1) int32, and their weights, (n, 1) or None, the sums of bags of one id, (n, dim).
       ids: As given to ``embedding_bag``, as are ``offsets`` and ``weights``.
       offsets: The bags of (capacity,) ids, or None.
-      weights: Of the shape of ``ids``, or None.
+      weights: Weights in the shape of ``ids``, or None.
 
     Returns:
       (num_bags, dim), zeros where a bag is empty.

@@ -27,8 +27,8 @@ def auto_inside[**Args, Result](
     def decorated(op: Callable[Args, Result]) -> Callable[Args, Result]:
         @functools.wraps(op)
         def door(*args: Args.args, **kwargs: Args.kwargs) -> Result:
-            given = args, kwargs
-            leaves, structure = jax.tree.flatten(given)
+            original = args, kwargs
+            leaves, structure = jax.tree.flatten(original)
             mesh = _explicit_mesh(leaves)
             if mesh is None:
                 return op(*args, **kwargs)
@@ -37,7 +37,7 @@ def auto_inside[**Args, Result](
                 inside = [jax.sharding.reshard(x, PartitionSpec()) if isinstance(x, jax.Array) else x for x in leaves]
                 args, kwargs = jax.tree.unflatten(structure, inside)
                 results = op(*args, **kwargs)
-            specs = divided(*given[0], **given[1])
+            specs = divided(*original[0], **original[1])
             is_spec = {"is_leaf": lambda node: isinstance(node, PartitionSpec)}
             return jax.sharding.reshard(results, jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs, **is_spec))
 

@@ -45,8 +45,8 @@ def formed(ids: object, offsets: object, weights: Any, num_rows: int) -> FormedB
     Raises:
       ValueError: On other shapes or dtypes, or, outside jit, malformed offsets or an id past the table.
     """
-    given = _array(ids)
-    narrow, weights = narrowed(given), None if weights is None else _array(weights)
+    numbers = _array(ids)
+    narrow, weights = narrowed(numbers), None if weights is None else _array(weights)
     bounds = None if offsets is None else narrowed(_array(offsets), name="offsets")
     axes = (narrow.shape[0],) if narrow.ndim == 1 else narrow.shape[:-1]
     if bounds is None and narrow.ndim not in (0, 2):
@@ -57,8 +57,8 @@ def formed(ids: object, offsets: object, weights: Any, num_rows: int) -> FormedB
             weights = weights.reshape(math.prod(axes), width)
         narrow = narrow.reshape(math.prod(axes), width)
     check_segments(narrow, bounds, weights)
-    if not isinstance(given, Tracer) and not isinstance(offsets, Tracer):
-        _check_rows(np.asarray(given), bounds, num_rows)
+    if not isinstance(numbers, Tracer) and not isinstance(offsets, Tracer):
+        _check_rows(np.asarray(numbers), bounds, num_rows)
     return FormedBags(narrow, bounds, weights, axes if bounds is None else (bounds.shape[0] - 1,))
 
 

@@ -93,26 +93,26 @@ def gather_reduce_together(
     return sums
 
 
-_How = tuple[Implementation | None, bool]  # the implementation, and whether sources are tables
+_Static = tuple[Implementation | None, bool]  # the implementation, and whether sources are tables
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _reduced(how: _How, several: list[tuple[Any, ...]]) -> list[jax.Array]:
-    implementation, tables = how
+def _reduced(static: _Static, several: list[tuple[Any, ...]]) -> list[jax.Array]:
+    implementation, tables = static
     calls = [_call(*args, table=tables) for args in several]
     return dispatch_together("gather_reduce", implementation, calls, _together)
 
 
 @functools.partial(_reduced.defjvp, symbolic_zeros=True)
-def _reduced_jvp(how: _How, primals: Any, tangents: Any) -> Any:
+def _reduced_jvp(static: _Static, primals: Any, tangents: Any) -> Any:
     from jrec.ops.bag_sums import BagSums  # which is made of this module's function
 
     (several,), (changes,) = primals, tangents
-    sums: Any = _reduced(how, several)
+    sums: Any = _reduced(static, several)
     of_sums = []
     for args, change, out in zip(several, changes, sums, strict=True):
         source, _, offsets, weights = args
-        bags = BagSums.of(source, offsets, weights, how[0])
+        bags = BagSums.of(source, offsets, weights, static[0])
         tangent = bags.tangent(args, change, SymbolicZero)
         of_sums.append(jnp.zeros_like(out) if tangent is None else tangent)
     return sums, of_sums

@@ -37,6 +37,7 @@ def _xla_on_cpu(
     source: jax.Array, indices: jax.Array, offsets: jax.Array | None, weights: jax.Array | None
 ) -> jax.Array:
     if offsets is not None:
+        # A branch at run time: well-formed offsets, nearly all there are, do not pay for the slow way.
         good = well_formed(offsets, indices.shape[0])
         args = (source, indices, offsets, weights, good)
         return jax.lax.cond(jnp.all(good), _sums_of_segments, _sums_one_by_one, *args)
@@ -111,6 +112,7 @@ def _sum_of_blocks(source: jax.Array, indices: jax.Array, weights: jax.Array | N
     num_segments, length = indices.shape
     if length == 0:
         return jnp.zeros((num_segments, source.shape[1]), jnp.float32)
+    # Blocks of nearly equal length, each below the length from which XLA writes what it gathers to memory first.
     blocks = -(-length // MAX_SUMMED)
     size = -(-length // blocks)
 

@@ -313,9 +313,9 @@ class EmbeddingLayout:
 
     @functools.cached_property
     def places(self) -> Mapping[str, tuple[tuple[Stack, int], ...]]:
-        """By feature, in order: the stacks that it is looked up in and its number among their features.
+        """The stacks that each feature is looked up in, with its number among their features; features in order.
 
-        More than one where its table comes in parts.
+        Several stacks where the feature's table comes in parts.
         """
         places: dict[str, tuple[tuple[Stack, int], ...]] = dict.fromkeys(self.order, ())
         for stack in self.members:
@@ -348,7 +348,7 @@ class EmbeddingLayout:
         """Stacks tables of one (place, dim, dtype, group) in their given order; places each feature behind its table.
 
         Where int32 addresses do not reach all rows, tables are in several stacks, the second called "d16_float32_2".
-        The stack of tables of group "slow" is called "d16_float32@slow", that of tables in host memory
+        Tables of group "slow" form the stack "d16_float32@slow", tables in host memory the stack
         "host_d16_float32".
 
         Args:

@@ -107,14 +107,14 @@ def rows_left_out(residuals: Mapping[str, Residuals]) -> dict[str, Count]:
       >>> activations, residuals = lookup(tables, bags, unique_capacities={"items": 100_000})
       >>> left_out = rows_left_out(residuals)["items"]  # check it after the step, as jax.device_get(left_out) == 0
     """
-    casts = {name: _checked(left).cast for name, left in residuals.items()}
+    casts = {name: _checked(of_table).cast for name, of_table in residuals.items()}
     return {name: jnp.maximum(cast.num_unique - cast.rows.shape[0], 0) for name, cast in casts.items()}
 
 
 @auto_inside(
     lambda optimizer, tables, slots, *_, **__: (
         like(dict(tables)),
-        like({name: dict(of) for name, of in slots.items()}),
+        like({name: dict(by_slot) for name, by_slot in slots.items()}),
     )
 )
 def apply_gradients(
@@ -135,8 +135,8 @@ def apply_gradients(
     Args:
       optimizer: The optimizer of all tables, or a function from a table's name to its own, or to None where the table
         is frozen: it and its slots are then returned as they are.
-      tables: Of the sizes and dtypes that were given to ``lookup``.
-      slots: By table, as ``init_slots`` makes them.
+      tables: The tables, in the sizes and dtypes that were given to ``lookup``.
+      slots: The slots by table, as ``init_slots`` makes them.
       residuals: From ``lookup``.
       gradients: (num_bags, dim) float32 or bfloat16 by table: the loss's gradient of the activations.
       step: () int32, how many steps were taken before; outside jit a negative one is refused.
@@ -144,7 +144,7 @@ def apply_gradients(
       rounding_key: (2,) uint32, a new one for every step: tables of 16 bits are rounded stochastically, each with
         ``jrec.ops.rounding.derived_key(rounding_key, i)``, where ``i`` is its place among the sorted names. None
         rounds to nearest; float32 tables are never rounded.
-      dims: By table, how many elements of a row are real, where tables and slots are padded; None for all of them.
+      dims: How many elements of a row are real, by table, where tables and slots are padded; None for all of them.
       implementation: See ``casted_update``.
 
     Returns:
@@ -166,8 +166,8 @@ def apply_gradients(
         if (rule := own[name]) is None:
             continue
         with about(f"table {name!r}"):
-            left, rows = _checked(residuals[name]), checked_table(table)
-            _check_same_table(left, rows)
+            looked_up, rows = _checked(residuals[name]), checked_table(table)
+            _check_same_table(looked_up, rows)
             key = None
             if rounding_key is not None and rows.dtype.itemsize < 4:
                 key = rounding.derived_key(rounding_key, number[name])
@@ -175,9 +175,9 @@ def apply_gradients(
                 rule,
                 rows,
                 slots[name],
-                left.cast,
+                looked_up.cast,
                 gradients[name],
-                weights=left.weights,
+                weights=looked_up.weights,
                 step=step,
                 gradient_scale=gradient_scale,
                 rounding_key=key,
@@ -225,12 +225,12 @@ def squared_gradient_norm(
     total = jnp.float32(0)
     for name, of_bags in gradients.items():
         with about(f"table {name!r}"):
-            left = _checked(residuals[name])
-            of_bags = checked_gradients(of_bags, left.cast, "dim")
-            dim, width = static(of_bags.shape[1]), left.width
+            looked_up = _checked(residuals[name])
+            of_bags = checked_gradients(of_bags, looked_up.cast, "dim")
+            dim, width = static(of_bags.shape[1]), looked_up.width
             if dim is not None and width is not None and dim > width:  # less where the table is padded
                 raise ValueError(f"gradients are of dim {dim}, but the table's rows hold {width} elements")
-        rows = casted_gather_reduce(left.cast, of_bags, left.weights, implementation=implementation)
+        rows = casted_gather_reduce(looked_up.cast, of_bags, looked_up.weights, implementation=implementation)
         total += jnp.sum(jnp.square(rows))
     return total
 

@@ -21,7 +21,7 @@ from jrec.pallas.closed import effects_outside
 
 Run = Callable[..., Any]
 Batch = tuple[tuple[bool, ...], ...]
-"""By vmap, outermost first, and operand: whether it has a leading axis for it."""
+"""For each vmap, the outermost first, which operands have a leading axis for it."""
 
 
 class ProgramPrimitive:
@@ -33,7 +33,7 @@ class ProgramPrimitive:
 
     Attributes:
       primitive: JAX's, whose results are the leaves, for derivative rules. Their parameters are ``params``, ``batch``,
-        ``jaxpr``, and ``structure``, that of the results.
+        ``jaxpr``, and ``structure``, the results' tree structure.
     """
 
     def __init__(self, name: str, run: Run):
@@ -92,11 +92,11 @@ def mapped(run: Run, batch: Batch, **params: Any) -> Run:
     return lambda *operands: jax.vmap(mapped(run, batch[1:], **params), in_axes=axes)(*operands)
 
 
-def exchanged(operands: Sequence[Any], which: Sequence[int], others: Sequence[Any]) -> list[Any]:
-    """The operands with those of the numbers ``which`` exchanged for ``others``."""
+def exchanged(operands: Sequence[Any], which: Sequence[int], replacements: Sequence[Any]) -> list[Any]:
+    """The operands, with ``replacements`` at the positions ``which``."""
     new = list(operands)
-    for place, other in zip(which, others, strict=True):
-        new[place] = other
+    for place, replacement in zip(which, replacements, strict=True):
+        new[place] = replacement
     return new
 
 

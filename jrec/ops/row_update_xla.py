@@ -130,6 +130,7 @@ def _step_in_place(
     """
     rows = _distinct(rows, table)
     old = _take(table, rows, gradients).astype(jnp.float32)
+    # Slots first: the change of a row is computed from their new values, as every optimizer here defines it.
     math = ArrayMath.of(optimizer, step, gradient_scale)
     gradients = optimizer.prepare(old, gradients, math)
     new_slots = {}

@@ -53,6 +53,7 @@ def segment_sums(rows_at: Rows, capacity: int, offsets: jax.Array) -> jax.Array:
         sources.append(_rows_of(jnp.sum(sources[-1](positions), axis=1)))
     spans = [(offsets[:-1], offsets[1:]), *_spans(offsets, counts)]
     total = above = None
+    # From the top: a level's spans need the sums of the level above, found by a span's first full run.
     for level in reversed(range(len(spans))):
         source, span = sources[level], spans[level]
         total = (
@@ -114,6 +115,7 @@ def _edges(rows_at: Rows, span: Span, above: Rows, run: int) -> jax.Array:
     low, high = span
     run_low, run_high = (low + (run - 1)) // run, high // run
     left_end = jnp.minimum(run_low * run, high)
+    # Without a full run the left side takes all positions, and the right side begins where it ends: nothing twice.
     right = jnp.maximum(run_high * run, left_end)
     left_sum, right_sum = (
         jnp.sum(rows_at(_positions(*at, run - 1)), axis=1) for at in ((low, left_end), (right, high))

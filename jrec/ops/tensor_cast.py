@@ -120,7 +120,7 @@ def _bags_of(ids: jax.Array, offsets: jax.Array | None) -> tuple[jax.Array, jax.
 
 
 def _cast_of(keys: jax.Array, bags: jax.Array, num_bags: int, padding: Any, unique_capacity: int) -> Cast:
-    """The cast of rows as sort keys, those of padding the greatest; ``rows`` of ``padding``'s type."""
+    """The cast of rows as sort keys, of which padding has the greatest; ``rows`` has ``padding``'s type."""
     capacity = keys.shape[0]
     keys, positions = _sorted(keys)
     keys = keys.astype(padding.dtype)

@@ -17,6 +17,7 @@ from jrec.native.partition import rules_apply
 
 def undivided(array: jax.Array) -> jax.Array:
     """``array``; compiling a program for several devices that divide it, outside ``shard_map``, raises ValueError."""
+    # Inside ``shard_map`` the array is the device's own, whatever the mesh.
     if not rules_apply([array]):
         return array
     return _checked(array)

@@ -12,12 +12,12 @@ def varying_axes(*trees: Any) -> frozenset[str]:
     return frozenset[str]().union(*(jax.typeof(leaf).manual_axis_type.varying for leaf in jax.tree.leaves(trees)))
 
 
-def varying_like[T](tree: T, *others: Any) -> T:
-    """A pytree whose arrays vary over the axes that ``others`` vary over, too, such as a loop's first value.
+def varying_like[T](tree: T, *operands: Any) -> T:
+    """A pytree whose arrays vary over the axes that ``operands`` vary over, too, such as a loop's first value.
 
     With ``check_vma``, the default of ``jax.shard_map``, a loop must end with the type that it began with.
     """
-    axes = varying_axes(others)
+    axes = varying_axes(operands)
 
     def cast(leaf: jax.Array) -> jax.Array:
         missing = tuple(sorted(axes - jax.typeof(leaf).manual_axis_type.varying))

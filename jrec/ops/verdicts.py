@@ -130,7 +130,7 @@ def _started_machine() -> str | None:
 
 @functools.cache
 def sources_digest() -> str:
-    """Of the files that kernels, XLA's side of the comparison and the comparison itself are made from."""
+    """A digest of the files that make up the kernels, XLA's side of the comparison, and the comparison itself."""
     root = pathlib.Path(__file__).resolve().parents[1]
     digest = hashlib.blake2b(digest_size=8)
     for path in sorted(
@@ -159,7 +159,7 @@ def read_verdicts(machine: str) -> dict[KernelClass, Verdict]:
         content = load_json(path, kind=_FORMAT, version=_VERSION, error=_DamagedError, remedy=remedy, sealed=True)
         if content["machine"] != machine:
             raise _DamagedError(f"{path} is of another machine; {remedy}")
-        return {KernelClass.parse(text): Verdict(**found) for text, found in content["kernels"].items()}
+        return {KernelClass.parse(text): Verdict(**fields) for text, fields in content["kernels"].items()}
     except (_DamagedError, ValueError, TypeError, KeyError, AttributeError) as error:
         _warn_once(f"verdicts on GPU kernels are ignored, and XLA computes instead: {error}")
         return {}

@@ -174,6 +174,8 @@ class _Bounds(NamedTuple):
 def _cast_sorted(
     keys: jax.Array, positions: jax.Array, bags: jax.Array | None, *, bounds: _Bounds, runs: Runs, interpret: Interpret
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    # Two launches, since a number depends on all counts before
+    # it, and only the end of a launch says that they are there.
     counts, total = _count(keys, bounds.num_rows, runs, interpret)
     return _write(keys, positions, bags, counts, total, bounds, runs, interpret)
 
@@ -185,6 +187,8 @@ def _count(keys: jax.Array, num_rows: int, runs: Runs, interpret: Interpret) -> 
     def cast_count(item: jax.Array, keys: Ref, counts: Ref, total: Ref) -> None:
         def add(i: jax.Array, count: jax.Array) -> jax.Array:
             place = _place(runs, item, i)
+            # Padding begins at exactly one place, also where it is only the end of the
+            # keys: its place is the number of real ones, which that thread writes.
             first, padding = _starts(tile, ops, keys, place, num_rows)[1:]
             ops.store_scalars(tile, total, jnp.where(padding, 0, -1), place)  # of all places, exactly one
             return count + jnp.where(first, 1, 0)
@@ -224,6 +228,7 @@ def _write(
     ) -> None:
         keys, positions, bags, counts, total = read
         run, chunk, lane = _run(runs, item)
+        # Every warp adds up the counts for itself: they are a few KB in L2, and no block waits for another's prefix.
         before, unique = _before(runs, ops, counts, run, chunk, lane)
         ops.store_scalars(tile, num_unique, jnp.where((run == 0) & (chunk == 0) & (lane == 0), 0, -1), unique)
         real = ops.load_scalars(tile, total, tile.row_scalars(0, jnp.int32))

@@ -80,7 +80,7 @@ class _Work(NamedTuple):
 
 
 class _Variant(NamedTuple):
-    """What of a request the kernels are compiled for."""
+    """The part of a request that kernels are compiled for."""
 
     rule: Rule
     rounding: Rounding | None
@@ -108,7 +108,7 @@ def casted_update_many(requests: Sequence[UpdateRequest]) -> list[Updated]:
     """Several casted updates in the launches of one; dims, dtypes and optimizers may differ.
 
     Args:
-      requests: Of different tables.
+      requests: One for each table.
 
     Returns:
       The new table and slots of each: the bits that ``casted_update`` gives one by one.
@@ -122,6 +122,7 @@ def casted_update_many(requests: Sequence[UpdateRequest]) -> list[Updated]:
         check_dim("casted_update", request.table.shape[1])
         rule = rules.rule_of(request.optimizer, request.dim or request.table.shape[1])
         updated.append((request.table, request.slots))
+        # Mosaic GPU has no arrays without elements, and without lookups no row changes.
         if 0 not in (request.rows.shape[0], request.sources.shape[0], request.bag_gradients.shape[0]):
             prepared, variant = _prepared(request, rule)
             work.append(prepared)
@@ -162,6 +163,7 @@ def _steps(work: _Work, variant: _Variant, interpret: Interpret) -> Steps:
     """Pieces first, then all rows in one launch: those with long segments wait for pieces while the others stream."""
     table, config = work.target.table, variant.config
     dim, itemsize = table.shape[1], table.dtype.itemsize
+    # As refs, so that every launch of the update writes the same arrays where they are.
     work = work._replace(target=in_place(work.target))
     levels, runs = yield from make_pieces(dim, work.gather, work.offsets, config, interpret)
     jobs = [
@@ -170,6 +172,8 @@ def _steps(work: _Work, variant: _Variant, interpret: Interpret) -> Steps:
         ).job(work)
     ]
     if runs is not None:
+        # Long segments take longest, so their blocks come first. They may share the launch, since a row's segment is
+        # either long or short: no row is updated twice.
         jobs.insert(0, _long(_updater(variant, Tile.of(dim, itemsize), interpret), work, levels, runs, config))
     yield jobs
     return finished(work.target)
@@ -212,6 +216,7 @@ class _ShortRows:
         del item, active, target, offsets
         low, high, address = bounds
         # An empty segment updates too: with momentum or decay, a row of zero gradient moves.
+        # A row of a long segment takes no part here: without an address nothing of it is read or written.
         address = jnp.where(segments.is_short(low, high, self.config.split), address, -1)
         high = jnp.where(address >= 0, high, low)
         ahead = segments.load_lookups(self.updater.tile, self.updater.ops, gather, low, high, unroll=self.config.unroll)
@@ -235,6 +240,8 @@ class _ShortRows:
         gradients = segments.add_range(
             tile, ops, gather, low, high, tile.zeros(), unroll=self.config.unroll, lookups=ahead
         )
+        # Each row of the table is the row of one segment, so no other thread reads or writes it: no atomics, and load,
+        # sum and store may come in any order between tiles.
         updater.apply(target, old or updater.load(target, item, address), gradients)
 
     def job(self, work: _Work) -> Job:
@@ -246,6 +253,7 @@ class _ShortRows:
             operands=(work.active, work.target, work.gather, work.offsets),
             out_types=(),
             blocks=self.config.blocks,
+            # A cast has room for more unique rows than most batches have; the walk ends behind the real ones.
             active=0,
             stages=(self.bounds, self.lookups),
         )

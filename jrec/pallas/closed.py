@@ -25,7 +25,7 @@ def _run(*operands: jax.Array, jaxpr: ClosedJaxpr) -> list[jax.Array]:
 
 
 def effects_outside(jaxpr: ClosedJaxpr) -> set[Any]:
-    """A program's effects, less that of mutable arrays of its own, which the lowering of a primitive resolves."""
+    """A program's effects without the one for its own mutable arrays, which the lowering of a primitive resolves."""
     internal = "InternalMutableArrayEffect"  # JAX exports no name for it
     return {effect for effect in jaxpr.effects if type(effect).__name__ != internal}
 

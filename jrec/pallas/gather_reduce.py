@@ -108,6 +108,7 @@ def _prepared(request: Request) -> tuple[tuple[Gather, jax.Array | None], _Varia
     length = indices.shape[1] if offsets is None else None
     if config is None:
         config = tune(dim=dim, itemsize=itemsize, length=length)
+    # A few long segments would leave most threads without work; with offsets they are cut in runs like ragged ones.
     if length is not None and not sums_directly(
         segments=indices.shape[0], length=length, dim=dim, itemsize=itemsize, config=config
     ):
@@ -166,6 +167,7 @@ def _ragged(gather: Gather, offsets: jax.Array, config: TuningConfig, interpret:
         low, high = segments.bounds(tile, ops, offsets, segment)
         bad = segments.malformed(segment, low, high, capacity)
         short = (segment >= 0) & (bad | segments.is_short(low, high, config.split))
+        # A malformed segment is summed over nothing, so that no load goes astray, and begins with NaN.
         end = jnp.where(short, jnp.where(bad, low, high), low)
         start = segments.nan_where(tile, ops, bad)
         total = segments.add_range(tile, ops, gather, low, end, start, unroll=config.unroll)
@@ -179,6 +181,7 @@ def _ragged(gather: Gather, offsets: jax.Array, config: TuningConfig, interpret:
         out_types=(jax.ShapeDtypeStruct((num_segments, dim), jnp.float32),),
         blocks=config.blocks,
     )
+    # Pieces have launches of their own, before: the end of a launch is the only barrier between thread blocks here.
     levels, runs = yield from make_pieces(dim, gather, offsets, config, interpret)
     if runs is None:
         ((out,),) = yield [short]
@@ -189,6 +192,7 @@ def _ragged(gather: Gather, offsets: jax.Array, config: TuningConfig, interpret:
     def gather_reduce_long(item: jax.Array, levels: list[Gather], runs: Ref, offsets: Ref, out: Ref) -> None:
         def visit(segment: jax.Array, low: jax.Array, high: jax.Array) -> None:
             bad = segments.malformed(segment, low, high, capacity)
+            # The kernel of short segments has written NaN for it, whatever its length.
             segment, low, high = jnp.where(bad, -1, segment), jnp.where(bad, 0, low), jnp.where(bad, 0, high)
             total = segments.add_nodes(long_tile, ops, levels, low, high, split=config.split, unroll=config.long_unroll)
             ops.store_rows(long_tile, out, segment, total)
@@ -252,6 +256,8 @@ def _pieces(
         low = jnp.where(segment >= 0, node * config.split, 0)
         high = jnp.where(segment >= 0, low + config.split, 0)
         total = segments.add_range(tile, ops, children, low, high, tile.zeros(), unroll=config.unroll)
+        # Nodes within no segment stay unwritten, and nobody reads
+        # them: a segment is covered by nodes that lie within it.
         ops.store_rows(tile, out, jnp.where(segment >= 0, node, -1), total)
         if new_runs is not None:
             ops.store_scalars(tile, new_runs, node, segment)

@@ -70,6 +70,7 @@ def store_scalars(tile: Tile, ref: Ref, positions: jax.Array, values: jax.Array)
     def store(ctx, target, positions, values):
         del ctx
         lane = lane_of(tile)
+        # All lanes of a row hold its scalar; one of them writes.
         first = arith.cmpi(arith.CmpIPredicate.eq, lane, constant(0, lane.type))
         for position, value in zip(scalars_of(positions), scalars_of(values), strict=True):
             when(
@@ -198,6 +199,7 @@ def row_sum(tile: Tile, values: jax.Array) -> jax.Array:
         for k in range(tile.chunks):
             vectors = [values.registers.flat[b * tile.chunks + k] for b in range(tile.blocks)]
             elements = [element_of(v, i) for v in vectors for i in range(tile.vector)]
+            # One after another, never as a tree of the compiler's choice: the order of additions is part of the result.
             total = elements[0]
             for element in elements[1:]:
                 total = arith.addf(total, element)
@@ -238,6 +240,7 @@ def _accesses(tile: Tile, rows: mgpu.FragmentedArray):
         for block in range(tile.blocks):
             place = arith.addi(column, constant(block * tile.width, lane.type))
             inside = taken
+            # Only the last block may reach past the row; the others need no comparison of columns.
             if (block + 1) * tile.width > tile.dim:
                 below = arith.cmpi(arith.CmpIPredicate.slt, place, constant(tile.dim, lane.type))
                 inside = arith.andi(taken, below)
@@ -278,6 +281,7 @@ def warp_ranks(tile: Tile, flags: jax.Array) -> jax.Array:
     def rank(ctx, flags):
         del ctx
         lane = arith.andi(arith.index_cast(i32(0).type, gpu.thread_id(gpu.Dimension.x)), i32(WARP - 1))
+        # The bits of the lanes before this one: set votes among them are its rank.
         below = arith.subi(arith.shli(i32(1), lane), i32(1))
         before = i32(0)
         registers = np.empty_like(flags.registers)

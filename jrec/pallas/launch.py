@@ -103,6 +103,7 @@ def launch(jobs: Sequence[Job], *, interpret: Interpret) -> list[tuple[jax.Array
     """
     jobs = list(jobs)
     check_manual_axes([job.operands for job in jobs])
+    # A kernel has 4 KB of parameters, and jobs of one table share most operands: each array is passed once.
     inputs, places = _distinct([job.operands for job in jobs])
 
     def kernel(*refs: Any) -> None:
@@ -116,10 +117,13 @@ def launch(jobs: Sequence[Job], *, interpret: Interpret) -> list[tuple[jax.Array
             if len(jobs) == 1:
                 walk(block)
             else:
+                # All threads of a block take the same branch, so jobs
+                # of different geometries do not diverge within a warp.
                 inside = (block >= first) & (block < first + job.grid)
                 pl.when(inside)(lambda walk=walk, first=first: walk(block - first))
             first += job.grid
 
+    # What profilers and the tests of compiled programs find it by.
     kernel.__name__ = "_and_".join(dict.fromkeys(job.body.__name__ for job in jobs))
     made = plgpu.kernel(
         kernel,
@@ -163,6 +167,7 @@ def _together(work: Sequence[Steps], interpret: Interpret) -> list[Any]:
                 jobs[number] = next(work[number]) if outputs is None else work[number].send(outputs)
             except StopIteration as end:
                 results[number] = end.value
+        # Tables with fewer levels of pieces end earlier; the others go on together.
         flat = [job for of_one in jobs.values() for job in of_one]
         outputs = iter(launch(flat, interpret=interpret) if flat else [])
         waiting = {number: [next(outputs) for _ in of_one] for number, of_one in jobs.items()}
@@ -208,6 +213,7 @@ def _walk(job: Job, ops: ModuleType, refs: tuple[Any, ...]) -> Callable[[jax.Arr
     def often(block: jax.Array) -> None:
         last = jnp.int32(job.tiles)
         if job.active is not None:
+            # All lanes load the same number, so the maximum over the warp is only a way to a scalar.
             real = ops.most(tile, ops.load_scalars(tile, inputs[job.active], tile.row_scalars(0, jnp.int32)))
             last = jnp.minimum(last, jax.lax.div(real + (tile.rows - 1), jnp.int32(tile.rows)))
         turns = jax.lax.div(last - block + (job.grid - 1), jnp.int32(job.grid))
@@ -228,4 +234,5 @@ def _walk(job: Job, ops: ModuleType, refs: tuple[Any, ...]) -> Callable[[jax.Arr
 
         jax.lax.fori_loop(0, turns, turn, ahead)
 
+    # A block a tile needs no loop, and so none of the registers that carry loads ahead.
     return once if job.grid == job.tiles and job.active is None else often

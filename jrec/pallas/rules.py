@@ -16,7 +16,7 @@ State = Slots  # by name: values, or row scalars for a row slot
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rule:
-    """What of a row optimizer a kernel is compiled for.
+    """The part of a row optimizer that a kernel is compiled for.
 
     Attributes:
       optimizer: The optimizer without its learning rate, which a kernel takes as a number.

@@ -59,6 +59,8 @@ class Lookups(NamedTuple):
 
 def level_sizes(lookups: int, split: int, *, top: int = _TOP) -> tuple[int, ...]:
     """How many nodes each level of pieces holds, lowest first; () where no run can be full."""
+    # The same arithmetic as in the kernels: a level's node covers ``split`` whole
+    # nodes of the level below, so a node that is cut off at the end is no node.
     sizes = []
     nodes = lookups // split
     while nodes >= 1:
@@ -77,8 +79,11 @@ def segment_at(tile: Tile, ops: ModuleType, offsets: Ref, position: jax.Array) -
     """
     # Invariant: the answer lies in [low, low + size).
     low, size = tile.row_scalars(0, jnp.int32), offsets.shape[0]
+    # A loop of Python, so unrolled: the number of steps depends only on the number of offsets.
     while size > 1:
         size = -(-size // (tile.lanes + 1))
+        # The lanes cut the interval in ``lanes + 1`` pieces. Offsets ascend, so as
+        # many begins as are not past the position lie before the answer's piece.
         place = low + (tile.lane_numbers() + 1) * size
         begins = ops.load_scalars(tile, offsets, jnp.where(place < offsets.shape[0], place, -1), fill=_NEVER)
         low = low + ops.lane_sum(tile, jnp.where(begins <= position, 1, 0)) * size
@@ -99,6 +104,8 @@ def run_at(
       level: The nodes' level: one holds ``split ** (level + 1)`` lookups.
       split: See ``TuningConfig``.
     """
+    # Only the lowest level searches. A node of a higher level begins where its first node of the lowest level begins,
+    # whose segment was written down: one load in place of a search.
     if runs is None:
         segment = segment_at(tile, ops, offsets, jnp.where(node >= 0, node * split, -1))
     else:
@@ -114,6 +121,7 @@ def load_lookups(
     """The first ``unroll`` lookups of ``[low, high)``, for ``add_range``; None where positions name rows themselves."""
     if source.indices is None:
         return None
+    # One lookup a step: all lanes load the same one, and none has to be broadcast.
     if unroll == 1:
         positions = [jnp.where(low < high, low, -1)]
     else:
@@ -159,6 +167,8 @@ def add_range(
             for rows in [ops.load_rows(tile, source.rows, p) for p in positions]:
                 total = total + rows
             return total
+        # All rows are asked for before the first is added: the
+        # loads are in flight together, and the sum keeps its order.
         indices = [_of_lane(tile, ops, lookups.indices, u, unroll) for u in range(unroll)]
         if lookups.weights is None:
             weights = [tile.row_scalars(1.0, jnp.float32)] * unroll
@@ -179,6 +189,8 @@ def add_range(
         following = load_lookups(tile, ops, source, first + unroll, high, unroll=unroll)
         return rows_at(first, lookups, total), following
 
+    # The whole warp loops as often as its longest row needs. Shorter
+    # rows load nothing in the steps behind their end, and add zero.
     trips = ops.most(tile, jnp.maximum(high - low, 0))
     trips = shift_right(trips + (unroll - 1), unroll)
     if lookups is None:
@@ -213,6 +225,8 @@ def add_nodes(
     if not upper:
         return add_range(tile, ops, source, low, high, nothing, unroll=unroll)
     up_low, up_high = shift_right(low + (split - 1), split), shift_right(high, split)
+    # Without a full run inside, ``[low, high)`` is summed by the first call, and the other two get empty ranges: every
+    # row of a warp goes through the same code.
     inner = up_low < up_high
     total = add_range(tile, ops, source, low, jnp.where(inner, up_low * split, high), nothing, unroll=unroll)
     upper_total = add_nodes(
@@ -250,6 +264,7 @@ def long_segment(
     """The segment whose first full run is ``run``, or -1, and its first lookup and end (0 and 0 without one)."""
     segment = ops.load_scalars(tile, runs, run, fill=-1)
     low, high = bounds(tile, ops, offsets, segment)
+    # A long segment has many full runs; only the first one visits it, so that it is written once.
     begins = (segment >= 0) & (shift_right(low + (split - 1), split) == run)
     return jnp.where(begins, segment, -1), jnp.where(begins, low, 0), jnp.where(begins, high, 0)
 
@@ -298,12 +313,15 @@ def visit_long(
         visit(segment, *bounds(tile, ops, offsets, segment))
         return none
 
+    # ``total`` is the same in all rows, so the warps agree on the number of turns without a barrier.
     turns = shift_right(ops.most(tile, total) + (tile.rows - 1), tile.rows)
     jax.lax.fori_loop(0, turns, visit_share, None)
 
 
 def _ranks(tile: Tile, ops: ModuleType, flags: jax.Array) -> jax.Array:
     """For each lane, how many of the flags, 0 or 1, of the row's lanes before it are 1."""
+    # A scan by doubling (Hillis and Steele), by shuffles among
+    # the lanes of a row; the flag itself is taken off at the end.
     lane, total, distance = tile.lane_numbers(), flags, 1
     while distance < tile.lanes:
         before = ops.from_lane(tile, total, jnp.maximum(lane - distance, 0))

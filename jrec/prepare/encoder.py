@@ -35,8 +35,8 @@ from jrec.prepare.readers.delimited import read_stored
 from jrec.prepare.readers.delimited_schema import check_schema
 from jrec.prepare.readers.dense import dense_column, reject_dense
 from jrec.prepare.readers.lines import check_inputs
+from jrec.prepare.readers.log_format import CategoricalSpec, Chunk, LogFormat, learned_of
 from jrec.prepare.readers.parse import Field, Kind, ParsedBlock
-from jrec.prepare.readers.source import CategoricalSpec, Chunk, Source, learned_of
 from jrec.prepare.readers.streams import Input, InputLike, is_stream, read_names, spool
 from jrec.prepare.readers.taobao import Taobao
 
@@ -65,7 +65,7 @@ class Encoder:
         self._folder: pathlib.Path = schema.folder
         self._key_seed = schema.key_seed
         self._log = _log_source(schema)
-        self._columns: Source = _FeatureColumns(schema)
+        self._columns: LogFormat = _FeatureColumns(schema)
         if self._log is not None and self._log.has_fields:
             self._columns = self._log.prejoined()
         self._fields = self._columns.raw_fields()
@@ -108,14 +108,14 @@ class Encoder:
         """Encodes columns of raw values.
 
         Args:
-          columns: A mapping by column name, an Arrow table, or a DataFrame of at least ``raw_columns``: those of the
-            log that the dataset was prepared from, or those of its features where its format makes examples of
+          columns: A mapping by column name, an Arrow table, or a DataFrame of at least ``raw_columns``: the columns of
+            the log that the dataset was prepared from, or of its features where its format makes an example of
             several lines (sequences, drawn negatives). The columns of files that join a csv log are called as their
-            features, and need no files. Each is an (examples,) array or list of numbers
-            or texts; lists of values are ragged, or texts with the log's separator. Missing is null, None, NaN or "",
-            and may be anything but a weight: a number is then what the schema's ``missing`` says, or else what becomes
-            the mean of the transformed values in training, a value the missing one, "", and a list of a fixed length
-            that many of it.
+            features, and need no files. Each is an (examples,) array or list of numbers or texts; lists of values are
+            ragged, or texts with the log's separator. Missing is null, None, NaN or "". Anything but a weight may be
+            missing: a number is then what the schema's ``missing`` says, or else what becomes the mean of the
+            transformed values in training; a value is then the missing one, ""; and a list of a fixed length has only
+            missing values.
           unknown: Counts the values that training did not see.
 
         Returns:
@@ -147,7 +147,7 @@ class Encoder:
         """Encodes a raw log of the dataset's format, in the order of its lines and in bounded memory.
 
         Args:
-          inputs: As ``prepare`` takes them. A pipe or a table is copied to a temporary file first.
+          inputs: Inputs in any form that ``prepare`` takes. A pipe or a table is copied to a temporary file first.
           batch_size: Examples in each piece but the last.
           threads: Threads that parse.
           joined: The paths of files that join the log, by their name in the schema; those that are not given are read
@@ -176,7 +176,7 @@ class Encoder:
 
     def _stream(
         self,
-        source: Source,
+        source: LogFormat,
         paths: list[str],
         batch_size: int,
         threads: int,
@@ -286,7 +286,7 @@ def _joined(pieces: Sequence[EncodedColumns]) -> EncodedColumns:
     )
 
 
-def _log_source(schema: Schema) -> Source | None:
+def _log_source(schema: Schema) -> LogFormat | None:
     """The format of a dataset whose examples are the lines of its log; None where lines do not make examples.
 
     Raises:
@@ -299,7 +299,7 @@ def _log_source(schema: Schema) -> Source | None:
         where = f"schema.json of {schema.name!r}: provenance.format_options.schema"
         columns = read_stored(options["schema"], where=where, error=DatasetError)
         check_schema(columns, where)
-        source: Source = csv_source(columns)
+        source: LogFormat = csv_source(columns)
     elif name in ("criteo-kaggle", "criteo-terabyte"):
         source = Criteo(str(name))
     elif name == Avazu.name:
@@ -313,20 +313,20 @@ def _log_source(schema: Schema) -> Source | None:
     return source.fitted(*learned_of(schema)).predicted()
 
 
-def _check_features(schema: Schema, source: Source) -> None:
+def _check_features(schema: Schema, source: LogFormat) -> None:
     made = {f.name: f"{f.transform}, dense" for f in source.dense}
     made |= {f.name: f"of table {f.table}, {'' if f.weighted else 'not '}weighted" for f in source.categorical}
     said = {f.name: f"{f.transform}, dense" for f in schema.dense}
     said |= {f.name: f"of table {f.table}, {'' if f.weighted else 'not '}weighted" for f in schema.categorical}
-    for name, what in said.items():
-        if what != (other := made.get(name, "not there")):
+    for name, recorded in said.items():
+        if recorded != (other := made.get(name, "not there")):
             raise DatasetError(
-                f"schema.json of {schema.name!r}: feature {name!r} is {what}, but by its provenance it is {other};"
+                f"schema.json of {schema.name!r}: feature {name!r} is {recorded}, but by its provenance it is {other};"
                 f" {_REMEDY}"
             )
 
 
-class _FeatureColumns(Source):
+class _FeatureColumns(LogFormat):
     """Columns that are called as the features: for datasets whose format makes examples of several lines or files."""
 
     def __init__(self, schema: Schema):

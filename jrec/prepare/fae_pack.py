@@ -117,7 +117,7 @@ def pack(
         job = _Job(source=folder, folder=target, schema=schema, sets=sets, seed=options.seed)
         packed = _pack_pieces(job, _pieces(schema), options.threads, progress)
         hot_split, cold_split = (_split(half, packed, options.seed) for half in _HALVES)
-        others = {name: split for name, split in schema.splits.items() if name != "train"}
+        other_splits = {name: split for name, split in schema.splits.items() if name != "train"}
         provenance = {"source": dict(schema.provenance), "command": command}
         for name in (_JOURNAL, *([] if hot_split.examples else [HOT])):
             shutil.rmtree(target / name)
@@ -126,7 +126,7 @@ def pack(
             name=schema.name,
             dataset=schema.identity,
             hot=_finish(job, HOT, hot_split, {}, provenance) if hot_split.examples else None,
-            cold=_finish(job, COLD, cold_split, others, provenance),
+            cold=_finish(job, COLD, cold_split, other_splits, provenance),
             tables=tuple(save_hot_rows(target, t.name, t.rows, rows[t.name]) for t in schema.tables),
             hot_examples=hot_split.examples,
             cold_examples=cold_split.examples,
@@ -327,12 +327,12 @@ def _halves(job: _Job, piece: _Piece) -> Iterator[tuple[dict[str, dict[str, Colu
         expected, halves = content(columns, job.schema), {}
         for half, positions in ((HOT, np.flatnonzero(hot)), (COLD, np.flatnonzero(~hot))):
             halves[half] = {name: gather(column, positions) for name, column in columns.items()}
-        found = sum(content(half, job.schema) for half in halves.values()) % 2**64
-        if found != expected:
+        of_halves = sum(content(half, job.schema) for half in halves.values()) % 2**64
+        if of_halves != expected:
             raise DatasetError(
                 f"block {start} of {reader.path}, or one of the {step - 1} behind it, has content {expected:016x}, but"
-                f" its hot and cold examples {found:016x}; the memory of this machine is at fault, or there is a defect"
-                " in jrec"
+                f" its hot and cold examples {of_halves:016x}; the memory of this machine is at fault, or there is a"
+                " defect in jrec"
             )
         yield halves, expected
 

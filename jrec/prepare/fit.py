@@ -11,7 +11,7 @@ import numpy as np
 from jrec.data.schema import DenseFeature
 from jrec.prepare.ingest import dense_name, keys_name
 from jrec.prepare.readers.dense import apply, bucket_keys, raw_of
-from jrec.prepare.readers.source import Source
+from jrec.prepare.readers.log_format import LogFormat
 from jrec.prepare.spill import PlainColumn, Spill
 
 _READ_ROWS = 1 << 18
@@ -20,10 +20,10 @@ _DIGITS, _DIGIT_BITS = 256, 8
 _Chunks = Callable[[], Iterator[np.ndarray]]
 
 
-def fit(source: Source, spill: Spill, train_rows: int) -> Source:
-    """Learns what the source's features need to know of the first ``train_rows`` examples.
+def fit(source: LogFormat, spill: Spill, train_rows: int) -> LogFormat:
+    """Learns what the log's features need to know of the first ``train_rows`` examples.
 
-    Columns of raw numbers in the spill become transformed ones, and keys of buckets. Memory is that of a few chunks.
+    Columns of raw numbers in the spill become transformed ones, and keys of buckets. Holds a few chunks in memory.
 
     Args:
       source: The log's format.
@@ -31,7 +31,7 @@ def fit(source: Source, spill: Spill, train_rows: int) -> Source:
       train_rows: How many of them are for training.
 
     Returns:
-      The source that knows; itself where there is nothing to learn.
+      The format with what was learned; ``source`` itself where there is nothing to learn.
     """
     dense: dict[str, DenseFeature] = {}
     boundaries: dict[str, tuple[float, ...]] = {}

@@ -51,7 +51,7 @@ def write_histories(
 ) -> Histories:
     """The history of every example, or of some.
 
-    Memory is that of two external sorts, ``bucket_rows`` examples of one column each; disk takes 8 bytes for each
+    Takes the memory of two external sorts, ``bucket_rows`` examples of one column each; disk takes 8 bytes for each
     value of a history, 4 for its age, and about 70 for each example while the work goes on. A missing user has an empty
     history, and a missing item is in none.
 
@@ -122,9 +122,9 @@ def last_lines(
 ) -> LastLines:
     """The last example of each user for the test, the one before for validation, the one before that for training.
 
-    All others are in no split: a training example's history holds them. A user of one or two examples is trained on
-    alone, by the last of them. Examples without a user or an item do not count, and those with an empty history are
-    left out. Memory and disk are those of two external sorts (``write_histories``, whose arguments these are).
+    All others are in no split: a training example's history holds them. A user of one or two examples is only trained
+    on, by the last of them. Examples without a user or an item do not count, and those with an empty history are left
+    out. Takes the memory and disk of two external sorts. The arguments are those that ``write_histories`` takes.
     """
     folder.mkdir()
     by_user = _by_user(users, items, moments, folder, rows, bucket_rows)
@@ -151,9 +151,9 @@ def last_lines(
         empty = (split != NO_SPLIT) & (lines[_MOMENT] <= first[number]) & ~keep
         split[empty] = NO_SPLIT
         marks.append((lines[_AT][~keep], split[~keep]))
-        at, of = (np.concatenate(column) for column in zip(*marks, strict=True))
+        at, splits = (np.concatenate(column) for column in zip(*marks, strict=True))
         order = np.argsort(at)
-        marked.append({_AT: at[order], _SPLIT: of[order]})
+        marked.append({_AT: at[order], _SPLIT: splits[order]})
         total += len(begins) if last else len(begins) - bool(keep.any())
         without += int(empty.sum())
         held = {name: column[keep] for name, column in lines.items()}

@@ -16,8 +16,8 @@ from jrec.data.schema import DatasetError
 from jrec.data.texts import TextStore
 from jrec.prepare.readers.columnar import Rows, parse_rows
 from jrec.prepare.readers.lines import Block, read_blocks, transcoded
+from jrec.prepare.readers.log_format import Chunk, LogFormat, has_label
 from jrec.prepare.readers.parse import BadLine, Dialect, ParsedBlock, Parser, sort_bad_lines
-from jrec.prepare.readers.source import Chunk, Source, has_label
 from jrec.prepare.readers.streams import Input
 from jrec.prepare.readers.tables import read_rows
 from jrec.prepare.spill import Spill
@@ -78,7 +78,7 @@ class BadLines:
 class Log:
     """All files of a log in one format, to be iterated as often as needed."""
 
-    def __init__(self, source: Source, inputs: Sequence[Input], *, key_seed: int, threads: int):
+    def __init__(self, source: LogFormat, inputs: Sequence[Input], *, key_seed: int, threads: int):
         self._source = source
         self._inputs = inputs
         self._key_seed = key_seed
@@ -106,7 +106,7 @@ class Log:
         return label is None or all(any(has_label(d, name) for name in names if name) for d in self._dialects)
 
     def converted(self, advance: Advance, bad: BadLines | None) -> Iterator[Any]:
-        """What the source makes of every block, in the order of the files; parses in several threads.
+        """What the log's format makes of every block, in the order of the files; parses in several threads.
 
         Args:
           advance: Told the bytes read.
@@ -158,8 +158,8 @@ class Log:
         return converted
 
 
-def new_spill(source: Source, folder: pathlib.Path) -> Spill:
-    """An empty spill for the examples of a source."""
+def new_spill(source: LogFormat, folder: pathlib.Path) -> Spill:
+    """An empty spill for the examples of a log."""
     plain: dict[str, np.dtype] = {LABEL: np.dtype(np.float32)} | {
         dense_name(d.name): np.dtype(np.float64 if d.unfitted else np.float32) for d in source.dense
     }
@@ -176,7 +176,7 @@ def new_spill(source: Source, folder: pathlib.Path) -> Spill:
     return Spill(folder, plain, lists)
 
 
-def fill_spill(source: Source, chunks: Iterator[Chunk], spill: Spill, texts: dict[str, TextStore]) -> bool:
+def fill_spill(source: LogFormat, chunks: Iterator[Chunk], spill: Spill, texts: dict[str, TextStore]) -> bool:
     """Appends every chunk as a run sorted by time; returns whether the runs are in order already."""
     latest, ordered = np.iinfo(np.int64).min, True
     table_of = {spec.name: spec.table for spec in source.categorical}

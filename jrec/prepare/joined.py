@@ -24,8 +24,8 @@ from jrec.prepare.readers import places
 from jrec.prepare.readers.delimited import Delimited, stored_schema, with_given_histories
 from jrec.prepare.readers.delimited_schema import DelimitedSchema, Join
 from jrec.prepare.readers.lines import check_inputs
+from jrec.prepare.readers.log_format import Chunk
 from jrec.prepare.readers.parse import Dialect, ParsedBlock
-from jrec.prepare.readers.source import Chunk
 from jrec.prepare.readers.streams import Input, is_stream
 
 _ROW_BYTES = 64  # at most, beside its values: the key, its place in a hash table, and the line while it is read
@@ -371,7 +371,7 @@ def _texts_by_column(parsed: ParsedBlock) -> dict[str, LongTexts]:
     long = parsed.long_texts
     if long is None:
         return {}
-    found = {}
+    by_column = {}
     for index in np.unique(long.field).tolist():
         own = np.flatnonzero(long.field == index)
         pairs = np.stack([long.keys[own], long.fingerprints[own]], 1)
@@ -379,10 +379,10 @@ def _texts_by_column(parsed: ParsedBlock) -> dict[str, LongTexts]:
         texts = [long.buffer[a:b] for a, b in zip(long.starts[own].tolist(), long.ends[own].tolist(), strict=True)]
         ends = np.cumsum([len(text) for text in texts], dtype=np.int64)
         starts = ends - [len(text) for text in texts]
-        found[parsed.dialect.fields[index].name] = LongTexts(
+        by_column[parsed.dialect.fields[index].name] = LongTexts(
             long.field[own], long.keys[own], long.fingerprints[own], starts, ends, np.concatenate(texts)
         )
-    return found
+    return by_column
 
 
 def _check_memory(join: Join, needed: int) -> None:

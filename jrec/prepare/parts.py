@@ -21,8 +21,8 @@ from jrec.data.texts import TextStore, budget_of
 from jrec.prepare.ingest import TIME, BadLines, Log, fill_spill, new_spill
 from jrec.prepare.readers import places
 from jrec.prepare.readers.lines import is_compressed
+from jrec.prepare.readers.log_format import LogFormat
 from jrec.prepare.readers.parse import BadLine
-from jrec.prepare.readers.source import Source
 from jrec.prepare.readers.streams import Input
 from jrec.prepare.readers.tables import is_table
 from jrec.prepare.spill import Spill
@@ -42,7 +42,7 @@ class _Read:
     texts: dict[str, TextStore]
     bad: list[BadLine]
     lines: int
-    source: Source
+    source: LogFormat
 
 
 class _Aside(BadLines):
@@ -63,7 +63,7 @@ class _StopReading(Exception):  # noqa: N818
 
 
 def read_parts(
-    source: Source,
+    source: LogFormat,
     inputs: Sequence[Input],
     work: pathlib.Path,
     texts: Mapping[str, TextStore],
@@ -135,7 +135,7 @@ def _bytes(part: Input) -> str:
 
 
 def _read_part(
-    source: Source, part: Input, folder: pathlib.Path, remedies: Mapping[str, str], skip: bool, key_seed: int
+    source: LogFormat, part: Input, folder: pathlib.Path, remedies: Mapping[str, str], skip: bool, key_seed: int
 ) -> _Read:
     shutil.rmtree(folder, ignore_errors=True)  # of a worker that died
     folder.mkdir()

@@ -39,7 +39,7 @@ from jrec.prepare.ingest import (
 from jrec.prepare.parts import read_parts
 from jrec.prepare.prepare_options import LEAVE_ONE_OUT, PrepareOptions
 from jrec.prepare.readers.lines import check_inputs
-from jrec.prepare.readers.source import CategoricalSpec, History, Source
+from jrec.prepare.readers.log_format import CategoricalSpec, History, LogFormat
 from jrec.prepare.readers.streams import Input, InputLike, is_stream, read_names, spool
 from jrec.prepare.shards import ShardRows, write_shards
 from jrec.prepare.spill import PlainColumn, Spill, SpilledLists
@@ -62,7 +62,7 @@ WHOLE = "log"  # stands for all splits where one log is split
 
 
 def prepare(
-    source: Source,
+    source: LogFormat,
     inputs: InputLike | Sequence[InputLike] | Mapping[str, Sequence[InputLike]],
     out: str | os.PathLike[str],
     options: PrepareOptions | None = None,
@@ -98,7 +98,7 @@ def prepare(
     options = options or PrepareOptions()
     progress = progress or Progress(show=False)
     groups = {WHOLE: inputs} if not isinstance(inputs, Mapping) else {n: inputs[n] for n in SPLITS if inputs.get(n)}
-    groups = {name: read_names(given) for name, given in groups.items()}
+    groups = {name: read_names(paths) for name, paths in groups.items()}
     for paths in groups.values():
         check_inputs(paths, keep_order=options.keep_order)
     _check_groups(groups, source, options)
@@ -137,7 +137,7 @@ def prepare(
 _ROOM = "Preparing needs about twice the size of the unpacked log"
 
 
-def _check_groups(groups: Mapping[str, Sequence[str]], source: Source, options: PrepareOptions) -> None:
+def _check_groups(groups: Mapping[str, Sequence[str]], source: LogFormat, options: PrepareOptions) -> None:
     """Refuses files for each split that make no dataset."""
     if source.histories and options.split_by == "random":
         raise DatasetError(
@@ -170,7 +170,7 @@ def _check_groups(groups: Mapping[str, Sequence[str]], source: Source, options: 
 
 @dataclasses.dataclass
 class _Preparation:
-    source: Source
+    source: LogFormat
     inputs: Mapping[str, Sequence[str]]
     folder: pathlib.Path
     options: PrepareOptions
@@ -206,10 +206,10 @@ class _Preparation:
         spill, bounds = self._ingest(inputs, work, texts, bad)
         shutil.rmtree(work / "streams", ignore_errors=True)
         if self.earlier is None and bounds[0] == 0:
-            how = f"--split {self.options.split}"
+            split = f"--split {self.options.split}"
             if self.options.split_by == LEAVE_ONE_OUT:
-                how = f"--split-by {LEAVE_ONE_OUT}, which needs users of four lines or more"
-            raise DatasetError(f"{spill.rows} example(s) leave none to train on with {how}")
+                split = f"--split-by {LEAVE_ONE_OUT}, which needs users of four lines or more"
+            raise DatasetError(f"{spill.rows} example(s) leave none to train on with {split}")
         no_matter = self.source.tasks or self.options.split_by == LEAVE_ONE_OUT  # of lines that are all to be found
         if self.earlier is None and self.options.labels and not no_matter:
             check_labels(spill.plain(LABEL), bounds[0], self.source.label)

@@ -21,13 +21,13 @@ class PrepareOptions:
       split_by: "time" for the first examples, the next and the last ones; "random" to draw each one by its number;
         "leave-one-out" for each user's last example as test, the one before as validation, and the one before that to
         train on, whose history holds all earlier ones.
-      split_seed: Of what "random" draws.
+      split_seed: The seed of the draws of "random".
       min_count: A rarer value in training goes to the out-of-vocabulary row. At 1 that row would never be
         trained, so the default is 2.
       max_rows: Tables that would have more rows are hashed to this many.
       growing: Tables whose values the examples hold as 64-bit keys, for a run to give them rows as they come
         (``jrec.data.growing``); ("all",) for all of them. ``min_count`` and ``max_rows`` do not concern these.
-      labels: Whether examples have labels; False ignores those of the log, if it has any.
+      labels: Whether examples have labels; False ignores the log's labels, if it has any.
       on_bad_line: "error", or "skip" to write bad lines aside.
       block_size, shard_examples: Examples per block, and at most per shard (a multiple of it).
       keep_order: Take the inputs as given even if the numbers in their names are in another order.

@@ -219,7 +219,7 @@ def _spans(texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _keys(field: Field, form: Form, key_seed: int) -> np.ndarray:
-    """(values,) uint64 keys; those of integers are those of their decimal texts."""
+    """(values,) uint64 keys; an integer has the key of its decimal text."""
     values = form.values
     if not form.is_text and values.dtype.kind == "b":
         import pyarrow as pa

@@ -1,5 +1,5 @@
-"""Which examples are for training: the first ones in time, ones drawn by their number, those of certain files, or of
-each user the one before the last two.
+"""Which examples are for training: the first ones in time, ones drawn by their number, all of certain files, or each
+user's last but two.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def random_splits(fractions: tuple[float, float, float], seed: int) -> SplitOf:
     """Each example in a split by its number and the seed.
 
     Args:
-      fractions: Of train, valid and test. Splits have about these.
+      fractions: The fractions of train, valid and test, which the splits have approximately.
       seed: Another seed draws others.
     """
     # Two fractions may add up to a hair less than 1.
@@ -80,7 +80,7 @@ def lines_of(split_of: SplitOf, rows: int, path: pathlib.Path) -> PlainColumn:
     """The numbers of the examples as ``drawn_splits`` puts them, int64, in a new file.
 
     Args:
-      split_of: As there.
+      split_of: See ``drawn_splits``.
       rows: How many examples there are before.
       path: The file.
     """
@@ -129,7 +129,7 @@ def check_labels(labels: PlainColumn, train_rows: int, column: str | None) -> No
     """Refuses training examples of one label only, of which a model learns nothing.
 
     Args:
-      labels: Those of all examples, 0 or 1, finished.
+      labels: The labels of all examples, 0 or 1; the column is finished.
       train_rows: How many of them are for training.
       column: What the log calls them; None or "" if it has no such column.
 

@@ -17,12 +17,12 @@ class Task:
     """One piece of work.
 
     Attributes:
-      what: What it does, for messages, such as "reading log.csv, bytes 0 to 1000".
+      title: What it does, for messages, such as "reading log.csv, bytes 0 to 1000".
       function: A function of a module. Called again with the same arguments, it makes the same files anew.
       arguments: Its arguments; for workers in other processes, pickled.
     """
 
-    what: str
+    title: str
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
 
@@ -70,7 +70,7 @@ def _tried(executor: concurrent.futures.Executor, task: Task, future: concurrent
             raise
         why = (str(error).strip().splitlines() or [type(error).__name__])[-1].rstrip(".")
         raise DatasetError(
-            f"{task.what} failed {attempts} times on the workers, the last time with: {why}. See that each worker has"
+            f"{task.title} failed {attempts} times on the workers, the last time with: {why}. See that each worker has"
             " memory for it, and the same files under the same paths"
         ) from error
 

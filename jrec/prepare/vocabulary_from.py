@@ -19,7 +19,7 @@ from jrec.data.vocabulary import HashedTable, KeyTable, Vocabulary, count_rows
 from jrec.data.vocabulary_file import buckets_file, copy_vocabulary, load_table, long_texts
 from jrec.outputs import link
 from jrec.prepare.ingest import keys_name
-from jrec.prepare.readers.source import CategoricalSpec, Source, learned_of
+from jrec.prepare.readers.log_format import CategoricalSpec, LogFormat, learned_of
 from jrec.prepare.spill import Spill, SpilledLists
 
 _LEARNED = ("min_count", "max_rows", "growing", "key_seed")
@@ -40,7 +40,7 @@ class Usage:
         self._accesses = self._oov = 0
 
     def add(self, rows: np.ndarray, trained: np.ndarray) -> None:
-        """Counts (n,) accesses, of which ``trained`` are those of training."""
+        """Counts the accesses of all examples, (n,) rows; ``trained`` holds only those in training."""
         if self.counts.size:
             count_rows(trained, self.counts)
         self._accesses += len(rows)
@@ -48,7 +48,7 @@ class Usage:
             self._oov += int(np.count_nonzero(rows == self._oov_row))
 
     def stated(self) -> dict[str, int]:
-        """For the provenance: all accesses, and those of the OOV row, which other tables than vocabularies lack."""
+        """For the provenance: how many accesses there were, and of the OOV row, which only vocabularies have."""
         return {"accesses": self._accesses} | ({} if self._oov_row is None else {"oov": self._oov})
 
 
@@ -73,11 +73,11 @@ class EarlierDataset:
         stored = self.schema.preparation.get("options")
         return {k: v for k, v in stored.items() if k in _LEARNED} if isinstance(stored, Mapping) else {}
 
-    def source(self, source: Source) -> Source:
+    def source(self, source: LogFormat) -> LogFormat:
         """The later log, its lists bounded by the earlier dataset's.
 
         Raises:
-          DatasetError: If its features or tables are not those of the earlier dataset; names the first difference.
+          DatasetError: If its features or tables differ from the earlier dataset's; names the first difference.
         """
         dense = [_kinds("dense feature", map(_of_dense, one.dense)) for one in (self.schema, source)]
         self._check(*dense)

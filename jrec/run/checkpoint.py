@@ -151,18 +151,18 @@ def _with_streams_of(like: Any, layout: EmbeddingLayout, dense: Mapping[str, np.
     of_state = dense_arrays(like, {}, layout)
     streams = {name: of_state[name] for name in _streams(of_state)}
     fresh = {name: np.zeros(x.shape, x.dtype) if _abstract(x) else np.asarray(x) for name, x in streams.items()}
-    others = _streams(dense) - streams.keys()
-    return {**fresh, **{name: array for name, array in dense.items() if name not in others}}
+    dropped = _streams(dense) - streams.keys()
+    return {**fresh, **{name: array for name, array in dense.items() if name not in dropped}}
 
 
 def _streams(names: Collection[str]) -> set[str]:
-    """The arrays of streams, each a key beside a count, among those of ``dense_arrays``."""
+    """The names of streams' arrays, each a key beside a count, among names of ``dense_arrays``."""
     streams = {name.partition(".key.value.")[0] for name in names if ".key.value." in name}
     return {name for name in names if re.split(r"\.key\.value\.|\.count\.value$", name)[0] in streams}
 
 
 def _saved_path(path: str, leaf: Any) -> str:
-    """The path in checkpoints: that of keys, of which the words are saved, has the name of their generator."""
+    """The path in checkpoints. A key's, of which the words are saved, ends with the name of its generator."""
     implementation = key_implementation(leaf)
     return path if implementation is None else f"{path}.{implementation}"
 

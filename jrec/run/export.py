@@ -71,10 +71,10 @@ class Exportable:
       schema: How raw values become rows, read from its folder; None where requests have row numbers.
       run: The run's name.
       step: Steps taken.
-      retrieval: Of a model that ranks items, how.
-      requested: Of such a model, the features of a request.
-      vectors: Of such a model, the table of vectors of its items, which is in no layout; None for none. Only it and the
-        tables of ``requested`` are then exported, and no delta.
+      retrieval: How the model ranks items, if it does.
+      requested: The features of a request to a model that ranks items.
+      vectors: The table of the ranked items' vectors, which is in no layout; None for none. Only it and the tables of
+        ``requested`` are then exported, and no delta.
       items: (items,) int64, which row of ``retrieval.items`` each of ``vectors`` is of; None without vectors.
     """
 
@@ -99,7 +99,7 @@ class Exportable:
 
     @property
     def tables(self) -> list[tuple[str, TableConfig]]:
-        """Stacks' names and tables, or parts of them, those of a table in the order of its rows."""
+        """Stacks' names and tables, or parts of tables, a table's parts in the order of its rows."""
         parts = [(stack.name, table) for stack in self.layout.members for table in stack.tables]
         if self.vectors is not None:
             read = {feature.table for feature, _ in self.layout.features if feature.name in self.requested}
@@ -422,5 +422,5 @@ class _Base:
         """Refuses a model that is not the export's model; tables that are not known yet are its own."""
         first = self.manifests[0]
         whole = manifest if manifest.tables else dataclasses.replace(manifest, tables=first.tables)
-        if (what := difference(first, whole)) is not None:
-            raise ExportError(f"a delta of {self._folder} needs its model: {what}; make a whole export")
+        if (reason := difference(first, whole)) is not None:
+            raise ExportError(f"a delta of {self._folder} needs its model: {reason}; make a whole export")

@@ -93,7 +93,7 @@ class Run:
             the whole batch; a loss that compares across examples does so within a slice.
           metrics: What steps count on the devices, to begin with: a pytree that an ``updated`` of its own adds logits,
             labels and mask of a step to; on a mesh its leaves have an axis of devices in front. It comes with the
-            outputs, in the place of logits, labels and mask, which then do not leave the devices.
+            outputs instead of logits, labels and mask, which then do not leave the devices.
 
         Returns:
           A function of a batch of ``feed`` to the loss, () float32, and the step's outputs: of all devices' examples,
@@ -119,7 +119,8 @@ class Run:
         batch.feed.check(batch)
         self._checkpoints.between_steps()
         if (setup := self._state.setup) is not None and setup.monitor is not None:
-            setup.monitor.observe(batch.batch)
+            for one in batch.batches:
+                setup.monitor.observe(one)
         host, outputs = self._state.step(batch.ready, step_on, metrics)
         batch.feed.stepped(batch, host, outputs)
         self.steps += len(batch.batches)
@@ -162,9 +163,10 @@ class Run:
             others give what follows.
           total: How many batches will be taken at most, so that none is read ahead that no step takes; None for all.
           steps: How many batches, one step each, go to the device in one dispatch, or a function of how many were
-            read before it to that number: each item of the feed then holds so many, the last ones one each. The bits
-            are those of one by one. For a GPU, whose step may take less time than Python's part of it; 16 to begin
-            with. Not of batches that read rows in host memory, nor with tables that grow.
+            read before it to that number: each item of the feed then holds that number of batches, the last items one
+            each. The results have the same bits as with one batch each. For a GPU, whose step may take less time than
+            Python's part of it; 16 to begin with. Not for batches that read rows in host memory, nor with tables that
+            grow.
           trace: A file for the trace of the stages of rows in host memory, for Chrome or Perfetto; None for none.
           **packing: Further arguments of ``pack_batch``.
 
@@ -208,7 +210,7 @@ class Run:
         trains in, and none of its state changes.
 
         Args:
-          columns: As ``pack_batch`` takes them, without labels.
+          columns: Columns in any form that ``pack_batch`` takes, without labels.
           dense: Names of the float features, in the order the model takes them.
           batch_size: How many examples are predicted at once, to compile one program for any number; None for all.
           on_bad_id: See ``pack_batch``.
@@ -385,7 +387,7 @@ class Run:
         slots: bool = True,
         rows: bool = True,
         dense_optimizer: bool = True,
-        of: Description | None = None,
+        expected: Description | None = None,
     ) -> Loaded:
         """Takes over a checkpoint; see ``restore``.
 
@@ -394,13 +396,13 @@ class Run:
           goes_on: Whether the run goes on from its step; otherwise it begins from its model, rows and slots.
           dense_optimizer: Whether to take over the state of the dense optimizer, which must then be of its kind, and
             all streams of random numbers. Otherwise it stays as the run has it, and so do streams of only one of them.
-          of: What the checkpoint is to be of, where that is not what the run is of: by key of the run's description.
+          expected: Entries of the run's description, by key, that the checkpoint is to have in place of the run's own.
           slots: Whether to read the optimizers' state on one device; without it the run can only predict.
           rows: Whether to read rows; without them, and slots, only the dense model is of use.
         """
         self._check_no_feeds()
         loaded = self._checkpoints.load(
-            saved, goes_on=goes_on, slots=slots, rows=rows, dense_optimizer=dense_optimizer, of=of or {}
+            saved, goes_on=goes_on, slots=slots, rows=rows, dense_optimizer=dense_optimizer, expected=expected or {}
         )
         if goes_on:
             self.steps, setup = saved.step, self._state.setup

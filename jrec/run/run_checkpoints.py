@@ -87,10 +87,10 @@ class RunCheckpoints:
         slots: bool,
         rows: bool,
         dense_optimizer: bool,
-        of: Description,
+        expected: Description,
     ) -> Loaded:
         """Takes over a checkpoint; see ``Run.load``."""
-        check_identity(saved, {**self._identity, **of}, optimizers=self._state.training)
+        check_identity(saved, {**self._identity, **expected}, optimizers=self._state.training)
         self.finish()
         self._checkpoints = None
         state, arrays = restore_state(

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from jrec.checkpoint import Saved
-from jrec.checkpoint.sources import Source
+from jrec.checkpoint.sources import CheckpointSource
 from jrec.data.growing_tables import GrowingTables, Grown
 from jrec.mesh.communication import state_of_first
 from jrec.mesh.route import MeshRows
@@ -23,8 +23,8 @@ from jrec.run.feeds.feed import Ready
 from jrec.run.options import HostOptions
 from jrec.run.placement.model_rows import ModelRows
 from jrec.run.placement.new_lines import FirstRows, NewInStacks, new_addresses
-from jrec.run.placement.planned_tier import PlannedTier
 from jrec.run.placement.setup import MeshSetup
+from jrec.run.placement.sharded_tier import ShardedTier
 from jrec.run.placement.tiers import CoresTier, HostTier, ModelTier, Tier
 from jrec.run.step import FlatState, HostResults, Metrics, State, StepOn, StepResults, compile_run
 
@@ -88,7 +88,7 @@ class RunState:
         if stack.compressed:
             return CoresTier(stack, lambda: self.modules()[0])
         if self.setup is not None:
-            return PlannedTier(stack, self.setup, own, key, host, held)
+            return ShardedTier(stack, self.setup, own, key, host, held)
         if stack in layout.host_stacks:
             return HostTier(stack, own, key, host)
         return ModelTier(stack, own, functools.partial(self._in_state.of, stack.name))
@@ -193,7 +193,7 @@ class RunState:
         lines = {name: self.tiers[name].new_lines(of_stack) for name, of_stack in new.items() if of_stack is not None}
         return {name: of_stack for name, of_stack in lines.items() if of_stack is not None}
 
-    def sources(self) -> Sequence[Source]:
+    def sources(self) -> Sequence[CheckpointSource]:
         """The tables' rows after the last step, for a checkpoint. Call once rows in host memory are flushed."""
         self._tracked = True
         return [source for tier in self.tiers.values() for source in tier.sources]

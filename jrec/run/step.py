@@ -17,7 +17,7 @@ from jrec.batch import Batch
 from jrec.host.ring import Rows
 from jrec.mesh.communication import Communication
 from jrec.mesh.route import AXIS, MeshRows, local_view
-from jrec.mesh.routing import HostPlaces, Places
+from jrec.mesh.routing import AddressMap, HostAddressMap
 from jrec.nn import SparseOptimizer, binary_cross_entropy
 from jrec.nn.optimizer import Loss, SparseModel
 from jrec.nn.step import StepOutputs, predict_on, train_step_on
@@ -104,14 +104,14 @@ class StepBatch:
       steps: How many batches it holds, for one step each in one dispatch: of more than one every leaf has an axis of
         them in front.
       places: By planned stack, where the devices find its rows: the same for every batch.
-      hosts: By planned stack with rows in host memory that batches read, where the devices find those of this batch.
+      hosts: By planned stack with rows in host memory that batches read, where devices find this batch's host rows.
       pooled: By stack, the rows in host memory that the host has pooled. They are not donated: their memory is NumPy's,
         and XLA would copy it before it writes to it.
     """
 
     batch: Batch
-    places: dict[str, Places] = dataclasses.field(default_factory=dict)
-    hosts: dict[str, HostPlaces] = dataclasses.field(default_factory=dict)
+    places: dict[str, AddressMap] = dataclasses.field(default_factory=dict)
+    hosts: dict[str, HostAddressMap] = dataclasses.field(default_factory=dict)
     pooled: dict[str, PooledRows] = dataclasses.field(default_factory=dict)
     steps: int = dataclasses.field(default=1, metadata={"static": True})
 
@@ -185,7 +185,7 @@ def compile_run(
     Args:
       model: A ``SparseModel``.
       optimizer: Made for this model.
-      mesh: Of devices, with the one axis "devices"; None for one device without a plan.
+      mesh: The device mesh, with the one axis "devices"; None for one device without a plan.
       communication: How the devices of the mesh work together; None for the defaults. Devices that do not compute keep
         old dense parameters in the state; see ``jrec.mesh.communication``.
       training: Whether planned rows have slots; without them only ``predict_on`` works.
@@ -227,6 +227,7 @@ def compile_run(
                 carry, _, results = step(carry, {}, dataclasses.replace(batch, places=prepared.places))
                 return carry, results
 
+            # The places serve all steps alike, so they are closed over: a leaf that is scanned has an axis of steps.
             alone = dataclasses.replace(prepared, steps=1, places={})
             carry, results = jax.lax.scan(following, (state, rows, metrics), alone)
         state, rows, metrics = carry
@@ -261,6 +262,8 @@ def compile_run(
     if mesh is not None:
         planned = [stack.name for stack in model.embeddings.layout.planned_stacks]
         specs = {name: MeshRows.specs(optimizer.of(name) if training else None) for name in planned}
+        # The state is alike on all devices, planned rows have specs of their own, rows of host memory and batches are
+        # split over the devices. Pallas kernels refuse shard_map's check of varying values.
         options = {"mesh": mesh, "in_specs": (everywhere, specs, over, over), "check_vma": False}
         infer = jax.shard_map(infer, out_specs=everywhere, **options)
         placed = {**options, "in_specs": (everywhere, specs, everywhere, over)}
@@ -275,10 +278,12 @@ def compile_run(
         def taken(
             state: Any, rows: StackRows, host: HostRows, batch: StepBatch, metrics: Metrics | None = None
         ) -> tuple[Any, StackRows, HostResults, StepResults]:
-            given, pack = (state.state, FlatState.of) if isinstance(state, FlatState) else (state, lambda after: after)
-            after, rows, host, results, metrics = step(given, rows, host, batch, metrics)
+            # Inside jit: an ``nnx.State`` is built only while the step is traced, and a call handles a list of arrays.
+            before, pack = (state.state, FlatState.of) if isinstance(state, FlatState) else (state, lambda after: after)
+            after, rows, host, results, metrics = step(before, rows, host, batch, metrics)
             return pack(after), rows, host, dataclasses.replace(results, metrics=metrics)
 
+        # State, rows and host rows change in place. The batch is not donated: see ``StepBatch.pooled``.
         return jax.jit(taken, donate_argnums=(0, 1, 2))
 
     return state, CompiledRun(
@@ -300,6 +305,7 @@ def _stores(rows: StackRows, host: HostRows, prepared: StepBatch) -> tuple[dict[
             planned = dataclasses.replace(planned, host=fetched.values, host_slots=fetched.slots)
         places = dataclasses.replace(prepared.places[name], host=prepared.hosts.get(name))
         stores[name] = RoutedRows(rows=planned, places=places)
+    # Stacks that lie in host memory as a whole: the batch's unique rows are all of the table that the step sees.
     for name in host.keys() - rows.keys():
         stores[name], bags[name] = of_batch(host[name].values, host[name].slots, bags[name])
     return stores, dataclasses.replace(batch, bags=bags)
@@ -307,6 +313,7 @@ def _stores(rows: StackRows, host: HostRows, prepared: StepBatch) -> tuple[dict[
 
 def _planned(stores: Mapping[str, Any], rows: StackRows) -> dict[str, MeshRows]:
     """The rows that stay on the mesh."""
+    # Rows of host memory leave by ``_to_host``: what stays has the structure that came in, as a scan's carry must.
     return {name: dataclasses.replace(stores[name].rows, host=None, host_slots={}) for name in rows}
 
 

@@ -144,10 +144,10 @@ def prove(
         known = read_verdicts(machine)
         unchecked = {one: sizes for one, sizes in wanted.items() if again or one not in known}
         if unchecked:
-            where, found = run_child(unchecked, seconds=seconds)
+            where, new = run_child(unchecked, seconds=seconds)
             if where != machine:
                 raise SelfCheckError(f"the check ran on {where}, not on {machine}; set CUDA_VISIBLE_DEVICES to one GPU")
-            known |= found
+            known |= new
             keep_verdicts(machine, known)
     return {one: known[one] for one in wanted}
 
@@ -159,7 +159,7 @@ def run_child(
 
     Args:
       wanted: The classes, with the sizes to time; None times nothing.
-      seconds: After which the process is ended; None for a time by the number of classes.
+      seconds: When to end the process; None for a time by the number of classes.
       interpret: Whether kernels run in Pallas' interpreter on the CPU.
 
     Raises:
@@ -175,7 +175,9 @@ def run_child(
     if "machine" not in said:
         raise SelfCheckError(ended)
     if code == 0 and "verdicts" in said:
-        return said["machine"], {KernelClass.parse(text): Verdict(**found) for text, found in said["verdicts"].items()}
+        return said["machine"], {
+            KernelClass.parse(text): Verdict(**verdict) for text, verdict in said["verdicts"].items()
+        }
     lost = Verdict(right=False, why=f"lost with the whole check, at {said.get('at')!r}: {ended}")
     return said["machine"], dict.fromkeys(wanted, lost)
 

@@ -28,20 +28,20 @@ _ROUNDS = 8  # the first is left out
 _SEED = 20
 
 
-def check(of: KernelClass, sizes: Sizes | None, *, interpret: bool = False) -> Verdict:
+def check(kernel_class: KernelClass, sizes: Sizes | None, *, interpret: bool = False) -> Verdict:
     """Compares a kernel with XLA, and times both.
 
     Args:
-      of: The class.
+      kernel_class: The class.
       sizes: The sizes of a model's step, which are compared too, and timed. None times nothing.
       interpret: Whether kernels run in Pallas' interpreter, at tiny sizes.
     """
     try:
-        for number, small in enumerate(trials.small_trials(of, tiny=interpret)):
+        for number, small in enumerate(trials.small_trials(kernel_class, tiny=interpret)):
             _compare(small, f"case {number}", trials.TINY_KINDS if interpret else trials.KINDS, interpret=interpret)
         if sizes is None:
             return Verdict(right=True, why="not timed")
-        own = trials.trial(of, trials.fitted(of, sizes))
+        own = trials.trial(kernel_class, trials.fitted(kernel_class, sizes))
         _compare(own, "the model's sizes", ("power law",), interpret=interpret)
         return Verdict(right=True, ratio=_ratio(own))
     except NotImplementedError as refusal:
@@ -101,10 +101,10 @@ def looped(trial: Trial, side: Implementation) -> Callable[[Any, Any], Any]:
 
 def _ratio(trial: Trial) -> float:
     """The kernel's median time by XLA's; they take turns, so that a change of the clock hits both."""
-    given = trial.draw(np.random.default_rng(_SEED), "power law")
+    drawn = trial.draw(np.random.default_rng(_SEED), "power law")
     programs, states = [], []
     for side in ("pallas", "xla"):
-        arguments = jax.tree.map(jax.numpy.array, given)
+        arguments = jax.tree.map(jax.numpy.array, drawn)
         shapes = None if trial.in_place else jax.eval_shape(trial.run("xla"), *arguments)
         result = jax.tree.map(lambda leaf: jax.numpy.zeros(leaf.shape, leaf.dtype), shapes)
         programs.append(jax.jit(looped(trial, side), donate_argnums=(0, 1)).lower(arguments, result).compile())

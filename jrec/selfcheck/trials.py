@@ -95,44 +95,44 @@ class Trial:
     in_place: bool = False
 
 
-def small_trials(of: KernelClass, *, tiny: bool) -> Iterator[Trial]:
+def small_trials(kernel_class: KernelClass, *, tiny: bool) -> Iterator[Trial]:
     """The trials whose results decide whether a kernel is right.
 
     Args:
-      of: The class.
+      kernel_class: The class.
       tiny: Whether sizes are for an interpreter.
 
     Raises:
       NotImplementedError: If the check knows no such kernel or optimizer.
     """
     sizes = TINY if tiny else SMALL
-    if of.kernel in ("row_update", "tt_products"):
+    if kernel_class.kernel in ("row_update", "tt_products"):
         sizes = sizes[:2]  # these share no launches
-    elif of.kernel == "tensor_cast":
+    elif kernel_class.kernel == "tensor_cast":
         # Rows are sorted in 8, 16 or 32 bits, as the table needs, and each compiles to code of its own.
         rows = (200, 0), (40_000, 1), (40_000_000, 0), (40_000_000, 1)
         sizes = tuple(dataclasses.replace(sizes[i], rows=n) for n, i in rows)
     for one in sizes:
-        yield trial(of, one)
+        yield trial(kernel_class, one)
 
 
-def trial(of: KernelClass, sizes: Sizes) -> Trial:
+def trial(kernel_class: KernelClass, sizes: Sizes) -> Trial:
     """One trial of a class.
 
     Raises:
       NotImplementedError: If the check knows no such kernel or optimizer.
     """
-    if of.kernel not in _TRIALS:
-        raise NotImplementedError(f"the check knows no kernel {of.kernel!r}, only {', '.join(_TRIALS)}")
-    return _TRIALS[of.kernel](of, sizes)
+    if kernel_class.kernel not in _TRIALS:
+        raise NotImplementedError(f"the check knows no kernel {kernel_class.kernel!r}, only {', '.join(_TRIALS)}")
+    return _TRIALS[kernel_class.kernel](kernel_class, sizes)
 
 
-def fitted(of: KernelClass, sizes: Sizes) -> Sizes:
+def fitted(kernel_class: KernelClass, sizes: Sizes) -> Sizes:
     """Sizes whose table and slots take at most ``TABLE_BYTES``."""
-    if not isinstance(of.dim, int) or of.kernel == "tensor_cast":
+    if not isinstance(kernel_class.dim, int) or kernel_class.kernel == "tensor_cast":
         return sizes
-    slots = {} if of.optimizer is None else _optimizer(of, sizes)[0].slots
-    row_bytes = of.dim * jnp.dtype(of.dtype).itemsize + slot_bytes(slots, of.dim)
+    slots = {} if kernel_class.optimizer is None else _optimizer(kernel_class, sizes)[0].slots
+    row_bytes = kernel_class.dim * jnp.dtype(kernel_class.dtype).itemsize + slot_bytes(slots, kernel_class.dim)
     return dataclasses.replace(sizes, rows=max(16, min(sizes.rows, TABLE_BYTES // row_bytes)))
 
 
@@ -183,7 +183,7 @@ def _terms(rng: np.random.Generator, shape: tuple[int, ...], kind: str) -> np.nd
     return whole.astype(np.float32)
 
 
-def _gather_reduce(of: KernelClass, sizes: Sizes) -> Trial:
+def _gather_reduce(kernel_class: KernelClass, sizes: Sizes) -> Trial:
     def run(implementation: Implementation) -> Callable[..., Any]:
         def sums(sources: Any, ids: Any, offsets: Any, weights: Any) -> Any:
             calls = [gather_reduce_call(source, ids, offsets, weights=weights) for source in sources]
@@ -192,15 +192,15 @@ def _gather_reduce(of: KernelClass, sizes: Sizes) -> Trial:
         return sums
 
     def draw(rng: np.random.Generator, kind: str) -> tuple[Any, ...]:
-        source = _terms(rng, (sizes.rows, _dim(of)), kind)
+        source = _terms(rng, (sizes.rows, _dim(kernel_class)), kind)
         beside = [source[:, :_BESIDE_DIM]] if sizes.beside else []
-        return [source.astype(of.dtype), *beside], *draw_lookups(rng, sizes, kind)
+        return [source.astype(kernel_class.dtype), *beside], *draw_lookups(rng, sizes, kind)
 
     return Trial(run=run, draw=draw, judge=_judge_equal)
 
 
-def _casted_update(of: KernelClass, sizes: Sizes) -> Trial:
-    optimizer, options = _optimizer(of, sizes)
+def _casted_update(kernel_class: KernelClass, sizes: Sizes) -> Trial:
+    optimizer, options = _optimizer(kernel_class, sizes)
 
     def run(implementation: Implementation) -> Callable[..., Any]:
         def update(tables: Any, cast: Any, gradients: Any, weights: Any) -> Any:
@@ -215,10 +215,10 @@ def _casted_update(of: KernelClass, sizes: Sizes) -> Trial:
 
     def draw(rng: np.random.Generator, kind: str) -> tuple[Any, ...]:
         ids, offsets, weights = draw_lookups(rng, sizes, kind)
-        cast = jax.jit(_tensor_cast(of, sizes).run("xla"))(ids, offsets)
-        table, slots = _table(rng, of, sizes, optimizer)
+        cast = jax.jit(_tensor_cast(kernel_class, sizes).run("xla"))(ids, offsets)
+        table, slots = _table(rng, kernel_class, sizes, optimizer)
         beside = [(table[:, :_BESIDE_DIM].astype(np.float32), {})] if sizes.beside else []
-        return [(table, slots), *beside], cast, _terms(rng, (sizes.bags, _dim(of)), kind), weights
+        return [(table, slots), *beside], cast, _terms(rng, (sizes.bags, _dim(kernel_class)), kind), weights
 
     def judge(arguments: tuple[Any, ...], got: Any, want: Any) -> None:
         tables, cast, *_ = arguments
@@ -227,8 +227,8 @@ def _casted_update(of: KernelClass, sizes: Sizes) -> Trial:
     return Trial(run=run, draw=draw, judge=judge, in_place=True)
 
 
-def _row_update(of: KernelClass, sizes: Sizes) -> Trial:
-    optimizer, options = _optimizer(of, sizes)
+def _row_update(kernel_class: KernelClass, sizes: Sizes) -> Trial:
+    optimizer, options = _optimizer(kernel_class, sizes)
 
     def run(implementation: Implementation) -> Callable[..., Any]:
         return lambda table, rows, gradients: ops.row_update(
@@ -240,9 +240,9 @@ def _row_update(of: KernelClass, sizes: Sizes) -> Trial:
         real = {"half padding": most // 2, "all padding": 0}.get(kind, most)
         rows = np.full(sizes.room, sizes.rows, np.int32)
         rows[:real] = np.sort(rng.choice(sizes.rows, real, replace=False))
-        gradients = rng.standard_normal((sizes.room, _dim(of)), np.float32)
+        gradients = rng.standard_normal((sizes.room, _dim(kernel_class)), np.float32)
         gradients[real:] = np.nan  # which nobody may read
-        return _table(rng, of, sizes, optimizer), rows, gradients
+        return _table(rng, kernel_class, sizes, optimizer), rows, gradients
 
     def judge(arguments: tuple[Any, ...], got: Any, want: Any) -> None:
         table, rows, _ = arguments
@@ -251,8 +251,8 @@ def _row_update(of: KernelClass, sizes: Sizes) -> Trial:
     return Trial(run=run, draw=draw, judge=judge, in_place=True)
 
 
-def _tensor_cast(of: KernelClass, sizes: Sizes) -> Trial:
-    del of
+def _tensor_cast(kernel_class: KernelClass, sizes: Sizes) -> Trial:
+    del kernel_class
 
     def run(implementation: Implementation) -> Callable[..., Any]:
         return lambda ids, offsets: ops.tensor_cast(
@@ -262,10 +262,10 @@ def _tensor_cast(of: KernelClass, sizes: Sizes) -> Trial:
     return Trial(run=run, draw=lambda rng, kind: draw_lookups(rng, sizes, kind)[:2], judge=_judge_equal)
 
 
-def _tt_products(of: KernelClass, sizes: Sizes) -> Trial:
+def _tt_products(kernel_class: KernelClass, sizes: Sizes) -> Trial:
     """A tensor-train level's products, and the gradients of what it multiplies; of ``sizes`` the lookups count."""
-    assert not isinstance(of.dim, int)
-    height, rank, columns, right_rank = of.dim
+    assert not isinstance(kernel_class.dim, int)
+    height, rank, columns, right_rank = kernel_class.dim
     capacity = min(sizes.lookups, 8192)
     parents = slices = 2 * math.isqrt(capacity)
 
@@ -291,7 +291,7 @@ def _tt_products(of: KernelClass, sizes: Sizes) -> Trial:
         gradient = rng.standard_normal((capacity, height * columns, right_rank), np.float32)
         gradient[real:] = np.nan  # padding's is never read
         below = rng.standard_normal((parents, height, rank), np.float32)
-        core = rng.standard_normal((slices, rank, columns, right_rank), np.float32).astype(of.dtype)
+        core = rng.standard_normal((slices, rank, columns, right_rank), np.float32).astype(kernel_class.dtype)
         level: Any = {"parents": of_parent, "digits": of_digit, "count": np.int32(real)}
         return below, core, Level(**level), gradient
 
@@ -314,27 +314,31 @@ _TRIALS: dict[str, Callable[[KernelClass, Sizes], Trial]] = {
 OPTIMIZERS = {kind.__name__: kind for kind in ROW_OPTIMIZERS.values()}
 
 
-def _dim(of: KernelClass) -> int:
-    assert isinstance(of.dim, int)
-    return of.dim
+def _dim(kernel_class: KernelClass) -> int:
+    assert isinstance(kernel_class.dim, int)
+    return kernel_class.dim
 
 
-def _optimizer(of: KernelClass, sizes: Sizes) -> tuple[ops.RowOptimizer, dict[str, Any]]:
+def _optimizer(kernel_class: KernelClass, sizes: Sizes) -> tuple[ops.RowOptimizer, dict[str, Any]]:
     """The optimizer, and the options of its update: all of them where lookups are weighted."""
-    if of.optimizer not in OPTIMIZERS:
-        raise NotImplementedError(f"the check knows no optimizer {of.optimizer!r}, only {', '.join(OPTIMIZERS)}")
+    if kernel_class.optimizer not in OPTIMIZERS:
+        raise NotImplementedError(
+            f"the check knows no optimizer {kernel_class.optimizer!r}, only {', '.join(OPTIMIZERS)}"
+        )
     if not sizes.weighted:
-        return OPTIMIZERS[of.optimizer](**_PLAIN), {}
+        return OPTIMIZERS[kernel_class.optimizer](**_PLAIN), {}
     options: dict[str, Any] = {"step": 3, "gradient_scale": 0.5}
-    if of.dtype != "float32":  # rounded stochastically
+    if kernel_class.dtype != "float32":  # rounded stochastically
         numbers = np.random.default_rng(0).integers(-(2**31), 2**31, sizes.room).astype(np.int32)
         options |= {"rounding_key": np.array([1234567, 7654321], np.uint32), "rounding_rows": numbers}
-    return OPTIMIZERS[of.optimizer](**_FULL), options
+    return OPTIMIZERS[kernel_class.optimizer](**_FULL), options
 
 
-def _table(rng: np.random.Generator, of: KernelClass, sizes: Sizes, optimizer: ops.RowOptimizer) -> tuple[Any, ...]:
+def _table(
+    rng: np.random.Generator, kernel_class: KernelClass, sizes: Sizes, optimizer: ops.RowOptimizer
+) -> tuple[Any, ...]:
     """A table, and slots by name."""
-    table = rng.standard_normal((sizes.rows, _dim(of)), np.float32).astype(of.dtype)
+    table = rng.standard_normal((sizes.rows, _dim(kernel_class)), np.float32).astype(kernel_class.dtype)
     shapes = {name: table.shape if shape == "element" else table.shape[:1] for name, shape in optimizer.slots.items()}
     return table, {name: rng.uniform(0.1, 1.1, shape).astype(np.float32) for name, shape in shapes.items()}
 

@@ -1,7 +1,7 @@
 """Reads manifests, and refuses exports and deltas that are damaged, inconsistent, or do not follow each other.
 
 A checksum says that a manifest is as it was written, not that a sound program wrote it. So nothing that it says is
-believed: files lie in the folder, parts make up their tables, sizes are those of the files.
+believed: it is checked that files lie in the folder, parts make up their tables, and sizes are the files' own.
 """
 
 from __future__ import annotations
@@ -99,10 +99,10 @@ def verify(folder: pathlib.Path, manifest: Manifest, *, rows: bool = True) -> No
         try:
             if not path.is_file():
                 raise ExportError(f"{path} is missing; {_COPY}")
-            found = sha256_of(path)
+            actual = sha256_of(path)
         except OSError as problem:
             raise ExportError(f"{path} cannot be read ({problem.strerror or problem}); {_COPY}") from problem
-        if found != digest:
+        if actual != digest:
             raise ExportError(f"{path} is damaged: its checksum does not fit; {_COPY}")
 
 
@@ -176,18 +176,20 @@ def check_follows(
             f"{folder} (step {delta.step:,}) is a delta of {named} does not come right before it (that is"
             f" {before.id[:12]}, step {before.step:,}); apply all deltas in the order in which they were made"
         )
-    if (what := difference(before, delta)) is not None:
-        raise ExportError(f"{folder / MANIFEST} is of another model than what it follows: {what}; make a whole export")
+    if (reason := difference(before, delta)) is not None:
+        raise ExportError(
+            f"{folder / MANIFEST} is of another model than what it follows: {reason}; make a whole export"
+        )
 
 
 def difference(before: Manifest, after: Manifest) -> str | None:
-    """How the model of an export differs from that of another, in words; None where both are of one model."""
+    """How two exports' models differ, in words; None where both are of one model."""
     for name in ("rows", "dtype", "dense", "widths", "features", "retrieval"):
         was, now = getattr(before, name), getattr(after, name)
         if was != now:
             return "rows mean other values (another dataset)" if name == "rows" else f"{name} is {now}, not {was}"
     for table in sorted({*before.tables, *after.tables}):
-        was, now = ([_outline(part) for part in of.tables.get(table, ())] for of in (before, after))
+        was, now = ([_outline(part) for part in manifest.tables.get(table, ())] for manifest in (before, after))
         if was != now:
             return f"table {table!r} has parts {now}, not {was}"
     return None
@@ -341,5 +343,5 @@ def _names(manifest: Manifest) -> list[str]:
 
 
 def _repeated(names: Iterable[str]) -> list[str]:
-    seen: set[str] = set()
-    return [name for name in names if name in seen or seen.add(name)]
+    earlier: set[str] = set()
+    return [name for name in names if name in earlier or earlier.add(name)]

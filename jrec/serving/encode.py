@@ -198,8 +198,8 @@ def model_inputs(
     """Dense features, (examples, num_dense) float32, and ids by feature.
 
     Args:
-      columns: As a dataset's blocks have them (``jrec.data.blocks``): numbers, row numbers, lists of these. A list of
-        a dense feature has zeros behind its end.
+      columns: Columns in the form of a dataset's blocks (``jrec.data.blocks``): numbers, row numbers, lists of these. A
+        list of a dense feature has zeros behind its end.
       manifest: What the model takes.
       orders: By table that was reordered, the model's row of each of the dataset's.
     """

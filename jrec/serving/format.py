@@ -68,7 +68,7 @@ class Part:
     Attributes:
       first_row: The table's row that is the first of them.
       rows, dim: Their shape.
-      dtype: Of the file "TABLE.npy"; of cores, the cores' own.
+      dtype: The dtype of the file "TABLE.npy", or of a tensor train's cores.
       file: The rows; "" of a tensor train.
       changed: The rows' numbers within the part, of a delta; "" where all rows are in the file.
       cores: The files of a tensor train's cores.
@@ -131,13 +131,13 @@ class Manifest:
       run: The run's name.
       step: Steps taken before its checkpoint.
       rows: What rows mean: the ``rows`` digest of the dataset's identity; without a schema, of the tables.
-      dtype: Of rows; tensor-train cores keep their own.
+      dtype: The dtype of rows; tensor-train cores keep their own.
       dense: Names of dense features in the model's order.
       widths: How many numbers an example has, of dense features that have several.
       features: In the model's order.
       tables: Parts by table.
       files: SHA-256 of every file but the manifest, by path.
-      retrieval: Of a model that ranks items, how; None of others.
+      retrieval: How the model ranks items; None for a model that does not.
     """
 
     id: str

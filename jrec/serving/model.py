@@ -218,8 +218,8 @@ class Model:
         self.check_logits()
         with self._rows_lock:
             self._check_current(request)
-            found = self._look_up(request.dense, request.ids)
-        return Scored(probabilities(self._scores(found)), found.loaded.manifest)
+            looked_up = self._look_up(request.dense, request.ids)
+        return Scored(probabilities(self._scores(looked_up)), looked_up.loaded.manifest)
 
     def _check_current(self, request: Encoded) -> None:
         if self._growing and request.loaded is not self._loaded:
@@ -230,7 +230,7 @@ class Model:
 
         Args:
           columns: ``raw_columns``: of a model of sequences the history, ragged lists of raw values, oldest first, of
-            which the last count; of two towers those of the user's features.
+            which the last count; of two towers the user's features.
           k: How many.
 
         Raises:
@@ -247,32 +247,32 @@ class Model:
         if retrieval is None:
             raise ValueError("the model ranks no items; call it for probabilities")
         _, numbers, ids = encoded
-        seen = self._seen(ids.get(retrieval.history), len(numbers), retrieval)
+        left_out = self._left_out(ids.get(retrieval.history), len(numbers), retrieval)
         while True:
             request = self._looked_up(numbers, ids)
             users = self._scores(request)["user"]
             with self._rows_lock:  # a delta in between would have users of one version and items of another
                 self._check_current(encoded)
                 if self._loaded is request.loaded:
-                    scores, rows = self._nearest(users, retrieval.table, k, seen=seen, unit=True)
+                    scores, rows = self._nearest(users, retrieval.table, k, seen=left_out, unit=True)
                     break
         there = np.isfinite(scores)
         items = [self._named(line[kept]) for line, kept in zip(rows, there, strict=True)]
         kept = [line[kept].tolist() for line, kept in zip(scores, there, strict=True)]
         return Best(kept, items, request.loaded.manifest)
 
-    def _seen(self, history: Ids | None, examples: int, retrieval: Retrieval) -> np.ndarray:
+    def _left_out(self, history: Ids | None, examples: int, retrieval: Retrieval) -> np.ndarray:
         """(examples, n) rows of the ranked table that are left out, -1 for none."""
-        seen = np.full((examples, 0), -1, np.int64)
+        left_out = np.full((examples, 0), -1, np.int64)
         if history is not None and retrieval.leaves_out_history:
             length = history.values.shape[1] if history.offsets is None else np.diff(history.offsets).max(initial=0)
-            seen, _ = history.padded(int(length))
+            left_out, _ = history.padded(int(length))
         if self._items is not None:
-            place = np.minimum(np.searchsorted(self._items, seen), len(self._items) - 1)
-            seen = np.where(self._items[place] == seen, place, -1)
+            place = np.minimum(np.searchsorted(self._items, left_out), len(self._items) - 1)
+            left_out = np.where(self._items[place] == left_out, place, -1)
         if retrieval.left_out_row is None:
-            return seen
-        return np.concatenate([seen, np.full((examples, 1), retrieval.left_out_row, np.int64)], axis=1)
+            return left_out
+        return np.concatenate([left_out, np.full((examples, 1), retrieval.left_out_row, np.int64)], axis=1)
 
     def _named(self, rows: np.ndarray) -> list[Any]:
         rows = rows if self._items is None else self._items[rows]
@@ -283,6 +283,22 @@ class Model:
         """How many items the model ranks; 0 of one that ranks none."""
         retrieval = self.manifest.retrieval
         return 0 if retrieval is None else self._loaded.tables.rows[retrieval.table]
+
+    @property
+    def outputs(self) -> dict[str, Column]:
+        """What an answer holds, by name: scores, by task where there are several, or the best items and theirs."""
+        if self.ranks:
+            return {"items": Column("BYTES", 2), "scores": Column("FP32", 2)}
+        return {f"score_{task}" if task else "score": Column("FP32", 1) for task in self.tasks or ("",)}
+
+    def answer(self, encoded: Encoded, k: int) -> Scored | Best:
+        """What a request is answered with: ``scored_of``, or of a model that ranks items ``best_of``."""
+        return self.best_of(encoded, k) if self.ranks else self.scored_of(encoded)
+
+    def check_answers(self) -> None:
+        """Raises ValueError where the model has other outputs than a request can be answered with."""
+        if not self.ranks:
+            self.check_logits()
 
     def check_logits(self) -> None:
         """Raises ValueError where the model has other outputs than one logit an example, or one a task."""
@@ -433,10 +449,10 @@ class Model:
         """Checks a request and looks up its rows; the caller holds the rows' lock."""
         now = self._loaded
         dense = checked_dense(dense, now.manifest.dense_columns)
-        count, given = dense.shape
+        count, dense_width = dense.shape
         numbers = np.empty((self._padded(count), now.program.width), np.float32)
-        numbers[:count, :given] = dense
-        now.tables.fill(numbers[:count, given:], ids, threads=self._threads)
+        numbers[:count, :dense_width] = dense
+        now.tables.fill(numbers[:count, dense_width:], ids, threads=self._threads)
         numbers[count:] = 0
         held = {}
         for name, mask in masks(now.manifest.features, ids).items():

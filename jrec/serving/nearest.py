@@ -57,8 +57,8 @@ def _merge(scores: np.ndarray, begin: int, best: np.ndarray, numbers: np.ndarray
         least = np.maximum(least, np.partition(scores, scores.shape[1] - k, axis=1)[:, -k, None])
     for query, fits in enumerate(scores >= least):
         here = np.flatnonzero(fits)
-        found = np.concatenate([best[query], scores[query, here]])
+        candidates = np.concatenate([best[query], scores[query, here]])
         held = np.concatenate([numbers[query], begin + here])
         # Rows stand in the order of their numbers, so that of equal scores the lower number comes first.
-        order = np.argsort(-found, kind="stable")[:k]
-        best[query], numbers[query] = found[order], held[order]
+        order = np.argsort(-candidates, kind="stable")[:k]
+        best[query], numbers[query] = candidates[order], held[order]

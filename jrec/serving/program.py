@@ -115,7 +115,7 @@ def export_program(
       num_dense: Dense features of an example.
       platforms: What it can run on.
       served: The features of a request; None for those that ``logits`` reads in evaluation mode, as a next-item model
-        reads the history alone.
+        reads only the history.
 
     Raises:
       ExportError: If ``logits`` cannot be traced for a batch of any size, or its outputs are no arrays of an example
@@ -181,7 +181,7 @@ def symbolic_inputs(
 
 
 def _shapes(layout: EmbeddingLayout, batch: Any, names: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Of the vectors, and of the masks, of features with these names."""
+    """The shapes of the vectors, and of the masks, of features with these names."""
 
     def shape(dtype: object, *sizes: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((batch, *sizes), dtype)

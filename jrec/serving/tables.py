@@ -130,8 +130,8 @@ class ServedTables:
     """The tables of an export, for lookups by feature.
 
     Args:
-      features: The model's.
-      parts: Of each table, in the order of its rows.
+      features: The model's features.
+      parts: By table, its parts in the order of its rows.
     """
 
     def __init__(self, features: Sequence[Feature], parts: Mapping[str, Sequence[_Part]]):
@@ -219,8 +219,8 @@ class ServedTables:
 
         Args:
           out: (examples, elements of the vectors of all features) float32, of which each row lies together.
-          ids: As of ``vectors``, which raises the same.
-          threads: None for all.
+          ids: See ``vectors``, which raises the same errors.
+          threads: How many threads to use; None for all.
         """
         if self._sums_only:
             ids = checked_features(ids, self._features, self._rows, len(out))

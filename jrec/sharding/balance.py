@@ -29,7 +29,7 @@ class Loads:
 
     @staticmethod
     def empty(problem: Problem, reserved: np.ndarray | float = 0.0) -> Loads:
-        """Of devices that hold nothing but ``reserved`` bytes, one figure or (devices,)."""
+        """Loads of devices that hold only ``reserved`` bytes, one figure or (devices,)."""
         devices = problem.devices
         return Loads(
             memory=np.zeros(devices),
@@ -61,7 +61,7 @@ def assign(
     Args:
       problem: Tables and devices.
       pieces: The pieces to be placed.
-      reserved: bytes of the devices' budgets that are taken already, one figure or (devices,).
+      reserved: Bytes of the devices' budgets that are taken already, one figure or (devices,).
       loads: The loads of pieces that are placed already; raised.
 
     Returns:
@@ -107,6 +107,7 @@ def _choose(loads: Loads, memory: float, fetched: float, *, by_access: bool) -> 
     if by_access:
         return int(lookup.argmin())
     used = np.where(fits, loads.memory / loads.budget, np.inf)
+    # Among devices that are about equally full, memory does not decide: the one with fewer lookups does.
     nearly = used <= used.min() + _TIE * memory / loads.budget
     return int(np.where(nearly, lookup, np.inf).argmin())
 
@@ -147,9 +148,9 @@ def polish(
 
     Args:
       problem: Tables and devices.
-      pieces: placed.
-      owner: (pieces,) their devices.
-      reserved: bytes of the devices' budgets that are taken already, one figure or (devices,).
+      pieces: The pieces, all of them placed.
+      owner: (pieces,) the device of each.
+      reserved: Bytes of the devices' budgets that are taken already, one figure or (devices,).
       rounds: Exchanges at most.
 
     Returns:
@@ -161,6 +162,7 @@ def polish(
     loads = loads_of(problem, pieces, owner, reserved)
     for _ in range(rounds):
         used = loads.memory / loads.budget
+        # The worse of the two first; only if no exchange improves it, the other one.
         measures = sorted((degree_of_balance(load), n) for n, load in enumerate((loads.lookup, used)))
         if measures[0][0] >= _BALANCED or not any(
             _exchange(pieces, owner, loads, (loads.lookup, used)[n]) for balance, n in measures if balance < _BALANCED
@@ -174,6 +176,7 @@ def _exchange(pieces: Pieces, owner: np.ndarray, loads: Loads, load: np.ndarray)
     order = np.argsort(load, kind="stable")
     giver = int(order[-1])
     offered = _candidates(pieces, np.flatnonzero(owner == giver))
+    # An exchange has to gain more than rounding could.
     best = (-1e-12, -1, -1, -1)
     for taker in order[: min(_NEIGHBOURS, len(order) - 1)].tolist():
         taken = np.append(_candidates(pieces, np.flatnonzero(owner == taker)), -1)
@@ -220,6 +223,7 @@ def _changes(
         new_giver, new_taker = load[giver] - out, load[taker] + into
         slack = 1e-12 * load.max()
         low, high = load.min() - slack, load.max() + slack
+        # Neither device may leave the range of all devices' loads: so both degrees of balance only ever rise.
         allowed &= (new_giver >= low) & (new_giver <= high) & (new_taker >= low) & (new_taker <= high)
         old = (load[giver] - mean) ** 2 + (load[taker] - mean) ** 2
         total += ((new_giver - mean) ** 2 + (new_taker - mean) ** 2 - old) / mean**2

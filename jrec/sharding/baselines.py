@@ -67,7 +67,7 @@ def row_wise(problem: Problem) -> Placement:
 
 
 def torchrec_like(problem: Problem) -> Placement:
-    """A mix like that of TorchRec's planner, which is not run here.
+    """A mix such as TorchRec's planner makes; that planner itself is not run here.
 
     Small tables are on every device, large ones row-wise, the others table-wise by lookups.
 
@@ -115,7 +115,10 @@ def _row_wise(problem: Problem, which: Sequence[int]) -> Placement:
 
 
 def _dealt(problem: Problem, t: int, wanted: np.ndarray) -> Placement:
-    """A table's rows dealt to devices that want so many each, each range to the one that has the least of its share."""
+    """A table's rows dealt to devices, ``wanted[d]`` to device d.
+
+    Each range goes to the device that has the least of its share so far.
+    """
     bounds = _bounds(int(wanted.sum()))
     taken, start, stop, owner = np.zeros(len(wanted), np.int64), [], [], []
     share = np.maximum(wanted, 1)

@@ -40,7 +40,7 @@ class Cost:
       all_reduce: Seconds of summing the replicas' gradients (Equation 5, over all of them); 0 in inference.
       host: Seconds each device waits for host memory, both ways in training.
       tt: Seconds of tensor-train products.
-      copies: bytes of further copies of rows, over all devices.
+      copies: Bytes of further copies of rows, over all devices.
       training: Whether gradients go back where the rows came from.
       computes: (devices,) which devices look rows up, while the others keep them; None where all do both.
     """
@@ -112,7 +112,7 @@ class Cost:
 
     @property
     def seconds(self) -> float:
-        """Of one step's embedding work, if nothing overlaps."""
+        """Seconds of one step's embedding work, if nothing overlaps."""
         return float(self.lookup.max()) + self.communication + self.all_reduce + self.host + self.tt
 
 

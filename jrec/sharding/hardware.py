@@ -43,11 +43,11 @@ class Hardware:
 
     Attributes:
       name: A name for people.
-      memory: bytes of every device that embedding tables, with optimizer slots, may take.
+      memory: Bytes of every device that embedding tables, with optimizer slots, may take.
       fetch: OPER's L, seconds per byte: ``fetch[i][j]`` is what device ``i`` pays for a byte of a row of device ``j``;
         the diagonal is a local lookup.
-      all_reduce: bytes a second of a dense all-reduce over all devices (OPER's BW_AR).
-      host: bytes a second between a device and host memory; 0 where there is no host tier.
+      all_reduce: Bytes a second of a dense all-reduce over all devices (OPER's BW_AR).
+      host: Bytes a second between a device and host memory; 0 where there is no host tier.
       tables_on: Numbers of the devices that keep the tables and run no dense model, while the others compute and keep
         none (Tensor Casting's memory-centric mode); empty where every device does both.
 
@@ -160,11 +160,11 @@ def grid(
       name: A name for people.
       devices: How many devices all nodes have together.
       devices_per_node: A divisor of ``devices``; None for one node.
-      memory: bytes for tables, one figure for all devices or one each.
-      lookup: bytes a second of gathering rows from a device's own memory.
-      within, between: bytes a second from device to device in one node and between nodes.
-      all_reduce: bytes a second of an all-reduce over all devices.
-      host: bytes a second between a device and host memory.
+      memory: Bytes for tables, one figure for all devices or one each.
+      lookup: Bytes a second of gathering rows from a device's own memory.
+      within, between: Bytes a second from device to device in one node and between nodes.
+      all_reduce: Bytes a second of an all-reduce over all devices.
+      host: Bytes a second between a device and host memory.
 
     Raises:
       ConfigError: On figures that do not describe a machine.

@@ -43,10 +43,10 @@ def measure_hardware(
     Args:
       name: A name for people.
       devices: Devices of ``jax.devices()``.
-      memory: bytes of each device for tables; None for four fifths of what it has, on CPUs for an equal share of four
+      memory: Bytes of each device for tables; None for four fifths of what it has, on CPUs for an equal share of four
         fifths of the machine's.
       row_bytes: Bytes of a row, a multiple of 4: short rows are gathered more slowly.
-      message: bytes that travel in one measurement.
+      message: Bytes that travel in one measurement.
       repeats: How often each is timed.
       tick: Called with what is measured next, ``len(devices) ** 2 + 1`` times.
 

@@ -69,6 +69,7 @@ def cut(ranked: Ranked, first: int, last: int, *, max_rows: int, max_mass: float
             stop = starts[end] + int((limit - mass[end]) / access[end] * (1 + _SLACK)) if access[end] > 0 else last
         else:
             stop = last
+        # At least one row, even where that passes the threshold by itself: rows are not cut.
         at = max(at + 1, min(stop, at + max_rows, last))
         bounds.append(at)
     return np.array(bounds, np.int64)

@@ -100,7 +100,7 @@ def plan_placement(problem: Problem, options: PlanOptions | None = None, *, prev
         where that misses the target by more than a hundredth, planning begins anew.
 
     Returns:
-      The best round's placement; with the rule "cheapest" that of the rule whose step costs less.
+      The best round's placement; with the rule "cheapest", of the rule whose step costs less.
 
     Raises:
       PlanError: If the tables do not fit.
@@ -152,6 +152,7 @@ def _by_rule(problem: Problem, options: PlanOptions, rule: FrequencyRule, previo
             break
         threshold /= 2
     assert best is not None
+    # Rows that stay save moving them, unless the old owners keep the balance from its target by much.
     if previous is not None and best[0] < options.target:
         fresh = _by_rule(problem, options, rule, None)
         if max(balance for _, balance in fresh.tried) > best[0] + _WORTH_MOVING:
@@ -159,6 +160,8 @@ def _by_rule(problem: Problem, options: PlanOptions, rule: FrequencyRule, previo
     placement = join([*apart, best[2]], core_bytes=tiers.core_bytes, core_seconds=tiers.core_seconds)
     placement = dataclasses.replace(placement, cuts=problem.cuts)
     if not training:
+        # Copies for inference are made last, of what the balanced
+        # placement leaves free: nothing has to be summed for them.
         used = placement.pieces.memory @ placement.holders() + tiers.core_bytes
         room = np.minimum(tiers.extra / problem.devices, np.array(problem.hardware.memory) - used)
         placement = copy_for_inference(problem, placement, np.maximum(room, 0.0))

@@ -99,7 +99,7 @@ class Ranked:
 
     @property
     def rows(self) -> int:
-        """Of the table."""
+        """How many rows the table has."""
         return int(self.starts[-1])
 
     def mass_before(self, ranks: np.ndarray) -> np.ndarray:
@@ -131,8 +131,8 @@ class Problem:
       extra_memory: How much of the tables' size may be spent on further copies of rows.
       dedup: Count a row that a device accesses several times in a step as one fetch, which is what a lookup of unique
         ids does. OPER's equations do not.
-      cuts: By table, a row that ranks do not pass: rows before it rank before all rows from it on, however often these
-        are accessed, since the latter are stored in another way.
+      cuts: A row of each table that ranks do not pass: rows before it rank before all rows from it on, however often
+        these are accessed, since the latter are stored in another way.
 
     Raises:
       ConfigError: On values out of range or a profile of other sizes.
@@ -194,12 +194,12 @@ class Problem:
 
     @functools.cached_property
     def ranked(self) -> tuple[Ranked, ...]:
-        """Of every table, by A."""
+        """The rows of every table, ranked by A."""
         return tuple(self._ranked(table) for table in self.tables)
 
     @functools.cached_property
     def by_row(self) -> tuple[Ranked, ...]:
-        """Of every table in row order: ranks are rows, and accesses need not descend."""
+        """The rows of every table in their own order: ranks are rows, and accesses need not descend."""
         return tuple(
             Ranked(
                 starts=starts,

@@ -95,7 +95,7 @@ def replicated_ranks(problem: Problem, last: np.ndarray, extra: float, rule: Fre
     Args:
       problem: Tables and devices.
       last: (tables,) ends of the ranks that may be replicated.
-      extra: bytes of further copies over all devices, M - 1 for each row.
+      extra: Bytes of further copies over all devices, M - 1 for each row.
       rule: See ``pays``.
     """
     if problem.devices == 1 or extra <= 0:
@@ -103,4 +103,5 @@ def replicated_ranks(problem: Problem, last: np.ndarray, extra: float, rule: Fre
     runs = runs_of(problem, last)
     if problem.purpose == "training":
         runs = runs.take(pays(problem, runs.access, rule))
+    # The owner has one copy anyway, so a replicated row takes M - 1 further ones.
     return runs.prefix(problem, extra / (problem.devices - 1))

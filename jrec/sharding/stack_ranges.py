@@ -54,14 +54,15 @@ class StackRanges:
         copies = np.flatnonzero(place[plan.copy_segment] >= 0)
         copied = place[plan.copy_segment[copies]]
         read = source[copied] == plan.copy_device[copies]
+        # A device that has a copy of a range on the way reads it there, at the copy's own offset.
         shift[copied[read]] = plan.copy_offset[copies[read]] - self.begin[copied[read]]
         return source.astype(np.int64), shift
 
     def located(self, addresses: np.ndarray, device: int) -> tuple[np.ndarray, np.ndarray]:
         """The source and the offset, as of ``read_by``, of each of (n,) addresses, as a device reads them."""
         source, shift = self.read_by(device)
-        of = np.searchsorted(self.begin, addresses, side="right") - 1
-        return source[of], addresses + shift[of]
+        ranges = np.searchsorted(self.begin, addresses, side="right") - 1
+        return source[ranges], addresses + shift[ranges]
 
     def of_devices(self, devices: Sequence[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """What devices find rows with: (devices, ranges) int32 first addresses, sources and shifts, modulo 2^32."""
@@ -72,6 +73,7 @@ class StackRanges:
 
 def within(addresses: np.ndarray, ranges: np.ndarray) -> np.ndarray:
     """Which of (n,) ascending addresses lie in (m, 2) ascending ranges, (n,) bool."""
+    # +1 where a range begins, -1 where it ends: the running sum counts the ranges that an address is in.
     edges = np.zeros(addresses.size + 1, np.int32)
     begin, stop = np.searchsorted(addresses, ranges.T)
     np.add.at(edges, begin, 1)

@@ -129,12 +129,12 @@ class Tiers:
 
     @property
     def core_bytes(self) -> float:
-        """Of all cores, on each device."""
+        """Bytes of all cores, on each device."""
         return sum(option.memory_bytes for option in self.tt)
 
     @property
     def core_seconds(self) -> float:
-        """Of all cores' products."""
+        """Seconds of all cores' products."""
         return sum(option.seconds for option in self.tt)
 
 
@@ -262,7 +262,7 @@ def _capacity(problem: Problem, cores: float) -> float:
 
 
 def _seconds(problem: Problem, runs: Runs, capacity: float, extra: float, rule: FrequencyRule) -> float:
-    """Of host accesses, fetches and all-reduces of one device, with ``extra`` bytes of copies."""
+    """Seconds of one device's host accesses, fetches and all-reduces, with ``extra`` bytes of copies."""
     devices, hardware = problem.devices, problem.hardware
     passes = 2 if problem.purpose == "training" else 1
     memory, fetched = np.append(0, np.cumsum(runs.memory)), np.append(0, np.cumsum(runs.fetched))

@@ -137,6 +137,7 @@ class Cores:
         context: Context,
     ) -> Cores:
         """``tt_cache_step`` after cores and cached rows were updated, and the counts of lookups and hits."""
+        # On a mesh the cast of all devices' lookups is an exchange and a sort: made only in steps that track.
         cast: Cast | Callable[[], Cast] = residuals.cast
         counted = {"hits": residuals.hits, "lookups": residuals.lookups}
         if context.communication is not None:
@@ -240,6 +241,7 @@ def empty_counter() -> jax.Array:
 
 def count(counter: jax.Array, more: jax.Array) -> jax.Array:
     """The counter raised by ``more``, () int32 of at least 0."""
+    # A sum below either of its terms has wrapped: that is the carry.
     low = counter[0] + more.astype(jnp.uint32)
     return jnp.stack([low, counter[1] + (low < counter[0]).astype(jnp.uint32)])
 

@@ -73,12 +73,12 @@ class LocalUpdate(Update[LocalRows, Residuals]):
     """The update of rows in one array."""
 
     def squares(self) -> jax.Array:
-        """See ``Update``."""
+        """The sum of squares of the gradients of all rows, () float32."""
         implementation = self.context.options.implementation
         return squared_gradient_norm({"": self.residuals}, {"": self.gradients}, implementation=implementation)
 
     def step(self, options: StepOptions) -> Deferred[LocalRows]:
-        """See ``Update``."""
+        """Defers one casted update of the array, whose result is cut back to the stored width."""
         store, context, cast = self.store, self.context, self.residuals.cast
         call = casted_update_call(
             context.row_optimizer,

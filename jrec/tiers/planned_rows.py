@@ -61,9 +61,11 @@ class PlannedRows:
         route, kind = self.route, context.together.exchange
         if bags.cast is None:
             raise ValueError(_NO_CAST)
+        # Nothing to fetch and nothing to send: the replicated array
+        # is a plain table, whose rows need no copy in between.
         if _all_replicated(route):
             copies = self.copies.lookup(_on_copies(bags, route), context)
-            return copies.then(lambda found: (found[0], PlannedResiduals(bags=found[1])))
+            return copies.then(lambda result: (result[0], PlannedResiduals(bags=result[1])))
         exchange = sent = None
         if route.remote is not None:
             exchange = Exchange.open(route.remote, shard_rows=self.rows.shard_rows, kind=kind)
@@ -72,10 +74,12 @@ class PlannedRows:
         # All requests are out before the first answer is waited for: answers and pooled sums travel side by side.
         table = retrieve(self.rows, route, exchange)
         away = None if sent is None else sent.pooled(self.rows.sharded, options=context.options)
-        left = PlannedResiduals(bags=BagResiduals(cast=bags.cast, weights=bags.weights), exchange=exchange, sent=sent)
+        residuals = PlannedResiduals(
+            bags=BagResiduals(cast=bags.cast, weights=bags.weights), exchange=exchange, sent=sent
+        )
 
         def finish(pooled: jax.Array) -> tuple[jax.Array, PlannedResiduals]:
-            return pooled if away is None else pooled + away, left
+            return pooled if away is None else pooled + away, residuals
 
         return Deferred(call=gather_reduce_call(table, bags.ids, bags.offsets, weights=bags.weights), finish=finish)
 
@@ -83,6 +87,7 @@ class PlannedRows:
         self, residuals: PlannedResiduals, gradients: jax.Array, context: Context
     ) -> Update[PlannedRows, PlannedResiduals]:
         """Defers sending gradients to the rows' owners and the step there; see ``Store``."""
+        # Which arrays a route reads is static, so a program has only the update that it needs.
         if not _all_replicated(self.route):
             kind = _OwnedUpdate
         else:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jrec.mesh.exchange import Exchange
 from jrec.mesh.route import MeshRows, Route
-from jrec.mesh.routing import Places, Routing, Window
+from jrec.mesh.routing import AddressMap, Routing, Window
 from jrec.mesh.send import Sent
 from jrec.mesh.step import StepOptions
 from jrec.ops.gather_reduce import gather_reduce_together
@@ -41,7 +41,7 @@ class RoutedRows:
     """
 
     rows: MeshRows
-    places: Places
+    places: AddressMap
 
     def lookup(self, bags: Bags, context: Context) -> Deferred[tuple[jax.Array, RoutedResiduals]]:
         """Routes the bags and pools the rows of every window; see ``Store``."""
@@ -52,11 +52,13 @@ class RoutedRows:
             planned = PlannedRows(rows=self.rows, route=_without_sent(routing.route_of(window)))
             deferred = planned.lookup(routing.bags_of(window), context)
             assert deferred.call is not None  # every lookup of planned rows pools
+            # Inside the loop over further windows a call stands by itself:
+            # only the first window's shares a launch with other stacks.
             (sums,) = gather_reduce_together([deferred.call], context.options.implementation, tables=True)
             return pooled + deferred.finish(sums)[0]
 
-        def finish(found: tuple[jax.Array, PlannedResiduals]) -> tuple[jax.Array, RoutedResiduals]:
-            pooled, first = found
+        def finish(result: tuple[jax.Array, PlannedResiduals]) -> tuple[jax.Array, RoutedResiduals]:
+            pooled, first = result
             return routing.following(pooled, window, further), RoutedResiduals(
                 routing=routing, window=window, first=first
             )
@@ -76,19 +78,20 @@ class _RoutedUpdate(Update[RoutedRows, RoutedResiduals]):
 
     @functools.cached_property
     def _first(self) -> Update[PlannedRows, PlannedResiduals]:
-        """Of the first window: its gradients travel once for the squares and the step."""
+        """The first window's update, whose gradients travel once for the squares and the step."""
         return self._of(self.store.rows, self.residuals.window, self.residuals.first)
 
     def squares(self) -> jax.Array:
-        left, rows = self.residuals, self.store.rows
+        residuals, rows = self.residuals, self.store.rows
 
         def further(squares: jax.Array, window: Window) -> jax.Array:
             return squares + self._of(rows, window, None).squares()
 
-        return left.routing.following(jnp.asarray(self._first.squares(), jnp.float32), left.window, further)
+        squares = jnp.asarray(self._first.squares(), jnp.float32)
+        return residuals.routing.following(squares, residuals.window, further)
 
     def step(self, options: StepOptions) -> Deferred[RoutedRows]:
-        left = self.residuals
+        residuals = self.residuals
 
         def further(rows: MeshRows, window: Window) -> MeshRows:
             deferred, result = self._of(rows, window, None).step(options), None
@@ -97,36 +100,40 @@ class _RoutedUpdate(Update[RoutedRows, RoutedResiduals]):
             return deferred.finish(result).rows
 
         def finish(first: PlannedRows) -> RoutedRows:
-            rows = left.routing.following(first.rows, left.window, further)
+            rows = residuals.routing.following(first.rows, residuals.window, further)
             return dataclasses.replace(self.store, rows=rows)
 
         return self._first.step(options).then(finish)
 
     def _of(
-        self, rows: MeshRows, window: Window, left: PlannedResiduals | None
+        self, rows: MeshRows, window: Window, residuals: PlannedResiduals | None
     ) -> Update[PlannedRows, PlannedResiduals]:
-        """The update of a window's rows; ``left`` by its lookup, where it is the first one."""
+        """The update of a window's rows; ``residuals`` from its lookup, where it is the first one."""
         routing, kind = self.residuals.routing, self.context.together.exchange
         route, sent = routing.route_of(window), self.residuals.first.sent
-        if left is None:
+        if residuals is None:
+            # A further window's requests travel again: the forward
+            # loop cannot hand on exchanges whose number is not static.
             exchange = None
             if route.remote is not None:
                 exchange = Exchange.open(route.remote, shard_rows=rows.shard_rows, kind=kind)
             bags = BagResiduals(cast=routing.bags_of(window).cast, weights=routing.bags.weights)  # pyright: ignore[reportArgumentType]
-            left = PlannedResiduals(bags=bags, exchange=exchange)
+            residuals = PlannedResiduals(bags=bags, exchange=exchange)
+        # Sent lookups are pooled once, with the first window, but a row takes
+        # its step in the window that holds it: there all of its gradients meet.
         if sent is not None and not routing.places.fits:  # else all are, and their addresses need not travel
             sent = _within(sent, window, self.store.places)
-        left = dataclasses.replace(left, sent=sent)
-        return PlannedRows(rows=rows, route=_without_sent(route)).update(left, self.gradients, self.context)
+        residuals = dataclasses.replace(residuals, sent=sent)
+        return PlannedRows(rows=rows, route=_without_sent(route)).update(residuals, self.gradients, self.context)
 
 
 def _without_sent(route: Route) -> Route:
     return dataclasses.replace(route, send=None)
 
 
-def _within(sent: Sent, window: Window, places: Places) -> Sent:
+def _within(sent: Sent, window: Window, places: AddressMap) -> Sent:
     """Sent lookups whose rows are in a window; the others are padding, which no row's gradient has."""
-    assert sent.addresses is not None  # ``Places`` sends them
+    assert sent.addresses is not None  # ``AddressMap`` sends them
     addresses = places.compared(sent.addresses)
     inside = (addresses >= window.low) & (addresses < window.high)
     return dataclasses.replace(sent, rows=jnp.where(inside, sent.rows, -1))

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jrec.mesh.allreduce import SharedGradients, shared_gradients
-from jrec.mesh.route import Picks
+from jrec.mesh.route import GatherMap
 from jrec.mesh.step import StepOptions, cast_rows
 from jrec.ops.gather_reduce import segment_of_entries
 from jrec.ops.row_optimizers import Slots
@@ -45,22 +45,22 @@ class CoreGradients:
     @functools.cached_property
     def _of_unique(self) -> jax.Array:
         """Gradients of the cached rows that the device read, (unique_capacity, dim)."""
-        left, implementation = self.residuals, self.context.options.implementation
-        assert isinstance(left, TTCachedResiduals)
-        return casted_gather_reduce(left.cached, self.gradients, left.weights, implementation=implementation)
+        residuals, implementation = self.residuals, self.context.options.implementation
+        assert isinstance(residuals, TTCachedResiduals)
+        return casted_gather_reduce(residuals.cached, self.gradients, residuals.weights, implementation=implementation)
 
     @functools.cached_property
     def _by_cores(self) -> tuple[TTResiduals, jax.Array]:
         """The residuals of the cores' lookups, of all rows or of those that are not cached, and their gradients."""
-        left = self.residuals
-        return (left if isinstance(left, TTResiduals) else left.misses), self.gradients
+        residuals = self.residuals
+        return (residuals if isinstance(residuals, TTResiduals) else residuals.misses), self.gradients
 
     @functools.cached_property
     def of_cores(self) -> Cores:
         """Gradients of the cores, float32 in the cores' shapes."""
-        left, gradients = self._by_cores
+        residuals, gradients = self._by_cores
         implementation = self.context.options.implementation
-        own = tt_core_gradients(self.cores, self.shape, left, gradients, implementation=implementation)
+        own = tt_core_gradients(self.cores, self.shape, residuals, gradients, implementation=implementation)
         return self.context.summed(own)
 
     @property
@@ -69,12 +69,12 @@ class CoreGradients:
         return "of_cores" in vars(self)
 
     @functools.cached_property
-    def _picks(self) -> Picks:
+    def _picks(self) -> GatherMap:
         """The cached rows that the device read, and where their gradients are; no more of them than the cache has."""
         assert isinstance(self.residuals, TTCachedResiduals)
         assert self.cache is not None
         rows = self.residuals.cached.rows[: self.cache.ids.shape[0]]
-        return Picks(rows=rows, at=jnp.arange(rows.shape[0], dtype=jnp.int32))
+        return GatherMap(rows=rows, at=jnp.arange(rows.shape[0], dtype=jnp.int32))
 
     @functools.cached_property
     def of_cached(self) -> SharedGradients:

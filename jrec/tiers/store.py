@@ -153,7 +153,7 @@ def look_up(
     run = functools.partial(gather_reduce_together, implementation=implementation, tables=True)
     completed: dict[str, tuple[jax.Array, Residuals]] = _complete(pending, run)
     return {n: activations for n, (activations, _) in completed.items()}, {
-        n: left for n, (_, left) in completed.items()
+        n: left_behind for n, (_, left_behind) in completed.items()
     }
 
 
@@ -206,6 +206,7 @@ def apply_updates(
 
 
 def _complete[T](pending: Mapping[str, Deferred[T]], run: Callable[[Sequence[Call]], Sequence[Any]]) -> dict[str, T]:
+    # All calls at once, so that on a GPU they share launches; only then is any result needed.
     calls = {name: deferred.call for name, deferred in pending.items() if deferred.call is not None}
     results = dict(zip(calls, run(list(calls.values())), strict=True)) if calls else {}
     return {name: deferred.finish(results.get(name)) for name, deferred in pending.items()}

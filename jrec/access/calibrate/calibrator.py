@@ -29,7 +29,7 @@ class CalibrateOptions:
     """How to calibrate.
 
     Attributes:
-      budget: bytes that hot rows and their slots may take on a device, the paper's L.
+      budget: Bytes that hot rows and their slots may take on a device, the paper's L.
       row_bytes: The bytes of a row with its optimizer's slots; 68 are 16 float32 and row-wise Adagrad's float32.
       small_bytes: Tables of fewer bytes are hot as a whole.
       smooth: Take the mean of neighbours for rows that were counted rarely; right where rows descend by frequency, as
@@ -146,7 +146,7 @@ def _small_rows(schema: Schema, options: CalibrateOptions) -> int:
 
 
 def _graded(profile: TableProfile) -> TableProfile:
-    """Of rows with equal counts, the first in their tables are made the hottest, by next to nothing."""
+    """The profile with ties broken: of rows with equal counts, the first in a table is hottest, by next to nothing."""
     return dataclasses.replace(profile, counts=profile.counts * (1 - _TIE * profile.starts[:-1] / profile.rows))
 
 

@@ -98,7 +98,7 @@ class Calibration(Summary):
 
     @property
     def hot_bytes(self) -> int:
-        """Of all hot rows with their slots."""
+        """Bytes of all hot rows with their slots."""
         return self.row_bytes * sum(t.hot for t in self.tables)
 
     def summary(self) -> dict[str, Any]:

@@ -97,12 +97,12 @@ class Estimate:
     Attributes:
       rows: The estimate.
       bound: No more rows than this are hot, at the confidence asked for.
-      how: "counted" (both are the truth), "t" (Equation 5) or "clopper-pearson".
+      method: "counted" (both are the truth), "t" (Equation 5) or "clopper-pearson".
     """
 
     rows: float
     bound: float
-    how: str
+    method: str
 
 
 class RandEmBox:
@@ -136,7 +136,7 @@ class RandEmBox:
         rows = self.profile.rows
         if self.counted or cutoff <= 0:
             hot = float(hot_rows(self.profile, cutoff))
-            return Estimate(rows=hot, bound=hot, how="counted")
+            return Estimate(rows=hot, bound=hot, method="counted")
         hits = np.array([len(chunk) - chunk.searchsorted(cutoff) for chunk in self._accesses])
         total = int(hits.sum())
         estimate = rows * total / self.drawn
@@ -145,7 +145,7 @@ class RandEmBox:
         else:
             bound, method = self._t_bound(hits), "t"
         # The drawn rows below the cutoff are known not to be hot.
-        return Estimate(rows=estimate, bound=min(bound, rows - (self.drawn - total)), how=method)
+        return Estimate(rows=estimate, bound=min(bound, rows - (self.drawn - total)), method=method)
 
     def _t_bound(self, hits: np.ndarray) -> float:
         """Equation 5's upper end, for the whole table."""

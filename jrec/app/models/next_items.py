@@ -11,7 +11,7 @@ import numpy as np
 from jrec.batch import Batch
 from jrec.data.blocks import WEIGHT_SUFFIX
 from jrec.data.columns import Column, ListColumn, count_examples, matrix
-from jrec.data.packers import InPlaceOfPacker
+from jrec.data.packers import PackerWrapper
 from jrec.data.packing import EXAMPLE, CastPlace, OnBadId, Packer, Where
 from jrec.data.packing_columns import PreparedColumns
 from jrec.ops.layout import EmbeddingLayout
@@ -29,7 +29,7 @@ def feature_names(history: str, item: str) -> tuple[str, str, str]:
     return history, f"{item}.{NEXT}", f"{item}.{SAMPLED}"
 
 
-class NextItemPacker(InPlaceOfPacker[Packer]):
+class NextItemPacker(PackerWrapper[Packer]):
     """Takes the place of a dataset's packer: examples of a history and the item after it.
 
     The batch's ``dense`` are the ages of the history's items, (batch, length) float32, 0 behind their end; or nothing.

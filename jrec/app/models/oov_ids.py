@@ -9,14 +9,14 @@ from typing import Any, override
 import numpy as np
 
 from jrec.data.columns import Column, ListColumn
-from jrec.data.packers import AnyPacker, InPlaceOfPacker
+from jrec.data.packers import AnyPacker, PackerWrapper
 from jrec.data.packing import EXAMPLE, Where
 from jrec.data.packing_columns import PreparedColumns
 
 _STREAM = 0x6F6F76  # "oov": sets the draws apart from others of the same seed
 
 
-class OovIds(InPlaceOfPacker[AnyPacker]):
+class OovIds(PackerWrapper[AnyPacker]):
     """Takes the place of a loader's packer: some ids of its batches become the OOV row of their table.
 
     Which ones depends only on the seed and the number of the batch, so that a resumed run draws the same, and so do

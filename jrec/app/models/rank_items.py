@@ -104,7 +104,7 @@ class ItemRanker:
         histories = self._place[histories] if self._leaves_out else histories[:, :0]
         # (users, block) scores are held at once: more users, fewer items at a time.
         block = min(BLOCK, max(_LEAST, _SCORES // max(1, len(users))))
-        return {"seen": histories.astype(np.int32), "block": block, "mesh": self._mesh}
+        return {"left_out": histories.astype(np.int32), "block": block, "mesh": self._mesh}
 
 
 def item_vectors(run: Run, config: TrainConfig, schema: Schema, catalogue: Catalogue) -> np.ndarray:

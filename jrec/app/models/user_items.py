@@ -12,14 +12,14 @@ from jrec.app.models.next_items import SEEN, TARGET
 from jrec.batch import Batch
 from jrec.data.blocks import WEIGHT_SUFFIX
 from jrec.data.columns import Column, ListColumn, count_examples, matrix
-from jrec.data.packers import InPlaceOfPacker
+from jrec.data.packers import PackerWrapper
 from jrec.data.packing import EXAMPLE, Packer, Where
 from jrec.data.packing_columns import PreparedColumns
 
 LOG_Q = "log_q"
 
 
-class UserItemPacker(InPlaceOfPacker[Packer]):
+class UserItemPacker(PackerWrapper[Packer]):
     """Takes the place of a dataset's packer, and adds extras: the item, "target" (batch,), int32 rows.
 
     In training also "log_q" (batch,) float32, where that is given; in evaluation the items of the history, "seen"

@@ -95,11 +95,11 @@ def _check(columns: Columns, schema: Schema, examples: int, place: str) -> None:
         if (column := columns.get(name)) is None:
             raise DatasetError(f"{place} has no column {name!r}; the dataset is damaged: prepare it anew")
         values = column.values if isinstance(column, ListColumn) else column
-        found = (values.dtype.kind, isinstance(column, ListColumn), count_examples(column))
-        if found != (kind, lists, examples) or values.dtype == np.float64:
+        stored = (values.dtype.kind, isinstance(column, ListColumn), count_examples(column))
+        if stored != (kind, lists, examples) or values.dtype == np.float64:
             raise DatasetError(
-                f"{place} has {found[2]:,} {'lists of ' if found[1] else ''}{values.dtype} in column {name!r}, not the"
-                f" {examples:,} {'lists' if lists else 'values'} that the schema promises; prepare the dataset anew"
+                f"{place} has {stored[2]:,} {'lists of ' if stored[1] else ''}{values.dtype} in column {name!r}, not"
+                f" the {examples:,} {'lists' if lists else 'values'} that the schema promises; prepare the dataset anew"
             )
     for feature in schema.categorical:
         column, rows = columns[feature.name], schema.table(feature.table).rows

@@ -215,6 +215,7 @@ def tt_cache_refresh(
     before = find(cache.ids, ids, shape.rows)
     stays = before < size
     enters = compact(~stays & (ids < shape.rows), size)
+    # Rows that stay keep what they learned; only those that enter are made from the cores, as ``size`` lookups at most.
     entering = _rows_of_cores(cores, shape, take(ids, enters, shape.rows), implementation)
     rows = take(cache.rows, before, 0).at[enters].set(entering, mode="drop")
     slots = {name: take(slot, before, optimizer.initial_slot(name)) for name, slot in cache.slots.items()}
@@ -320,6 +321,7 @@ def tt_cached_lookup(
             "contraction 'sample' sums slices bag by bag, which cached rows have none of; use None, 'unique' or 'dense'"
         )
     cast = cast_of(bags, shape.rows, unique_capacity=unique_capacity, implementation=implementation)
+    # One sort for both: a cast split in two is two casts.
     split = split_cast(
         cast, cache.ids, bags.ids, rows=shape.rows, num_bags=bags.num_bags, implementation=implementation
     )

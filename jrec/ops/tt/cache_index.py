@@ -78,11 +78,13 @@ def track(tracker: TTTracker, cast: Cast, rows: int) -> TTTracker:
         empty = jnp.full(capacity + batch, padding, jnp.int32)
         return empty.at[old_places].set(old, unique_indices=True).at[new_places].set(new, mode="drop")
 
+    # A row that was not tracked may have had up to ``floor`` lookups before: counts never fall short of the truth.
     ids, counts = merged(ids, cast.rows, rows), merged(counts, added + tracker.floor, 0)
     chosen = _greatest(counts, capacity)
     floor = jnp.maximum(tracker.floor, jnp.max(counts, where=~chosen, initial=0))
     kept = compact(chosen, capacity)
     ids, counts = take(ids, kept, rows), take(counts, kept, 0)
+    # Long before int32 overflows. Only the order of the counts is ever asked for, and halving turns none around.
     halvings = (jnp.max(counts, initial=0) >= _HALVED_FROM).astype(jnp.int32)
     return TTTracker(
         ids=ids,
@@ -131,6 +133,7 @@ def count_below(keys: jax.Array, queries: jax.Array) -> jax.Array:
     n, q = keys.shape[0], queries.shape[0]
     if not (is_static(n) and is_static(q)):
         return search_sorted(keys, queries, "left")
+    # Whichever way takes fewer steps of binary searches in all.
     if q * max(1, n).bit_length() <= n * max(1, q).bit_length():
         return jnp.searchsorted(keys, queries, side="left").astype(jnp.int32)
     reached = jnp.searchsorted(queries, keys, side="right").astype(jnp.int32)

@@ -36,6 +36,7 @@ def unique_rows(
     Returns:
       The last level's products, (capacity, dims so far, rank), and the products of the levels before it.
     """
+    # Only the products of the first two cores are few enough to make all of them, whether the batch needs them or not.
     below, products = _first(cores, shape), []
     for k, level in enumerate(levels):
         products.append(below)
@@ -101,11 +102,14 @@ def backward_levels(
         are real, and the level's method: the gradient of the products below, and anything.
       method: As for ``core_gradients``.
     """
+    # The last core's right rank is 1, so a row is a product with one column.
     gradient = row_gradients[:, :, None]
     lower = (_first(cores, shape), *products)
     counts = (jnp.int32(shape.row_factors[0]), *(level.count for level in levels))
     for k in range(len(levels), 0, -1):
         gradient, of_core = transpose(k, gradient, lower[k - 1], counts[k - 1], method if k == 1 else "grouped")
+        # A generator, so that whoever steps core ``k`` may overwrite
+        # it now: ``transpose`` has read it for the last time.
         yield k, of_core
     yield 0, gradient.reshape(shape.core_shapes[0])
 
@@ -127,6 +131,7 @@ def naive_rows(cores: Cores, shape: TTShape, ids: jax.Array) -> jax.Array:
         out = jnp.einsum("uar,urns->uans", out, slices, preferred_element_type=jnp.float32)
         out = out.reshape(out.shape[0], out.shape[1] * out.shape[2], out.shape[3])
     rows = out.reshape(ids.shape[0], shape.dim)
+    # The factors' product may pass the table's rows, so an id past them has slices, too: it is told by its number.
     rows = jnp.where((ids < shape.rows)[:, None], rows, jnp.float32(jnp.nan))
     return jnp.where((ids >= 0)[:, None], rows, jnp.float32(0))
 
@@ -180,6 +185,7 @@ def bags_by_shared_prefix(
         bags = segment_of_entries(offsets, capacity)
         whole = whole_bags(offsets, bags)
     sources = index.sources.reshape(-1)
+    # Padding falls behind the last bag, where no sum reads it.
     bags = jnp.where(sources >= 0, bags, jnp.int32(num_bags))
     scales = jnp.ones(capacity, jnp.float32) if weights is None else weights.reshape(-1)
     # The cast has sorted the lookups by row: a stable sort by bag leaves each bag's rows in that order.
@@ -189,6 +195,8 @@ def bags_by_shared_prefix(
     sources, scales = sources[order], scales[order]
     real = bags < num_bags
     parents = level.parents.at[sources].get(mode="fill", fill_value=below.shape[0], wrap_negative_indices=False)
+    # Within a bag rows ascend, and so do their parents: equal (bag,
+    # parent) pairs are neighbours, and one scan numbers them.
     changed = (bags[1:] != bags[:-1]) | (parents[1:] != parents[:-1])
     first = real & jnp.concatenate([jnp.ones(smaller(1, capacity), bool), changed])
     pair = jnp.cumsum(first, dtype=jnp.int32) - 1
@@ -200,6 +208,8 @@ def bags_by_shared_prefix(
 
     bounds = jnp.append(of_pairs(jnp.arange(capacity, dtype=jnp.int32), total), total)
     digits = level.digits.at[sources].get(mode="fill", fill_value=m, wrap_negative_indices=False)
+    # Equation 5 turned around: slices that share a prefix are summed before
+    # the product, so that there is one product a pair in place of one a row.
     slices = gather_reduce(
         last_core.reshape(m, rank * n), digits, bounds, weights=scales, implementation=implementation
     )

@@ -36,11 +36,11 @@ def checked_core_slots(optimizer: RowOptimizer, cores: Cores, slots: tuple[Slots
     """
     if not isinstance(slots, Sequence) or len(slots) != len(cores):
         raise ValueError(f"there must be slots of each of the {len(cores)} cores; make them with tt_init_slots")
-    found = []
+    checked_cores = []
     for k, (core, of_core) in enumerate(zip(cores, slots, strict=True)):
         with about(f"core {k}"):
-            found.append(checked_slots(optimizer, jax.eval_shape(_as_table, core), of_core))
-    return tuple(found)
+            checked_cores.append(checked_slots(optimizer, jax.eval_shape(_as_table, core), of_core))
+    return tuple(checked_cores)
 
 
 def _as_table(core: jax.Array) -> jax.Array:
@@ -81,7 +81,7 @@ def step_cores(
       method: As for ``core_gradients``.
       step: () int32.
       gradient_scale: () float32.
-      rounding_keys: Of every core, as from ``core_keys``.
+      rounding_keys: The key of every core, as from ``core_keys``.
       implementation: "xla", "native", "pallas" or None.
 
     Returns:
@@ -105,10 +105,12 @@ def step_cores(
             from jrec.native import tt
 
             level, below_count, *scalars = rest
-            of = native_level(core, level, below_count)
-            return tt.expand_transpose_step(gradient, below, of, optimizer, core, slots, *scalars)
+            core_level = native_level(core, level, below_count)
+            return tt.expand_transpose_step(gradient, below, core_level, optimizer, core, slots, *scalars)
 
         args = gradient, below, cores[k], slots[k], levels[k - 1], below_count, step, gradient_scale
+        # The native kernel steps a slice while its gradient is in the caches; it knows float32 cores and the optimizers
+        # of ``jrec.native``. Elsewhere gradient and step are two operations.
         known = way == "grouped" and cores[k].dtype == jnp.float32 and has_native(optimizer, cores[k])
         if implementation in ("xla", "pallas") or not known:
             return apart(*args)

@@ -27,7 +27,7 @@ class TTTraffic:
     """What one batch asks of a table.
 
     Attributes:
-      lookups: ids.
+      lookups: Ids in a batch.
       entries: Unique products of the first two cores, of the first three, .., and unique rows.
       pairs: Unique (bag, longest prefix); as many as lookups where bags have one id.
     """
@@ -40,7 +40,7 @@ class TTTraffic:
     def expected(
         shape: TTShape, lookups: int, *, bags: int | None = None, exponent: float = ZIPF_EXPONENT
     ) -> TTTraffic:
-        """Of ids that follow a power law over the row numbers, in ``bags`` of equal lengths or in one each.
+        """What to expect of ids that follow a power law over row numbers, in ``bags`` of equal lengths or in one each.
 
         Example:
           >>> shape = TTShape.search(10_131_227, 16)
@@ -81,9 +81,9 @@ class Machine:
       name: What ``explain`` calls it.
       gemm: Multiply-adds a second of one large GEMM.
       grouped: Multiply-adds a second of small products, one an entry.
-      gathered: bytes a second of the entries' operands and results; the cores themselves stay in the caches.
-      written: bytes a second of the dense product.
-      scattered: bytes a second of gradients that are added where indices repeat.
+      gathered: Bytes a second of the entries' operands and results; the cores themselves stay in the caches.
+      written: Bytes a second of the dense product.
+      scattered: Bytes a second of gradients that are added where indices repeat.
     """
 
     name: str
@@ -246,7 +246,7 @@ def dense_fits(shape: TTShape) -> bool:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _LevelCost:
-    """Of one entry of a level: multiply-adds, and bytes of its slice, of the product below and of its own."""
+    """What one entry of a level costs: multiply-adds, and bytes of its slice, of the product below and of its own."""
 
     products: int
     slice: int

@@ -150,9 +150,9 @@ def tt_svd(
     Raises:
       ValueError: On a table that is not finite or does not fit the shape, or an error outside of [0, 1).
     """
-    given = tuple(getattr(table, "shape", ("unknown",)))
-    if given != (shape.rows, shape.dim):
-        raise ValueError(f"the table has shape {given}, but the tensor train {(shape.rows, shape.dim)}")
+    table_shape = tuple(getattr(table, "shape", ("unknown",)))
+    if table_shape != (shape.rows, shape.dim):
+        raise ValueError(f"the table has shape {table_shape}, but the tensor train {(shape.rows, shape.dim)}")
     if relative_error is not None and not 0 <= relative_error < 1:
         raise ValueError(f"relative_error is {relative_error}; it must be in [0, 1)")
     chunk_rows = max(1, _CHUNK_ELEMENTS // shape.dim) if chunk_rows is None else chunk_rows
@@ -160,11 +160,14 @@ def tt_svd(
     gram = np.zeros((size, size), np.float64)
     for piece in _unfolded(table, shape, chunk_rows):
         gram += piece @ piece.T
+    # The squared Frobenius norm is the trace of the Gram matrix: no further pass over the table.
     norm = math.sqrt(np.trace(gram))
     if not math.isfinite(norm):
         raise ValueError("the table holds values that are not finite; a NaN or infinite row has no decomposition")
+    # Oseledets' bound: the squared errors of the truncations add up, so each may take an equal share.
     budget = None if relative_error is None else (relative_error * norm) ** 2 / (shape.num_cores - 1)
     basis, lost = _basis(gram, _Choice(shape, shape.num_cores - 2, budget))
+    # (m_d * n_d)^2 float64, beside which ``rest`` is about to be made.
     del gram
     rest = np.empty((basis.shape[1], shape.capacity * shape.dim // size), np.float64)  # (R, (i_1 .., j_1 ..))
     begin = 0
@@ -219,7 +222,7 @@ class _Choice:
     budget: float | None
 
     def rank(self, squares: np.ndarray) -> int:
-        """Of singular values, squared and descending."""
+        """How many of these singular values, squared and descending, to keep."""
         if self.budget is None:
             return min(self.shape.ranks[self.bond], len(squares))
         tails = np.append(np.cumsum(squares[::-1])[::-1], 0.0)

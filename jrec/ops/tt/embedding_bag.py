@@ -48,7 +48,7 @@ def tt_embedding_bag(
     """Pools rows of a tensor-train table into bags, differentiable in ``cores`` and ``weights``.
 
     Derivatives are of any order, in either direction. The first gradient is EL-Rec's, aggregated on unique rows and
-    prefixes; those of derivatives are taken id by id.
+    prefixes; higher derivatives are taken id by id.
 
     Args:
       cores: float32 or bfloat16, ``shape.core_shapes`` each (``tt_init``, ``tt_svd``). Products and sums are float32.
@@ -226,8 +226,8 @@ def _tangent_transpose(
     if isinstance(gradient, ad.Zero):
         return [*(ad.Zero(operand.aval) for operand in operands[: len(which)]), *none]
     levels = tuple((True, *flags[len(which) :]) for flags in batch)
-    found = _gradients(gradient, *rest, bag=bag, batch=levels)
-    return [*(summed_over(found[place], batch, i) for i, place in enumerate(which)), *none]
+    gradients = _gradients(gradient, *rest, bag=bag, batch=levels)
+    return [*(summed_over(gradients[place], batch, i) for i, place in enumerate(which)), *none]
 
 
 ad.primitive_jvps[_sums.primitive] = _sums_jvp

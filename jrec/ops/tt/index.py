@@ -142,8 +142,11 @@ def _level(shape: TTShape, core: int, entries: jax.Array, count: jax.Array) -> t
     capacity, factor = entries.shape[0], shape.row_factors[core]
     below = _entries_below(shape, core, capacity)
     real = jnp.arange(capacity, dtype=jnp.int32) < count
+    # Entries ascend and are unique, and division keeps their
+    # order: equal prefixes are neighbours, without a second sort.
     prefixes = entries // jnp.int32(factor)
     digits = jnp.where(real, entries % jnp.int32(factor), jnp.int32(factor))
+    # The level below is the first core, all of whose slices are there: a prefix is its own place.
     if core == 1:
         parents = jnp.where(real, prefixes, jnp.int32(below))
         return Level(parents=parents, digits=digits, count=count), entries, count

@@ -214,6 +214,7 @@ def forward(
                 )
                 last = cores[-1].astype(jnp.float32)
                 out = bags_by_shared_prefix(below, last, index, offsets, weights, implementation=implementation)
+                # With two cores ``below`` is the first core itself, which the backward pass has.
                 return out, (*products, below) if len(index.levels) > 1 else ()
             if implementation == "pallas" and fuses_pooling(shape, index.sources.size, config.traffic):
                 below, products = unique_rows(
@@ -252,6 +253,7 @@ def _by_platform(
     if config.contraction is not None:
         return run(config.contraction)(*args)
     lookups = index.sources.size
+    # An exported program of any batch size: without a size there is nothing to estimate.
     if not is_static(lookups):
         return run("unique")(*args)
 
@@ -269,6 +271,7 @@ def _by_platform(
     cpu, gpu = chosen("cpu", native), chosen("gpu", False)
     if cpu == gpu:
         return run(cpu)(*args)
+    # Traced once, lowered perhaps for another platform than this process has: the choice is left to the lowering.
     return jax.lax.platform_dependent(*args, cpu=run(cpu), default=run(gpu))
 
 

@@ -114,6 +114,7 @@ def _pallas_transpose(
 def _native(below: jax.Array, core: jax.Array, level: Level) -> jax.Array:
     from jrec.native import tt
 
+    # A sort by digit pays only where several entries share a slice.
     m, repeats = core.shape[0], level.capacity >= _REPEATS * core.shape[0]
     by_digit = tt.digit_order(level.digits, level.count, m) if repeats and not _streams(core) else None
     return tt.expand(below, core, level.parents, level.digits, level.count, by_digit)
@@ -142,6 +143,8 @@ def _streams(core: jax.Array) -> bool:
 
 def _pieces(level: Level, floats: int) -> tuple[int, jax.Array]:
     """Entries a piece has, and how many pieces hold the real ones."""
+    # Pieces bound the memory of gathered slices, and only as many are
+    # run as the batch's real entries need: capacity costs nothing.
     size = larger(1, smaller(level.capacity, _PIECE_FLOATS // larger(1, floats)))
     return size, (level.count + jnp.int32(size - 1)) // jnp.int32(size)
 
@@ -216,11 +219,15 @@ def _segmented_transpose(
 ) -> tuple[jax.Array, jax.Array]:
     """In an order of its own, whatever the device: batched GEMMs of entries, whose sums are made by a scan."""
     own = Level(parents=jnp.arange(level.capacity, dtype=jnp.int32), digits=level.digits, count=level.count)
+    # The transpose of a product by slices is a product by the
+    # slices transposed: the same loop, each entry its own parent.
     of_entries = _grouped(slope, core.swapaxes(1, 2)[..., None], own).reshape(level.capacity, -1)
     of_below = _segment_sums(of_entries, level.parents, below.shape[0]).reshape(below.shape)
 
     m, places = core.shape[0], level.capacity // _TILE + core.shape[0]
     cast = digit_cast(level, m, "xla")
+    # Each digit's entries are cut in tiles, of which the last may be short: at most one more a digit than the capacity
+    # fills, so ``places`` is enough for any batch.
     sizes = cast.offsets[1:] - cast.offsets[:-1]
     ends = jnp.cumsum((sizes + jnp.int32(_TILE - 1)) // jnp.int32(_TILE), dtype=jnp.int32)
     tile = jnp.arange(places, dtype=jnp.int32)
@@ -263,6 +270,7 @@ def _dense_places(below: jax.Array, core: jax.Array, level: Level) -> jax.Array:
             f"the dense product of {parents} prefixes and {m} slices has {parents * rows * m:,} rows, which no int32"
             " holds; use contraction 'unique'"
         )
+    # The dense product has (parent, row, digit) in this order; ``dense_fits`` has made sure that int32 numbers them.
     first = level.parents * jnp.int32(rows * m) + level.digits
     places = first[:, None] + (jnp.arange(rows, dtype=jnp.int32) * jnp.int32(m))[None, :]
     return jnp.where((level.parents < parents)[:, None], places, jnp.int32(parents * rows * m))

@@ -132,6 +132,7 @@ class Block:
     @staticmethod
     def of(height: int, width: int, *, down: int = 8) -> Block:
         """The block for (height, width) matrices: up to 64 columns, up to ``down`` rows a thread."""
+        # The widest load that divides the width, so that no access of a thread crosses the end of a row.
         vector = _FLOATS
         while width % vector:
             vector //= 2
@@ -142,6 +143,7 @@ class Block:
         while lanes < WARP and lanes // across < height:
             lanes *= 2
         rows = -(-height // (lanes // across))  # that a thread would have, were the block as high as the matrix
+        # As many blocks as ``down`` needs, then rows dealt evenly among them: no block is nearly empty.
         rows = -(-rows // -(-rows // down))
         return Block(height=height, width=width, vector=vector, lanes=lanes, across=across, down=rows)
 

@@ -99,6 +99,8 @@ class Engine:
 
     def load_rows(self, tile: Tile, source: Any, positions: jax.Array) -> jax.Array:
         """The block of each position's product, or of its stored sum where ``source`` is a ref of such."""
+        # Levels above the lowest hold sums of products, which were
+        # stored as blocks: ``segments`` adds both kinds alike.
         if not hasattr(source, "left_index"):
             return self.tt_ops.load_blocks(self.spec.block, source, self.stored_rows(positions), self.columns)
         left, right = (
@@ -112,8 +114,11 @@ class Engine:
         block, terms = self.spec.block, self.spec.contraction
         height = terms if self.spec.transposed else block.height
         taken = (left >= 0) & (left < left_factors.shape[0] // height)
+        # An entry of padding, or one that names no factor, is a zero product, not an access out of bounds.
         taken = taken & (right >= 0) & (right < right_factors.shape[0] // terms)
         left_row = self.repeat(jnp.where(taken, left * height, 0))
+        # Rows below the matrix read its last row, and columns past it the
+        # last ones: loads need no branch, and what they give is not stored.
         row = jnp.minimum(self.rows, block.height - 1)
         if not self.spec.transposed:
             left_row, row = left_row + row, None

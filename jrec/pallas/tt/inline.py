@@ -75,6 +75,7 @@ def multiply(
       taken: Item scalars int32; where it is negative nothing is loaded, and the values are zero.
       contraction: How many terms.
     """
+    # No remainder: the loop has one body, whose loads are all within the contraction.
     steps = _STEPS
     while contraction % steps:
         steps //= 2
@@ -92,6 +93,7 @@ def multiply(
         right_row, column = to_index(scalars_of(right_rows)[0]), to_index(scalars_of(columns)[0])
         kind = ir.VectorType.get((block.vector,), ir.F32Type.get())
         zero = vector.broadcast(kind, constant(0, ir.F32Type.get()))
+        # A product that is not taken is a loop of no steps: nothing is loaded, and the sum is zero.
         terms = arith.select(not_negative(scalars_of(taken)[0]), i32(contraction), i32(0))
         loop: Any = scf.ForOp(i32(0), terms, i32(steps), [zero] * block.down)
         with ir.InsertionPoint(loop.body):
@@ -105,6 +107,7 @@ def multiply(
                     lefts = [element_of(loaded, step) for step in range(steps)]
                 else:
                     lefts = [element_of(_load(left, [arith.addi(row, p), of_row], 1), 0) for p in places]
+                # Ascending, by fused multiply-adds: the same order, and the same bits, whatever the geometry.
                 for one, many in zip(lefts, rights, strict=True):
                     total = vector.fma(vector.broadcast(kind, one), many, total)
                 totals.append(total)

@@ -32,6 +32,7 @@ def expand(below: jax.Array, core: jax.Array, parents: jax.Array, digits: jax.Ar
     m, rank, n, right_rank = core.shape
     capacity, height, width = parents.shape[0], below.shape[1], n * right_rank
     right = core.reshape(m, rank, width)
+    # Narrow: each entry is a segment of one, of the kernel that also sums.
     if width < WIDE:
         offsets = jnp.arange(capacity + 1, dtype=jnp.int32)
         products = Products(below, right, parents, digits)
@@ -62,12 +63,14 @@ def expand_transpose(
     gradient = gradient.reshape(capacity, height, width)
     by_digit, by_parent = _bounds(order, digits, m), bounds_of(parents, below.shape[0])
     turned = core.reshape(m, rank, width).swapaxes(1, 2)
+    # Products by runs are written and then summed by gather-reduce, which holds rows of up to ``MAX_DIM`` elements.
     if width < WIDE or height * rank > MAX_DIM:
         of_below = reduce_products(Products(gradient, turned, None, digits), None, by_parent)
     else:
         of_entries = grouped_products(gradient, turned, None, order, by_digit)
         flat = of_entries.reshape(capacity, height * rank)
         of_below = gather_reduce(flat, jnp.arange(capacity, dtype=jnp.int32), by_parent).reshape(below.shape)
+    # By digit: parents transposed times gradients, each segment one slice. No two segments write the same slice.
     of_core = reduce_products(Products(below, gradient, parents, None), order, by_digit, transposed=True)
     return of_below, of_core.reshape(core.shape)
 

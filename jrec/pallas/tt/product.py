@@ -48,7 +48,7 @@ def grouped_products(
       (capacity, height, width) float32; entries that no bounds hold stay unwritten.
 
     Raises:
-      ValueError: Where int32 does not number the rows of an operand or of the result.
+      NotImplementedError: Where int32 does not number the rows of an operand or of the result.
     """
     height, capacity = left.shape[1], order.shape[0]
     shape = capacity, height, right.shape[2]
@@ -82,6 +82,7 @@ def _products(
             engine.load_scalars(block.items, ref, run, fill=fill)
             for ref, fill in ((runs.factors, -1), (runs.begins, 0), (runs.ends, 0))
         )
+        # Row ``r`` of the tall matrix is row ``r % height`` of the run's entry ``r // height``.
         number = divide(engine.rows, height)
         row = engine.rows - number * height
         position = engine.repeat(begin) + number

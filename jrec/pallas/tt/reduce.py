@@ -108,6 +108,7 @@ def reduce_products(
 
 @functools.partial(jax.jit, static_argnames=("spec", "config", "interpret"))
 def _reduce(gather: Gather, offsets: jax.Array, *, spec: Spec, config: ReduceConfig, interpret: Interpret) -> jax.Array:
+    # Short segments first, as a result of their own; the launch of long ones writes their rows into it, in place.
     out = _short(gather, offsets, spec, config, interpret)
     sizes = segments.level_sizes(_capacity(gather), config.split)
     if not sizes:
@@ -194,6 +195,7 @@ def _long(
 
     def tt_reduce_long(item: jax.Array, levels: list[Gather], runs: Ref, offsets: Ref, out: Ref) -> None:
         engine, run = Engine.at(spec, interpret, item)
+        # One item a run: most runs begin no long segment, and sum nothing.
         segment, low, high = segments.long_segment(items, engine.ops, runs, offsets, run, split=config.split)
         bad = segments.malformed(segment, low, high, capacity)
         segment, low, high = jnp.where(bad, -1, segment), jnp.where(bad, 0, low), jnp.where(bad, 0, high)

@@ -44,12 +44,14 @@ def runs_of(order: jax.Array, bounds: jax.Array, length: int) -> Runs:
     """
     factors = bounds.shape[0] - 1
     size = jnp.int32(length)
+    # Runs of each factor; their sum is known only on the device, so the arrays have room for the most there can be.
     of_factor = (bounds[1:] - bounds[:-1] + (size - 1)) // size
     ends = jnp.cumsum(of_factor, dtype=jnp.int32)
     # Each factor's last run may be short.
     number = jnp.arange(order.shape[0] // length + min(factors, order.shape[0]), dtype=jnp.int32)
     factor = jnp.searchsorted(ends, number, side="right", method="scan_unrolled").astype(jnp.int32)
     real = number < ends[-1]
+    # Runs behind the last one would read past the bounds; what they read is dropped below.
     factor = jnp.minimum(factor, jnp.int32(factors - 1))
     begin = bounds[factor] + (number - (ends - of_factor)[factor]) * size
     return Runs(

@@ -50,7 +50,7 @@ class WgmmaConfig:
       entries: How many entries of one right factor a tile holds.
       columns: How many columns a tile has.
       depth: Terms of the left rows that registers hold at once.
-      swizzle: bytes of the pattern that right factors lie in, in shared memory.
+      swizzle: Bytes of the pattern in which right factors lie in shared memory.
       shared_bytes: How many bytes of shared memory are used.
     """
 
@@ -102,6 +102,7 @@ def tune_wgmma(*, height: int, terms: int, width: int) -> WgmmaConfig:
 def tune_reduce(*, height: int, width: int, positions: int) -> ReduceConfig:
     """The config for sums of (height, width) products over ``positions`` of them in all."""
     split = _SPLIT
+    # Each run leaves a piece of a whole product: a longer run leaves fewer, at the cost of more additions a thread.
     while positions // split * height * width > _PIECE_FLOATS and split < positions:
         split *= 2
     return ReduceConfig(block=Block.of(height, width), split=split)

@@ -84,6 +84,8 @@ def _products(
         run = jax.lax.div(number, jnp.int32(tiles))
         first_column = (number - run * tiles) * tile
 
+        # The grid has a block for every run that there could be; those without one end here. The condition is the same
+        # for the whole block, so the barrier inside is reached by all threads or by none.
         @pl.when(run < runs.count[0])
         def _() -> None:
             factor = right.at[runs.factors[run], :, pl.ds(first_column, tile)]
@@ -93,6 +95,7 @@ def _products(
             def rows_of(first_term: int, terms: int) -> jax.Array:
                 return load(left, left_index, runs.order, begin, end, height=height, first_term=first_term, terms=terms)
 
+            # The slice travels to shared memory meanwhile: left rows are gathered before the barrier is waited for.
             rows = rows_of(*depths[0])
             plgpu.barrier_wait(barrier)
             product = multiply(rows, rows_of, smem, depths, 1 if left.dtype == jnp.bfloat16 else _PIECES)
@@ -158,6 +161,7 @@ def _load(
 def _pieces(rows: jax.Array, count: int) -> Iterator[jax.Array]:
     """Bfloat16 arrays that add up to the float32 one; exactly, where there are three."""
     for _ in range(count):
+        # What remains after rounding is exact in float32, and has 8 significant bits less.
         piece = rows.astype(jnp.bfloat16)
         yield piece
         rows = rows - piece.astype(jnp.float32)
@@ -183,6 +187,8 @@ def _multiply(
         for number, (first, terms) in enumerate(depths):
             for piece in _pieces(rows_of(first, terms) if number else rows, pieces):
                 plgpu.wgmma(total, piece, right.at[pl.ds(first, terms)] if len(depths) > 1 else right)
+                # The left factor is in registers, which the next piece
+                # overwrites: the tensor core must have read them before.
                 plgpu.wgmma_wait(0)
         return total[...]
 
@@ -207,6 +213,7 @@ def _store(
         del ctx
         start = to_index(values_of(first_column))
         places = mgpu.WGMMA_LAYOUT.thread_idxs(values.shape)
+        # Rows of the tile past the run's end belong to no entry: they were loaded as zeros, and are not stored.
         for register, (row, column) in zip(values.registers.flat, places, strict=True):
             entry, of_entry = _entry(row, order, begin, end, height)
             first = arith.muli(to_index(entry), constant(height, ir.IndexType.get()))
@@ -223,6 +230,7 @@ def _entry(row: ir.Value, order: ir.Value, begin: Any, end: Any, height: int) ->
     i32 = ir.IntegerType.get_signless(32)
     position = arith.addi(values_of(begin), arith.index_cast(i32, arith.divui(row, size)))
     inside = arith.cmpi(arith.CmpIPredicate.slt, position, values_of(end))
+    # Guarded: past the run's end ``order`` may end, too.
     entry = guarded(inside, i32, lambda: memref.load(order, [to_index(position)]), constant(-1, i32))
     return entry, of_entry
 

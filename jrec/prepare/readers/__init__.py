@@ -9,11 +9,11 @@ if TYPE_CHECKING:
     from jrec.prepare.readers.criteo import Criteo as Criteo
     from jrec.prepare.readers.delimited import Delimited as Delimited
     from jrec.prepare.readers.delimited_schema import load_schema as load_schema
+    from jrec.prepare.readers.log_format import CategoricalSpec as CategoricalSpec
+    from jrec.prepare.readers.log_format import Chunk as Chunk
+    from jrec.prepare.readers.log_format import LogFormat as LogFormat
     from jrec.prepare.readers.movielens import MovieLens as MovieLens
     from jrec.prepare.readers.movielens import MovieLensOptions as MovieLensOptions
-    from jrec.prepare.readers.source import CategoricalSpec as CategoricalSpec
-    from jrec.prepare.readers.source import Chunk as Chunk
-    from jrec.prepare.readers.source import Source as Source
     from jrec.prepare.readers.taobao import SequenceOptions as SequenceOptions
     from jrec.prepare.readers.taobao import Taobao as Taobao
     from jrec.prepare.readers.taobao import TaobaoSequences as TaobaoSequences

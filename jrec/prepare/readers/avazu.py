@@ -6,16 +6,16 @@ import numpy as np
 
 from jrec.data.schema import DatasetError
 from jrec.prepare.readers.lines import first_line
-from jrec.prepare.readers.parse import Dialect, Field, ParsedBlock
-from jrec.prepare.readers.source import (
+from jrec.prepare.readers.log_format import (
     Chunk,
-    Source,
+    LogFormat,
     calendar_keys,
     labels_of,
     one_hot,
     reject_labels,
     texts_by_feature,
 )
+from jrec.prepare.readers.parse import Dialect, Field, ParsedBlock
 
 CATEGORICALS = (
     "C1", "banner_pos", "site_id", "site_domain", "site_category", "app_id", "app_domain", "app_category", "device_id",
@@ -24,7 +24,7 @@ CATEGORICALS = (
 _KINDS = {"id": "skip", "click": "number", "hour": "integer"}
 
 
-class Avazu(Source):
+class Avazu(LogFormat):
     """21 categoricals, and the hour of day and weekday of ``hour`` (YYMMDDHH); ``id`` is left out; nothing is dense."""
 
     name = "avazu"

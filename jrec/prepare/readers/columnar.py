@@ -1,8 +1,8 @@
 """Record batches of Arrow as parsed rows, column by column: what a log's text says, without printing and parsing it.
 
-A value is read as the text that it prints as would be, bit for bit: float32 as the shortest decimal that is that
-number, whole floats as integers where they are categories, null and NaN as blanks. So one schema holds for text and
-tables alike. Types that are rare (decimals, times as categories) do go through their text, a column at a time.
+A value is parsed as its printed form, bit for bit: float32 as the shortest decimal that is that number, whole floats as
+integers where they are categories, null and NaN as blanks. So one schema holds for text and tables alike. Types
+that are rare (decimals, times as categories) do go through their text, a column at a time.
 """
 
 from __future__ import annotations
@@ -371,7 +371,7 @@ def _lists(field: Field, column: pa.Array, seed: int) -> _Read:
 
 
 def _printed_lists(field: Field, texts: pa.Array, seed: int) -> _Read:
-    """Lists of texts that are lists as JSON or Python prints them, read as those of a text file."""
+    """Lists from texts that hold lists as JSON or Python prints them, read as in a text file."""
     buffer, bounds = text_bounds(texts)
     for line_end in b"\r\n":  # of JSON that is printed in several lines; inside of quotes it has none
         buffer[buffer == line_end] = ord(" ")
@@ -390,8 +390,8 @@ def _printed_lists(field: Field, texts: pa.Array, seed: int) -> _Read:
         return _Read(read, codes)
     read = ListColumn(offsets, pool[: counts[3]])
     long, long_keys = long[: counts[2]], long_keys[: counts[2]]
-    found = LongTexts(long[:, 0], long_keys[:, 0], long_keys[:, 1], long[:, 1], long[:, 2], buffer)
-    return _Read(without_missing(read, field, seed) if field.missing else read, codes, found)
+    long_texts = LongTexts(long[:, 0], long_keys[:, 0], long_keys[:, 1], long[:, 1], long[:, 2], buffer)
+    return _Read(without_missing(read, field, seed) if field.missing else read, codes, long_texts)
 
 
 def _elements(lists: pa.Array) -> tuple[np.ndarray, pa.Array]:
@@ -511,7 +511,7 @@ def split_texts(texts: pa.Array, separator: str) -> tuple[np.ndarray, pa.Array]:
 
 
 def sampled(column: pa.Array) -> tuple[list[str], bool]:
-    """The values of a column as texts, those of lists one after the other, and whether it holds lists."""
+    """The values of a column as texts, lists flattened, and whether it holds lists."""
     column = plain(column)
     if many := is_list(column.type):
         column = plain(column.flatten())

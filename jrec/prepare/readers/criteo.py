@@ -8,14 +8,14 @@ from __future__ import annotations
 from jrec.data.schema import DenseFeature
 from jrec.prepare.readers.dense import dense_column
 from jrec.prepare.readers.lines import first_line
+from jrec.prepare.readers.log_format import Chunk, LogFormat, labels_of, one_hot, reject_labels
 from jrec.prepare.readers.parse import Dialect, Field, ParsedBlock
-from jrec.prepare.readers.source import Chunk, Source, labels_of, one_hot, reject_labels
 
 COUNTS = tuple(f"I{i}" for i in range(1, 14))
 CATEGORICALS = tuple(f"C{i}" for i in range(1, 27))
 
 
-class Criteo(Source):
+class Criteo(LogFormat):
     """``criteo-kaggle`` and ``criteo-terabyte``: log1p of the counts, 26 one-hot features, time is the files' order."""
 
     dense = tuple(DenseFeature(name=n, transform="log1p") for n in COUNTS)

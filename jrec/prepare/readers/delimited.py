@@ -29,8 +29,8 @@ from jrec.prepare.readers.delimited_schema import (
 )
 from jrec.prepare.readers.dense import bucket_keys, dense_column, reject_dense
 from jrec.prepare.readers.lines import first_line, refuse_json
+from jrec.prepare.readers.log_format import CategoricalSpec, Chunk, LogFormat, calendar_keys, texts_by_feature
 from jrec.prepare.readers.parse import Dialect, Field, Kind, ParsedBlock, any_of_list
-from jrec.prepare.readers.source import CategoricalSpec, Chunk, Source, calendar_keys, texts_by_feature
 from jrec.prepare.readers.tables import column_types, is_table
 
 _MISSING_HINT = "; if it stands for a missing value, add it to missing_values in the schema"
@@ -39,7 +39,7 @@ _TEXT_HINT = '; if the file is in Latin-1, set encoding = "latin-1" (of Windows 
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
-class Delimited(Source):
+class Delimited(LogFormat):
     """Columns by name: from the header of each file, or from the schema where files have none.
 
     Args:
@@ -146,11 +146,11 @@ class Delimited(Source):
             held = ", ".join(names)[:200]
             hint = "; a log without labels needs --no-labels" if lacking == labels else ""
             made = (c for c in self._schema.categorical if c.feature in self.histories)
-            if given := [c for c in made if c.column in lacking or c.weights in lacking]:
-                ages = f" in {given[0].column!r}, and in {given[0].weights!r} how many seconds ago each was"
+            if (history := next((c for c in made if c.column in lacking or c.weights in lacking), None)) is not None:
+                ages = f" in {history.column!r}, and in {history.weights!r} how many seconds ago each was"
                 hint = (
-                    f"; {given[0].feature!r} is a history: give each line the user's items, oldest first, or a blank"
-                    f" for none{ages if given[0].weights else ''}"
+                    f"; {history.feature!r} is a history: give each line the user's items, oldest first, or a blank"
+                    f" for none{ages if history.weights else ''}"
                 )
             raise DatasetError(f"{subject} lacks column(s) {', '.join(lacking)}; it has {held}{remedy}{hint}")
 
@@ -167,8 +167,8 @@ class Delimited(Source):
     def raw_fields(self) -> tuple[Field, ...]:
         """Every column that features are made of."""
         time = self._schema.time.column if self._schema.time and not self._parts else ""
-        others = {time, *(label.column for label in self._labels)}
-        return tuple(self._field(name) for name in self._schema.used_columns() if name not in others)
+        not_features = {time, *(label.column for label in self._labels)}
+        return tuple(self._field(name) for name in self._schema.used_columns() if name not in not_features)
 
     def _field(self, name: str) -> Field:
         schema = self._schema
@@ -328,7 +328,7 @@ class Delimited(Source):
 
 def with_given_histories(schema: DelimitedSchema) -> DelimitedSchema:
     """The schema of lines that have their histories as columns of lists, the last ones of files without a header."""
-    given = [
+    categorical = [
         dataclasses.replace(
             c,
             table=schema.table_of(c),
@@ -344,7 +344,7 @@ def with_given_histories(schema: DelimitedSchema) -> DelimitedSchema:
     ]
     made = tuple(name for c in schema.categorical for name in c.given)
     columns = schema.columns + made if schema.columns else ()
-    return dataclasses.replace(schema, categorical=tuple(given), columns=columns)
+    return dataclasses.replace(schema, categorical=tuple(categorical), columns=columns)
 
 
 def schema_of_features(schema: DelimitedSchema, names: Collection[str]) -> DelimitedSchema:
@@ -353,15 +353,15 @@ def schema_of_features(schema: DelimitedSchema, names: Collection[str]) -> Delim
     def kept[T: DenseColumn | CategoricalColumn](columns: Iterable[T]) -> tuple[T, ...]:
         return tuple(column for column in columns if column.feature in names)
 
-    def of[S: DelimitedSchema | Join](part: S) -> S:
+    def narrowed[S: DelimitedSchema | Join](part: S) -> S:
         return dataclasses.replace(part, dense=kept(part.dense), categorical=kept(part.categorical))
 
-    joins = [one for one in map(of, schema.join) if one.dense or one.categorical]
-    return dataclasses.replace(of(with_given_histories(schema)), join=tuple(joins))
+    joins = [join for join in map(narrowed, schema.join) if join.dense or join.categorical]
+    return dataclasses.replace(narrowed(with_given_histories(schema)), join=tuple(joins))
 
 
 def read_stored(stored: object, *, where: str, error: Callable[[str], JrecError]) -> DelimitedSchema:
-    """A schema that ``stored_schema`` made; those of before there was a choice have values as they were written.
+    """A schema that ``stored_schema`` made; older ones, without a choice, have values as they were written.
 
     Args:
       stored: The schema in the types of JSON.
@@ -419,8 +419,8 @@ def _reject_lists(parsed: ParsedBlock, feature: CategoricalColumn, *, may_be_mis
         wrong = lengths(feature.column) > feature.max_length
         parsed.reject(wrong, feature.column, f"has more than max_length = {feature.max_length} values")
     if feature.fixed_length:
-        found = lengths(feature.column)
-        wrong = (found < (feature.max_length or 0)) & ((found > 0) | (not may_be_missing))
+        counts = lengths(feature.column)
+        wrong = (counts < (feature.max_length or 0)) & ((counts > 0) | (not may_be_missing))
         parsed.reject(wrong, feature.column, f"has fewer than {feature.max_length} values, but fixed_length is set")
 
 

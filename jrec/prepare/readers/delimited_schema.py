@@ -15,7 +15,7 @@ from jrec.data.schema import AS_WRITTEN, CANONICAL, MAX_LENGTH, NO_TABLES, Datas
 from jrec.files import decode, load_toml, parse_json
 from jrec.prepare.readers import libsvm, places
 from jrec.prepare.readers.dense import STANDARDIZE, TRANSFORMS
-from jrec.prepare.readers.source import History
+from jrec.prepare.readers.log_format import History
 
 _REMEDY = "docs/formats.md has every key"
 TOO_LONG = ("error", "first", "last")
@@ -43,7 +43,7 @@ class LabelColumn:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TaskLabelColumn(LabelColumn):
-    """One of several labels: that of the task ``name``, by default called as its column.
+    """One of several labels. ``name`` is its task's, by default the column's.
 
     A blank, and whatever ``missing_values`` names, is a label that is not known.
     """
@@ -123,7 +123,7 @@ class CategoricalColumn:
 
     @property
     def given(self) -> tuple[str, ...]:
-        """Of a history the columns that only lines that are predicted have: its values, and their ages."""
+        """The columns that only lines to predict have, where the feature is a history: its values, and their ages."""
         return () if self.history is None else tuple(filter(None, (self.column, self.history.ages)))
 
 
@@ -158,7 +158,7 @@ class Join:
 
     @property
     def by_feature(self) -> dict[str, str]:
-        """The name that each column has among the log's, by the file's own: the feature's, or that of its weights."""
+        """By column of the file, its name in the log: the feature's name, or the name of the feature's weights."""
         named = {d.column: d.feature for d in self.dense} | {c.column: c.feature for c in self.categorical}
         return named | {c.weights: f"{c.feature}{WEIGHT_SUFFIX}" for c in self.categorical if c.weights}
 
@@ -247,7 +247,7 @@ class DelimitedSchema:
         return {c.feature: c.history for c in self.categorical if c.history is not None}
 
     def table_of(self, feature: CategoricalColumn) -> str:
-        """The table of a categorical feature; that of a history is the table of its items."""
+        """The table of a categorical feature; a history has the table of its items."""
         if feature.history is None:
             return feature.table or feature.feature
         items = (c for part in (self, *self.join) for c in part.categorical if c.feature == feature.history.of)

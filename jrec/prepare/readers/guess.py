@@ -29,12 +29,12 @@ _IDENTIFIER = re.compile(r"[A-Za-z_][\w .:()/%#\-]*")
 _LIBSVM = re.compile(r"[+-]?\d+(\.\d+)?( \d+:[^ :]+)+ *")
 
 
-def guess_schema(path: str, others: Sequence[str] = ()) -> str:
+def guess_schema(path: str, other_files: Sequence[str] = ()) -> str:
     """The text of a schema file for a log, each guess with its reason as a comment.
 
     Args:
       path: The log's first file, text or Parquet; its first lines are read.
-      others: Its other files, of which only the names of their folders matter.
+      other_files: The log's other files, of which only the names of their folders matter.
 
     Raises:
       DatasetError: If the file cannot be read again, as a pipe, or has no lines of at least two fields.
@@ -59,7 +59,7 @@ def guess_schema(path: str, others: Sequence[str] = ()) -> str:
             return "\n".join([title, *_libsvm(lines)])
         head, columns = _of_text(path, lines)
         head = [*encoding, *head]
-    folders = _folders([path, *others], {column.name for column in columns})
+    folders = _folders([path, *other_files], {column.name for column in columns})
     joins, joined = _joins(path, columns)
     missing = sorted({text for column in (*columns, *joined) for text in column.missing})
     if missing:
@@ -134,8 +134,8 @@ def _first_lines(path: str) -> tuple[list[str], list[str]]:
 def _encoding_of(content: bytes) -> tuple[str, list[str]]:
     """The encoding of a text, and what the schema has to say of it."""
     text = content.decode("utf-8", errors="replace")
-    others = len(text) - len(text.encode("ascii", errors="ignore"))
-    if 2 * (text.count("\ufffd") - content.count("\ufffd".encode())) <= others:  # UTF-8, but for some damage
+    not_ascii = len(text) - len(text.encode("ascii", errors="ignore"))
+    if 2 * (text.count("\ufffd") - content.count("\ufffd".encode())) <= not_ascii:  # UTF-8, but for some damage
         return "utf-8", []
     # Windows has characters where Latin-1 has controls, which no text holds.
     encoding = "cp1252" if any(0x80 <= byte < 0xA0 for byte in set(content)) else "latin-1"
@@ -270,9 +270,9 @@ def _feature(column: Column, place: str = "") -> str:
     if measured:
         middle = statistics.median(column.numbers)
         transform = "log1p" if column.tailed else "standardize"
-        seen = f"{min(column.numbers):g} to {max(column.numbers):g}, median {middle:g}"
-        seen += "" if column.blanks else "; none is missing here"
-        lines = f'{ask(column, doubt)}\n[[{place}dense]]\ncolumn = {name}{named}\ntransform = "{transform}"  # {seen}'
+        spread = f"{min(column.numbers):g} to {max(column.numbers):g}, median {middle:g}"
+        spread += "" if column.blanks else "; none is missing here"
+        lines = f'{ask(column, doubt)}\n[[{place}dense]]\ncolumn = {name}{named}\ntransform = "{transform}"  # {spread}'
         return f"{lines}\nmissing = {0 if column.tailed else middle:g}"
     separator = column.separator
     if separator is None and not column.numeric and not column.hint and column.many_distinct:

@@ -62,7 +62,7 @@ class Column:
     """A column's sampled values, and what is seen in them.
 
     Attributes:
-      name: As the file has it.
+      name: The column's name in the file.
       values: Texts that are not missing.
       blanks: Whether some are missing.
       missing: Texts that stand for a missing value.
@@ -88,14 +88,14 @@ class Column:
         self.comma = self.comma and all(_DECIMAL_COMMA.fullmatch(v) for v in self.values)
         form = _DECIMAL_COMMA if self.comma else _NUMBER
         named = [v for v in self.values if form.fullmatch(v)]
-        others = {v for v in self.values if not form.fullmatch(v)} if named else set()
-        if others and not others <= {*_MISSING, " "} and len(others) == 1 and len(set(named)) > _FEW:
-            self.odd = next(iter(others)) if len(named) >= 0.5 * len(self.values) else ""
-        if not (others and (self.odd or others <= {*_MISSING, " "})):
-            others = set(self.values) & {*_SURE_MISSING, " "}
-        if others and not self.lists:
-            self.missing = tuple(sorted(others))
-            self.values, self.blanks = [v for v in self.values if v not in others], True
+        candidates = {v for v in self.values if not form.fullmatch(v)} if named else set()
+        if candidates and not candidates <= {*_MISSING, " "} and len(candidates) == 1 and len(set(named)) > _FEW:
+            self.odd = next(iter(candidates)) if len(named) >= 0.5 * len(self.values) else ""
+        if not (candidates and (self.odd or candidates <= {*_MISSING, " "})):
+            candidates = set(self.values) & {*_SURE_MISSING, " "}
+        if candidates and not self.lists:
+            self.missing = tuple(sorted(candidates))
+            self.values, self.blanks = [v for v in self.values if v not in candidates], True
         self.distinct = set(self.values)
         self.numeric = bool(self.values) and all(map(form.fullmatch, self.values)) and not self.lists
         self.numbers = [float(v.replace(",", ".") if self.comma else v) for v in self.values] if self.numeric else []
@@ -121,7 +121,7 @@ class Column:
 
     @property
     def unique(self) -> bool:
-        """Whether all values are distinct, and so many that this says something."""
+        """Whether all values are distinct, and there are enough of them for this to say something."""
         return len(self.distinct) == len(self.values) >= _MANY
 
     @property
@@ -150,7 +150,7 @@ class Column:
 
     @property
     def tailed(self) -> bool:
-        """Whether its largest numbers are many times the median, as those of counts and amounts."""
+        """Whether its largest numbers are many times the median, as in counts and amounts."""
         return min(self.numbers) >= 0 and max(self.numbers) > _TAIL * max(statistics.median(self.numbers), 1)
 
     @functools.cached_property

@@ -94,7 +94,7 @@ def _rank(value: str) -> int:
     text = value.strip().lower()
     if text in _YES or text in _NO:
         return 1 if text in _YES else -1
-    found = _WORD.findall(text)
-    if any(map(_NEGATIVE.match, found)):
+    words = _WORD.findall(text)
+    if any(map(_NEGATIVE.match, words)):
         return -1
-    return int(any(map(_POSITIVE.match, found)))
+    return int(any(map(_POSITIVE.match, words)))

@@ -51,18 +51,20 @@ def time_format(column: Column) -> str:
 def could_swap(column: Column, form: str) -> bool:
     """Whether the dates of a format could have day and month the other way round."""
     swapped = {"%d": "%m", "%m": "%d"}
-    return form[:2] in swapped and _reads(re.sub("%[dm]", lambda found: swapped[found[0]], form), column.distinct)
+    return form[:2] in swapped and _reads(
+        re.sub("%[dm]", lambda directive: swapped[directive[0]], form), column.distinct
+    )
 
 
 def date_patterns(value: str) -> list[str]:
     """The formats, "iso" or patterns of strptime, that may read a text; none where it is no date."""
     if _ISO.fullmatch(value):
         return ["iso"]
-    found = _DATE.fullmatch(value)
-    if found is None:
+    match = _DATE.fullmatch(value)
+    if match is None:
         return []
-    marks = [c for c in found["date"] if not c.isalnum()]
-    pieces = found["date"].split(marks[0])
+    marks = [c for c in match["date"] if not c.isalnum()]
+    pieces = match["date"].split(marks[0])
     if len(pieces) != 3:
         return []
     day, month = "%d", "%b" if pieces[1].isalpha() else "%m"
@@ -73,9 +75,9 @@ def date_patterns(value: str) -> list[str]:
         orders = [(day, month, year)] if month == "%b" else [(month, day, year), (day, month, year)]
         orders = orders[::-1] if marks[0] == "." else orders
     time = ""
-    if found["time"]:
-        time = found["joint"] + ("%I:%M" if found["half"] else "%H:%M")
-        time += (":%S" if found["time"].count(":") == 2 else "") + (" %p" if found["half"] else "")
+    if match["time"]:
+        time = match["joint"] + ("%I:%M" if match["half"] else "%H:%M")
+        time += (":%S" if match["time"].count(":") == 2 else "") + (" %p" if match["half"] else "")
     return [marks[0].join(order) + time for order in orders]
 
 

@@ -12,9 +12,9 @@ from jrec.data.columns import gather
 from jrec.data.keys import integer_keys
 from jrec.data.schema import DatasetError
 from jrec.prepare.readers.lines import first_line
+from jrec.prepare.readers.log_format import CategoricalSpec, Chunk, LogFormat, one_hot, reject_ids
 from jrec.prepare.readers.movielens_side import USER_FEATURES, Movies, Users, positions
 from jrec.prepare.readers.parse import Dialect, Field, ParsedBlock
-from jrec.prepare.readers.source import CategoricalSpec, Chunk, Source, one_hot, reject_ids
 
 LIKED = 4.0
 _UNIT = 1 << 32  # a history's length as an integer time
@@ -42,7 +42,7 @@ class MovieLensOptions:
             raise DatasetError(f"--negatives is {self.negatives}; a click model needs at least one negative a positive")
 
 
-class MovieLens(Source):
+class MovieLens(LogFormat):
     """The label is 1 for a rating of 4 or more.
 
     Without ratings every interaction is a positive, followed by ``negatives`` movies that its user never touched, drawn

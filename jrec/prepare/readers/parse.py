@@ -64,10 +64,10 @@ class Field:
         and "weights" (lists of keys and of float64), "label" (float64 in {-1, 0, 1}; a blank is NaN), "time" (int64
         microseconds since 1970), "skip".
       blank: Whether the field may be blank.
-      separator: Between the elements of a list; "" of lists as JSON or Python prints them.
+      separator: What separates the elements of a list; "" for lists as JSON or Python prints them.
       missing: Texts that stand for a missing value as a blank does, of numbers, labels and texts.
       positive: The texts of a label that are 1, all others being 0; without them 0, 1, -1 and words are read.
-      unit: Of a time: "iso", "seconds", "milliseconds", "microseconds", "nanoseconds", or a pattern of strptime.
+      unit: A time's unit: "iso", "seconds", "milliseconds", "microseconds", "nanoseconds", or a pattern of strptime.
       decimal: The decimal mark of a number, "." or ",".
       canonical: Whether texts are brought into one form (``canonical``) before they become keys, or are compared with
         ``positive``.
@@ -84,7 +84,7 @@ class Field:
     canonical: bool = False
 
     def in_form(self, texts: tuple[str, ...]) -> tuple[str, ...]:
-        """Texts in the form that those of a log have when they are compared with them."""
+        """Texts in the form that a log's texts have when the two are compared."""
         return tuple(map(canonical_text, texts)) if self.canonical else texts
 
 
@@ -92,12 +92,12 @@ class Field:
 class Dialect:
     """How lines split into fields.
 
-    ``hint`` ends the message about a wrong number of fields, ``missing_hint`` that about a number that may stand for a
-    missing value, ``integer_hint`` that about what is no integer, ``text_hint`` that about what is no UTF-8.
+    Each hint ends a message: ``hint`` about a wrong number of fields, ``missing_hint`` about a number that may stand
+    for a missing value, ``integer_hint`` about what is no integer, ``text_hint`` about what is no UTF-8.
 
     Lines of ``libsvm`` are rewritten as tab-separated ones (``jrec.prepare.readers.libsvm``).
-    ``encoding`` is that of the file; blocks are given in UTF-8 (``jrec.prepare.readers.lines.transcoded``).
-    A ``table`` has rows in the place of lines (``jrec.prepare.readers.tables``); only fields and hints matter to it.
+    ``encoding`` is the file's; blocks are given in UTF-8 (``jrec.prepare.readers.lines.transcoded``).
+    A ``table`` has rows instead of lines (``jrec.prepare.readers.tables``); only fields and hints matter to it.
     """
 
     fields: tuple[Field, ...]
@@ -336,7 +336,7 @@ def reason_of(dialect: Dialect, field: Field, code: int, value: bytes) -> str:
 
 
 def _header_hint(dialect: Dialect, name: str, value: str) -> str:
-    """What is to be said of a field that holds its own name, as ``shown`` gives it, in a file with a header."""
+    """A hint for a bad field that holds its own name, as ``shown`` gives it, in a file with a header; else ""."""
     repeated = dialect.skip_lines and value == shown(name.encode())
     return "; the line repeats the header, so take it out" if repeated else ""
 

@@ -85,9 +85,9 @@ class Input:
     """One input of a preparation.
 
     Attributes:
-      name: As it was given, for messages.
+      name: The name that the user gave, for messages.
       file: What is read: the input itself, or the file that a stream was spooled to.
-      sha256: Of a stream's bytes, since its name says nothing about them; None for files.
+      sha256: The digest of a stream's bytes, since its name says nothing about them; None for files.
       start, stop: Only the lines that begin at one of these bytes of a plain text file; by default all.
     """
 

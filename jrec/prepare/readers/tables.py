@@ -191,9 +191,9 @@ class _Arrow:
 
 def unreadable(path: str) -> dict[str, str]:
     """A file's columns that no feature can be made of, by name: their type, and what can be done about it."""
-    found = {name: dtype for name, dtype in column_types(path).items() if not is_readable(dtype)}
+    types = {name: dtype for name, dtype in column_types(path).items() if not is_readable(dtype)}
     return {
-        name: f"it holds {str(dtype)[:60]}, which jrec does not read; {_cure(dtype)}" for name, dtype in found.items()
+        name: f"it holds {str(dtype)[:60]}, which jrec does not read; {_cure(dtype)}" for name, dtype in types.items()
     }
 
 

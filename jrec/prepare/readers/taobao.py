@@ -16,8 +16,8 @@ import numpy as np
 
 from jrec.data.keys import integer_keys, text_key
 from jrec.data.schema import DatasetError
+from jrec.prepare.readers.log_format import CategoricalSpec, Chunk, LogFormat, calendar_keys, one_hot, reject_ids
 from jrec.prepare.readers.parse import Dialect, Field, ParsedBlock
-from jrec.prepare.readers.source import CategoricalSpec, Chunk, Source, calendar_keys, one_hot, reject_ids
 from jrec.prepare.readers.taobao_expand import Behaviours, Candidates, Catalogue, Drawing
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ _READ_ROWS = 1 << 17
 _NO_LIMIT = 1 << 62
 
 
-class Taobao(Source):
+class Taobao(LogFormat):
     """One example an event: the label is 1 for a purchase intent (buy, cart, fav) and 0 for a page view (pv).
 
     Features are user, item, category, and the hour of day and weekday in China. Events are sorted by time; within

@@ -10,7 +10,7 @@ from jrec.data.columns import lists_at
 from jrec.data.keys import integer_keys, mix64
 from jrec.data.schema import DatasetError
 from jrec.kernel_cache import compiled
-from jrec.prepare.readers.source import Chunk
+from jrec.prepare.readers.log_format import Chunk
 
 _MERGE = 1 << 20  # distinct items of blocks, at least, that wait to be merged into the catalogue
 _ATTEMPTS = 100  # draws of one negative, before the next candidate that the user never touched is taken

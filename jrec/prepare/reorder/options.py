@@ -17,7 +17,7 @@ class ReorderOptions:
       min_rows: Smaller tables are left as they are.
       hot_ratio: Share of a table's rows, the most frequent ones, that stay on top in order of frequency.
       batch_size: Examples in a batch of the access log; take training's.
-      window_blocks: As training reads: 0 in order of time, else its ``data.window_blocks``.
+      window_blocks: How training reads: 0 for the order of time, else its ``data.window_blocks``.
       degree: Partners that a row of a batch draws in the index graph; infinity for all pairs.
       max_edges: Edges of a table's graph at most, which bounds memory.
       method: How communities are found.

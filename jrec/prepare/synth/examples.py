@@ -51,7 +51,7 @@ class Examples:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ExampleSource:
+class ExampleGenerator:
     """Draws examples of a log of ``total`` examples.
 
     Attributes:

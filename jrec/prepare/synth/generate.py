@@ -25,7 +25,7 @@ from jrec.data.vocabulary_file import file_digests
 from jrec.outputs import new_folder, writing
 from jrec.prepare.splits import SPLITS, split_bounds
 from jrec.prepare.synth import kernels
-from jrec.prepare.synth.examples import Examples, ExampleSource
+from jrec.prepare.synth.examples import ExampleGenerator, Examples
 from jrec.prepare.synth.shapes import Shape
 from jrec.prepare.synth.teacher import Ceiling, Teacher
 from jrec.progress import Progress
@@ -108,14 +108,14 @@ def synthesize(
         "jrec": environment.version("jrec"),
     }
     with new_folder(out, provenance, kind="dataset", overwrite=options.overwrite, report=report) as folder:
-        source = ExampleSource(shape=shape, seed=options.seed, total=options.rows, drift=options.drift)
+        source = ExampleGenerator(shape=shape, seed=options.seed, total=options.rows, drift=options.drift)
         made = _Dataset(folder, source, options, progress or Progress(show=False)).write(provenance)
         made.save(folder)
     return Schema.load(out)
 
 
 class _Dataset:
-    def __init__(self, folder: pathlib.Path, source: ExampleSource, options: SynthOptions, progress: Progress):
+    def __init__(self, folder: pathlib.Path, source: ExampleGenerator, options: SynthOptions, progress: Progress):
         self.folder, self.source, self.options, self.progress = folder, source, options, progress
         self.shape = source.shape
         self.block_size = options.block_size or default_block_size(self.shape)

@@ -113,8 +113,8 @@ def _criteo(name: str, logit_std: float) -> Shape:
 def _mlperf() -> Shape:
     shape, lengths = _criteo("criteo-terabyte", 1.2), _published()["criteo-terabyte-multi-hot"]["ids_per_example"]
     features = [
-        SynthFeature(feature=dataclasses.replace(of.feature, max_length=length))
-        for of, length in zip(shape.features, lengths["C"], strict=True)
+        SynthFeature(feature=dataclasses.replace(synth.feature, max_length=length))
+        for synth, length in zip(shape.features, lengths["C"], strict=True)
     ]
     sources = (*shape.sources, f"ids of an example: {lengths['source']}")
     return dataclasses.replace(shape, name="mlperf-dlrm-dcnv2", features=tuple(features), sources=sources)

@@ -14,7 +14,7 @@ import math
 import numpy as np
 
 from jrec.prepare.synth import kernels
-from jrec.prepare.synth.examples import Examples, ExampleSource, derived_seed
+from jrec.prepare.synth.examples import ExampleGenerator, Examples, derived_seed
 
 _SAMPLE = 1 << 14
 _CALENDAR = 0.3  # hours and weekdays matter less: the splits lie at different times and shall be much alike
@@ -31,14 +31,14 @@ class Teacher:
       bias: The logit's bias.
     """
 
-    source: ExampleSource
+    source: ExampleGenerator
     dense_means: np.ndarray
     dense_deviations: np.ndarray
     weights: np.ndarray
     bias: float
 
     @staticmethod
-    def calibrated(source: ExampleSource) -> Teacher:
+    def calibrated(source: ExampleGenerator) -> Teacher:
         """The teacher of a log, with the shape's click rate and spread of logits."""
         shape = source.shape
         numbers = np.arange(min(_SAMPLE, source.total), dtype=np.int64) * source.total // min(_SAMPLE, source.total)

@@ -56,6 +56,7 @@ class AheadFeed(LoaderFeed):
         super().__init__(loader)
         self._source, self._steps = remaining(loader, total), steps
         self._monitor, timeline = Monitor(), Timeline()
+        # Room for one: with the dispatch that the thread is making, two are ahead of the step.
         self._waiting: Channel[tuple[int, _Made]] = Channel(self._monitor, "ready", 1, timeline)
         self._stage = Stage(
             "prepare",
@@ -88,6 +89,8 @@ class AheadFeed(LoaderFeed):
     def next(self) -> Ready:
         """The next batches, ready for their steps; see ``Feed``."""
         if self._position is None:
+            # Not in the constructor: until the first batch is asked for, a position may still be restored, and no
+            # thread may read while the first batches are looked at.
             self.begin()
             self._position = self._loader.state()
             self._stage.start()
@@ -100,6 +103,7 @@ class AheadFeed(LoaderFeed):
         """Moves the position, and waits where the program is far ahead of the device; see ``Feed``."""
         assert self._out is not None
         self._position = self._out.position
+        # A program that reads no results would else queue dispatches without end, each with its batches on the device.
         self._under_way.append(results.loss)
         if len(self._under_way) > _AHEAD:
             self._under_way.popleft().block_until_ready()
@@ -131,6 +135,8 @@ class AheadFeed(LoaderFeed):
                 self._failure = error  # for the batch that it is of: those before it come first
                 if not read:
                     raise
+            # A scan is compiled for its number of batches and their shapes: fewer, or unlike ones, take the program for
+            # one.
             together = len(read) == count and len({_shapes(placed.prepared) for placed, *_ in read}) == 1
             for some in [read] if together else ([one] for one in read):
                 placed, (position, grown) = [placed for placed, *_ in some], some[-1][1:]

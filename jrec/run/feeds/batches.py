@@ -49,7 +49,7 @@ class Batches(Protocol):
         ...
 
     def restore(self, state: Position) -> None:
-        """Goes to a ``state()``; before the first batch."""
+        """Continues from a ``state()``. Call before the first batch."""
         ...
 
     def close(self) -> None:
@@ -115,6 +115,7 @@ class PackedBatches:
                 self._held.append(self._read())
             except StopIteration:
                 break
+        # Made anew when they are given out: what ``transform`` does may change in between.
         return [self._made(read.item) for read in list(self._held)[:count]]
 
     def __iter__(self) -> Iterator[Any]:
@@ -130,6 +131,7 @@ class PackedBatches:
         if self._closed:
             raise StopIteration
         if self._threads is None and self._workers and self._transform is None:
+            # The first item decides: batches that are packed already need no threads, which would only hand them on.
             self._held = self._held or collections.deque([self._read()])
             self._workers = 0 if isinstance(self._held[0].item, Batch) else self._workers
         if not self._workers:
@@ -143,6 +145,8 @@ class PackedBatches:
             except BaseException:
                 self._threads.close()
                 raise
+        # Only now, so that a batch that failed is not counted. The state is the one right after this item, however far
+        # the reading thread is by now.
         self._position, self._state, self._aside = self._position + 1, read.state, read.aside
         return made
 
@@ -151,7 +155,7 @@ class PackedBatches:
         return {"batches": self._position, **({} if self._state is None else {"iterator": self._state})}
 
     def restore(self, state: Position) -> None:
-        """Goes to a ``state()``.
+        """Continues from a ``state()``.
 
         An iterator without a state is left where it is: the caller gives one that begins behind the batches taken.
 
@@ -164,6 +168,7 @@ class PackedBatches:
             set_state = getattr(self._items, "set_state", None) or getattr(self._items, "restore", None)
             assert set_state is not None  # as it has get_state or state
             set_state(_decoded(state["iterator"]))
+            # They were read where the iterator stood before.
             self._held.clear()
         self._position, self._state = state["batches"], state.get("iterator")
 
@@ -214,6 +219,8 @@ class _Threads:
         if self._closed.is_set():
             raise StopIteration
         future, read = self._results.get()
+        # Futures come in the order of the items, whichever worker is done first. Room is given back only with the
+        # result, so that never more than ``room`` items are read and not given out.
         made = future.result()
         self._room.release()
         return made, read
@@ -221,6 +228,7 @@ class _Threads:
     def close(self) -> None:
         self._closed.set()
         self._room.release()
+        # The release wakes the reading thread, which then sees that it is closed.
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._end(StopIteration())  # wakes what waits in ``next``
 
@@ -238,6 +246,7 @@ class _Threads:
         self._end(end)
 
     def _end(self, end: BaseException) -> None:
+        # The end is a future that failed: ``next`` meets it in its turn, behind all batches before it.
         last: concurrent.futures.Future[Any] = concurrent.futures.Future()
         last.set_exception(end)
         self._results.put((last, _Read(None, None, None)))
@@ -249,6 +258,7 @@ def _state_of(iterator: Any) -> Any:
     if not callable(get_state):
         return None
     state = get_state()
+    # Latin-1 has a character for every byte, so that any bytes survive JSON.
     return {"bytes": state.decode("latin-1")} if isinstance(state, bytes) else copy.deepcopy(state)
 
 

@@ -91,6 +91,7 @@ def remaining(loader: Batches, total: int | None) -> Iterator[tuple[Any, tuple[P
             batch = next(loader)
         except StopIteration:
             return
+        # Taken together with the batch: by the time of its step the loader is further on.
         yield batch, (loader.state(), loader.aside)
 
 

@@ -76,6 +76,7 @@ class HostFeed:
         """The next batch, ready for its step; see ``Feed``."""
         if self._position is None:
             if self._partitioned is not None:
+                # Before the pipeline's first read: no thread may read the loader while its first batches are looked at.
                 self._partitioned.begin(self._loader, self._total)
             self._position = self._loader.state()
         ready = self._out = self._pipeline.get()
@@ -86,6 +87,7 @@ class HostFeed:
         if grown is not None and self._first_rows is not None:
             read = {name: plan.rows for name, plan in ready.located.reads.items()}
             tables = {name: self._first_rows.among(name, rows, read[name], grown) for name, rows in tables.items()}
+            # ``among`` was given the old arrays' memory (they are donated), so nothing may refer to them any more.
             self._out = dataclasses.replace(ready, tables=tables)
         if self._setup is None:
             return Ready(batches=(batch,), prepared=StepBatch(batch=ready.batch), host=tables, grown=grown)
@@ -94,6 +96,7 @@ class HostFeed:
     def stepped(self, ready: Ready, host: HostRows, results: StepResults) -> None:
         """Takes back a batch after its step; see ``Feed``."""
         if self._setup is not None:
+            # The pipeline knows the rows on one device, in ascending order of addresses: they go back as they came.
             host = {name: gathered_rows(rows, self._out.tables[name]) for name, rows in host.items()}
         self._pipeline.put_back(self._out, host)
         self._position = self._pipeline.position[0]
@@ -107,7 +110,7 @@ class HostFeed:
         return self._loader.state() if self._position is None else self._position
 
     def restore(self, position: Any) -> None:
-        """Goes to a ``position()``; before the first batch."""
+        """Continues from a ``position()``. Call before the first batch."""
         self._loader.restore(position)
 
     def sections(self, seconds: float) -> dict[str, Any]:
@@ -130,7 +133,7 @@ def rows_on_mesh(rows: HostRows, mesh: Mesh) -> dict[str, Rows]:
 
     Args:
       rows: By stack, (D * K, dim) NumPy arrays, or arrays on one device; K is equal in all processes.
-      mesh: Of N devices, of which this process has D.
+      mesh: The mesh of N devices, of which this process has D.
 
     Returns:
       (N * K, dim) over the mesh: row ``i`` of ``rows`` is row ``i // D`` of the process's device ``i % D``.
@@ -155,6 +158,7 @@ def gathered_rows(rows: Rows, like: Rows) -> Rows:
     def collect(array: jax.Array) -> jax.Array:
         if array.is_fully_addressable:
             return jax.device_put(array, device)
+        # In the order of the devices, by which ``_in_order`` undoes what ``_dealt`` did.
         shards = sorted(array.addressable_shards, key=lambda shard: shard.index[0].start or 0)
         return jnp.concatenate([jax.device_put(shard.data, device) for shard in shards])
 
@@ -164,6 +168,8 @@ def gathered_rows(rows: Rows, like: Rows) -> Rows:
 @functools.partial(jax.jit, static_argnums=1)
 def _dealt(rows: Rows, devices: int) -> Rows:
     def deal(array: jax.Array) -> jax.Array:
+        # Row i belongs to device i % D (``HostOwners``), but a sharded array has the rows of a device next to each
+        # other.
         return array.reshape(-1, devices, *array.shape[1:]).swapaxes(0, 1).reshape(array.shape)
 
     return rows if devices == 1 else jax.tree.map(deal, rows)

@@ -2,7 +2,7 @@
 
 The pipeline (``jrec.run.feeds.host``) copies every unique row to the device and back. Here no row moves: the host
 pools the batch's rows, the step computes on the sums of bags, and the host updates the rows with their gradients. The
-kernels are those of rows on the device, so that all bits are the same. Reading and casting happen ahead, in the
+kernels are the ones for rows on the device, so that all bits are the same. Reading and casting happen ahead, in the
 loader's threads; rows are read and written between the steps, so that none is ever stale.
 """
 
@@ -131,6 +131,8 @@ class HostPooling:
         for name, table in self._tables.items():
             of_stack, trained = bags[name], name not in self._frozen
             space = self._space(name, of_stack.num_bags)
+            # Rows of frozen stacks are only read: one that was never written takes no memory, and none counts as
+            # changed.
             sums: Any = table.gather_reduce(of_stack, make=trained, mark=trained, out=space)
             pooled[name] = PooledRows(values=sums)
             bags[name] = _without_addresses(of_stack)
@@ -155,6 +157,8 @@ class HostPooling:
         """(num_bags, dim) float32 whose content may be overwritten."""
         space = self._sums.get(name)
         if space is None or len(space) < num_bags:
+            # The step reads the sums where they are, in this one array for all batches: hence one batch under way at a
+            # time.
             space = self._sums[name] = aligned((num_bags, self._tables[name].dim), np.dtype(np.float32))
         return space[:num_bags]
 
@@ -200,6 +204,7 @@ class InPlaceFeed(LoaderFeed):
         with self.timeline.working(LOOKUP, number):
             if grown is not None and self._first_rows is not None:
                 for table in self._tables.values():
+                    # Before the lookup, which must find the first values of a row's new key.
                     self._first_rows.store(table, grown)
             prepared = self._pooling.pooled(batch)
         self._dispatched = time.perf_counter()

@@ -79,6 +79,8 @@ class Feeds:
         transform = self._transform(setup)
         # On a CPU the device's memory is the host's: a step takes NumPy arrays where they are.
         placed = steps != 1 or (workers > 0 and jax.default_backend() != "cpu")
+        # Keys of growing tables get rows in the order of the batches. ``PackedBatches`` calls ``order`` in that order,
+        # while a loader's threads pack several batches at a time.
         replays = isinstance(batches, Loader) and batches.packs and not self._state.growing
         if isinstance(batches, Loader):
             self.fed = (tuple(feature.name for feature in batches.schema.dense), batches.schema.identity)
@@ -139,6 +141,8 @@ class Feeds:
         growing, packing = self._state.growing, {**packing, "orders": kept_orders(packing.get("orders"))}
         if growing:
             packing["vocabularies"] = {**packing.get("vocabularies", {}), **growing.keys()}
+        # On a mesh every device casts the bags of its own part in the step (``AddressMap.routed``): a cast of the whole
+        # batch would be of no use.
         cast: CastPlace = self._cast if setup is None else "none"
         ahead = placed or setup is not None or bool(self._state.tables)
         return ItemPacker(
@@ -161,6 +165,7 @@ class Feeds:
     ) -> Feed:
         """The feed for the places of the run's rows; ``steps`` where it places batches on one device."""
         state, at = self._state, steps if callable(steps) else lambda _: steps or 1
+        # Hot batches read no row of host memory, whatever else the plan keeps there, so they need no pipeline.
         if setup is not None and (setup.hot or not state.tables):
             return MeshFeed(batches, setup=setup, total=total, steps=at)
         if not state.tables and steps is not None:

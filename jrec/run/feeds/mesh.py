@@ -46,6 +46,7 @@ class MeshFeed(AheadFeed):
         """The batches, stacked behind the axis of devices."""
         if len(batches) == 1:
             return batches[0]
+        # ``places`` get no axis of steps: they are the same for all batches of a size.
         return dataclasses.replace(batches[0], batch=_stacked([batch.batch for batch in batches]), steps=len(batches))
 
     def sections(self, seconds: float) -> dict[str, Any]:
@@ -61,5 +62,5 @@ class MeshFeed(AheadFeed):
 
 @jax.jit
 def _stacked(batches: Sequence[Batch]) -> Batch:
-    """Batches with an axis of them behind that of devices; on the devices, since a copy there takes the least time."""
+    """Stacks batches along an axis behind the devices'; on the devices, since a copy there takes the least time."""
     return jax.tree.map(lambda *leaves: jnp.stack(leaves, 1), *batches)

@@ -11,7 +11,7 @@ import numpy as np
 
 from jrec.batch import Batch
 from jrec.host.pipeline_batch import BatchRows, Prepared
-from jrec.mesh.routing import HostPlaces, Places
+from jrec.mesh.routing import AddressMap, HostAddressMap
 from jrec.ops.types import Bags
 from jrec.run.feeds.batches import Batches
 from jrec.run.feeds.partitioned_batch import PartitionedBatch
@@ -39,7 +39,7 @@ class MeshBatches:
     def __init__(self, setup: MeshSetup, *, whole: bool = False, peers: Peers | None = None):
         self._setup, self._whole, self._peers = setup, whole, peers
         self._sizes: dict[int, MeshSizes] = {}  # by the examples of a part
-        self._places: dict[int, dict[str, Places]] = {}
+        self._places: dict[int, dict[str, AddressMap]] = {}
         stacks = {stack.name: stack for stack in setup.host_stacks}
         self._hosts, self._firsts = stacks, {name: shard_capacity(setup.plan, name) for name in stacks}
 
@@ -68,10 +68,12 @@ class MeshBatches:
     def prepare(self, item: PartitionedBatch) -> Prepared:
         """See ``Preparation``; what is sent is a ``StepBatch``."""
         if (examples := len(item.parts[0].labels)) not in self._sizes:
+            # Sizes are static and belong to a number of examples, so a batch of another size is measured by itself.
             self._measure([item])
         sizes, count = self._sizes[examples], len(self._setup.local)
         placed, peers = self._placed(item.read), None if self._whole else self._peers
         needed = {name: HostSizes(item.read[name].size, read.lines) for name, (*_, read) in placed.items()}
+        # All processes grow together, also one whose own rows would fit: they run one program over all devices.
         sizes.fit_host(needed, peers)
         hosts = {
             name: self._host_places(name, item.read[name], device, line, sizes.host[name].read, count)
@@ -94,12 +96,13 @@ class MeshBatches:
         """By stack, where the batch's rows of host memory will be."""
         owners = self._setup.owners
         if self._hosts and self._peers is not None and not self._whole:
+            # In every batch, even where this process reads no row of host memory: the others wait for its round.
             return owners.placed_by_all(self._hosts, read, self._peers)
         return {name: owners.whole(stack, read[name]) for name, stack in self._hosts.items()}
 
     def _host_places(
         self, name: str, read: np.ndarray, device: np.ndarray, line: np.ndarray, room: int, count: int
-    ) -> HostPlaces:
+    ) -> HostAddressMap:
         """The places of (n,) rows of host memory, the same for each of ``count`` devices."""
 
         def padded(values: np.ndarray, fill: int) -> Any:
@@ -107,7 +110,8 @@ class MeshBatches:
             out[: values.size] = values
             return np.broadcast_to(out.astype(np.int32), (count, room))
 
-        return HostPlaces(
+        return HostAddressMap(
+            # Padding is behind every address, so that the array still ascends for the devices' binary search.
             addresses=padded(read, 2**32 - 1 if self._hosts[name].wide else 2**31 - 1),
             device=padded(device, 0),
             offset=padded(self._firsts[name] + line, 0),

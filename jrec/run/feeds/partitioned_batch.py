@@ -84,6 +84,7 @@ class BatchPartitioner:
             self._check_hot(self._layout.stacks[name], batch.bags[name], ranges)
         read = {}
         for name, ranges in self._hosts.items():
+            # Of the whole batch and not part by part: a row that several parts read is brought once.
             rows = _unique_rows(self._layout.stacks[name], batch.bags[name])
             read[name] = rows[within(rows, ranges)]
         parts = tuple(self._part(batch, device, size) for device in self._devices)
@@ -94,6 +95,7 @@ class BatchPartitioner:
             begin = self._compute_devices.index(device) * size
             part = gathered(self._layout, [(batch, begin, begin + size)])
         else:
+            # It keeps tables only, but takes part in every exchange of the step, with a part that reads nothing.
             part = blank(self._layout, batch, size)
         casts = {stack.name: with_cast(part.bags[stack.name], stack) for stack in self._casts}
         return dataclasses.replace(part, bags={**part.bags, **casts})

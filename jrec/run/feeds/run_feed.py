@@ -50,7 +50,7 @@ class RunFeed:
 
     Attributes:
       reads_ahead: Whether it reads rows in host memory ahead of the steps, so that no other steps may change them.
-      replays: Whether its first batches can be read again, wherever it stands, as those of ``jrec.data.Loader``.
+      replays: Whether its first batches can be read again, wherever it stands, as a ``jrec.data.Loader``'s can.
     """
 
     def __init__(self, feed: Feed, *, reads_ahead: bool, replays: bool):
@@ -94,7 +94,7 @@ class RunFeed:
         return self._feed.position()
 
     def restore(self, position: Position) -> None:
-        """Goes to a ``position()``; before the first batch.
+        """Continues from a ``position()``. Call before the first batch.
 
         Raises:
           CheckpointError: If it is of other batches.
@@ -148,7 +148,7 @@ class ItemPacker:
       shared: The devices of this process that share a batch.
       growing: The tables that grow.
       columns_wait: Whether columns wait to be packed while further items are read, which may write over them.
-      batches_wait: Whether packed batches wait, and were not read by ``jrec.data.Loader``, which leaves them alone.
+      batches_wait: Whether packed batches wait that may be written over: any but a ``jrec.data.Loader``'s.
     """
 
     def __init__(
@@ -201,6 +201,7 @@ class ItemPacker:
         if isinstance(item, Gathered):
             return item.pack()
         prepared = item if isinstance(item, PreparedColumns) else self._packer.prepare(item)
+        # A multiple of the devices that share the batch, since their parts have one static size.
         size = -(-(self._size or prepared.examples) // self._shared) * self._shared
         return self._packer.pack(prepared, size)
 

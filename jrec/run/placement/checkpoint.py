@@ -31,7 +31,7 @@ from jrec.sharding.pieces import REPLICATED, SHARDED
 
 
 class MeshSource(ChangingRows):
-    """A planned stack's rows on the devices of this process, for checkpoints; see ``jrec.checkpoint.sources.Source``.
+    """A ``CheckpointSource`` of a planned stack's rows on the devices of this process.
 
     Args:
       stack: The tables.
@@ -82,6 +82,8 @@ class MeshSource(ChangingRows):
     def _tell(self, peers: Peers) -> None:
         """Tells every process which rows that it writes this one's examples changed, and takes down what it is told."""
         changed = np.flatnonzero(self._flags)
+        # Cleared first: a row that another process writes must not count here, and this one's own come back by the
+        # exchange.
         self._flags[changed] = 0
         process = self._segments.process[np.searchsorted(self._segments.start, changed, side="right") - 1]
         for (rows,) in peers.exchange([[changed[process == p]] for p in range(peers.processes)]):
@@ -129,6 +131,8 @@ class _Segments:
         which, self.start = table_segments(plan, based(stack))
         self.stop = self.start + (plan.stop - plan.start)[which]
         tier, self.shift = plan.tier[which], plan.offset[which] - self.start
+        # Host rows have place -1, which below takes the last entry of the list, -1: no process writes them from a
+        # device.
         self.place = np.select([tier == SHARDED, tier == REPLICATED], [plan.owner[which], plan.devices], -1)
         # Process 0 writes replicated rows for all.
         self.process = np.array([*(device.process_index for device in mesh.devices.flat), 0, -1])[self.place]
@@ -136,11 +140,11 @@ class _Segments:
 
     def ranges(self) -> dict[str, np.ndarray]:
         """By table, (n, 2) begins and ends of the rows on devices that this process writes, ascending, apart."""
-        found = {}
+        ranges = {}
         for table, base in zip(self._stack.tables, self._stack.bases, strict=True):
             own = (self.process == jax.process_index()) & (self.start >= base) & (self.start < base + table.rows)
-            found[table.name] = joined_ranges(self.start[own] - base, self.stop[own] - base)
-        return found
+            ranges[table.name] = joined_ranges(self.start[own] - base, self.stop[own] - base)
+        return ranges
 
 
 def saved_stack(saved: RowSource, stack: Stack, plan: Plan, mesh: Mesh, optimizer: RowOptimizer | None) -> MeshRows:

@@ -108,6 +108,8 @@ class HostOwners:
         asks = peers.exchange(
             [[read[owners[name] == p] for name, read in asked.items()] for p in range(self.processes)]
         )
+        # The batch's rows of this process, merged over all parts; a row's rank in this order decides its device and
+        # line.
         own = [np.unique(np.concatenate(of_stack)) for of_stack in zip(*asks, strict=True)]
         ranks = peers.exchange(
             [[np.searchsorted(o, a).astype(np.int32) for o, a in zip(own, ask, strict=True)] for ask in asks]
@@ -116,6 +118,7 @@ class HostOwners:
         for i, (name, read) in enumerate(asked.items()):
             rank = np.empty(read.size, np.int64)
             for process, answer in enumerate(ranks):
+                # Answers are in the order of the requests, which this mask selected from ``read``.
                 rank[owners[name] == process] = answer[i]
             device, line = self._places(owners[name], rank)
             addresses = own[i].astype(stacks[name].address_dtype, copy=False)
@@ -123,6 +126,7 @@ class HostOwners:
         return partitioned
 
     def _block(self, stack: Stack) -> int:
+        # A small stack has smaller blocks, about 16 a process or more, so that its frequent rows are shared, too.
         return max(1, min(BLOCK_ROWS, stack.rows // (16 * self.processes)))
 
     def _places(self, owner: np.ndarray, rank: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -147,8 +147,10 @@ def _counted(stack: Stack, part: PartLookups, examples: int) -> Iterator[tuple[s
         counts = {n: np.zeros((len(candidates), devices, devices)) for n in ("lookups", "bags")}
         for i, feature in enumerate([*candidates, *rest]):
             span = bags_of(feature, examples)
-            of = slice(*np.searchsorted(part.bag, [span.start, span.stop]))
-            numbers, example = part.number[of], part.bag[of] - span.start
+            lookups = slice(*np.searchsorted(part.bag, [span.start, span.stop]))
+            numbers, example = part.number[lookups], part.bag[lookups] - span.start
+            # Readers come in ascending order, so the greatest number stays: while the first j candidates send, exactly
+            # the rows with last >= j still have a reader that fetches them.
             last[numbers] = min(i, len(candidates))
             if i >= len(candidates):
                 continue
@@ -172,6 +174,7 @@ def _summed(counts: dict[tuple[str, str], _Counts], devices: int) -> dict[tuple[
 
     fields = [f.name for f in dataclasses.fields(_Counts)]
     arrays = [getattr(count, name) for count in counts.values() for name in fields]
+    # The counts are whole numbers: int32 keeps them, where JAX would make float32 of float64.
     flat = np.concatenate([a.reshape(-1) for a in arrays]).astype(np.int32)
     total = np.asarray(multihost_utils.process_allgather(flat), np.float64).sum(axis=0)
     parts = iter(np.split(total, np.cumsum([a.size for a in arrays])[:-1]))
@@ -200,6 +203,8 @@ def _chosen(stack: Stack, table: str, counts: _Counts, steps: int, training: boo
 
     fetched = [moved(rows[None], none, none).bytes_of("retrieve") for rows in counts.rows]
     sent = [moved(none, counts.lookups[i : i + 1], counts.bags[i : i + 1]) for i in range(len(candidates))]
+    # Only prefixes of the candidates are tried, longest bags first, so k + 1 splits instead of 2^k. A row that a later
+    # feature reads is fetched in any case: ``fetched`` has counted that.
     total = [fetched[i] + sum(t.bytes_of("send") for t in sent[:i]) for i in range(len(candidates) + 1)]
     best = int(np.argmin(total))
     names = [f.config.name for f in candidates]

@@ -81,6 +81,7 @@ class NewAddresses:
           most: The least number of lines that there is room for, however few are chosen.
         """
         chosen = np.arange(at.size) if chosen is None else chosen
+        # A bucket, so that few programs are compiled; ``_put`` drops what is written to ``NO_LINE``.
         size = bucket(max(at.size, most), NO_LINE)
         lines = np.full(size, NO_LINE, np.int32)
         numbers, words = np.zeros(size, np.int32), np.zeros((size, 2), np.uint32)

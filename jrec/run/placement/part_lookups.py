@@ -10,7 +10,7 @@ import dataclasses
 
 import numpy as np
 
-from jrec.mesh.routing import ON_HOST, Room
+from jrec.mesh.routing import ON_HOST, WindowCapacity
 from jrec.ops.layout import Stack, StackedFeature
 from jrec.ops.types import Bags
 from jrec.sharding.stack_ranges import StackRanges
@@ -47,6 +47,7 @@ class PartLookups:
             bag = np.repeat(np.arange(ids.shape[0]), ids.shape[1])
         else:
             bag = np.repeat(np.arange(bags.num_bags), np.diff(np.asarray(bags.offsets)))
+        # Behind the last offset of ragged bags is padding, which is in no bag.
         ids = ids.reshape(-1)[: bag.size]
         addresses, number = np.unique(ids[ids >= 0], return_inverse=True)
         source, offset = ranges.located(addresses, device)
@@ -62,7 +63,7 @@ class PartLookups:
 
     @property
     def owner(self) -> np.ndarray:
-        """(m,) int64, the other device whose shard has each unique row; -1 for rows that are at hand or on the host."""
+        """(m,) int64, the other device whose shard has each unique row; -1 for the device's own rows and the host's."""
         return np.where((self.source < self.devices) & (self.source != self.device), self.source, -1)
 
     def sent(self, sending: np.ndarray | None) -> np.ndarray:
@@ -79,8 +80,12 @@ class PartLookups:
         """How many lookups, and bags of these, are sent to each device: (devices,) int64 each."""
         sent = self.sent(sending)
         owner = self.owner[self.number[sent]]
+        # Each owner pools its rows of a bag into one sum, so a bag counts once for an owner, however many lookups it
+        # sends.
         bag_and_owner = np.unique(self.bag[sent] * self.devices + owner)
-        lookups, bags = (np.bincount(of, minlength=self.devices) for of in (owner, bag_and_owner % self.devices))
+        lookups, bags = (
+            np.bincount(devices, minlength=self.devices) for devices in (owner, bag_and_owner % self.devices)
+        )
         return lookups, bags
 
     def retrieved(self, sending: np.ndarray | None = None) -> np.ndarray:
@@ -91,7 +96,7 @@ class PartLookups:
 
     def needs(
         self, sending: np.ndarray | None = None, read: np.ndarray | None = None, brought: np.ndarray | None = None
-    ) -> Room:
+    ) -> WindowCapacity:
         """The room that the part needs.
 
         Args:
@@ -103,9 +108,10 @@ class PartLookups:
         if read is not None and brought is not None:
             source, on_host = source.copy(), source == self.devices + ON_HOST
             source[on_host] = brought[np.searchsorted(read, self.addresses[on_host])]
+        # Two sources more than devices: the replicated array, and host memory.
         counts = np.bincount(source[self.retrieved(sending)], minlength=self.devices + 2)
         lookups, bags = self.sends(sending)
-        return Room(
+        return WindowCapacity(
             unique=int(counts.sum()),
             own=int(counts[self.device]),
             remote=int(np.delete(counts[: self.devices], self.device).max(initial=0)),

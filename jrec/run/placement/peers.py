@@ -92,6 +92,8 @@ class Peers:
             connection.close()
 
     def _transfer(self, out: dict[int, memoryview], into: dict[int, _Frame]) -> None:
+        # Sends and receives by turns, as either is possible: if all sent first, full socket buffers would block them
+        # all.
         with selectors.DefaultSelector() as selector:
             for p, connection in self._connections.items():
                 selector.register(connection, selectors.EVENT_READ | selectors.EVENT_WRITE, p)
@@ -185,6 +187,7 @@ def connect(count: int, *, wait: float = CONNECT_SECONDS) -> tuple[Peers, ...]:
         token = bytes.fromhex(published(f"{keys}/token", wait))
         connections: dict[tuple[int, int], socket.socket] = {}
         try:
+            # Later processes connect to earlier ones, which listen: one connection for each two processes and exchange.
             for other in range(process):
                 port, _, host = published(f"{keys}/{other}", wait).partition(" ")
                 for number in range(count):
@@ -255,8 +258,8 @@ def _accept(
             said = connection.recv(_HELLO.size, socket.MSG_WAITALL)
         except OSError:
             said = b""
-        given, process, number = _HELLO.unpack(said) if len(said) == _HELLO.size else (b"", -1, -1)
-        if not secrets.compare_digest(given, token) or (process, number) not in missing:
+        sent_token, process, number = _HELLO.unpack(said) if len(said) == _HELLO.size else (b"", -1, -1)
+        if not secrets.compare_digest(sent_token, token) or (process, number) not in missing:
             connection.close()
             continue
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

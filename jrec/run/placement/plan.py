@@ -55,10 +55,12 @@ def placed_plan(
         whole = {table.name: np.array([[0, table.rows]]) for table in tables if table.tier == tier}
         placed = overlaid(placed, whole, TIER_NAMES.index(tier))
     names = {table.name for table in tables}
+    # Last, so that these rows are on every device even where their table lies in host memory as a whole.
     shared = {name: ranges_of(rows) for name, rows in (everywhere or {}).items() if name in names}
     placed = overlaid(placed, shared, REPLICATED)
     held = planned_part(placed, layout, slots)
     if (memory := dict(whole_plan.info.get("hardware", {})).get("memory")) is not None:
+        # ``planned_part`` drops the information, but tensor-train cores of the whole plan take the same memory.
         cores = dataclasses.replace(held, info={"core_bytes": whole_plan.info.get("core_bytes", 0.0)})
         check_budget(cores, memory)
     return held
@@ -155,6 +157,7 @@ def overlaid(plan: Plan, ranges: Mapping[str, np.ndarray], tier: int) -> Plan:
         owner=np.where(moved, np.int16(-1), plan.owner[segment]),
         offset=np.zeros(len(segment), np.int64),
         way=plan.way[segment],
+        # Copies refer to the old segments by number; ``laid_out`` finds them, and the offsets, anew.
         copy_segment=none.copy_segment,
         copy_device=none.copy_device,
         copy_offset=none.copy_offset,

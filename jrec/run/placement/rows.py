@@ -43,6 +43,7 @@ def _even(devices: int) -> list[Any]:
             f"mesh.devices is {devices}, which {processes} processes cannot share equally; use a multiple"
             f" of {processes}"
         )
+    # The devices of a process are neighbours in the mesh: ``HostOwners`` numbers them from ``p * devices`` on.
     by_process = [[d for d in jax.devices() if d.process_index == p] for p in range(processes)]
     if short := [p for p, own in enumerate(by_process) if len(own) < each]:
         raise ConfigError(
@@ -86,6 +87,8 @@ def initial_stack(stack: Stack, plan: Plan, mesh: Mesh, key: jax.Array, optimize
       optimizer: The row optimizer, which determines the slots; None without slots.
     """
 
+    # Each device makes its rows from their addresses: first values depend on the row, not on where it lives, and no row
+    # travels.
     def make(addresses: jax.Array, everywhere: jax.Array, key: jax.Array) -> MeshRows:
         own, shared = _rows(stack, key, addresses), _rows(stack, key, everywhere)
         slots = (lambda array: {}) if optimizer is None else optimizer.init

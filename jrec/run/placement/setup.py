@@ -16,7 +16,7 @@ from jrec.errors import value_errors_are_config_errors
 from jrec.mesh.communication import Communication
 from jrec.mesh.exchange import Kind, check_kind
 from jrec.mesh.route import AXIS
-from jrec.mesh.routing import Places, Room
+from jrec.mesh.routing import AddressMap, WindowCapacity
 from jrec.ops.layout import EmbeddingLayout, Stack
 from jrec.random_keys import over_words
 from jrec.run.feeds.batches import Batches
@@ -131,7 +131,7 @@ class MeshSetup:
     def _ranges_on_mesh(self) -> dict[str, Ranges]:
         return {name: on_mesh(ranges.of_devices(self.local), self.mesh) for name, ranges in self._ranges.items()}
 
-    def places(self, sizes: MeshSizes) -> dict[str, Places]:
+    def places(self, sizes: MeshSizes) -> dict[str, AddressMap]:
         """By planned stack, where devices find rows, for batches of these sizes."""
         return {name: sizes.places(name, ranges) for name, ranges in self._ranges_on_mesh.items()}
 
@@ -147,12 +147,14 @@ class MeshSetup:
             processes=jax.process_count(),
         )
 
-    def needs(self, batches: Sequence[PartitionedBatch], sizes: MeshSizes) -> dict[str, Room]:
+    def needs(self, batches: Sequence[PartitionedBatch], sizes: MeshSizes) -> dict[str, WindowCapacity]:
         """By planned stack, the most that this process's parts of some batches need."""
-        most = dict.fromkeys(sizes.stacks, Room())
+        most = dict.fromkeys(sizes.stacks, WindowCapacity())
         for batch in batches:
             for name, parts in self._lookups(batch).items():
                 sending, read = sizes.sending(name), batch.read.get(name)
+                # Of several processes each knows only its own part, and so only about which device will bring a row.
+                # That is enough for sizes: a batch that needs more takes further windows.
                 brought = None if read is None else self.owners.whole(sizes.stacks[name], read)[0]
                 for part in parts:
                     most[name] = most[name].most(part.needs(sending, read, brought))
@@ -167,7 +169,7 @@ class MeshSetup:
         if self.modes.decided:
             return
         batches: list[Any] = loader.first(FIRST_BATCHES)
-        cut = [of if isinstance(of, PartitionedBatch) else self.partitioner(of) for of in batches]
+        cut = [batch if isinstance(batch, PartitionedBatch) else self.partitioner(batch) for batch in batches]
         self.decide_modes_by(cut, training=self.training)
 
     def decide_modes_by(self, batches: Sequence[PartitionedBatch], *, training: bool) -> None:
@@ -252,5 +254,6 @@ def connected(setup: MeshSetup, *, growing: bool) -> MeshSetup:
     if not (growing and setup.training):
         (peers,) = connect(1)
         return dataclasses.replace(setup, peers=peers)
+    # Two threads work ahead of the steps then, each at its own batch: they cannot share the rounds of one exchange.
     peers, peers_growing = connect(2)
     return dataclasses.replace(setup, peers=peers, peers_growing=peers_growing)

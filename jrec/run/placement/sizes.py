@@ -2,7 +2,7 @@
 
 Room for rows on devices is made once, from a run's first batches: a batch that needs more takes further windows
 (``jrec.mesh.routing``). Rows of host memory need room before the step: sizes are buckets that grow with the batches, so
-that few programs are compiled, and of several processes all agree on those of every batch.
+that few programs are compiled, and several processes agree on every batch's.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from jrec.host.ring import bucket
-from jrec.mesh.routing import Places, Room
+from jrec.mesh.routing import AddressMap, WindowCapacity
 from jrec.ops.layout import EmbeddingLayout, Stack, StackedFeature
 from jrec.run.placement.part_lookups import bags_of, poolable
 from jrec.run.placement.peers import Peers
@@ -40,7 +40,7 @@ class HostSizes(NamedTuple):
 
 
 Ranges = tuple[jax.Array, jax.Array, jax.Array]
-"""First addresses, sources and shifts of ``Places``, with an axis of devices in front."""
+"""First addresses, sources and shifts of ``AddressMap``, with an axis of devices in front."""
 
 
 class MeshSizes:
@@ -75,9 +75,11 @@ class MeshSizes:
         self._headroom, self._send, self._hot = headroom, send, hot
         self.stacks = {stack.name: stack for stack in layout.planned_stacks}
         self.limits = {name: self._limit(stack) for name, stack in self.stacks.items()}
-        self.rooms: dict[str, Room] = {}
+        self.rooms: dict[str, WindowCapacity] = {}
         self.host_limits = {name: self._host_limit(s) for name, s in self.stacks.items() if self._host_rows(name)}
-        self.host = {name: HostSizes(*(bucket(0, most) for most in of)) for name, of in self.host_limits.items()}
+        self.host = {
+            name: HostSizes(*(bucket(0, most) for most in limits)) for name, limits in self.host_limits.items()
+        }
 
     def sending(self, name: str) -> np.ndarray | None:
         """Which bags of a part belong to features that send, (num_bags,) bool; None if no feature of the stack does."""
@@ -92,7 +94,7 @@ class MeshSizes:
         features = [] if self._hot else sending_features(self.stacks[name], self._send)
         return [bags_of(feature, self._examples) for feature in features]
 
-    def make_room(self, needed: Mapping[str, Room], peers: Peers | None = None) -> None:
+    def make_room(self, needed: Mapping[str, WindowCapacity], peers: Peers | None = None) -> None:
         """Makes room for ``headroom`` times what some batches need, in all processes, which call this together.
 
         Args:
@@ -105,9 +107,9 @@ class MeshSizes:
                 sizes[kind] = bucket(int(np.ceil(getattr(room, kind) * self._headroom)), most)
             # Some room for what the first batches only happened not to have.
             some = {kind: max(1, sizes[kind]) for kind in sizes if getattr(limits, kind)}
-            self.rooms[name] = Room(**{**sizes, **some, "unique": max(1, sizes["unique"])})
+            self.rooms[name] = WindowCapacity(**{**sizes, **some, "unique": max(1, sizes["unique"])})
 
-    def places(self, name: str, ranges: Ranges) -> Places:
+    def places(self, name: str, ranges: Ranges) -> AddressMap:
         """Where devices find the rows of a stack.
 
         Args:
@@ -116,12 +118,16 @@ class MeshSizes:
         """
         stack, room, limits = self.stacks[name], self.rooms[name], self.limits[name]
         all_sent = len(sending_features(stack, self._send)) == len(stack.features) and not self._host_rows(name)
+        # Every lookup of another device's row is sent, and there is room for as many as a batch can have: nothing is
+        # retrieved then, so that this array need not exist.
         if all_sent and room.lookups >= limits.lookups and room.bags >= limits.bags:
             room, limits = room._replace(remote=0), limits._replace(remote=0)
+        # Without rows from shards every unique row is a replicated one, so that both have one size. Elsewhere there is
+        # at least one line: XLA crashes on CPUs when a program of several devices reads an empty array.
         alone = not (room.own or room.remote or room.lookups)
         room = room._replace(replicated=room.unique if alone else max(1, room.replicated))
         begin, source, shift = ranges
-        return Places(
+        return AddressMap(
             begin=begin,
             source=source,
             shift=shift,
@@ -129,7 +135,8 @@ class MeshSizes:
             wide=stack.wide,
             most=max(1, limits.unique),
             room=room,
-            fits=all(getattr(room, kind) >= getattr(limits, kind) for kind in Room._fields),
+            # Then the first window holds whatever a batch reads, and the step has no loop over windows.
+            fits=all(getattr(room, kind) >= getattr(limits, kind) for kind in WindowCapacity._fields),
             sends=tuple((span.start, span.stop) for span in self._sending_spans(name)),
         )
 
@@ -144,6 +151,7 @@ class MeshSizes:
             before, limits = self.host[name], self.host_limits[name]
             if before.most(sizes) != before:
                 grown = (bucket(int(np.ceil(n * _SLACK)), most) for n, most in zip(sizes, limits, strict=True))
+                # Sizes only grow, and only to buckets: that bounds the number of programs that a run compiles.
                 self.host[name] = before.most(HostSizes(*grown))
 
     def _host_rows(self, name: str) -> int:
@@ -154,17 +162,18 @@ class MeshSizes:
         read = min(stack.unique_capacity(self._examples * computing), self._host_rows(stack.name))
         return HostSizes(read=read, lines=-(-read // self._each))
 
-    def _limit(self, stack: Stack) -> Room:
+    def _limit(self, stack: Stack) -> WindowCapacity:
         """What no batch can pass."""
         name, most = stack.name, stack.unique_capacity(self._examples)
         host, replicated = self._host_rows(name), self._plan.replicated_rows(name)
         if self._hot:
             most = min(most, max(1, replicated))
-            return Room(unique=most, replicated=most)
+            return WindowCapacity(unique=most, replicated=most)
+        # A row of host memory lies behind some shard while the batch lasts; all of them may lie behind one.
         rows = int(self._plan.shard_rows(name).max()) + host
         features = sending_features(stack, self._send)
         several = self._plan.devices > 1
-        return Room(
+        return WindowCapacity(
             unique=most,
             own=min(most, rows),
             remote=min(most, rows) if several else 0,
@@ -174,12 +183,12 @@ class MeshSizes:
         )
 
 
-def agreed[S: (Room, HostSizes)](needed: Mapping[str, S], peers: Peers | None) -> dict[str, S]:
+def agreed[S: (WindowCapacity, HostSizes)](needed: Mapping[str, S], peers: Peers | None) -> dict[str, S]:
     """The greatest needs of all processes, which call this together; ``needed`` where there are no peers."""
     if peers is None or not needed:
         return dict(needed)
     most = peers.most(np.array(list(needed.values()), np.int64))
-    return {name: type(of)(*map(int, sizes)) for (name, of), sizes in zip(needed.items(), most, strict=True)}
+    return {name: type(need)(*map(int, sizes)) for (name, need), sizes in zip(needed.items(), most, strict=True)}
 
 
 def sending_features(stack: Stack, send: Set[str]) -> list[StackedFeature]:

@@ -15,7 +15,7 @@ from jrec.checkpoint import DeviceRows, Saved
 from jrec.checkpoint import HostRows as HostSource
 from jrec.checkpoint.changing import ChangingRows
 from jrec.checkpoint.manifest import VALUES
-from jrec.checkpoint.sources import Source
+from jrec.checkpoint.sources import CheckpointSource
 from jrec.host import HostTable
 from jrec.mesh.route import MeshRows
 from jrec.nn.optimizer import SparseModel
@@ -39,7 +39,7 @@ class Tier:
 
     host: HostTable | None = None
     changing: ChangingRows | None = None
-    sources: Sequence[Source] = ()
+    sources: Sequence[CheckpointSource] = ()
 
     def __init__(self, stack: Stack):
         self.stack = stack
@@ -119,7 +119,7 @@ class HostTier(Tier):
         self.sources = (self._source,)
 
     def read(self, addresses: np.ndarray) -> np.ndarray:
-        """See ``Tier``."""
+        """Rows as the last step left them, (n, dim), read where they lie in host memory."""
         return self._table.read(addresses.astype(self.stack.address_dtype))
 
     def load(self, saved: Saved, *, slots: bool) -> None:

@@ -46,8 +46,8 @@ class Options:
       max_values: The most values that a row has in one column.
       poll: Seconds between two looks; 0 for none but at ``POST /reload``.
       memory: The most bytes that requests take together, from their first byte to their answer.
-      body_seconds: In which a body must come.
-      seconds: In which a request must be answered, from the end of its body on.
+      body_seconds: How long a body may take to come.
+      seconds: How long a request may wait for its answer, from the end of its body on.
       hosts: What the header Host may name, without the port; () for anything.
     """
 
@@ -143,10 +143,10 @@ class Server:
     def end(self) -> str:
         """What became of the requests that were accepted, for the last message."""
         scored, refused = self.answered[200], self.answered[503]
-        others = self.answered.total() - scored - refused
+        failed = self.answered.total() - scored - refused
         lost = self.accepted - self.answered.total()
         return (
-            f"of {self.accepted:,} requests {scored:,} were answered with scores, {refused:,} by 503, {others:,} by"
+            f"of {self.accepted:,} requests {scored:,} were answered with scores, {refused:,} by 503, {failed:,} by"
             f" other errors, and {lost:,} not at all"
         )
 
@@ -180,16 +180,16 @@ class Server:
     async def _scored(self, request: Request, held: Held) -> Response:
         kind = _kind_of(request)
         content = await _body(request, self._options, held)
-        if (k := request.query_params.get("k")) is not None and not self._follower.model.ranks:
+        if (k := request.query_params.get("k")) is not None and not self._follower.model.items:
             raise bodies.UnfitError("the model ranks no items, so that a request has no k; leave it out")
         rows = dataclasses.replace(await self._rows(content, kind, held), k=bodies.wanted_items(k))
-        found = await self._answer(request, self._batcher.submit(rows))
+        result = await self._answer(request, self._batcher.submit(rows))
         kind = _accepted(request, kind)
-        version = version_of(found.manifest)
-        return Response(bodies.answer(found, version, kind), media_type=kind, headers={VERSION_HEADER: version})
+        version = version_of(result.manifest)
+        return Response(bodies.answer(result, version, kind), media_type=kind, headers={VERSION_HEADER: version})
 
     async def _rows(self, content: bytes, kind: str, held: Held) -> Rows:
-        """The values of a body. Those of a large one are encoded at once, beside the event loop and one at a time.
+        """The values of a body. A large body's are encoded at once, beside the event loop and one body at a time.
 
         A value takes many times its bytes in Python, but few where it is encoded; small bodies are encoded with those
         that are scored beside them, in a fraction of the time.
@@ -242,7 +242,7 @@ class Server:
         )
 
     def _failed(self, problem: Exception) -> tuple[Response, str]:
-        code, kind = next((_FAILURES[of] for of in type(problem).__mro__ if of in _FAILURES), (500, "internal"))
+        code, kind = next((_FAILURES[base] for base in type(problem).__mro__ if base in _FAILURES), (500, "internal"))
         message = str(problem)
         if code == 500:
             trace = "".join(traceback.format_exception(problem))

@@ -26,7 +26,7 @@ Future = concurrent.futures.Future[Scored | Best]
 
 
 class QueueFullError(JrecError):
-    """As many rows or bytes wait as may; the request may be sent again later."""
+    """No more rows or bytes may wait; the request may be sent again later."""
 
 
 class TooManyScoresError(JrecError):
@@ -60,7 +60,7 @@ class Limits:
       batch_rows: The most rows that are scored together; a larger request is scored by itself.
       delay: Seconds that the first request of a batch waits for others, where the model is idle.
       queue_rows: The most rows that wait. A larger request is taken when nothing else waits.
-      scores: Of a model that ranks items, the most scores at once, rows times items.
+      scores: The most scores at once, rows times items, of a model that ranks items.
     """
 
     batch_rows: int
@@ -70,7 +70,7 @@ class Limits:
 
     def rows_of(self, model: Model) -> int:
         """The most rows that a model scores together; of one that ranks items, those that a request may have."""
-        return max(1, self.scores // model.items) if model.ranks and model.items else self.batch_rows
+        return max(1, self.scores // model.items) if model.items else self.batch_rows
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -123,7 +123,7 @@ class Batcher:
           StoppingError: After ``stop``.
         """
         model = self._model()
-        if model.ranks and rows.count > (most := self._limits.rows_of(model)):
+        if model.items and rows.count > (most := self._limits.rows_of(model)):
             raise TooManyScoresError(
                 f"the request has {rows.count:,} rows, but of a model that ranks {model.items:,} items it may have"
                 f" {most:,}; send several, or raise --max-scores"
@@ -201,7 +201,7 @@ class Batcher:
         try:
             encoded = encoded or model.encoded(_joined([one.rows for one in requests], model.raw_columns))
             most = max(one.rows.k for one in requests)
-            found = model.best_of(encoded, most) if model.ranks else model.scored_of(encoded)
+            results = model.answer(encoded, most)
         except OutdatedError as problem:  # a delta came in between
             if isinstance(requests[0].rows.columns, Encoded):
                 requests[0].future.set_exception(problem)
@@ -216,7 +216,7 @@ class Batcher:
         first = 0
         for one in requests:
             lines = slice(first, first + one.rows.count)
-            own = _of_request(found, lines, one.rows.k)
+            own = _of_request(results, lines, one.rows.k)
             if (row := _not_finite(own)) is None:
                 one.future.set_result(own)
             else:
@@ -249,13 +249,14 @@ def _blame(requests: Sequence[_Waiting], problem: Exception, again: Callable[[Se
     again(requests[middle:])
 
 
-def _not_finite(found: Scored | Best) -> int | None:
+def _not_finite(result: Scored | Best) -> int | None:
     """The first row of a request that has a score that is no number, or None."""
-    if isinstance(found, Best):
-        columns = [np.array([np.isfinite(line).all() for line in found.scores], bool)]
+    if isinstance(result, Best):
+        columns = [np.array([np.isfinite(line).all() for line in result.scores], bool)]
     else:
         columns = [
-            np.isfinite(own) for own in (found.scores.values() if isinstance(found.scores, Mapping) else [found.scores])
+            np.isfinite(own)
+            for own in (result.scores.values() if isinstance(result.scores, Mapping) else [result.scores])
         ]
     for finite in columns:
         if not finite.all():
@@ -263,14 +264,14 @@ def _not_finite(found: Scored | Best) -> int | None:
     return None
 
 
-def _of_request(found: Scored | Best, lines: slice, k: int) -> Scored | Best:
+def _of_request(result: Scored | Best, lines: slice, k: int) -> Scored | Best:
     """What a request gets of a batch: its own lines, of ranked items as many as it wants."""
-    if isinstance(found, Best):
-        scores, items = ([line[:k] for line in column[lines]] for column in (found.scores, found.items))
-        return Best(scores, items, found.manifest)
-    scores = found.scores
+    if isinstance(result, Best):
+        scores, items = ([line[:k] for line in column[lines]] for column in (result.scores, result.items))
+        return Best(scores, items, result.manifest)
+    scores = result.scores
     own = {task: each[lines] for task, each in scores.items()} if isinstance(scores, Mapping) else scores[lines]
-    return Scored(own, found.manifest)
+    return Scored(own, result.manifest)
 
 
 def _weight(rows: Rows) -> int:

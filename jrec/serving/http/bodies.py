@@ -131,20 +131,20 @@ def _check_count(count: int, max_rows: int) -> None:
         raise TooManyRowsError(f"the request has {count:,} rows, but at most {max_rows:,} may be; send several")
 
 
-def answer(found: Scored | Best, version: str, kind: str) -> bytes:
+def answer(result: Scored | Best, version: str, kind: str) -> bytes:
     """The body of an answer: in JSON ``{"scores": [...], "version": "..."}``, in Arrow a float32 column ``score``.
 
     Of several tasks JSON's scores are ``{"TASK": [...], ...}``, and Arrow's columns ``score_TASK``. Of a model that
     ranks items scores are lists, the best first, beside the lists "items", in Arrow ``item``.
 
     Args:
-      found: The scores, or the best items.
+      result: The scores, or the best items.
       version: What computed them.
       kind: ``JSON`` or ``ARROW``.
     """
-    if isinstance(found, Best):
-        return _of_items(found, version, kind)
-    scores: Any = found.scores
+    if isinstance(result, Best):
+        return _of_items(result, version, kind)
+    scores: Any = result.scores
     by_task = isinstance(scores, Mapping)
     if kind == JSON:
         lists = {task: own.tolist() for task, own in scores.items()} if by_task else scores.tolist()
@@ -153,12 +153,12 @@ def answer(found: Scored | Best, version: str, kind: str) -> bytes:
     return _stream({name: pa.array(own, pa.float32()) for name, own in columns.items()}, version)
 
 
-def _of_items(found: Best, version: str, kind: str) -> bytes:
+def _of_items(result: Best, version: str, kind: str) -> bytes:
     if kind == JSON:
-        return encode({"items": found.items, "scores": found.scores, "version": version})
-    numbers = any(isinstance(item, int) for line in found.items for item in line)
-    items = pa.array(found.items, pa.list_(pa.int64() if numbers else pa.string()))
-    return _stream({"item": items, "score": pa.array(found.scores, pa.list_(pa.float32()))}, version)
+        return encode({"items": result.items, "scores": result.scores, "version": version})
+    numbers = any(isinstance(item, int) for line in result.items for item in line)
+    items = pa.array(result.items, pa.list_(pa.int64() if numbers else pa.string()))
+    return _stream({"item": items, "score": pa.array(result.scores, pa.list_(pa.float32()))}, version)
 
 
 def _stream(columns: Mapping[str, pa.Array], version: str) -> bytes:

@@ -136,10 +136,10 @@ class Follower:
 
 def _signature(folder: pathlib.Path, paths: Iterator[pathlib.Path] | list[pathlib.Path]) -> _Signature:
     """What differs when files of a folder change: their names, sizes, times and inodes."""
-    found = []
+    files = []
     for path in paths:
         with contextlib.suppress(OSError):
             if path.is_file():
                 state = path.stat()
-                found.append((str(path.relative_to(folder)), state.st_size, state.st_mtime_ns, state.st_ino))
-    return tuple(sorted(found))
+                files.append((str(path.relative_to(folder)), state.st_size, state.st_mtime_ns, state.st_ino))
+    return tuple(sorted(files))

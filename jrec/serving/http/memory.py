@@ -27,19 +27,19 @@ class Memory:
         return self._taken
 
     def change(self, before: int, after: int) -> None:
-        """A request takes ``after`` bytes in the place of ``before``.
+        """A request takes ``after`` bytes from now on, instead of ``before``.
 
         Raises:
           QueueFullError: If all together would take too many, and it takes more than before.
         """
         with self._lock:
-            others = self._taken - before
-            if after > before and others and others + after > self._limit:
+            rest = self._taken - before
+            if after > before and rest and rest + after > self._limit:
                 raise QueueFullError(
-                    f"requests take {others:,} bytes already, and at most {self._limit:,} may; send the request again"
+                    f"requests take {rest:,} bytes already, and at most {self._limit:,} may; send the request again"
                     " later"
                 )
-            self._taken = others + after
+            self._taken = rest + after
 
 
 class Held:
@@ -52,12 +52,12 @@ class Held:
         return self
 
     def __exit__(
-        self, of: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.now(0)
 
     def now(self, size: int) -> None:
-        """It takes so many bytes from now on.
+        """Says that the request takes ``size`` bytes from now on.
 
         Raises:
           QueueFullError: If all requests together would take too many.

@@ -19,15 +19,8 @@ def described_model(model: Model) -> dict[str, Any]:
         "versions": [manifest.id[:12]],
         "platform": "jrec",
         "inputs": [_tensor(name, own.datatype, [-1] * own.axes) for name, own in model.columns.items()],
-        "outputs": _outputs(model),
+        "outputs": [_tensor(name, own.datatype, [-1] * own.axes) for name, own in model.outputs.items()],
     }
-
-
-def _outputs(model: Model) -> list[dict[str, Any]]:
-    if model.ranks:
-        return [_tensor("items", "BYTES", [-1, -1]), _tensor("scores", "FP32", [-1, -1])]
-    tasks = model.tasks
-    return [_tensor(f"score_{task}" if task else "score", "FP32", [-1]) for task in tasks or ("",)]
 
 
 def _tensor(name: str, datatype: str, shape: list[int]) -> dict[str, Any]:

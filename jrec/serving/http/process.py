@@ -82,15 +82,14 @@ def ready_model(
     report(f"reads {folder}{' and its checksums' if check else ''}")
     model = load(folder, check=check, batch_sizes=sorted(sizes), threads=threads)
     try:
-        if not model.ranks:
-            model.check_logits()
+        model.check_answers()
     except ValueError as problem:
         raise ConfigError(f"{folder} cannot be served: {problem} in a program of your own") from problem
     report(f"compiles the model for batches of {', '.join(f'{size:,}' for size in sorted(sizes))} rows")
     model.warm_up()
     with contextlib.suppress(JrecError, ValueError):  # it is for what the first request would import and load
         nothing = {name: [""] for name in model.raw_columns}  # a missing value of every kind of column
-        _ = model.best(nothing, 1) if model.ranks else model(nothing)
+        model.answer(model.encoded(nothing), 1)
     return model
 
 

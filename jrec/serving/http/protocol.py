@@ -16,7 +16,7 @@ class ConnectionLimits:
     Attributes:
       connections: The most that are open at once.
       header_bytes: The most bytes of a request's headers, up to what comes at one time.
-      header_seconds: In which headers must come, from a connection's beginning or their own.
+      header_seconds: How long a request's headers may take, from the beginning of the connection or of the headers.
     """
 
     connections: int = 1_000

@@ -81,7 +81,7 @@ class Chunk:
     tasks: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
 
-class Source:
+class LogFormat:
     """A raw log format. Subclasses set the attributes and override what they need.
 
     Attributes:
@@ -131,8 +131,8 @@ class Source:
 
     @property
     def divisible(self) -> bool:
-        """Whether parts of the log can be read apart, each by a copy of this source, and then put together."""
-        return type(self).assemble is Source.assemble and type(self).survey is Source.survey
+        """Whether parts of the log can be read apart, each by a copy of this format, and then put together."""
+        return type(self).assemble is LogFormat.assemble and type(self).survey is LogFormat.survey
 
     def check_parts(self, parts: Sequence[Self]) -> None:
         """Raises a DatasetError if the parts that these copies have assembled make no log together."""
@@ -140,7 +140,7 @@ class Source:
     @property
     def has_fields(self) -> bool:
         """Whether a line makes an example, so that ``raw_fields`` says what of."""
-        return type(self).raw_fields is not Source.raw_fields
+        return type(self).raw_fields is not LogFormat.raw_fields
 
     def raw_fields(self) -> tuple[Field, ...]:
         """The fields that features are made of, where a line makes an example; without the label."""
@@ -164,15 +164,15 @@ class Source:
         """Chunks from what ``convert`` returned, in the order of the files; called from one thread."""
         return converted
 
-    def limited(self, lengths: Mapping[str, int]) -> Source:
+    def limited(self, lengths: Mapping[str, int]) -> LogFormat:
         """The same log, where lists of no given ``max_length`` have at most these lengths, by feature."""
         return self
 
-    def fitted(self, dense: Mapping[str, DenseFeature], boundaries: Mapping[str, tuple[float, ...]]) -> Source:
+    def fitted(self, dense: Mapping[str, DenseFeature], boundaries: Mapping[str, tuple[float, ...]]) -> LogFormat:
         """The same log, whose features know what was learnt of the training examples, by feature."""
         return self
 
-    def predicted(self) -> Source:
+    def predicted(self) -> LogFormat:
         """The same log as one that is only predicted: its lines may lack what the lines of training may not."""
         return self
 
@@ -180,7 +180,7 @@ class Source:
         """The format's own options, for the dataset's provenance."""
         return {}
 
-    def with_joined(self, files: Mapping[str, str]) -> Source:
+    def with_joined(self, files: Mapping[str, str]) -> LogFormat:
         """The same log, some of whose joined files lie elsewhere.
 
         Args:
@@ -214,17 +214,17 @@ class Source:
           DatasetError: If one cannot be read, is malformed, or does not fit memory.
         """
 
-    def prejoined(self) -> Source:
+    def prejoined(self) -> LogFormat:
         """The same log as one whose lines have the columns of the joined files too, called as their features."""
         return self
 
     def remarks(self) -> list[str]:
-        """What is to be said of the log after ``assemble`` has passed over it."""
+        """Warnings about the log; call after ``assemble`` has passed over it."""
         return []
 
 
 def learned_of(schema: Schema) -> tuple[dict[str, DenseFeature], dict[str, tuple[float, ...]]]:
-    """What a dataset's features know of its training examples, as ``Source.fitted`` takes it."""
+    """What a dataset's features know of its training examples, as ``LogFormat.fitted`` takes it."""
     boundaries = {f.name: f.boundaries for f in schema.categorical if f.boundaries is not None}
     learned = {f.name: f for f in schema.dense if f.mean is not None or f.missing is not None}
     return learned, boundaries

@@ -38,7 +38,7 @@ from jrec.sharding.plans import Plan
 _MOST = 1 << 16  # rows at once
 
 
-class PlannedTier(Tier):
+class ShardedTier(Tier):
     """A stack by a plan; see ``jrec.run.placement.tiers.Tier``.
 
     With several processes each has its devices' rows, and its own rows of host memory.
@@ -82,13 +82,13 @@ class PlannedTier(Tier):
 
     @property
     def rows(self) -> MeshRows:
-        """See ``Tier``."""
+        """The stack's rows on the devices; initial rows are made here, at the first use."""
         if self._rows is None:
             self._rows = initial_stack(self.stack, self._setup.plan, self._setup.mesh, self._key, self._optimizer)
         return self._rows
 
     def put(self, rows: MeshRows) -> None:
-        """See ``Tier``."""
+        """Takes back the rows on the devices after a step."""
         self._rows = rows
 
     def new_lines(self, new: NewAddresses) -> MeshLines:
@@ -100,6 +100,7 @@ class PlannedTier(Tier):
             own = new.numbers == number
             rows = new.addresses[own] - self.stack.bases[number]
             tier[own], owner[own], offset[own] = setup.plan.locate(self.stack.tables[number].name, rows)
+        # All shards get lines of one size, ``most``, as an array over the mesh needs.
         by_device = [np.flatnonzero((tier == SHARDED) & (owner == device)) for device in range(setup.plan.devices)]
         shared, most = np.flatnonzero(tier == REPLICATED), max(map(len, by_device))
         sharded = [new.lines(offset[chosen], chosen, most) for chosen in (by_device[d] for d in setup.local)]
@@ -190,7 +191,7 @@ def load_host_rows(table: HostTable, plan: Plan, saved: Saved, owners: HostOwner
 
 def _store_held(held: ModelRows, table: HostTable, plan: Plan, owners: HostOwners) -> None:
     """Writes held rows that the plan has in host memory. Rows with first values take no memory."""
-    here = np.array([held.has_table(of.name) for of in table.stack.tables])
+    here = np.array([held.has_table(table_config.name) for table_config in table.stack.tables])
     most = max(1, PIECE_BYTES // (4 * table.dim))
     for begin, stop in owners.ranges(table.stack, host_ranges(plan, based(table.stack))):
         for first in range(begin, stop, most):
@@ -244,5 +245,6 @@ def _from_owners(rows: np.ndarray, own: np.ndarray) -> np.ndarray:
     from jax.experimental import multihost_utils
 
     every, owned = multihost_utils.process_allgather((rows.view(np.uint8), own))
+    # Each row comes from one process, the others add zeros: of bytes the sum is exact, whatever bits a float has.
     bits = np.sum(np.where(np.asarray(owned)[:, :, None], np.asarray(every), 0), axis=0, dtype=np.uint8)
     return bits.view(rows.dtype).reshape(rows.shape)
