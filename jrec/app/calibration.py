@@ -55,8 +55,8 @@ def bias_of(training: Scores) -> float:
 def refinement(scores: Scores) -> float:
     """The log loss that is left after the best scale, not below 0, and shift, in nats per example.
 
-    It is the same whatever the mean prediction is, so that of two models the one that tells examples apart better has
-    the lower one, be these examples' click rate another than training's or not.
+    It does not depend on the mean prediction. The model that tells examples apart better has the lower value, whether
+    or not these examples have training's click rate.
 
     Args:
       scores: Logits and labels.
@@ -69,30 +69,30 @@ def refinement(scores: Scores) -> float:
 def _platt(logits: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
     """The scale of the least log loss that a scale and a shift give, and that loss.
 
-    The scale is below 0 where that would reverse the ranking. It is 0, and the loss that of a constant, where logits or
-    labels are all equal.
+    The scale is below 0 where the best one reverses the ranking. Where logits or labels are all equal, it is 0, and the
+    loss is what a constant prediction has.
     """
     if labels.size == 0 or labels.min() == labels.max() or logits.min() == logits.max():
         return 0.0, entropy(float(labels.mean())) if labels.size else 0.0
     mean, deviation = logits.mean(), logits.std()
     inputs = np.stack([(logits - mean) / deviation, np.ones_like(logits)])
-    found = np.array([deviation, mean])  # the logits as they are
-    loss = _loss(found @ inputs, labels)
+    weights = np.array([deviation, mean])  # the logits as they are
+    loss = _loss(weights @ inputs, labels)
     for _ in range(_STEPS):
-        p = sigmoid(found @ inputs)
+        p = sigmoid(weights @ inputs)
         gradient = inputs @ (p - labels) / labels.size
         hessian = (inputs * (p * (1 - p))) @ inputs.T / labels.size + 1e-12 * np.eye(2)
         step, factor = np.linalg.solve(hessian, gradient), 1.0
-        while (new := _loss((found - factor * step) @ inputs, labels)) > loss and factor > 1e-6:
+        while (new := _loss((weights - factor * step) @ inputs, labels)) > loss and factor > 1e-6:
             factor /= 2
         if not new < loss - _TOLERANCE:
             break
-        found, loss = found - factor * step, new
-    return float(found[0] / deviation), loss
+        weights, loss = weights - factor * step, new
+    return float(weights[0] / deviation), loss
 
 
 def _shift(logits: np.ndarray, mean: float) -> float:
-    """What is added to logits so that the mean prediction is that, by bisection."""
+    """What to add to logits for a mean prediction of ``mean``, by bisection."""
     mean = min(max(mean, _LEAST), 1 - _LEAST)  # which of extreme logits is 0 or 1 to the last bit
     reach = float(np.abs(logits).max()) + abs(math.log(mean / (1 - mean)))
     low, high = -reach, reach

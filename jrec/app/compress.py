@@ -126,7 +126,7 @@ def compress_run(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Compression:
-    """Compresses tables of a trained run by TT-SVD, and writes the result as a run, or as checkpoints alone.
+    """Compresses tables of a trained run by TT-SVD, and writes the result as a run, or only as checkpoints.
 
     Dense parameters, their optimizer, the other tables and their slots do not change; slots of cores begin fresh.
     Tables are read from the checkpoint's files, and copied to the new one's, in pieces, whatever their tier. So memory

@@ -103,7 +103,7 @@ def with_tasks(config: TrainConfig, schema: Schema) -> TrainConfig:
     heads, path = model.multi_task, config.data.path
     if not schema.tasks:
         one_label = {"model.multi_task": heads != MultiTaskSection(), "evaluate.early_stopping.task": stopping.task}
-        for key in (key for key, given in one_label.items() if given):
+        for key in (key for key, is_set in one_label.items() if is_set):
             raise ConfigError(f"{key} is set, but {path} has one label; leave it out, or prepare [[labels]]")
         return config
     if heads.tasks not in ((), schema.tasks):
@@ -125,7 +125,7 @@ def with_tasks(config: TrainConfig, schema: Schema) -> TrainConfig:
 
 
 def check_tasks(config: TrainConfig, schema: Schema) -> None:
-    """Refuses to score a dataset whose labels are not those of the run; one without labels may be predicted.
+    """Refuses to score a dataset with other labels than the run has; one without labels may be predicted.
 
     Raises:
       DatasetError: Names the labels of both.

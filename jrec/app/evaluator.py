@@ -50,6 +50,7 @@ class Evaluator:
     @functools.cached_property
     def _catalogue(self) -> Catalogue | None:
         """The items that the model ranks, where a tower makes their vectors; the first process keeps them."""
+        # Read once: the items and their features are training's; their vectors are new at every evaluation.
         kind = self._config.model.of_kind
         return kind.catalogue(self._folder, self._config, self._schema, self._schema.identity, keep=first())
 
@@ -76,8 +77,10 @@ class Evaluator:
         """Evaluates the model as it is and logs that; returns whether it is the best so far."""
         begin, improved = time.perf_counter(), False
         for number, split in enumerate(self._plan.splits):
+            # The first split fits the calibration and decides about the best step; the others are scored with that fit.
             calibrates = number == 0 and self._config.model.calibrate
             if calibrates:
+                # The fit takes the model's own logits, without the last evaluation's calibration.
                 self._run.calibrate(1.0, 0.0)
             scores = self.scores(split, progress, limit=self._plan.batches)
             if calibrates and isinstance(scores, Scores):
@@ -93,7 +96,9 @@ class Evaluator:
     def _calibrated(self, scores: Scores, progress: TrainingProgress) -> Scores:
         """Fits the model's calibration to scores, and to as many examples of training; returns the scores by it."""
         limit, bias = -(-scores.labels.size // self._config.data.eval_batch_size), 0.0
-        if self._config.schedule == "plain":  # what else has the training split's name has the cold examples alone
+        # A single step leaves the mean prediction off by up to a tenth (docs/first_configuration.md). As many examples
+        # of training measure that; under FAE the split of that name has only the cold ones.
+        if self._config.schedule == "plain":
             training = self.scores("train", progress, limit=limit, shuffle=True)
             assert isinstance(training, Scores)  # as the others are
             bias = bias_of(training)
@@ -102,18 +107,20 @@ class Evaluator:
         return calibrated(scores, scale, shift)
 
     def _measured(self, scores: AnyScores) -> dict[str, Evaluation | RankingEvaluation]:
-        """The metrics, and of several labels by task those of the others; the first task's name is ""."""
+        """The metrics by task; the first task, or the only one, has the name ""."""
         measured: dict[str, Evaluation | RankingEvaluation] = {"": evaluated(scores)}
         if not isinstance(scores, Scores):
             return measured
+        # ``scores`` itself is the first task's, which "" has already.
         measured |= dict(itertools.islice(evaluate_tasks(scores).items(), 1, None))
         stopping = self._config.evaluate.early_stopping
+        # Only where steps are compared by it: it takes a fit of its own.
         if stopping.metric == "refinement" and isinstance(decides := measured.get(self._task), Evaluation):
             measured[self._task] = dataclasses.replace(decides, refinement=refinement(scores.of(self._task)))
         return measured
 
     def sections(self, training_seconds: float) -> dict[str, Any]:
-        """Its section of the report; ``training_seconds`` are those of the steps."""
+        """Its section of the report; ``training_seconds`` is the time that steps took."""
         if not self._count:
             return {}
         return {

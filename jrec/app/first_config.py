@@ -170,7 +170,7 @@ def _histories(features: Sequence[CategoricalFeature]) -> dict[str, str]:
 
 
 def candidates(facts: Facts) -> list[Candidate]:
-    """The kinds of model that may suit a dataset, first the one that the rules alone would choose."""
+    """The kinds of model that may suit a dataset; the first is what the rules choose when nothing is tried."""
     large, often = facts.examples >= LARGE, facts.visits >= _OFTEN
     dim = 32 if facts.examples >= 100_000_000 else 16
     top = (512, 256) if large else (64, 32)

@@ -67,8 +67,8 @@ def _oov_rows(config: TrainConfig, schema: Schema) -> dict[str, int]:
       ConfigError: If no table has one.
     """
     ranked = config.model.of_kind.keeps_ids(config.model)
-    found = {f.name: schema.table(f.table).oov_row for f in schema.categorical if f.name != ranked}
-    rows = {name: row for name, row in found.items() if row is not None}
+    oov_rows = {f.name: schema.table(f.table).oov_row for f in schema.categorical if f.name != ranked}
+    rows = {name: row for name, row in oov_rows.items() if row is not None}
     if not rows:
         raise ConfigError(
             f"data.oov_rate is {config.data.oov_rate}, but no table that {schema.name!r} reads for it has an OOV row:"

@@ -109,23 +109,28 @@ def train(
       DivergedError: If the loss or a logit becomes NaN or infinite.
       ProcessError: If another process of the run has died.
     """
+    # JAX reads XLA_FLAGS when it starts its devices, so this comes before anything that could start them.
     if config.deterministic:
         determinism.request()
     data, resume = data or open_data(config), resume or resume_from is not None
     config = with_tasks(with_capacities(config, data.schema), data.schema)
     longer = new_length(data, resume_from=resume_from) if resume else None
     folder = shared_run_folder(config, resume=resume, overwrite=overwrite)
+    # ``one_of_many`` is outermost: opening the folder already waits for the other processes.
     with one_of_many(), folder as folder, stop_on_signals() as stop:
         keep_dataset(folder, data.schema.identity, resume=resume)
         initial = initial_of(config, folder, data.schema.identity, resume=resume)
         training = _Training(data, folder, initial, resume=resume, resume_from=resume_from)
         with contextlib.closing(training):
             training.begin(resume=resume)
+            # Only now: ``begin`` cuts timing.jsonl after the checkpoint's step, and would cut this record with the
+            # rest.
             if longer is not None and first():
                 longer.announce(folder)
             memory.started()
             with training.saver.rescuing(training.run):
                 outcome = training.go(AgreedStop(stop))
+        # Frees the rows of this run: scoring an earlier step restores a second one.
         del training
         if outcome.finished and outcome.scored_step < outcome.step:
             outcome = dataclasses.replace(outcome, scores=_scores_of(config, data.schema, folder, outcome.scored_step))
@@ -156,6 +161,7 @@ class _Training:
         self.begins_from: Saved | None = None
         if self.resumed is None and initial is not None:
             self.begins_from = Checkpoints(initial.checkpoints).open(initial.step)
+        # The batches come before the run: schedules of learning rates stretch over the total number of steps.
         self.batches: FaeLoaders | Loader
         if data.packed is not None:
             self.batches = FaeLoaders(config, data.packed, self.layout)
@@ -171,6 +177,7 @@ class _Training:
             first_step=0 if initial is None else initial.optimizer_step,
             plan=data.plan,
             packed=data.packed,
+            # A folder of Run.save brings no state of the dense optimizer, so that run makes its own values first.
             abstract=self.resumed is not None or (initial is not None and initial.configured),
         )
         self.parameters = run_parameters(self.run)
@@ -198,11 +205,15 @@ class _Training:
         position = None
         if self.resumed is not None:
             position = self._restore(self.resumed)
+        # No checkpoint was completed before the run ended: it begins again, and so do its logs.
         elif resume:
             self.log.truncate_after(-1)
         if self.initial is not None and self.begins_from is not None:
-            of = described(self.config, self.schema, trained_on=self.initial.trained_on)
-            self.run.load(self.begins_from, goes_on=False, dense_optimizer=self.initial.configured, expected=of)
+            model_record = described(self.config, self.schema, trained_on=self.initial.trained_on)
+            self.run.load(
+                self.begins_from, goes_on=False, dense_optimizer=self.initial.configured, expected=model_record
+            )
+        # After loading: a feed may read ahead of rows, which a checkpoint would change under it (``Run.load`` refuses).
         self.feed = self._open_feed(self.batches, position)
         self.resumed = self.begins_from = None
 
@@ -230,8 +241,10 @@ class _Training:
         """Goes on from a checkpoint; drops log records after it. Returns the position in the batches."""
         with self.saver.advising(saved.step):
             loaded = self.run.load(saved)
+        # Later checkpoints go only once this one has been read: where it is damaged, all of them stay.
         if first():
             self.saver.checkpoints.drop_after(saved.step)
+        # With the losses since the last log record: the next record averages over them, too.
         self.recorder.restore(saved.step, loaded.meta, loaded.arrays)
         self.evaluator.best.restore(loaded.meta.get("best", {}))
         self.step = self.saver.saved = saved.step
@@ -246,6 +259,7 @@ class _Training:
         with TrainingProgress(mode, total=self.schedule.total, start=self.step) as progress:
             stopped = self._train(stop, progress)
             self.save()
+            # Complete before the final splits are scored: an error or interrupt there loses no step.
             self.saver.finish(self.run, self.log, self.step)
             scored = self._scored_step()
             scores = {} if stopped or scored < self.step else self._final_scores(progress)
@@ -294,26 +308,34 @@ class _Training:
             self.step += len(fed.batches)
             if len(pending) > 1:
                 recorder.absorb(pending.popleft())
+            # ``fed`` has this process's share of each batch; the shares of all processes are equal.
             examples = sum(len(batch.labels) for batch in fed.batches) * jax.process_count()
             progress.advance(len(fed.batches), examples, recorder.last_loss, recorder.shown_auc)
+            # Whatever is due sees the run after exactly this step, so every result up to it is read back first. The
+            # clock stops meanwhile: rates count steps, not evaluations and checkpoints.
             due, awaited = schedule.at(self.step), scheduler is not None and scheduler.awaits_loss
             if due.any or awaited:
                 recorder.absorb(*pending)
                 pending.clear()
                 recorder.stop_clock()
                 if scheduler is not None and awaited:
+                    # Before a checkpoint of this step, whose position has the scheduler's state with this decision.
                     self._decide(scheduler, progress)
                 self._do(due, progress)
                 recorder.start_clock()
         recorder.absorb(*pending)
         self.run.flush()
+        # Nothing pending: no step ran since ``start_clock`` after what was due, so that this time is not training's.
         if pending:
             recorder.stop_clock()
         return self.step < schedule.total and not best.over
 
     def _do(self, due: Due, progress: TrainingProgress) -> None:
+        # The log record comes first, and empties the recorder's losses. A resumed run keeps the log up to this step:
+        # with the losses in its checkpoint, too, they would count again in its next record.
         if due.log:
             self.recorder.write(self.step)
+        # Also before the checkpoint, which has the best step so far and the calibration of this evaluation.
         improved = due.evaluate and self.evaluator.evaluate(self.step, self.log, progress)
         if due.save or (improved and self.config.checkpoint.keep_best):
             self.save()
@@ -343,5 +365,7 @@ class _Training:
 
     def close(self) -> None:
         """Releases threads and files."""
+        # Nothing is left to finish: ``go`` has waited for the last checkpoint, or ``rescuing`` for one under way when
+        # an error came. After a deliberate second signal, one under way is given up.
         self.run.close(finish=False)
         self.log.close()

@@ -49,7 +49,7 @@ def make_run(
       plan: What ``config.plan`` names (``RunData.plan``); None where it names none.
       packed: Hot and cold examples, whose hot rows every device has.
       trained_on: The dataset that the run was trained on, where ``schema`` is another one to evaluate on.
-      key: The key of the initial rows; None for that of ``config.seed``.
+      key: The key of the initial rows; None derives it from ``config.seed``.
       training: False to predict only: rows have no slots, and plans for inference are accepted.
       abstract: Whether to make no values, because a checkpoint will be loaded.
 

@@ -62,7 +62,7 @@ def load_run(
 class LoadedRun:
     """A trained run that predicts; ``jrec.load_run`` makes it. With several processes each makes the same calls.
 
-    Batches are as large as those of ``jrec eval``, data.eval_batch_size of the run: the same examples in the same
+    Batches are as large as in ``jrec eval`` (the run's data.eval_batch_size): the same examples in the same
     batches have the same scores to the bit.
 
     Attributes:
@@ -148,9 +148,9 @@ class LoadedRun:
           DatasetError: If a column is missing, or is none that a log may have.
         """
         predictor = self._predictor.at(k)
-        found = predictor.piece(self._of_columns(predictor, columns))
-        assert isinstance(found, Best)  # as ``at`` has checked
-        return found.scores, [found.items(line).to_pylist() for line in range(found.examples)]
+        piece = predictor.piece(self._of_columns(predictor, columns))
+        assert isinstance(piece, Best)  # as ``at`` has checked
+        return piece.scores, [piece.items(line).to_pylist() for line in range(piece.examples)]
 
     def of_log(
         self,
@@ -169,7 +169,7 @@ class LoadedRun:
         Args:
           inputs: As ``jrec.prepare.prepare`` takes them.
           k: Of a model that ranks items, how many of each line; 10 by default.
-          joined: The paths of files that join the log, by name, where they are not those of the training data.
+          joined: The paths of files that join the log, by name, where they are not where the training data had them.
           report: Takes messages for the user, at the end how many values training did not see.
           max_unknown: The largest share of a feature's values, 0 to 1, that training may not have seen; None for any.
 
@@ -287,7 +287,7 @@ def write_pieces(
 ) -> int:
     """Writes predictions as they come to a Parquet or CSV file, which appears when it is whole.
 
-    Columns: split (of a dataset's examples), row (an example's number, from 0), and those of the pieces.
+    Columns: split (of a dataset's examples), row (an example's number, from 0), and the columns that the pieces have.
 
     Args:
       path: The file, whose ending says the format.

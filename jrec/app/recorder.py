@@ -85,6 +85,7 @@ class Recorder:
         """
         for results in of_steps:
             losses, examples, norms = jax.device_get((results.loss, results.examples, results.gradient_norm))
+            # Results of several steps in one dispatch have an axis of steps in front.
             for loss in np.atleast_1d(losses).tolist():
                 self.absorbed += 1
                 if not math.isfinite(loss):
@@ -95,6 +96,7 @@ class Recorder:
                 self._losses.append(loss)
             if norms is not None:
                 self._norms += np.atleast_1d(norms).tolist()
+            # Stays on the devices; only a log record, a checkpoint or the progress bar reads its value.
             self._metrics = results.metrics
             self.examples += int(np.sum(examples))
 

@@ -54,7 +54,7 @@ _FILES = (
     "access",
 )  # fmt: skip
 
-# Keys that a resumed run may change: how it is logged and saved, and how long it is.
+# Keys that a resumed run may change: how it is logged and saved, where its rows and files are, and how long it is.
 FREE = (
     "log.", "evaluate.", "checkpoint.", "tables.host.", "mesh.", "plan",
     "model.dot_with",  # the checkpoint knows what it came to
@@ -86,10 +86,12 @@ def open_run_folder(config: TrainConfig, *, resume: bool, overwrite: bool) -> It
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     with _held(folder):
+        # Under the lock, so that no other process begins a run between this check and what follows from it.
         check_run_folder(config, resume=resume, overwrite=overwrite)
         if overwrite and _holds_run(folder):
             _clear(folder)
         if _holds_run(folder):
+            # A resumed run may be given another value (``FREE``); its checkpoints have this one's network.
             stored = load_run_config(folder).model.dot_with
             config = dataclasses.replace(config, model=dataclasses.replace(config.model, dot_with=stored))
         save_config(config, folder / CONFIG_FILE)
@@ -119,9 +121,10 @@ def new_run_folder(
     with contextlib.ExitStack() as stack:
         if kind_of(folder) == "run":
             stack.enter_context(_held(folder))
+            # ``new_folder`` replaces the folder as a whole, and with it what a user put there.
             names = {path.name for path in folder.iterdir() if not path.name.startswith(".")}  # but for locks
-            if others := sorted(names - {*RUN_FOLDERS, *_FILES}):
-                raise OutputError(f"{folder} holds {others[0]}, which is not of the run; move it away")
+            if foreign := sorted(names - {*RUN_FOLDERS, *_FILES}):
+                raise OutputError(f"{folder} holds {foreign[0]}, which is not of the run; move it away")
         partial = stack.enter_context(new_folder(folder, about, kind="run", overwrite=overwrite, inputs=inputs))
         save_config(config, partial / CONFIG_FILE)
         yield partial
@@ -153,8 +156,8 @@ def load_run_config(folder: pathlib.Path, overrides: Iterable[str] = ()) -> Trai
 
 def manifests(folder: pathlib.Path) -> list[pathlib.Path]:
     """The manifests of the complete checkpoints in a folder, by ascending step."""
-    found = [path for path in folder.glob(f"*/{MANIFEST}") if path.parent.name.isdigit()]
-    return sorted(found, key=lambda path: int(path.parent.name))
+    paths = [path for path in folder.glob(f"*/{MANIFEST}") if path.parent.name.isdigit()]
+    return sorted(paths, key=lambda path: int(path.parent.name))
 
 
 def holds_checkpoints(folder: pathlib.Path) -> bool:
@@ -275,6 +278,7 @@ def find_checkpoint(path: pathlib.Path) -> tuple[pathlib.Path, int | None]:
     """
     if (path / CONFIG_FILE).is_file():
         return path, None
+    # Before folders of ``Run.save``, whose checkpoints look the same, but have no configuration above them.
     run = path.parent.parent
     if path.parent.name == CHECKPOINT_FOLDER and path.name.isdigit() and (run / CONFIG_FILE).is_file():
         return run, int(path.name)

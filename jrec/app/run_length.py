@@ -67,7 +67,7 @@ class NewLength:
         sys.stderr.write(f"jrec: {self._sentence(factors)}\n")
 
     def _factor(self, schedule: LRScheduleConfig, steps: int) -> float:
-        """A schedule's factor at the next step, in a run of so many."""
+        """A schedule's factor at the next step, in a run of ``steps`` steps."""
         return float(np.asarray(schedule.build(steps)(self.step)))
 
     def _sentence(self, factors: Mapping[str, Mapping[str, float]]) -> str:

@@ -67,15 +67,20 @@ class Saver:
           arrays: What else it keeps, in arrays.
           best: The best step so far, whose checkpoint stays; None for none.
         """
+        # The end of a run saves its last step, which may have been due before.
         if self.saved == step:
             return
+        # One checkpoint at a time: the one before is completed, and its time logged, first.
         self.finish(run, log, step)
+        # A resumed run cuts its log after the checkpoint's step, but could not bring back records that are missing.
         log.sync()
+        # ``Run.save`` flushes, too, but its record does not count that time, in which steps wait as well.
         begin = time.perf_counter()
         run.flush()
         self._preparing = time.perf_counter() - begin
         run.save(self._folder, meta=dict(meta), arrays=dict(arrays), keep=self._config.keep, protected=best, wait=False)
         self.saved = step
+        # With several processes ``Run.save`` waits, so that the checkpoint may be complete already.
         self.note(run, log, step)
 
     def finish(self, run: Run, log: MetricLog | SilentLog, step: int) -> None:
@@ -86,6 +91,7 @@ class Saver:
     def note(self, run: Run, log: MetricLog | SilentLog, step: int) -> None:
         """Logs the time of a checkpoint once it is complete."""
         if (written := run.written()) is not None:
+            # A record's ``step`` is the one at which the checkpoint was complete; ``of`` is the checkpoint's own.
             record = dataclasses.asdict(written)
             record["of"] = record.pop("step")
             for name in ("blocking_seconds", "seconds"):
@@ -97,6 +103,7 @@ class Saver:
         """Completes the checkpoint under way, of an earlier step, before an error from inside ends the run."""
         try:
             yield
+        # Not for a KeyboardInterrupt: a deliberate second signal gives up what is under way.
         except Exception:
             with contextlib.suppress(Exception):  # the error that is on its way says more
                 run.finish_saving()

@@ -35,7 +35,7 @@ class Schedule:
 
     Attributes:
       total: The steps of the run.
-      log, evaluate, save: After which multiples of so many steps each is due; 0 for never.
+      log, evaluate, save: Each is due after every multiple of its number of steps; 0 for never.
       evaluate_last: Whether the last step is evaluated, too: it may be the best, or its calibration is the model's.
     """
 
@@ -70,10 +70,13 @@ class Schedule:
           most: How many steps a dispatch takes at most.
         """
         due = [steps for steps in (self.log, self.evaluate, self.save) if steps]
+        # Everything that is due falls on multiples of this, so a size that divides it ends exactly there.
         common = math.gcd(*due)  # 0 where nothing is due
         fitting = max((size for size in range(1, most + 1) if common % size == 0), default=1)
-        # A size that ends where something is due leaves no steps over, which are taken one by one.
+        # A size that ends where something is due leaves no steps over, which are taken one by one. One below half of
+        # ``most`` is not worth that: it would more than double the dispatches.
         size = fitting if 2 * fitting >= most else most
+        # The next step at which something is due, or the end: results are read back only between dispatches.
         upto = min([self.total, *((before // steps + 1) * steps for steps in due)])
         return size if before + size <= upto else 1
 
@@ -90,5 +93,6 @@ def most_steps(layout: EmbeddingLayout, *, batch_size: int, num_dense: int) -> i
     """
     if jax.default_backend() == "cpu":
         return 1
+    # Of 4 bytes each: dense features, label and mask of every example, and the ids.
     numbers = batch_size * (num_dense + 2) + sum(stack.capacity(batch_size) for stack in layout.members)
     return max(1, min(_MOST, _BYTES // (4 * numbers)))

@@ -49,6 +49,7 @@ def plan_tables(config: TrainConfig, schema: Schema, plan: Plan | None = None) -
         splits the table differently into uncompressed rows and cores.
     """
     read = {f.table for f in schema.categorical}
+    # A growing table has as many rows as its capacity, whatever the dataset has counted.
     rules, growths = config.tables, growths_of(config, schema)
     tables = [
         dataclasses.replace(t, rows=growths[t.name].capacity) if t.name in growths else t
@@ -65,6 +66,7 @@ def plan_tables(config: TrainConfig, schema: Schema, plan: Plan | None = None) -
             f"optimizer.embedding.tables.{unknown[0]}: the dataset has no table of that name, only {', '.join(names)}"
         )
     planned = _planned_trains(config, plan)
+    # Rules pass over growing tables: their rows change hands, which cores cannot follow.
     plain = [t for t in tables if not t.growing]
     largest = sorted(plain, key=lambda t: -t.rows)[: rules.tt.largest]
     selected = {t.name for t in largest} | {t.name for t in plain if rules.tt.min_rows and t.rows >= rules.tt.min_rows}
@@ -82,6 +84,8 @@ def plan_tables(config: TrainConfig, schema: Schema, plan: Plan | None = None) -
                 f"plan: {config.plan} has rows of table {table.name!r} in cores, but the table grows, so that its rows"
                 " change hands; plan this dataset with `jrec plan DATA --config` of this run, without --tt for it"
             )
+        # The first that applies: what the configuration says of this table, the rules over all tables, the plan.
+        # Another tier by name leaves it uncompressed, whatever the rules say; a plan with cores of it is refused later.
         if override.tier == "tt":
             shape = _named_shape(config, table, override)
         elif override.tier is None and table.name in selected:
@@ -91,6 +95,7 @@ def plan_tables(config: TrainConfig, schema: Schema, plan: Plan | None = None) -
         elif override.tier is None and (override.shaped or override.whole_rows):
             note = "stays whole: no rule selects it, so the shape in tables.overrides is not used"
         if shape is not None:
+            # The plan counts bytes and places rows by its own cut, which must be the configuration's.
             _check_plan(config, table, table.rows - shape.rows, planned)
         placed.extend(_parts(config, table, shape, override.tier))
         if note is not None:
@@ -178,6 +183,7 @@ def on_devices(config: TrainConfig, schema: Schema, devices: int, plan: Plan | N
       devices: The number of devices.
       plan: What ``config.plan`` names; None where it names none.
     """
+    # Cores by the plan become overrides: without the plan, the tables must be the same.
     trains, overrides = _planned_trains(config, plan), config.tables.overrides
     tt = {t.name: t for t in plan_tables(config, schema, plan).tables if t.tier == "tt"} if trains else {}
     cores = {n: train_override(s, whole_rows=t.first_row) for n, t in tt.items() if n in trains and (s := t.tt_shape)}
@@ -236,10 +242,12 @@ def described_tables(tables: Iterable[TableConfig], caches: TTCacheSection) -> d
         if (shape := part.tt_shape) is not None:
             cache = _cache(caches, part.rows)
             cached = 0 if cache is None else cache.cache_rows * part.dim
+            # Cached rows are float32, whatever the dtype of the cores.
             parameters, stored = shape.num_parameters + cached, size * shape.num_parameters + 4 * cached
             entry |= {key: list(getattr(shape, key)) for key in ("row_factors", "dim_factors", "ranks")}
             entry["cache_rows"] = 0 if cache is None else cache.cache_rows
         if part.first_row:
+            # Whole rows come before the cores of a table, so that they are described already.
             head = described[part.name]
             entry |= {"whole_rows": part.first_row, "whole_tier": head["tier"]}
             parameters, stored = parameters + head["parameters"], stored + head["bytes"]
@@ -343,6 +351,7 @@ def _selected_shape(config: TrainConfig, table: Table, override: TableOverride) 
     whole = _whole_rows(config, table, override)
     if whole >= table.rows:
         return None, f"stays whole: tables.tt.whole_rows is {whole:,}, and it has {table.rows:,} rows"
+    # What a rule selects is made to fit, with a note in the report; what an override names is an error if it does not.
     shape = _factored(config, table.rows - whole, override)
     wanted = _ranks(config, override, shape)
     shape = shape.with_ranks(tuple(min(rank, bound) for rank, bound in zip(wanted, shape.max_ranks, strict=True)))

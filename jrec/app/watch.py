@@ -37,7 +37,7 @@ class EvaluationPlan:
 
 
 def plan_evaluations(config: TrainConfig, schema: Schema, total: int) -> EvaluationPlan:
-    """The evaluations of a run of ``total`` steps; for "auto" a function of sizes alone, so that resumed runs agree."""
+    """The evaluations of a run of ``total`` steps; "auto" depends only on sizes, so that resumed runs agree."""
     wanted = config.evaluate
     splits = tuple(s for s in wanted.splits if s in schema.splits and schema.splits[s].examples)
     if wanted.every_steps is not None or not splits or config.schedule == "fae":

@@ -67,8 +67,8 @@ def _ranks(
         assert isinstance(histories, ListColumn)  # as ``ModelKind.schema`` has it
         example = np.repeat(np.arange(count_examples(histories)), np.diff(histories.offsets))
         pairs = np.unique(np.stack([example, histories.values.astype(np.int64)], axis=1), axis=0)
-        example, seen = pairs.T
-        left_out = candidates[seen] & (seen != items[example]) & (counts[seen] >= counts[items[example]])
+        example, past = pairs.T
+        left_out = candidates[past] & (past != items[example]) & (counts[past] >= counts[items[example]])
         above = above - np.bincount(example[left_out], minlength=len(items))
-        above[example[seen == items[example]]] = LEFT_OUT
+        above[example[past == items[example]]] = LEFT_OUT
     return np.where(known, above, NEVER).astype(np.int32)

@@ -70,8 +70,8 @@ def fit(
     rate = (clicks + 1) / (examples + 2)
     best, best_auc = None, -1.0
     for feature in schema.categorical:
-        seen, clicked = counts.pop(feature.name)
-        p = (clicked + _PRIOR * rate) / (seen + _PRIOR)
+        accesses, clicked = counts.pop(feature.name)
+        p = (clicked + _PRIOR * rate) / (accesses + _PRIOR)
         one = Popularity(feature=feature, logits=_log_odds(p).astype(np.float32), base=float(_log_odds(rate)))
         scores = one.scores(choosing)
         value = auc(scores.logits, scores.labels)

@@ -106,11 +106,11 @@ def progress_of(args: argparse.Namespace) -> Progress:
     return Progress(show=False if args.quiet else None)
 
 
-def options_of[Options](kind: type[Options], args: argparse.Namespace, **others: object) -> Options:
-    """The dataclass ``kind`` with every argument that is given and has the name of a field, and with ``others``."""
+def options_of[Options](kind: type[Options], args: argparse.Namespace, **values: object) -> Options:
+    """The dataclass ``kind`` with every argument that is given and has the name of a field, and with ``values``."""
     names = (field.name for field in dataclasses.fields(kind))  # pyright: ignore[reportArgumentType]
-    given = {name: value for name in names if (value := getattr(args, name, None)) is not None}
-    return kind(**{**given, **others})
+    from_args = {name: value for name in names if (value := getattr(args, name, None)) is not None}
+    return kind(**{**from_args, **values})
 
 
 def add_join(parser: argparse.ArgumentParser) -> None:
@@ -122,7 +122,7 @@ def add_join(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def by_name(given: Sequence[str]) -> dict[str, str]:
+def by_name(texts: Sequence[str]) -> dict[str, str]:
     """The files of --join by name.
 
     Raises:
@@ -131,7 +131,7 @@ def by_name(given: Sequence[str]) -> dict[str, str]:
     from jrec.errors import ConfigError
 
     files: dict[str, str] = {}
-    for text in given:
+    for text in texts:
         name, _, path = text.partition("=")
         if not name or not path:
             raise ConfigError(f"--join is {_shown(text)}, not NAME=FILE such as users=users.csv")

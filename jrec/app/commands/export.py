@@ -62,9 +62,9 @@ def run(args: argparse.Namespace) -> int:
     out = pathlib.Path(args.out)
     size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
     rows = sum(part.rows for parts in manifest.tables.values() for part in parts)
-    what = "export" if not manifest.follows else f"delta of {manifest.parent[:12]}"
+    subject = "export" if not manifest.follows else f"delta of {manifest.parent[:12]}"
     print(
-        f"{out}: {what} {manifest.id[:12]} of run {manifest.run}, step {manifest.step:,}: {len(manifest.tables)}"
+        f"{out}: {subject} {manifest.id[:12]} of run {manifest.run}, step {manifest.step:,}: {len(manifest.tables)}"
         f" tables, {rows:,} rows of {manifest.dtype}, {size / 1e6:,.1f} MB"
     )
     return 0

@@ -64,17 +64,17 @@ def _check(wanted: Wanted) -> None:
         f" minutes at most (once; {KERNELS_VARIABLE}=xla goes without)"
     )
     try:
-        found = prove(wanted, machine)
+        verdicts = prove(wanted, machine)
     except (JrecError, OSError) as error:
         _say(f"GPU kernels could not be checked, so XLA computes: {error}")
         return
     rejected: dict[str, list[str]] = {}
-    for one, verdict in found.items():
+    for one, verdict in verdicts.items():
         if verdict.choice == "xla":
             rejected.setdefault(str(verdict), []).append(str(one))
-    taken = sum(verdict.choice == "pallas" for verdict in found.values())
+    taken = sum(verdict.choice == "pallas" for verdict in verdicts.values())
     reasons = [f"{', '.join(classes)}: {why}" for why, classes in rejected.items()]
-    _say("; ".join([f"{taken} of {len(found)} are right and faster than XLA", *reasons]))
+    _say("; ".join([f"{taken} of {len(verdicts)} are right and faster than XLA", *reasons]))
 
 
 def _agree(classes: Sequence[KernelClass]) -> None:

@@ -120,8 +120,8 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
         " tables (Parquet, Arrow, JSON lines); - is standard input",
     )
     for name in _SPLITS:
-        what = "instead of --input: files of the training split" if name == "train" else f"files of the {name} split"
-        parser.add_argument(f"--{name}", nargs="+", metavar="FILE", help=what)
+        text = "instead of --input: files of the training split" if name == "train" else f"files of the {name} split"
+        parser.add_argument(f"--{name}", nargs="+", metavar="FILE", help=text)
     parser.add_argument("--out", required=True, metavar="DIR", help="the dataset folder to make")
     parser.add_argument(
         "--split", type=fractions, default=default.split, metavar="A,B,C",
@@ -253,12 +253,12 @@ def _guess(args: argparse.Namespace) -> int:
     if args.join:
         raise DatasetError("--join names files that a schema joins; give it with --schema")
     inputs = _inputs(args)
-    first, *others = read_names(inputs if isinstance(inputs, list) else flat(inputs))
+    first, *further = read_names(inputs if isinstance(inputs, list) else flat(inputs))
     path = pathlib.Path(f"{args.out.rstrip('/')}.schema.toml")
     if path.exists():
         raise DatasetError(f"--schema is not given, but {path} exists; pass it as --schema, or remove it to guess anew")
     check_inputs([first], keep_order=True)
-    text = guess_schema(first, others)
+    text = guess_schema(first, further)
     write_file(path, text + "\n", inputs=[first])
     print(text)
     for question in questions(text):

@@ -83,8 +83,8 @@ class EarlyStoppingSection(Section):
 
     Attributes:
       metric: The metric of the first of ``evaluate.splits`` by which steps are compared: "auc", "log_loss", or
-        "refinement", the log loss that the best scale and shift of the logits leave, which does not ask whether the
-        split's click rate is that of training; of a model that ranks items "ndcg", "hr" (both at the first of
+        "refinement", the log loss that the best scale and shift of the logits leave, whatever the split's click rate
+        and training's are; of a model that ranks items "ndcg", "hr" (both at the first of
         ``evaluate.at``) or "mrr", and "auc", the default, stands for "ndcg".
       patience: Evaluations in a row without a better one after which training ends; 0 never ends it early.
       task: Of several labels, the task whose metric it is; "" is the first. A sum over tasks would mix losses of rare

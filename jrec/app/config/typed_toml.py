@@ -41,10 +41,10 @@ class Choices:
     """The strings that a key takes, where they are known only at run time; else use ``Literal``.
 
     Attributes:
-      of: Gives them.
+      values: A function that returns them.
     """
 
-    of: Callable[[], Collection[str]]
+    values: Callable[[], Collection[str]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -219,7 +219,7 @@ def _strip(hint: Any) -> tuple[Any, Range | None]:
         if origin is Annotated:
             bounds = next((m for m in hint.__metadata__ if isinstance(m, Range)), bounds)
             choices = next((m for m in hint.__metadata__ if isinstance(m, Choices)), None)
-            hint = typing.get_args(hint)[0] if choices is None else Literal[tuple(choices.of())]
+            hint = typing.get_args(hint)[0] if choices is None else Literal[tuple(choices.values())]
         elif origin in (Union, types.UnionType):
             hint = next(a for a in typing.get_args(hint) if a is not type(None))
         else:
@@ -263,17 +263,21 @@ def _is_section(hint: object) -> bool:
 
 def _build[S: Section](cls: type[S], content: Mapping[str, object], prefix: str, origins: Origins, known: Known) -> S:
     fields = hints(cls)
-    given = {name: opened for name, hint in fields.items() if (opened := _opened(hint)) is not None}
-    fields = {name: hint for name, hint in fields.items() if name not in given}
+    further_fields = {name: opened for name, hint in fields.items() if (opened := _opened(hint)) is not None}
+    fields = {name: hint for name, hint in fields.items() if name not in further_fields}
     values: dict[str, Any] = {}
-    for field_name, opened in given.items():
+    for field_name, opened in further_fields.items():
         further = {name: content[name] for name in content if name not in fields and name in opened.names}
         values[field_name] = _further(further, opened, prefix, origins, known)
         content = {name: value for name, value in content.items() if name not in further}
     for name in content:
         if name not in fields:
             _unknown_key(
-                name, prefix, [*fields, *(n for opened in given.values() for n in opened.names)], origins, known()
+                name,
+                prefix,
+                [*fields, *(n for opened in further_fields.values() for n in opened.names)],
+                origins,
+                known(),
             )
     for field in dataclasses.fields(cls):  # pyright: ignore[reportArgumentType]
         required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
@@ -395,11 +399,11 @@ def nearest_key(name: str, prefix: str, siblings: list[str], known: list[str]) -
 
 def _plain(value: object) -> Any:
     if isinstance(value, Section):
-        found: dict[str, Any] = {}
+        flat: dict[str, Any] = {}
         for name, hint in hints(type(value)).items():
             plain = _plain(getattr(value, name))
-            found |= plain if _opened(hint) is not None else {name: plain}
-        return {name: v for name, v in found.items() if v is not None}
+            flat |= plain if _opened(hint) is not None else {name: plain}
+        return {name: v for name, v in flat.items() if v is not None}
     if isinstance(value, Mapping):
         return {k: _plain(v) for k, v in value.items()}
     return list(value) if isinstance(value, tuple) else value

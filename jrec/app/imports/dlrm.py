@@ -110,16 +110,16 @@ class DLRMWeights:
         rows, columns = np.tril_indices(count, -1) if self.source == "facebook" else np.triu_indices(count, 1)
         place[rows, columns] = place[columns, rows] = np.arange(len(rows))
         ours = np.tril_indices(count, -1)
-        of = np.array(vectors)
-        return np.concatenate([np.arange(dim), dim + place[of[ours[0]], of[ours[1]]]])
+        our_vectors = np.array(vectors)
+        return np.concatenate([np.arange(dim), dim + place[our_vectors[ours[0]], our_vectors[ours[1]]]])
 
 
 def read_dlrm(tensors: Mapping[str, np.ndarray], *, interaction: Joined | None = None) -> DLRMWeights:
     """Finds a DLRM's weights among the tensors of a ``state_dict``.
 
     Args:
-      tensors: By name, as ``read_state_dict`` reads them. Their order is that of tables with names of their own in the
-        interaction, so that ``SortedTensors`` may have only numbered tables.
+      tensors: By name, as ``read_state_dict`` reads them. Tables with names of their own enter the interaction in this
+        order, so that ``SortedTensors`` may have only numbered tables.
       interaction: "dot" or "concat" where the widths do not tell; None to go by them.
 
     Raises:

@@ -46,7 +46,7 @@ def import_dlrm(
 ) -> TrainConfig:
     """Makes a run of a DLRM that facebookresearch/dlrm or TorchRec trained; its logits are PyTorch's.
 
-    Table ``N`` of the checkpoint is that of the dataset's ``N``-th categorical feature, unless the checkpoint names its
+    Table ``N`` of the checkpoint belongs to the dataset's ``N``-th categorical feature, unless the checkpoint names its
     tables as the dataset does. Row ``i`` of a table is PyTorch's id ``i``, unless ``rows`` says otherwise. Tables go
     from file to file in pieces, and are never in memory whole.
 

@@ -88,7 +88,7 @@ def _entries(header: bytes) -> dict[str, _Entry]:
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    by_key = dict(pairs)
+    if len(by_key) < len(pairs):
         raise ValueError("it has a key twice")
-    return found
+    return by_key

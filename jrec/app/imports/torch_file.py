@@ -59,8 +59,8 @@ def read_state_dict(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
 
 
 def _tensors(path: pathlib.Path) -> dict[str, np.ndarray]:
-    found = path.stat()
-    if not stat.S_ISREG(found.st_mode) or not found.st_size:
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode) or not status.st_size:
         raise ValueError("it is empty, or no ordinary file")
     data = np.memmap(path, np.uint8, mode="r")
     if is_safetensors(data):

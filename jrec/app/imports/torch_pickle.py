@@ -160,8 +160,8 @@ class _Reader:
                 self._marked()
                 push(None)
             case name:
-                what = "is cut off" if not code else f"has {name or code}, which torch.save does not write for tensors"
-                raise ValueError(f"its pickle {what}")
+                fault = "is cut off" if not code else f"has {name or code}, which torch.save does not write for tensors"
+                raise ValueError(f"its pickle {fault}")
         return False
 
     def _argument(self, opcode: pickletools.OpcodeInfo | None) -> object:
@@ -255,7 +255,7 @@ def _called(function: Value, arguments: Value) -> Value:
 
 
 def _built(target: Value) -> Value:
-    """Leaves attributes out: those of a state_dict, ``_metadata``, and of the dtype of a NumPy scalar."""
+    """Leaves attributes out: a state_dict's ``_metadata``, and what the dtype of a NumPy scalar has."""
     if target is None or isinstance(target, list):
         return target
     raise ValueError("its pickle sets attributes of what has none")

@@ -1,4 +1,4 @@
-"""The items that two towers rank: those of the training split, each with the features of its last line there.
+"""The items that two towers rank: every item of the training split, with the features of its last line there.
 
 A run keeps them as ``RUN/catalogue``, so that the training split is read for them once.
 """
@@ -64,6 +64,7 @@ def catalogue_of(
     kind = ranking_kind(config.model)
     header = {**trained_on.digests, "item": list(kind.own(config.model).item)}
     path = folder / CATALOGUE_FILE
+    # The file first: the training data may be gone, and ``schema`` may be of another dataset to evaluate on.
     if path.is_file() and (kept := _load(path, header, kind.item_table(config.model, schema).rows)) is not None:
         return kept
     if schema.identity != trained_on:
@@ -91,23 +92,26 @@ def read_catalogue(schema: Schema, config: TrainConfig) -> Catalogue:
     names = [feature.name for feature in schema.dense if feature.name in own.item]
     for feature in (feature for feature in schema.categorical if feature.name in own.item):
         names += filter(None, [feature.name, weight_column(feature)])
+    # Rows whose item was not met yet; that of unknown values stands for no item.
     open_rows = np.ones(table.rows, bool)
     if table.oov_row is not None:
         open_rows[table.oov_row] = False
     split, pieces = Split(schema.folder, schema, "train"), []
     for columns in split.read(reversed(split.blocks)):
         items = np.asarray(columns[own.id])
+        # The index is of the first place, which in reversed order is an item's last line of the block.
         rows, from_end = np.unique(items[::-1], return_index=True)
         last = (len(items) - 1 - from_end)[open_rows[rows]]
         open_rows[items[last]] = False
         pieces.append(gather_all({name: columns[name] for name in names}, last))
         if not open_rows.any():
             break
-    found = {name: concatenate([piece[name] for piece in pieces]) for name in names} if pieces else {}
-    if not found or not len(np.asarray(found[own.id])):
+    features = {name: concatenate([piece[name] for piece in pieces]) for name in names} if pieces else {}
+    if not features or not len(np.asarray(features[own.id])):
         raise DatasetError(f"the training split of {schema.folder} has no item with a row of its own, to be ranked")
-    order = np.argsort(np.asarray(found[own.id]))
-    columns = gather_all(found, order)
+    # In the order of blocks so far; ``Catalogue`` has ascending rows, and ``_faults`` refuses others.
+    order = np.argsort(np.asarray(features[own.id]))
+    columns = gather_all(features, order)
     return Catalogue(rows=np.asarray(columns[own.id], np.int64), columns=columns)
 
 
@@ -153,8 +157,8 @@ def _arrays(catalogue: Catalogue) -> dict[str, np.ndarray]:
 def _load(path: pathlib.Path, header: Mapping[str, Any], table_rows: int) -> Catalogue | None:
     """What ``catalogue_of`` kept; None of another dataset, or of other features."""
     remedy = "delete it: it is made again from the training data"
-    found, arrays = read_container(path, kind=_KIND, version=_VERSION, error=CheckpointError, remedy=remedy)
-    if found != header:
+    stored, arrays = read_container(path, kind=_KIND, version=_VERSION, error=CheckpointError, remedy=remedy)
+    if stored != header:
         return None
     if fault := next(_faults(arrays, table_rows), ""):
         raise CheckpointError(f"{path}: {fault}; {remedy}")

@@ -65,7 +65,7 @@ class ClickKind[S: Section](ModelKind[S]):
     def check_tasks(self, model: ModelConfig) -> None:
         """Refuses keys that are of one logit, as ``check``; there are several labels."""
         odd = {"model.wide": model.wide, "model.calibrate": model.calibrate, "model.batch_norm": model.batch_norm}
-        odd = {key: "true" for key, given in odd.items() if given}
+        odd = {key: "true" for key, is_set in odd.items() if is_set}
         odd |= {"model.members": f"{model.members}"} if model.members > 1 else {}
         odd |= {"model.interaction": "'fm'"} if model.interaction == "fm" else {}
         for key, value in (odd | self.one_logit(model)).items():
@@ -80,7 +80,7 @@ class ClickKind[S: Section](ModelKind[S]):
             )
 
     def one_logit(self, model: ModelConfig) -> dict[str, str]:
-        """Further keys that are set, and of one logit alone, with their values."""
+        """Further keys that are set and only make sense for one logit, with their values."""
         del model
         return {}
 
@@ -118,11 +118,13 @@ class ClickKind[S: Section](ModelKind[S]):
     @override
     def identity(self, model: ModelConfig, num_dense: int) -> dict[str, Any]:
         if self.keys is not None:
-            found = super().identity(model, num_dense)
-            del found["multi_task"]["weights"]  # of the loss
-            return found
+            keys = super().identity(model, num_dense)
+            del keys["multi_task"]["weights"]  # of the loss
+            return keys
         keys = dataclasses.asdict(model)
         del keys["factory"], keys["options"], keys["sections"], keys["multi_task"]["weights"]
+        # Keys are left out at the values that earlier versions had without them, and where nothing reads them, so that
+        # checkpoints of these versions still fit.
         if not model.multi_task.tasks:
             del keys["multi_task"]
         if keys["members"] == 1:
@@ -226,6 +228,7 @@ def task_heads(model: ModelConfig, heads: MultiTaskSection) -> MultiTaskConfig:
     return MultiTaskConfig(
         tasks=heads.tasks,
         experts=heads.experts,
+        # The last width is the logit's, which every task's own tower has; ``check_tasks`` leaves a layer before it.
         expert_mlp=model.top_mlp[:-1],
         tower_mlp=heads.tower_mlp,
         compute_dtype=model.compute_dtype,
@@ -260,9 +263,9 @@ def check_histories(kind: ClickKind[Any], model: ModelConfig, histories: Mapping
             ' feature, as histories = {item_id = "item_history"}'
         )
     pooled_ones = sorted(name for name, feature in model.features.items() if feature.pooling != "none")
-    if found := [name for name in pooled_ones if name in histories.values()]:
+    if clashing := [name for name in pooled_ones if name in histories.values()]:
         raise ConfigError(
-            f"model.features.{found[0]} is pooled, but model.{kind.section_name}.histories has it as a history"
+            f"model.features.{clashing[0]} is pooled, but model.{kind.section_name}.histories has it as a history"
         )
 
 

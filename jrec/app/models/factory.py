@@ -9,8 +9,8 @@ seeded by ``config.seed``, and the keys of ``[model.options]``. It returns an NN
 that name, and whose ``logits(dense, activations, bags)`` returns (batch,) float32; of a dataset with several labels a
 dictionary of them by task, for which the function is also called with ``tasks``, their names, if it takes that.
 
-``model.kind`` says what else the model is: its features, loss, evaluation and predictions are those of the kind. Of
-"two_tower" the network returns {"user": (batch, dim), "item": (batch, dim)} float32, and ranks as two towers do.
+``model.kind`` says what else the model is: the kind decides its features, loss, evaluation and predictions. A
+"two_tower" network returns {"user": (batch, dim), "item": (batch, dim)} float32, and ranks as two towers do.
 """
 
 from __future__ import annotations
@@ -80,17 +80,17 @@ def load_factory(name: str) -> Factory:
     """
     module_name, _, path = name.partition(":")
     module = _imported(module_name)
-    found: Any = module
+    target: Any = module
     for part in path.split("."):
-        if not hasattr(found, part):
-            near = difflib.get_close_matches(part, vars(found), n=1)
+        if not hasattr(target, part):
+            near = difflib.get_close_matches(part, vars(target), n=1)
             advice = f"; did you mean {near[0]}?" if near else ""
             where = getattr(module, "__file__", None) or "a namespace package"
             raise ConfigError(f"model.factory is {name}, but {module_name} ({where}) has no {path}{advice}")
-        found = getattr(found, part)
-    if not callable(found):
-        raise ConfigError(f"model.factory is {name}, which is a {type(found).__name__} and no function")
-    return cast("Factory", found)
+        target = getattr(target, part)
+    if not callable(target):
+        raise ConfigError(f"model.factory is {name}, which is a {type(target).__name__} and no function")
+    return cast("Factory", target)
 
 
 def _imported(name: str) -> ModuleType:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from jrec.app.models import kinds
 from jrec.errors import ConfigError
 
+# Only for types: a configuration is checked, and its kind asked, before JAX is loaded (docs/resuming.md).
 if TYPE_CHECKING:
     from jrec.app.config import ModelConfig, TrainConfig
     from jrec.app.config.typed_toml import Section
@@ -177,12 +178,13 @@ class ModelKind[S: Section](abc.ABC):
         del num_dense
         assert self.keys is not None, "a kind that reads every key says which of them its networks depend on"
         keys = dataclasses.asdict(model)
-        found = {key: keys[key] for key in ("kind", *self.keys)}
-        return found | ({self.section_name: self.own_identity(model)} if self.section_name else {})
+        read = {key: keys[key] for key in ("kind", *self.keys)}
+        return read | ({self.section_name: self.own_identity(model)} if self.section_name else {})
 
     def own_identity(self, model: ModelConfig) -> dict[str, Any]:
         """The kind's own section in ``identity``."""
         keys: dict[str, Any] = dataclasses.asdict(self.own(model))  # pyright: ignore[reportArgumentType] (a dataclass)
+        # A checkpoint from before a key has no value of it: at the value of that time, identities are equal without it.
         return {key: value for key, value in keys.items() if key not in self.before or value != self.before[key]}
 
     @abc.abstractmethod

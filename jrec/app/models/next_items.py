@@ -100,14 +100,14 @@ class NextItemPacker(PackerWrapper[Packer]):
         nothing = ListColumn(np.zeros(count + 1, np.int64), np.zeros(0, np.int64))
         items = np.asarray(columns.get(self._item, np.full(count, -1)), np.int64)
         extras = {name: np.zeros((count, 0), np.int64) for name in self._extras}  # ``pack`` makes them
-        given = {history: lists, following: nothing, sampled: nothing} | extras
-        given |= {name: matrix(columns[name], count, self._length, absent=0) for name in self._ages}
+        prepared = {history: lists, following: nothing, sampled: nothing} | extras
+        prepared |= {name: matrix(columns[name], count, self._length, absent=0) for name in self._ages}
         if self._seed is None:
-            given[TARGET] = items
+            prepared[TARGET] = items
         else:
             assert isinstance(lists, ListColumn)  # as blocks have them
-            given[following] = ListColumn(lists.offsets, _shifted(lists, items))
-        return super().prepare(given)
+            prepared[following] = ListColumn(lists.offsets, _shifted(lists, items))
+        return super().prepare(prepared)
 
     @override
     def pack(self, columns: PreparedColumns, batch_size: int, where: Where = EXAMPLE, *, number: int = 0) -> Batch:

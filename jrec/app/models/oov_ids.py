@@ -19,14 +19,14 @@ _STREAM = 0x6F6F76  # "oov": sets the draws apart from others of the same seed
 class OovIds(PackerWrapper[AnyPacker]):
     """Takes the place of a loader's packer: some ids of its batches become the OOV row of their table.
 
-    Which ones depends on the seed and the number of the batch alone, so that a resumed run draws the same, and so do
+    Which ones depends only on the seed and the number of the batch, so that a resumed run draws the same, and so do
     one device and several.
 
     Args:
       packer: What packs the batches.
       oov_rows: By feature, the OOV row of its table; ids of other features stay.
       rate: The share of ids, 0 to 1, that are drawn, on average.
-      seed: Of the draws.
+      seed: The seed of the draws.
     """
 
     def __init__(self, packer: AnyPacker, oov_rows: Mapping[str, int], *, rate: float, seed: int):
@@ -37,8 +37,8 @@ class OovIds(PackerWrapper[AnyPacker]):
     def pack(self, columns: PreparedColumns, batch_size: int, where: Where = EXAMPLE, *, number: int = 0) -> Any:
         random = np.random.default_rng([self._seed, _STREAM, number])
         drawn = {name: self._drawn(columns.ids[name], row, random) for name, row in self._oov_rows.items()}
-        given = dataclasses.replace(columns, ids={**columns.ids, **drawn})
-        return super().pack(given, batch_size, where, number=number)
+        columns = dataclasses.replace(columns, ids={**columns.ids, **drawn})
+        return super().pack(columns, batch_size, where, number=number)
 
     def _drawn(self, column: Column, row: int, random: np.random.Generator) -> Column:
         """The column with ``row`` in the place of some of its ids; absent ones stay."""

@@ -50,6 +50,7 @@ class Piece(abc.ABC):
         lines, own = self.columns()
         named = {}
         if splits:
+            # One text for all lines, by codes of one byte.
             column = pa.DictionaryArray.from_arrays(pa.array(np.zeros(len(lines), np.int8)), pa.array([self.split]))
             named["split"] = column.cast(pa.string()) if csv else column
         return pa.table({**named, "row": (lines + self.first).astype(np.int64), **own})
@@ -80,12 +81,12 @@ class Predictor(abc.ABC):
 
     @functools.cached_property
     def encoder(self) -> Encoder:
-        """Gives columns in memory, and those of Parquet files, their rows."""
+        """Turns the values of columns, in memory or in Parquet files, into rows."""
         return Encoder(self.run.schema)
 
     @property
     def log_encoder(self) -> Encoder:
-        """Gives a log of the training data's format its rows."""
+        """Turns the values of a log in the training data's format into rows."""
         return self.encoder
 
     reads_every_parquet = False
@@ -142,6 +143,7 @@ class Predictor(abc.ABC):
 
     def of_encoded(self, encoded: EncodedColumns, batch_size: int) -> Any:
         """``of_batch`` of any number of examples, ``batch_size`` at a time."""
+        # So that no example at all gives empty arrays in the right tree.
         parts = [self.nothing()]
         for begin in range(0, encoded.examples, batch_size):
             piece = encoded.cut(begin, min(begin + batch_size, encoded.examples))

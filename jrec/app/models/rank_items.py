@@ -42,18 +42,21 @@ class ItemRanker:
         if catalogue is None:
             self._rows = np.delete(np.arange(table.rows), [] if table.oov_row is None else table.oov_row)
             vectors = np.asarray(run.table(table.name), np.float32)[self._rows]
+            # Scores are cosines, as ``item_vectors`` has them. A row of zeros stays one, in place of NaN.
             vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), np.float32(1e-6))
         else:
             self._rows, vectors = catalogue.rows, item_vectors(run, config, schema, catalogue)
         self._vectors, self.candidates = jnp.asarray(vectors), len(vectors)
-        self._place = np.full(table.rows + 1, -1, np.int32)  # the last one is of what is absent, -1
+        # Absent items are -1, which indexes the last element: it stays without a place, too.
+        self._place = np.full(table.rows + 1, -1, np.int32)
         self._place[self._rows] = np.arange(len(vectors))
         self._at, self._labels = config.evaluate.at, schema.labels
         self._leaves_out = config.evaluate.leave_out_history
+        # Every process has all items and ranks for its own users, so that no collective is needed.
         devices = jax.local_devices()[:1] if run.mesh is None else run.mesh.local_devices
         self._mesh = Mesh(np.array(devices), (AXIS,))
 
-    def ranks(self, users: np.ndarray, targets: np.ndarray, seen: np.ndarray) -> np.ndarray:
+    def ranks(self, users: np.ndarray, targets: np.ndarray, histories: np.ndarray) -> np.ndarray:
         """How many items score at least as high as each user's; ``NEVER`` of one that is none of them.
 
         ``LEFT_OUT`` of one that is in the history, where the history is left out.
@@ -61,17 +64,18 @@ class ItemRanker:
         Args:
           users: (n, dim) float32.
           targets: (n,) rows.
-          seen: (n, length) rows of the histories, -1 for none.
+          histories: (n, length) rows of the items that each user had, -1 for none.
         """
         places = self._place[targets]
         known = places >= 0
-        found = ranks(users, self._vectors, np.maximum(places, 0), **self._among(users, seen))
-        repeated = (seen == targets[:, None]).any(axis=1) if self._leaves_out else np.zeros(len(targets), bool)
-        return np.where(known, np.where(repeated, LEFT_OUT, found), NEVER).astype(np.int32)
+        # A target without a place stands at the first item's until its rank is replaced below.
+        above = ranks(users, self._vectors, np.maximum(places, 0), **self._among(users, histories))
+        repeated = (histories == targets[:, None]).any(axis=1) if self._leaves_out else np.zeros(len(targets), bool)
+        return np.where(known, np.where(repeated, LEFT_OUT, above), NEVER).astype(np.int32)
 
-    def best(self, users: np.ndarray, seen: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    def best(self, users: np.ndarray, histories: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Scores, (n, k) float32, and rows, (n, k) int32, of the best items; -inf and -1 where there are fewer."""
-        scores, places = top_k(users, self._vectors, k, **self._among(users, seen))
+        scores, places = top_k(users, self._vectors, k, **self._among(users, histories))
         return scores, np.where(places >= 0, self._rows[places], -1).astype(np.int32)
 
     def scores(
@@ -86,20 +90,21 @@ class ItemRanker:
         Raises:
           DivergedError: If a vector is NaN or infinite.
         """
-        found = [np.empty(0, np.int32)]
+        collected = [np.empty(0, np.int32)]
         for outputs, batch in predictions:
             keep, users = np.asarray(batch.mask) != 0, own_lines(outputs["user"], batch)
             if self._labels:
                 keep &= np.asarray(batch.labels) > 0
             own = self.ranks(users, np.asarray(batch.extras[TARGET]), np.asarray(batch.extras[SEEN]))
-            found.append(own[keep])
+            collected.append(own[keep])
             on_batch()
-        return RankScores(ranks=np.concatenate(found), candidates=self.candidates, at=self._at)
+        return RankScores(ranks=np.concatenate(collected), candidates=self.candidates, at=self._at)
 
-    def _among(self, users: np.ndarray, seen: np.ndarray) -> dict[str, Any]:
-        seen = self._place[seen] if self._leaves_out else seen[:, :0]
+    def _among(self, users: np.ndarray, histories: np.ndarray) -> dict[str, Any]:
+        histories = self._place[histories] if self._leaves_out else histories[:, :0]
+        # (users, block) scores are held at once: more users, fewer items at a time.
         block = min(BLOCK, max(_LEAST, _SCORES // max(1, len(users))))
-        return {"left_out": seen.astype(np.int32), "block": block, "mesh": self._mesh}
+        return {"left_out": histories.astype(np.int32), "block": block, "mesh": self._mesh}
 
 
 def item_vectors(run: Run, config: TrainConfig, schema: Schema, catalogue: Catalogue) -> np.ndarray:
@@ -116,23 +121,25 @@ def item_vectors(run: Run, config: TrainConfig, schema: Schema, catalogue: Catal
     """
     packer = ranking_kind(config.model).packer(config, schema, run.layout, training=False)
     size = config.data.eval_batch_size
-    found = []
+    blocks = []
     for begin in range(0, len(catalogue.rows), size):
         columns = packer.prepare(catalogue.cut(begin, begin + size))
         outputs: Any = run.predictions.of_batch(packer.pack(columns, size))
-        found.append(np.asarray(jax.device_get(outputs["item"]))[: columns.examples])
-    vectors = np.concatenate(found)
+        # The last batch is padded.
+        blocks.append(np.asarray(jax.device_get(outputs["item"]))[: columns.examples])
+    vectors = np.concatenate(blocks)
     check_finite(vectors)
     return vectors
 
 
 def own_lines(outputs: Any, batch: Batch) -> np.ndarray:
-    """Of the outputs of all processes those of this one's batch.
+    """The lines of this process's batch, among the outputs of all processes.
 
     Raises:
       DivergedError: If one of an example is NaN or infinite.
     """
     lines, examples = np.asarray(outputs), len(batch.labels)
+    # Outputs of several processes follow each other in their order, as many lines of each.
     begin = 0 if len(lines) == examples else jax.process_index() * examples
     own = lines[begin : begin + examples]
     check_finite(own[np.asarray(batch.mask) != 0])

@@ -29,7 +29,7 @@ RANKING_KEYS = ("embedding_dim", "table_dtype", "compute_dtype", "dropout")
 
 
 class RankingKind[S: Section](ModelKind[S]):
-    """A kind whose model gives each user a vector, {"user": (batch, dim)}, which is compared with those of all items.
+    """A kind whose model gives each user a vector, {"user": (batch, dim)}, to compare with the vectors of all items.
 
     A new one says which features it reads (``schema``, ``item``, ``history``, ``requested``), and how its network, loss
     and batches are made.
@@ -59,6 +59,7 @@ class RankingKind[S: Section](ModelKind[S]):
     @override
     def settled(self, config: TrainConfig) -> dict[str, Any]:
         stopping = config.evaluate.early_stopping
+        # The section's default is a metric of clicks; another one is the user's choice, which ``check_run`` judges.
         if stopping.metric != type(stopping).metric:
             return {}
         stopping = dataclasses.replace(stopping, metric=self.metrics[0])
@@ -114,6 +115,8 @@ class RankingKind[S: Section](ModelKind[S]):
         names = self.requested(model)
         read = of_features(schema, names, and_table=self.item_table(model, schema).name)
         options = schema.preparation.get("format_options")
+        # What turns a request into rows: the seed of keys and how lists are cut or, for requests in the columns of a
+        # log, its preparation with the csv schema of only these columns.
         provenance: dict[str, Any] = {"options": {"key_seed": schema.key_seed}, LISTS: KEEP_LAST}
         if self.reads_columns(read) and isinstance(options, Mapping) and "schema" in options:
             columns = _columns_of(options["schema"], names)
@@ -160,7 +163,8 @@ class RankingKind[S: Section](ModelKind[S]):
             leaves_out_history=run.config.evaluate.leave_out_history and bool(self.history(model)),
             left_out_row=table.oov_row,
         )
-        dense, requested = (tuple(feature.name for feature in of) for of in (schema.dense, schema.categorical))
+        dense = tuple(feature.name for feature in schema.dense)
+        requested = tuple(feature.name for feature in schema.categorical)
         ranking = dataclasses.replace(source, schema=schema, dense=dense, requested=requested)
         return self.exportable_items(run, ranking, retrieval, table)
 
@@ -208,6 +212,7 @@ def of_features(schema: Schema, names: Collection[str], *, and_table: str = "") 
     tables = {feature.table for feature in categorical} | {and_table}
     return dataclasses.replace(
         schema,
+        # A two-tower network takes the user's dense features first, as the names have them.
         dense=tuple(dense[name] for name in names if name in dense),
         categorical=categorical,
         tables=tuple(table for table in schema.tables if table.name in tables),
@@ -221,13 +226,13 @@ def feature_named(schema: Schema, name: str, key: str) -> CategoricalFeature:
     Raises:
       ConfigError: If there is none of that name.
     """
-    found = next((feature for feature in schema.categorical if feature.name == name), None)
-    if found is None:
+    named = next((feature for feature in schema.categorical if feature.name == name), None)
+    if named is None:
         raise ConfigError(
             f"model.{key} is {name!r}, but the categorical features of the dataset are"
             f" {', '.join(feature.name for feature in schema.categorical)}; name one of them"
         )
-    return found
+    return named
 
 
 def check_ranked(table: Table, kind: str) -> None:
@@ -246,6 +251,7 @@ def check_ranked(table: Table, kind: str) -> None:
             f"model.kind is {kind!r}, which ranks the rows of table {table.name!r}, but `jrec reorder` renumbered them;"
             " train on the dataset from before it"
         )
+    # The row for unknown values is not ranked, and one item alone needs no ranking.
     if table.rows < 2 + (table.oov_row is not None):
         raise ConfigError(
             f"table {table.name!r} has {table.rows} row(s), among which there is nothing to rank; prepare more lines,"

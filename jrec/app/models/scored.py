@@ -95,12 +95,12 @@ class Scored(Piece):
         import pyarrow as pa
 
         columns = {}
-        for what, numbers in (("label", self.labels), ("score", self.probabilities), ("logit", self.logits)):
+        for column, numbers in (("label", self.labels), ("score", self.probabilities), ("logit", self.logits)):
             if isinstance(numbers, Mapping):
                 for task, own in numbers.items():
-                    columns[f"{what}_{task}"] = pa.array(own, mask=own < 0) if what == "label" else own
+                    columns[f"{column}_{task}"] = pa.array(own, mask=own < 0) if column == "label" else own
             elif numbers is not None:  # all examples of an input have labels, or none
-                columns[what] = numbers
+                columns[column] = numbers
         return np.arange(self.examples), columns
 
 
@@ -114,8 +114,8 @@ class ClickPredictor(Predictor):
 
     @override
     def of_batch(self, batch: Batch) -> ByTask:
-        found, count = jax.device_get(self.run.run.predictions.of_batch(batch)), int(batch.mask.sum())
-        logits = jax.tree.map(lambda array: np.asarray(array)[:count], found)
+        outputs, count = jax.device_get(self.run.run.predictions.of_batch(batch)), int(batch.mask.sum())
+        logits = jax.tree.map(lambda array: np.asarray(array)[:count], outputs)
         for one in jax.tree.leaves(logits):
             check_finite(one)
         return logits

@@ -23,8 +23,8 @@ class UserItemPacker(PackerWrapper[Packer]):
     """Takes the place of a dataset's packer, and adds extras: the item, "target" (batch,), int32 rows.
 
     In training also "log_q" (batch,) float32, where that is given; in evaluation the items of the history, "seen"
-    (batch, length), -1 for none. Columns that are missing, such as those of the items for a user's vector, are zeros,
-    or empty lists; a missing item is -1.
+    (batch, length), -1 for none. Missing columns are zeros or empty lists, as the items' columns are when only a user's
+    vector is wanted; a missing item is -1.
 
     Args:
       packer: The dataset's (``dataset_packer``), whose extras are ``names``.
@@ -53,21 +53,22 @@ class UserItemPacker(PackerWrapper[Packer]):
     def prepare(self, columns: Mapping[str, Column]) -> PreparedColumns:
         count = count_examples(next(iter(columns.values())))
         items = np.asarray(columns.get(self._item, np.full(count, -1)), np.int64)
-        given: dict[str, Column] = {**columns, TARGET: items, SEEN: np.zeros((count, 0), np.int64)}  # ``pack`` makes it
+        # ``pack`` fills SEEN: it has the history as a matrix, whose rows are of one length.
+        prepared: dict[str, Column] = {**columns, TARGET: items, SEEN: np.zeros((count, 0), np.int64)}
         if self._log_q is not None:
-            given[LOG_Q] = self._log_q.take(items, mode="clip")  # the packer refuses others
+            prepared[LOG_Q] = self._log_q.take(items, mode="clip")  # the packer refuses others
         for feature in (feature for feature in self._features if feature.name not in columns):
             each = feature.max_length if feature.fixed_length else 0
             offsets = np.arange(count + 1, dtype=np.int64) * each
-            given[feature.name] = ListColumn(offsets, np.zeros(count * each, np.uint32))
+            prepared[feature.name] = ListColumn(offsets, np.zeros(count * each, np.uint32))
             if feature.weighted:
-                given[feature.name + WEIGHT_SUFFIX] = ListColumn(offsets, np.zeros(count * each, np.float32))
+                prepared[feature.name + WEIGHT_SUFFIX] = ListColumn(offsets, np.zeros(count * each, np.float32))
         nothing = np.zeros(count, np.float32)
-        return super().prepare({**dict.fromkeys(self._packer.columns, nothing), **given})
+        return super().prepare({**dict.fromkeys(self._packer.columns, nothing), **prepared})
 
     @override
     def pack(self, columns: PreparedColumns, batch_size: int, where: Where = EXAMPLE, *, number: int = 0) -> Batch:
         if self._history and SEEN in columns.extras:
-            seen = matrix(columns.ids[self._history], columns.examples, self._length)
-            columns = dataclasses.replace(columns, extras={**columns.extras, SEEN: seen})
+            history = matrix(columns.ids[self._history], columns.examples, self._length)
+            columns = dataclasses.replace(columns, extras={**columns.extras, SEEN: history})
         return super().pack(columns, batch_size, where, number=number)

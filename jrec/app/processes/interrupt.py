@@ -33,6 +33,7 @@ def stop_on_signals() -> Iterator[StopRequest]:
         return
 
     def respond(number: signal.Signals) -> None:
+        # ``signals.answer`` has dropped echoes of the first signal, so whoever sends this one means it.
         if request:
             lost = "interrupted without a checkpoint of the last steps; --resume goes on from the last complete one"
             signals.interrupt(signals.Interrupted(lost))

@@ -2,7 +2,7 @@
 
 Collectives hang where another process is gone, and JAX's own watchdog ends a process by a signal. So every process
 writes a sign of life into the key-value store of JAX's coordination service each second, or its last word, and reads
-those of the others. Threads do this; they also end the process if its main thread hangs in a collective.
+what the others wrote. Threads do this; they also end the process if its main thread hangs in a collective.
 """
 
 from __future__ import annotations
@@ -57,15 +57,16 @@ class Lifeline:
     ):
         self._role, self._store = role, store
         self._silence, self._grace, self._beat = silence, grace, beat
-        others = [number for number in range(role.processes) if number != role.process]
-        self._words = dict.fromkeys(others, "")
+        peers = [number for number in range(role.processes) if number != role.process]
+        self._words = dict.fromkeys(peers, "")
         # Counted in this process's own beats: after it was stopped itself, it blames no other for that time.
-        self._silent, self._unanswered = dict.fromkeys(others, 0), 0
+        self._silent, self._unanswered = dict.fromkeys(peers, 0), 0
         self._last_word, self._said = "", ""
         self._gone: set[int] = set()
         self._lost: str | None = None
         self._losing = threading.Lock()
         self._noticed, self._leaving, self._wake = threading.Event(), threading.Event(), threading.Event()
+        # Two threads: ``_talk`` may wait in the store for as long as process 0 is stopped, and ``_watch`` notices that.
         for target in (self._talk, self._watch):
             threading.Thread(target=target, name="jrec-lifeline", daemon=True).start()
 
@@ -86,6 +87,7 @@ class Lifeline:
 
     def fail(self, why: str) -> None:
         """Tells the others that this process ends with an error."""
+        # The main thread ends by itself, so that ``_end_soon`` need not end the process.
         self._leaving.set()
         self._say(f"failed {why}")
 
@@ -113,6 +115,7 @@ class Lifeline:
 
     def _say(self, word: str) -> None:
         self._last_word = word
+        # ``_talk`` sends the word. Where process 0 is stopped it cannot, and this gives up after ``_SEND_SECONDS``.
         self._wake.set()
         deadline = time.monotonic() + _SEND_SECONDS
         while self._said != word and time.monotonic() < deadline:
@@ -147,8 +150,10 @@ class Lifeline:
             self._unanswered += 1
             for number, word in self._words.items():
                 self._silent[number] += 1
+                # A process that has finished or left says no more.
                 if self._silent[number] * self._beat > self._silence and not word.startswith(("finished", "left")):
                     # Where process 0 is stopped, nobody's signs of life arrive.
+                    # A store that has not answered for half of the limit tells that case.
                     stopped = 2 * self._unanswered * self._beat > self._silence and self._role.process
                     self._give_up(0 if stopped else number)
 
@@ -156,15 +161,17 @@ class Lifeline:
         self._gone.add(number)
         self._lose(self._of(number, f"{_SILENT} {self._silence:g} s, as a killed or stopped one does"))
 
-    def _of(self, number: int, what: str) -> str:
-        return f"process {number} of {self._role.processes} {what}"
+    def _of(self, number: int, predicate: str) -> str:
+        return f"process {number} of {self._role.processes} {predicate}"
 
     def _lose(self, why: str) -> None:
+        # Both threads come here. The first reason stands: later ones, such as silence, follow from it.
         with self._losing:
             if self._lost is not None:
                 return
             self._lost = why
         self._noticed.set()
+        # In a thread of its own, since ``end`` waits for ``_talk`` to send the last word.
         threading.Thread(target=self._end_soon, args=(why,), daemon=True).start()
 
     def _end_soon(self, why: str) -> None:

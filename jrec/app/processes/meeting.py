@@ -122,6 +122,7 @@ def join(role: Role, *, wait: float = WAIT_SECONDS) -> None:
             break
         if time.monotonic() > deadline:
             raise ConfigError(_absent(role, wait))
+        # It listened before this process joined (``_wait_for_first``), so a refusal means that it has ended.
         if role.process and isinstance(_refusal_of(role), ConnectionRefusedError):
             raise ProcessError(f"process 0 at {role.address} ended before all processes had come; look at its output")
     if failures:
@@ -176,6 +177,7 @@ def _wait_for_first(role: Role, wait: float) -> None:
                 f"process 0 was not reached at {role.address} within {wait:g} s ({error.strerror or error}); start"
                 " it, or give its address by --coordinator"
             ) from error
+        # Whatever else the error is, process 0 may not have started yet.
         time.sleep(0.1)
 
 
@@ -189,8 +191,8 @@ def _refusal_of(role: Role) -> OSError | None:
 
 
 def _absent(role: Role, wait: float) -> str:
-    others = [str(number) for number in range(role.processes) if number != role.process]
-    who = f"process {others[0]}" if len(others) == 1 else f"one or more of the processes {', '.join(others)}"
+    peers = [str(number) for number in range(role.processes) if number != role.process]
+    who = f"process {peers[0]}" if len(peers) == 1 else f"one or more of the processes {', '.join(peers)}"
     return (
         f"{who} of {role.processes} did not come to {role.address} within {wait:g} s; start all of them at about the"
         " same time, each with a --process of its own, and look at their output"
@@ -216,12 +218,14 @@ def compare(role: Role, facts: Mapping[str, str], *, refusal: str | None = None)
     key_values().key_value_set(f"jrec/facts/{role.process}", json.dumps(own))
     if role.process == 0:
         said = [json.loads(published(f"jrec/facts/{number}", _ANSWER_SECONDS)) for number in range(role.processes)]
-        refused = next((number for number, of in enumerate(said) if of["refusal"] is not None), None)
+        # A refusal first: who refuses tells no facts, which would all differ.
+        refused = next((number for number, statement in enumerate(said) if statement["refusal"] is not None), None)
         if refused is not None:
             answer = f"process {refused} of {role.processes} cannot start: {said[refused]['refusal']}"
         else:
-            answer = differences([of["facts"] for of in said]) or ""
+            answer = differences([statement["facts"] for statement in said]) or ""
         key_values().key_value_set("jrec/answer", answer)
+    # Longer than process 0 waits for the facts of a process, so that its own error comes first.
     if answer := published("jrec/answer", 2 * _ANSWER_SECONDS):
         raise ConfigError(printable(answer))
 

@@ -37,6 +37,7 @@ def shared_scores(scores: AnyScores) -> AnyScores:
 def _shared(scores: Scores) -> Scores:
     labels = _of_all(scores.labels.astype(np.uint8)).astype(bool)
     scores = dataclasses.replace(scores, logits=_of_all(scores.logits), labels=labels)
+    # Only now, so that all processes raise: one that raised before would leave the others in the collective.
     check_finite(scores.logits)
     return scores
 
@@ -47,6 +48,7 @@ def _of_all(values: np.ndarray) -> np.ndarray:
         return values
     from jax.experimental import multihost_utils
 
+    # Collectives take equal shapes, but processes may have unequal numbers of examples: padded, then cut again.
     sizes = np.asarray(multihost_utils.process_allgather(np.array(values.size, np.int32)))
     padded = np.zeros(int(sizes.max()), values.dtype)
     padded[: values.size] = values
@@ -68,6 +70,7 @@ def shared_run_folder(config: TrainConfig, *, resume: bool, overwrite: bool) -> 
         )
     if first():
         with open_run_folder(config, resume=resume, overwrite=overwrite) as folder:
+            # The others go on once the folder is checked, cleared where that was asked, and has the configuration.
             wait_for_all("run folder")
             yield folder
     else:
@@ -110,6 +113,8 @@ class AgreedStop(StopRequest):
     def __bool__(self) -> bool:
         if jax.process_count() == 1:
             return bool(self._own)
+        # All processes count their looks alike, so that they meet in the same collective. Never the own request alone:
+        # the others would step on into collectives that this process no longer joins.
         self._looks += 1
         if not self._agreed and self._looks % _STOP_EVERY == 0:
             from jax.experimental import multihost_utils

@@ -53,6 +53,7 @@ def evaluation_facts(checkpoint: str, data: str, plan: str, **options: object) -
     """
     facts = _versions() | {f"--{name}": _text(value) for name, value in options.items()}
     place = pathlib.Path(checkpoint)
+    # A run's folder, one of its checkpoints, one checkpoint of ``Run.save``, or a folder of these, by the latest.
     places = (place / CONFIG_FILE, place.parent.parent / CONFIG_FILE, place / MANIFEST, *manifests(place)[-1:])
     stored = next((p for p in places if p.is_file()), None)
     facts["the run's configuration"] = file_digest(stored) if stored else "absent"

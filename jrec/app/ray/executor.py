@@ -74,7 +74,7 @@ class RayExecutor(concurrent.futures.Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Waits for the calls that are not done; ``cancel_futures`` kills their workers, unlike those of threads."""
+        """Waits for the calls that are not done; ``cancel_futures`` kills their workers (threads would run on)."""
         pending = dict(self._pending)
         if cancel_futures:
             for reference in pending.values():

@@ -92,13 +92,13 @@ def _rescaling(content: Mapping[str, Any]) -> Iterator[str]:
     )
 
 
-def _sentence(what: str, keys: Mapping[str, Any]) -> Iterator[str]:
+def _sentence(goal: str, keys: Mapping[str, Any]) -> Iterator[str]:
     if keys:
-        yield f"{what}: {', '.join(f'{key}={value}' for key, value in keys.items())}"
+        yield f"{goal}: {', '.join(f'{key}={value}' for key, value in keys.items())}"
 
 
 def _changed(config: Mapping[str, Any], keys: Mapping[str, Any]) -> dict[str, str]:
-    """Those of the keys that the configuration has with another value, as texts with that value."""
+    """The keys to which the configuration gives another value, as texts with that value."""
     return _with_now(config, {key: value for key, value in keys.items() if _now(config, key) not in (None, value)})
 
 

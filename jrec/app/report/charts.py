@@ -77,8 +77,8 @@ def calibration(content: Mapping[str, Any]) -> Iterator[str]:
             Mark(kind="bars", color=color, x=predicted.tolist(), y=lower.tolist(), upper=(observed + error).tolist()),
             Mark(kind="points", color=color, x=predicted.tolist(), y=observed.tolist(), name=name),
         ]
-        axes = [Axis(label=f"{what} click rate", low=low, high=high, logarithmic=logarithmic)
-                for what in ("predicted", "observed")]  # fmt: skip
+        axes = [Axis(label=f"{rate} click rate", low=low, high=high, logarithmic=logarithmic)
+                for rate in ("predicted", "observed")]  # fmt: skip
         yield chart(marks, title=f"Calibration on {split}", x=axes[0], y=axes[1], height=320)
 
 

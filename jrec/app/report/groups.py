@@ -73,13 +73,13 @@ def score_groups(scores: Scores, groups: np.ndarray) -> GroupScores:
     new[1:] = (group[1:] != group[:-1]) | (logits[1:] != logits[:-1])
     starts = np.flatnonzero(new)
     tied = np.add.reduceat(labels, starts) if starts.size else labels
-    others = np.diff(np.append(starts, len(group))) - tied
+    negatives = np.diff(np.append(starts, len(group))) - tied
     owner = group[starts]
-    before = np.cumsum(others) - others
+    before = np.cumsum(negatives) - negatives
     first = np.searchsorted(owner, np.arange(len(numbers)))
     below = before - before[first][owner] if starts.size else before
     twice_wins = np.zeros(len(numbers), np.int64)
-    np.add.at(twice_wins, owner, tied * (2 * below + others))
+    np.add.at(twice_wins, owner, tied * (2 * below + negatives))
     pairs = positives * (examples - positives)
     return GroupScores(
         groups=numbers,

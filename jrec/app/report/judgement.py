@@ -74,8 +74,8 @@ def _tasks(tasks: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:
             continue
         split, metrics = list(splits.items())[-1]
         none: Baselines = {name: {} for name in ("auc", "log_loss", "calibration_error")}
-        found = (*_undefined(tasks[task]), *_log_loss(split, metrics, none), *_calibration(split, metrics, none))
-        yield from (dataclasses.replace(one, text=f"{task}: {one.text}") for one in found)
+        of_task = (*_undefined(tasks[task]), *_log_loss(split, metrics, none), *_calibration(split, metrics, none))
+        yield from (dataclasses.replace(one, text=f"{task}: {one.text}") for one in of_task)
 
 
 def metric_by_split(content: Mapping[str, Any], metric: str) -> dict[str, dict[str, float]]:

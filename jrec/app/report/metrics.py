@@ -61,7 +61,7 @@ class Scores:
 class Evaluation:
     """The metrics of ``Scores``, in ``UNITS``. ``undefined`` gives the reason for each that is None.
 
-    ``refinement`` is measured in training alone, where ``evaluate.early_stopping`` goes by it.
+    ``refinement`` is measured only in training, where ``evaluate.early_stopping`` goes by it.
     """
 
     examples: int

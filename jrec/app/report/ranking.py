@@ -26,7 +26,7 @@ class RankScores:
     Attributes:
       ranks: (examples,) int32, how many other items score at least as high as the one that came next; ``NEVER`` of an
         item that training did not see, ``LEFT_OUT`` of one that was left out.
-      candidates: The items that are ranked, before those of the history are left out.
+      candidates: The items that are ranked, before a history's items are left out.
       at: The k of HR@k and NDCG@k.
     """
 
@@ -42,7 +42,7 @@ class RankingEvaluation:
     Attributes:
       examples: How many there are.
       unknown_items: How many of their items training did not see; they count as not found.
-      repeated_items: How many of them are left out as those of the history, and count as not found.
+      repeated_items: How many of them are left out because the history has them; they count as not found.
       metrics: "hr@k" and "ndcg@k" for every k, and "mrr".
       first: The k that decides which step is the best.
     """
@@ -145,8 +145,8 @@ def findings(content: Mapping[str, Any]) -> dict[str, list[str]]:
     if (popular := popularity(content, split)) is not None:
         worse = [key for key in names if metrics[key] <= popular[key]]
         if worse:
-            found = ", ".join(f"{names[key][0]} {metrics[key]:.4f} against {popular[key]:.4f}" for key in worse)
-            warnings.append(f"the model ranks {split}'s items no better than their popularity does: {found}")
+            comparisons = ", ".join(f"{names[key][0]} {metrics[key]:.4f} against {popular[key]:.4f}" for key in worse)
+            warnings.append(f"the model ranks {split}'s items no better than their popularity does: {comparisons}")
             advice.append("more epochs=, another optimizer.learning_rate and optimizer.embedding.learning_rate")
     repeated = metrics["repeated_items"] / metrics["examples"]
     if repeated > _MANY:

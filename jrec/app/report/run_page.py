@@ -106,8 +106,8 @@ def _tiles(content: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _scores(content: Mapping[str, Any]) -> Iterator[str]:
-    names, others = _named(content)
-    columns, keys = {"": "", **dict((names | others).values())}, list(names | others)
+    names, further = _named(content)
+    columns, keys = {"": "", **dict((names | further).values())}, list(names | further)
     for split, metrics in reversed(content["splits"].items()):
         rows = [["the model", *_metrics(keys, metrics)]]
         for key, name in BASELINES.items():
@@ -127,7 +127,7 @@ def _tasks(content: Mapping[str, Any]) -> Iterator[str]:
     """The metrics of every task beside each other, and the calibration of those that other sections leave out."""
     if not (tasks := content.get("tasks", {})):
         return
-    first, *others = tasks
+    first, *further_tasks = tasks
     yield paragraph(
         f"Examples have several labels. All other sections are of the first, {first}; each task's metrics are of the"
         " examples whose label of it is known."
@@ -137,7 +137,7 @@ def _tasks(content: Mapping[str, Any]) -> Iterator[str]:
         scored = {task: one["splits"][split] for task, one in tasks.items() if split in one["splits"]}
         rows = [[task, *_metrics(keys, metrics)] for task, metrics in scored.items()]
         yield table(f"Tasks on the {split} split", columns, rows)
-    for task in others:
+    for task in further_tasks:
         named = {
             part: {f"{split}, {task}": one for split, one in tasks[task][part].items()}
             for part in ("splits", "reliability")

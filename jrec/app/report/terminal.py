@@ -150,8 +150,8 @@ def _baseline_lines(content: Mapping[str, Any]) -> Iterator[str]:
             metrics = baselines.get(key, {"splits": {}})["splits"].get(split)
             if metrics is not None:
                 auc = "-" if metrics["auc"] is None else f"{metrics['auc']:.4f}"
-                of = f" of {baselines[key]['feature']}" if "feature" in baselines[key] else ""
-                texts.append(f"{name}{of}: AUC {auc}, log loss {metrics['log_loss']:.4f}")
+                feature = f" of {baselines[key]['feature']}" if "feature" in baselines[key] else ""
+                texts.append(f"{name}{feature}: AUC {auc}, log loss {metrics['log_loss']:.4f}")
         if texts:
             yield f"{split}, baselines: {'; '.join(texts)}"
     kept = ", kept from an earlier run" if baselines["cached"] else ""

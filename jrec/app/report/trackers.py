@@ -154,8 +154,8 @@ def _mlflow_experiment(client: Any) -> str:
     name = os.environ.get("MLFLOW_EXPERIMENT_NAME")
     if not name:
         return os.environ.get("MLFLOW_EXPERIMENT_ID", "0")
-    found = client.get_experiment_by_name(name)
-    return client.create_experiment(name) if found is None else found.experiment_id
+    experiment = client.get_experiment_by_name(name)
+    return client.create_experiment(name) if experiment is None else experiment.experiment_id
 
 
 _TRACKERS = {"wandb": _WandB, "mlflow": _MLflow}

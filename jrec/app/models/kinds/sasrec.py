@@ -1,4 +1,4 @@
-"""SASRec: the encoder of a user's items by attention alone; everything else is HSTU's."""
+"""SASRec: the encoder of a user's items uses only attention; everything else is shared with HSTU."""
 
 from jrec.app.models.kinds.hstu import NextItemKind
 

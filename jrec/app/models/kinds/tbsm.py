@@ -30,8 +30,8 @@ class TBSMSection(Section):
       attention_mlp: Hidden widths of the time-series layer's MLP.
       inner: The product of the steps with the target: "dot", or by a matrix A "indefinite" and by A'A "definite".
       heads: The number of time-series layers.
-      top_with: What the top MLP sees beside the target: the steps' weighted sum alone ("context"), or the steps'
-        products with the target, too ("products").
+      top_with: What the top MLP sees beside the target: only the steps' weighted sum ("context"), or also the
+        steps' products with the target ("products").
     """
 
     histories: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -51,8 +51,8 @@ class TBSMKind(ClickKind[TBSMSection]):
     @override
     def check_own(self, model: ModelConfig) -> None:
         check_interaction(model)
-        others = model.wide or model.dot_with != "auto" or model.members > 1
-        if model.interaction not in ("dot", "concat") or others:
+        unsupported = model.wide or model.dot_with != "auto" or model.members > 1
+        if model.interaction not in ("dot", "concat") or unsupported:
             raise ConfigError(
                 f"model.kind is 'tbsm', but model.interaction is {model.interaction!r}, model.wide {model.wide},"
                 f" model.dot_with {model.dot_with!r} and model.members {model.members}; a TBSM has interaction 'dot' or"

@@ -44,7 +44,7 @@ class TwoTowerSection(Section):
       user_mlp, item_mlp: Widths of each tower's layers; the last, the vector's, is the same in both.
       temperature: What cosines of vectors are divided by, to be logits of the softmax.
       log_q: Whether the logarithm of an item's share in training is taken off its scores, so that frequent items are
-        not pushed away for being negatives often. The share is that of the table's accesses.
+        not pushed away for being negatives often. The share counts all of the table's accesses.
     """
 
     user: tuple[str, ...] = ()
@@ -103,8 +103,9 @@ class TwoTowerKind(RankingKind[TwoTowerSection]):
                 " layer, and last layers of one width, that of the vectors"
             )
         by_feature = {f"model.features.{name}": feature.pooling for name, feature in model.features.items()}
-        if whole := [key for key, how in {"model.pooling": model.pooling, **by_feature}.items() if how == "none"]:
-            raise ConfigError(f"{whole[0]} is 'none', but a tower reads one vector of each feature; pool it")
+        poolings = {"model.pooling": model.pooling, **by_feature}
+        if unpooled := [key for key, pooling in poolings.items() if pooling == "none"]:
+            raise ConfigError(f"{unpooled[0]} is 'none', but a tower reads one vector of each feature; pool it")
 
     @override
     def schema(self, model: ModelConfig, schema: Schema) -> Schema:
@@ -233,13 +234,13 @@ class TwoTowerKind(RankingKind[TwoTowerSection]):
                 f"model.factory is {run.config.model.factory}, but only jrec.nn.TwoTower can be exported as two towers;"
                 " `jrec predict --k` ranks by yours"
             )
-        found = item_vectors(run.run, run.config, run.schema, run.catalogue)
+        vectors = item_vectors(run.run, run.config, run.schema, run.catalogue)
         return dataclasses.replace(
             source,
             model=run.model.for_users(),
-            rows=lambda of, rows: found[rows] if of == name else source.rows(of, rows),
+            rows=lambda table_name, rows: vectors[rows] if table_name == name else source.rows(table_name, rows),
             retrieval=dataclasses.replace(retrieval, table=name, left_out_row=None, items=table.name),
-            vectors=TableConfig(name=name, rows=len(found), dim=found.shape[1], dtype=run.config.model.table_dtype),
+            vectors=TableConfig(name=name, rows=len(vectors), dim=vectors.shape[1], dtype=run.config.model.table_dtype),
             items=run.catalogue.rows,
         )
 
