@@ -189,6 +189,17 @@ def test_padding_rows_change_nothing(implementation):
     np.testing.assert_array_equal(new, [[0.0, 1.0], [1.0, 2.0], [4.0, 5.0]])
 
 
+def test_padding_that_int32_cannot_number_is_refused():
+    """It would wrap around to rows of the table; nothing is computed here."""
+    from jrec.ops.row_update_xla import _distinct
+
+    rows = jax.ShapeDtypeStruct((8,), jnp.int32)
+    at_most = jax.ShapeDtypeStruct((2**31 - 8, 1), jnp.float32)
+    assert jax.eval_shape(_distinct, rows, at_most).shape == (8,)
+    with pytest.raises(ValueError, match="a table of 2,147,483,641 rows cannot be updated at 8 rows at once"):
+        jax.eval_shape(_distinct, rows, jax.ShapeDtypeStruct((2**31 - 7, 1), jnp.float32))
+
+
 def test_a_foreign_optimizer_runs_by_its_own_step_and_native_refuses_it():
     class Mine(ops.SGD):
         def step_rows(self, rows, gradients, slots, math):

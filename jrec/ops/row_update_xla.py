@@ -149,8 +149,17 @@ def _step_in_place(
 
 
 def _distinct(rows: jax.Array, table: jax.Array) -> jax.Array:
-    """Rows whose padding is distinct rows past the end, which are dropped: the promise of unique rows holds for all."""
+    """Rows whose padding is distinct rows past the end, which are dropped: the promise of unique rows holds for all.
+
+    Raises:
+      ValueError: If there are no such numbers in int32, in which they would be rows of the table again.
+    """
     num_rows = table.shape[0]
+    if num_rows + rows.shape[0] > 2**31:
+        raise ValueError(
+            f"a table of {num_rows:,} rows cannot be updated at {rows.shape[0]:,} rows at once: together they must be"
+            f" at most 2**31; split the table, or update fewer rows (unique_capacities)"
+        )
     return jnp.where(rows < num_rows, rows, num_rows + jnp.arange(rows.shape[0], dtype=jnp.int32))
 
 

@@ -119,7 +119,7 @@ class ClickKind[S: Section](ModelKind[S]):
     def identity(self, model: ModelConfig, num_dense: int) -> dict[str, Any]:
         if self.keys is not None:
             keys = super().identity(model, num_dense)
-            del keys["multi_task"]["weights"]  # of the loss
+            keys.get("multi_task", {}).pop("weights", None)  # of the loss
             return keys
         keys = dataclasses.asdict(model)
         del keys["factory"], keys["options"], keys["sections"], keys["multi_task"]["weights"]
