@@ -33,7 +33,7 @@ def summary_table(calibration: Calibration, schema: Schema, profile: AccessProfi
     cutoff = float("inf") if calibration.cutoff is None else calibration.cutoff
     for t, box in zip(large, boxes, strict=True):
         found = box.estimate(cutoff)
-        judged = ("counted", "") if found.how == "counted" else (f"{found.rows:,.0f}", f"{found.bound:,.0f}")
+        judged = ("counted", "") if found.method == "counted" else (f"{found.rows:,.0f}", f"{found.bound:,.0f}")
         table.add_row(*_cells(calibration, t.name, t.rows, t.hot), *judged)
     if small := [t for t in calibration.tables if not t.large]:
         rows = sum(t.rows for t in small)
