@@ -92,7 +92,7 @@ def test_mistakes_are_explained(data, tmp_path, capsys, arguments, message):
 
 
 def test_a_bound_that_does_not_hold_is_said(data, capsys, monkeypatch):
-    monkeypatch.setattr(RandEmBox, "estimate", lambda self, cutoff: Estimate(rows=0, bound=0, how="t"))
+    monkeypatch.setattr(RandEmBox, "estimate", lambda self, cutoff: Estimate(rows=0, bound=0, method="t"))
     assert main(["fae", "calibrate", data, *CALIBRATE, "--sample", "0.4", "--quiet"]) == 0
     assert "a bound of the Rand-Em Box did not hold" in capsys.readouterr().out
 
