@@ -42,7 +42,7 @@ from jrec.checkpoint import Checkpoints, Saved
 from jrec.data.loader import Loader
 from jrec.data.schema import Schema
 from jrec.run.feeds.batches import Position
-from jrec.run.feeds.makers import Steps
+from jrec.run.feeds.options import Steps
 from jrec.run.feeds.run_feed import RunFeed
 from jrec.run.processes import first
 from jrec.run.step import StepResults

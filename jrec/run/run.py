@@ -24,7 +24,8 @@ from jrec.nn.optimizer import Loss, SparseModel
 from jrec.outputs import check_local, kind_of
 from jrec.run.feeds.batches import Position
 from jrec.run.feeds.in_place import reads_in_place
-from jrec.run.feeds.makers import Feeds, Steps
+from jrec.run.feeds.makers import Feeds
+from jrec.run.feeds.options import FeedOptions, Steps
 from jrec.run.feeds.run_feed import FedBatch, RunFeed
 from jrec.run.identity import Description, identity_of
 from jrec.run.options import HostOptions
@@ -174,21 +175,11 @@ class Run:
           ConfigError: If ``hot``, but there is no plan; if ``steps``, but batches read host memory, or tables grow.
           RuntimeError: If another feed is open that reads rows in host memory ahead of its steps, as this one would.
         """
-        return self._feeds.open(
-            batches,
-            dense=dense,
-            label=label,
-            batch_size=batch_size,
-            hot=hot,
-            on_bad_id=on_bad_id,
-            workers=workers,
-            prefetch=prefetch,
-            position=position,
-            total=total,
-            steps=steps,
-            trace=trace,
-            **packing,
-        )
+        options = FeedOptions(
+            dense=dense, label=label, batch_size=batch_size, hot=hot, on_bad_id=on_bad_id, workers=workers,
+            prefetch=prefetch, position=position, total=total, steps=steps, trace=trace, packing=packing,
+        )  # fmt: skip
+        return self._feeds.open(batches, options)
 
     @property
     def one_by_one(self) -> str:

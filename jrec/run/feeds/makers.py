@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-import pathlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
 
 from jrec.batch import Batch
-from jrec.data.blocks import LABEL
 from jrec.data.identity import Identity
 from jrec.data.loader import Loader
-from jrec.data.packing import CastPlace, OnBadId, Packer, kept_orders
+from jrec.data.packing import CastPlace, Packer, kept_orders
 from jrec.errors import ConfigError
 from jrec.run.feeds.ahead import PlacedFeed
-from jrec.run.feeds.batches import Batches, PackedBatches, Position
+from jrec.run.feeds.batches import Batches, PackedBatches
 from jrec.run.feeds.feed import Feed, LoaderFeed
 from jrec.run.feeds.host import HostFeed
 from jrec.run.feeds.in_place import HostCasts, InPlaceFeed
 from jrec.run.feeds.mesh import MeshFeed
+from jrec.run.feeds.options import FeedOptions
 from jrec.run.feeds.run_feed import ItemPacker, RunFeed
 from jrec.run.options import HostOptions
 from jrec.run.placement.setup import MeshSetup
 from jrec.run.state import RunState
 
-Steps = int | Callable[[int], int]
-"""How many steps a dispatch takes, or a function of the batches before it to that."""
 Fed = tuple[tuple[str, ...], Identity | None]
 """Names of the float features of what a run was fed with, and its dataset, where that is known."""
 
@@ -51,54 +48,37 @@ class Feeds:
         self.opened: list[RunFeed] = []
         self.fed: Fed = ((), None)
 
-    def open(
-        self,
-        batches: Iterable[Any],
-        *,
-        dense: Sequence[str] = (),
-        label: str | None = LABEL,
-        batch_size: int | None = None,
-        hot: bool = False,
-        on_bad_id: OnBadId = "raise",
-        workers: int = 2,
-        prefetch: int = 2,
-        position: Position | None = None,
-        total: int | None = None,
-        steps: Steps = 1,
-        trace: pathlib.Path | None = None,
-        **packing: Any,
-    ) -> RunFeed:
+    def open(self, batches: Iterable[Any], told: FeedOptions) -> RunFeed:
         """See ``Run.feed``."""
         self.opened = [feed for feed in self.opened if not feed.closed]
-        if steps != 1 and (reason := self.one_by_one(hot=hot)):
+        if told.steps != 1 and (reason := self.one_by_one(hot=told.hot)):
             raise ConfigError(f"several steps in one dispatch need batches that only devices change, but {reason}")
-        reads_ahead = bool(self._state.tables) and not (self._in_place or hot)
-        self._check(hot=hot, reads_ahead=reads_ahead)
+        reads_ahead = bool(self._state.tables) and not (self._in_place or told.hot)
+        self._check(hot=told.hot, reads_ahead=reads_ahead)
         setup = self._state.setup
-        setup = setup.for_hot_batches() if hot and setup is not None else setup
+        setup = setup.for_hot_batches() if told.hot and setup is not None else setup
         transform = self._transform(setup)
         # On a CPU the device's memory is the host's: a step takes NumPy arrays where they are.
-        placed = steps != 1 or (workers > 0 and jax.default_backend() != "cpu")
+        placed = told.steps != 1 or (told.workers > 0 and jax.default_backend() != "cpu")
         # Keys of growing tables get rows in the order of the batches. ``PackedBatches`` calls ``order`` in that order,
         # while a loader's threads pack several batches at a time.
         replays = isinstance(batches, Loader) and batches.packs and not self._state.growing
         if isinstance(batches, Loader):
             self.fed = (tuple(feature.name for feature in batches.schema.dense), batches.schema.identity)
         else:
-            self.fed = (tuple(dense), None)
+            self.fed = (tuple(told.dense), None)
         if isinstance(batches, Loader) and replays:
             batches.pass_through(transform)
             packed: Batches = batches
         else:
-            packing |= {"dense": dense, "label": label, "on_bad_id": on_bad_id}
-            pack = self._packer(batches, batch_size, setup, threads=workers > 0, placed=placed, **packing)
+            pack = self._packer(batches, told, setup, placed=placed)
             packed = PackedBatches(
-                batches, pack, transform=transform, workers=workers, prefetch=prefetch, order=pack.order
+                batches, pack, transform=transform, workers=told.workers, prefetch=told.prefetch, order=pack.order
             )
-        feed = self._feed(packed, setup, total=total, steps=steps if placed else None, trace=trace)
+        feed = self._feed(packed, told, setup, placed=placed)
         opened = RunFeed(feed, reads_ahead=reads_ahead, replays=replays)
-        if position is not None:
-            opened.restore(position)
+        if told.position is not None:
+            opened.restore(told.position)
         self.opened.append(opened)
         return opened
 
@@ -129,16 +109,16 @@ class Feeds:
         return HostCasts(self._state.layout.host_stacks) if self._in_place else None
 
     def _packer(
-        self,
-        batches: Iterable[Any],
-        batch_size: int | None,
-        setup: MeshSetup | None,
-        *,
-        threads: bool,
-        placed: bool,
-        **packing: Any,
+        self, batches: Iterable[Any], told: FeedOptions, setup: MeshSetup | None, *, placed: bool
     ) -> ItemPacker:
-        growing, packing = self._state.growing, {**packing, "orders": kept_orders(packing.get("orders"))}
+        growing, orders = self._state.growing, kept_orders(told.packing.get("orders"))
+        packing = {
+            **told.packing,
+            "orders": orders,
+            "dense": told.dense,
+            "label": told.label,
+            "on_bad_id": told.on_bad_id,
+        }
         if growing:
             packing["vocabularies"] = {**packing.get("vocabularies", {}), **growing.keys()}
         # On a mesh every device casts the bags of its own part in the step (``AddressMap.routed``): a cast of the whole
@@ -147,24 +127,17 @@ class Feeds:
         ahead = placed or setup is not None or bool(self._state.tables)
         return ItemPacker(
             Packer(self._state.layout, cast=cast, **packing),
-            batch_size,
+            told.batch_size,
             1 if setup is None else sum(number in setup.local for number in setup.plan.compute_devices),
             growing,
-            columns_wait=threads or placed or setup is not None,
+            columns_wait=told.workers > 0 or placed or setup is not None,
             batches_wait=ahead and not isinstance(batches, Loader),
         )
 
-    def _feed(
-        self,
-        batches: Batches,
-        setup: MeshSetup | None,
-        *,
-        total: int | None,
-        steps: Steps | None,
-        trace: pathlib.Path | None,
-    ) -> Feed:
-        """The feed for the places of the run's rows; ``steps`` where it places batches on one device."""
-        state, at = self._state, steps if callable(steps) else lambda _: steps or 1
+    def _feed(self, batches: Batches, told: FeedOptions, setup: MeshSetup | None, *, placed: bool) -> Feed:
+        """The feed for the places of the run's rows; ``placed`` where batches go to one device ahead of their steps."""
+        state, total, trace, steps = self._state, told.total, told.trace, told.steps if placed else None
+        at = steps if callable(steps) else lambda _: steps or 1
         # Hot batches read no row of host memory, whatever else the plan keeps there, so they need no pipeline.
         if setup is not None and (setup.hot or not state.tables):
             return MeshFeed(batches, setup=setup, total=total, steps=at)
