@@ -32,11 +32,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks import harness, workloads
+from benchmarks.studies import milp
 from jrec.access.count import exact_profile
 from jrec.access.power_law import power_law_profile
 from jrec.access.profile import AccessProfile, TableProfile
 from jrec.prepare.synth import shape_like
-from jrec.sharding import milp
 from jrec.sharding.balance import assign, loads_of, polish
 from jrec.sharding.baselines import BASELINES
 from jrec.sharding.cost import Cost, degree_of_balance, evaluate, replicated_seconds

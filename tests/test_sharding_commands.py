@@ -33,10 +33,6 @@ def data(tmp_path_factory):
 def test_a_plan_is_made_explained_and_drawn(data, tmp_path, capsys):
     out = tmp_path / "plan"
     command = ["plan", str(data), "--hardware", "dgx-a100", "--dim", "16", "--batch-size", "2048", "--out", str(out)]
-    assert cli.main([*command, "--devices", "2", "--exact", "20", "--figure", "none"]) == 0
-    gap = re.search(r"exact: optimum of \d+ pieces .* the plan .*, ([+-][\d.]+) %", capsys.readouterr().out)
-    assert gap is not None
-    assert float(gap[1]) <= 5
     assert cli.main(command) == 0
     printed = capsys.readouterr().out
     for name in ("oper", "memory-greedy", "access-greedy", "table-wise", "row-wise", "TorchRec-like"):
@@ -90,9 +86,8 @@ def test_some_devices_keep_the_tables_from_the_shell(data, tmp_path, capsys):
     assert "devices 0-3 compute and keep no rows, 4-7 keep the tables" in printed
     plan = load_plan(out, devices=8)
     assert set(plan.owner.tolist()) == {4, 5, 6, 7}
-    assert cli.main([*base, "--tables-on", "0", "--explain", "C3", "--exact", "1"]) == 0
+    assert cli.main([*base, "--tables-on", "0", "--explain", "C3"]) == 0
     printed = capsys.readouterr().out
-    assert "exact: not solved, since some devices only keep tables" in printed
     assert re.search(r"devices 1-7 compute and keep no rows, 0 keep the tables", printed)
     for wrong, says in (("8", "names device 8"), ("x", "--tables-on is 'x'"), ("0-7", "none would compute")):
         assert cli.main([*base, "--tables-on", wrong]) == 2
@@ -243,7 +238,7 @@ import jrec.access, jrec.sharding
 from jrec.sharding import PRESETS, BASELINES, Problem, plan_placement, build_plan, load_plan, save_plan, measure_drift
 from jrec.access import AccessMonitor, AccessProfile, exact_profile, power_law_profile
 from jrec.sharding.problem import tables_of
-import jrec.sharding.milp, jrec.sharding.explain, jrec.sharding.figure, jrec.app.commands.plan
+import jrec.sharding.explain, jrec.sharding.figure, jrec.app.commands.plan
 p = Problem(tables=tables_of([("a", 99)], 4), profile=power_law_profile({"a": 99}, examples=999),
             hardware=PRESETS["dgx-a100"], batch_size=8)
 build_plan(p, plan_placement(p).placement)

@@ -7,9 +7,10 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 
+from benchmarks.studies import milp
 from jrec.access.power_law import power_law_profile
 from jrec.errors import ConfigError
-from jrec.sharding import milp, planner
+from jrec.sharding import planner
 from jrec.sharding.balance import assign, loads_of, polish
 from jrec.sharding.baselines import BASELINES, access_greedy
 from jrec.sharding.cost import degree_of_balance, evaluate, replicated_seconds, sharded_seconds

@@ -1,4 +1,4 @@
-"""Which device keeps which rows: OPER's cost model and planner, baselines, an exact solver, and the plan file."""
+"""Which device keeps which rows: OPER's cost model and planner, baselines, and the plan file."""
 
 from typing import TYPE_CHECKING
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from jrec.app.config import TrainConfig
     from jrec.data.schema import Schema
     from jrec.sharding.cost import Cost
-    from jrec.sharding.planner import Planned, PlanOptions
+    from jrec.sharding.planner import PlanOptions
     from jrec.sharding.problem import Problem
     from jrec.sharding.tiers import TTOption
 
@@ -47,7 +47,6 @@ hardware: dgx-a100, h200x8, a100-4x4, h200-2x8, or a TOML file such as
   host = "25GB/s"        # to host memory; leave out for no host tier
   tables_on = "4-7"      # as --tables-on; leave out for tables on all
 """
-_EXACT_PAIRS = 400  # pieces times devices that HiGHS still ends with in a minute or so
 PER_DEVICE = 16_384  # examples, OPER's setting: Table 2's 3.25 MB are 16,384 x 26 x 64 bytes / 8
 
 
@@ -124,12 +123,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         " (as tables are that --config makes tensor-train)",
     )  # fmt: skip
     parser.add_argument(
-        "--exact",
-        type=number(0, 1e6, above=True),
-        metavar="SECONDS",
-        help="also solve a coarser instance exactly, to show the gap",
-    )
-    parser.add_argument(
         "--figure", metavar="FILE.svg", help="figure of the comparison (default OUT.svg); 'none' draws none"
     )
     parser.add_argument(
@@ -183,8 +176,6 @@ def run(args: argparse.Namespace) -> int:
     print(summary(problem, planned, plan))
     size = pathlib.Path(args.out).stat().st_size
     print(f"{args.out}: {len(plan.start):,} ranges of {len(plan.tables)} tables, {size:,} bytes")
-    if args.exact is not None:
-        print(_exact(args.exact, problem, options, planned))
     if figure:
         title = f"{schema.name} on {problem.hardware.name}, {problem.purpose}"
         draw_balance(costs, figure, title=title)
@@ -203,36 +194,6 @@ def _also(name: str, problem: Problem, options: PlanOptions) -> dict[str, Cost]:
         return {name: plan_placement(problem, options).cost}
     except PlanError:
         return {}
-
-
-def _exact(seconds: float, problem: Problem, options: PlanOptions, planned: Planned) -> str:
-    """The optimum of pieces as fine as the solver can be asked for, beside the plan."""
-    from jrec.errors import ConfigError
-    from jrec.sharding import milp
-    from jrec.sharding.explain import human_seconds
-    from jrec.sharding.partition import partition, whole
-
-    if not seconds > 0:
-        raise ConfigError(f"--exact is {seconds}; give the solver's time in seconds")
-    if planned.tiers.host_bytes or planned.tiers.tt:
-        return "exact: not solved, since rows live in host memory or tensor trains"
-    if problem.computes is not None:
-        return "exact: not solved, since some devices only keep tables"
-    threshold = 0.32
-    pieces = partition(problem, threshold, *whole(problem))
-    while threshold > options.threshold:
-        finer = partition(problem, threshold / 2, *whole(problem))
-        if len(finer) * problem.devices > _EXACT_PAIRS:
-            break
-        threshold, pieces = threshold / 2, finer
-    solved = milp.solve(problem, pieces, seconds=seconds, rule=planned.rule)
-    if solved.placement is None:
-        return f"exact: {len(pieces):,} pieces, nothing found in {solved.seconds:.0f} s"
-    ours = milp.objective(problem, planned.placement, planned.rule)
-    state = "optimum" if solved.optimal else f"best found, at most {100 * solved.gap:.1f} % above the optimum,"
-    gap = 100 * (ours / solved.objective - 1) if solved.objective > 0 else 0.0
-    optimum = f"{state} of {len(pieces):,} pieces {human_seconds(solved.objective)} in {solved.seconds:.1f} s"
-    return f"exact: {optimum}; the plan {human_seconds(ours)}, {gap:+.1f} %"
 
 
 def _explain(args: argparse.Namespace) -> int:
