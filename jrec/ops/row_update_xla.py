@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from jrec.ops import rounding
 from jrec.ops.platforms import cpu_or_other
+from jrec.ops.sizes import all_static
 from jrec.row_optimizers import RowOptimizer, Slots
 
 
@@ -155,7 +156,7 @@ def _distinct(rows: jax.Array, table: jax.Array) -> jax.Array:
       ValueError: If there are no such numbers in int32, in which they would be rows of the table again.
     """
     num_rows = table.shape[0]
-    if num_rows + rows.shape[0] > 2**31:
+    if all_static(table, rows) and num_rows + rows.shape[0] > 2**31:
         raise ValueError(
             f"a table of {num_rows:,} rows cannot be updated at {rows.shape[0]:,} rows at once: together they must be"
             f" at most 2**31; split the table, or update fewer rows (unique_capacities)"
