@@ -99,13 +99,13 @@ class ModelKind[S: Section](abc.ABC):
                 f" one of {', '.join(self.metrics)}"
             )
 
-    def check_use(self, use: str) -> None:
+    def check_use(self, use: str, subject: str) -> None:
         """Refuses uses that need what the kind has not: "plan" or "compress".
 
         Raises:
           ConfigError: Says why, and what to do.
         """
-        del use
+        del use, subject
 
     # The dataset
 
