@@ -92,8 +92,8 @@ class RankingKind[S: Section](ModelKind[S]):
             )
         if use == "compress":
             raise ConfigError(
-                f"{subject} is of model.kind {self.name!r}, whose AUC `jrec compress` could not compare; train it with a"
-                " tensor train from the start (tables.overrides.NAME.tier = 'tt')"
+                f"{subject} is of model.kind {self.name!r}, whose AUC `jrec compress` could not compare; train it with"
+                " a tensor train from the start (tables.overrides.NAME.tier = 'tt')"
             )
 
     @override
