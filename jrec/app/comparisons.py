@@ -16,9 +16,9 @@ from jrec.app.report.metrics import Scores
 from jrec.app.report.ranking import AnyScores
 from jrec.app.report.slices import EACH, add_block, slicers
 from jrec.data.blocks import LABEL, Column
+from jrec.data.parquet import read_batches
 from jrec.data.schema import DatasetError, Schema
 from jrec.data.unknown import UnknownValues
-from jrec.prepare.readers.tables import read_batches
 
 
 def comparison_sections(

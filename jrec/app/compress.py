@@ -150,7 +150,7 @@ def compress_run(
     if ((out / CONFIG_FILE).exists() or holds_checkpoints(out)) and not overwrite:
         raise ConfigError(f"{out} holds a run already; replace it with --overwrite, or choose another --out")
     run = open_run(checkpoint, data)
-    run.config.model.of_kind.check_use("compress", str(checkpoint))
+    run.config.model.of_kind.check_compress(str(checkpoint))
     run.schema.check_numbered("`jrec compress` gives rows common cores")
     selected = _selected(run, selection)
     tables, rows = {}, 0

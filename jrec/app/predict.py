@@ -77,6 +77,11 @@ class LoadedRun:
     def _predictor(self) -> Predictor:
         return self.restored.config.model.of_kind.predictor(self.restored)
 
+    @property
+    def encoder(self) -> Encoder:
+        """Gives raw values their rows, as ``predict`` or ``best`` takes them."""
+        return self._predictor.encoder
+
     def _unknown(self) -> UnknownValues:
         growing = {name: own.rows for name, own in self._predictor.growing.items()}
         return UnknownValues(self.restored.schema, growing)

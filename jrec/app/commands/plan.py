@@ -290,7 +290,7 @@ def _config(args: argparse.Namespace) -> TrainConfig | None:
     from jrec.app.config import load_config
 
     config = load_config(args.config, () if args.data is None else (f"data.path={args.data}",))
-    config.model.of_kind.check_use("plan", f"--config {args.config}")
+    config.model.of_kind.check_plan(f"--config {args.config}")
     return config
 
 

@@ -152,11 +152,13 @@ def _say_unread(config: TrainConfig) -> None:
     """Says which features a model that ranks items leaves out, and which key does not apply to packs."""
     if config.data.oov_rate and config.schedule == "fae":  # such as of `jrec init`, whose schedule is another
         print(f"jrec: data.oov_rate = {config.data.oov_rate} does not apply to the ids of packs", file=sys.stderr)
+    model, kind = config.model, config.model.of_kind
+    if not (read := kind.reads(model)):
+        return
     from jrec.data.schema import Schema
 
-    model, kind = config.model, config.model.of_kind
-    if config.schedule == "plain" and (names := kind.unread(model, Schema.load(config.data.path, check_files=False))):
-        print(f"jrec: model.kind {model.kind!r} reads only {kind.reads(model)}, not {names}", file=sys.stderr)
+    if names := kind.unread(model, Schema.load(config.data.path, check_files=False)):
+        print(f"jrec: model.kind {model.kind!r} reads only {read}, not {names}", file=sys.stderr)
 
 
 def _over(folder: str, taken: int, steps: int) -> str:

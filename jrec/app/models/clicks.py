@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, override
 
 from jrec.app.models.kind import ModelKind
@@ -94,19 +94,14 @@ class ClickKind[S: Section](ModelKind[S]):
         from jrec.app.tables import layout_of
 
         model, names = config.model, [f.name for f in schema.categorical]
-        if unknown := sorted(set(model.features) - set(names)):
-            raise ConfigError(
-                f"model.features.{unknown[0]}: the dataset has no categorical feature of that name, only"
-                f" {', '.join(names)}"
-            )
         histories = self.unpooled(model)
+        features = pooled_features(model, schema, set(histories.values()))
         if unknown := sorted({*histories, *histories.values()} - set(names)):
             raise ConfigError(
                 f"model.{self.section_name}.histories names {unknown[0]!r}, but the categorical features of the dataset"
                 f" are {', '.join(names)}"
             )
-        unpooled = set(histories.values())
-        return layout_of(config, schema, plan, [pooled(model, f, unpooled=unpooled) for f in schema.categorical])
+        return layout_of(config, schema, plan, features)
 
     @override
     def loss(self, model: ModelConfig, schema: Schema) -> Loss:
@@ -182,10 +177,21 @@ class ClickKind[S: Section](ModelKind[S]):
         return of_clicks(config, schema, scores, whole=whole, slices=slices)
 
 
-def pooled(
-    model: ModelConfig, feature: CategoricalFeature, *, unpooled: set[str] | frozenset[str] = frozenset()
-) -> FeatureConfig:
-    """A feature as ``[model]`` pools it, or with a vector a step where it is among ``unpooled``."""
+def pooled_features(model: ModelConfig, schema: Schema, unpooled: Collection[str] = ()) -> list[FeatureConfig]:
+    """The categorical features as ``[model]`` pools them, or with a vector a step where they are among ``unpooled``.
+
+    Raises:
+      ConfigError: If ``[model.features]`` names a feature that is not there.
+    """
+    names = [feature.name for feature in schema.categorical]
+    if unknown := sorted(set(model.features) - set(names)):
+        raise ConfigError(
+            f"model.features.{unknown[0]}: the dataset has no categorical feature of that name, only {', '.join(names)}"
+        )
+    return [_pooled(model, feature, unpooled) for feature in schema.categorical]
+
+
+def _pooled(model: ModelConfig, feature: CategoricalFeature, unpooled: Collection[str]) -> FeatureConfig:
     from jrec.ops.layout import FeatureConfig
 
     override = model.features.get(feature.name)

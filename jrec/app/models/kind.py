@@ -99,13 +99,17 @@ class ModelKind[S: Section](abc.ABC):
                 f" one of {', '.join(self.metrics)}"
             )
 
-    def check_use(self, use: str, subject: str) -> None:
-        """Refuses uses that need what the kind has not: "plan" or "compress".
+    def check_plan(self, subject: str) -> None:
+        """Refuses to plan for a kind whose lookups no profile counts.
 
         Raises:
-          ConfigError: Says why, and what to do.
+          ConfigError: Says it of ``subject``, and what to do.
         """
-        del use, subject
+        del subject
+
+    def check_compress(self, subject: str) -> None:
+        """Refuses to compress a kind that has no AUC to compare; arguments and errors as of ``check_plan``."""
+        del subject
 
     # The dataset
 
@@ -119,9 +123,9 @@ class ModelKind[S: Section](abc.ABC):
         return schema
 
     def reads(self, model: ModelConfig) -> str:
-        """The features that it reads, for a message."""
+        """The features that it reads, for a message; "" for all."""
         del model
-        return "all features"
+        return ""
 
     def unread(self, model: ModelConfig, schema: Schema) -> str:
         """The features of a whole dataset that the model does not read, for a message; "" for none."""

@@ -84,17 +84,18 @@ class RankingKind[S: Section](ModelKind[S]):
             )
 
     @override
-    def check_use(self, use: str, subject: str) -> None:
-        if use == "plan":
-            raise ConfigError(
-                f"{subject} has model.kind {self.name!r}, whose lookups no profile counts; train it without a plan:"
-                " mesh.devices deals the rows to the devices in turn"
-            )
-        if use == "compress":
-            raise ConfigError(
-                f"{subject} is of model.kind {self.name!r}, whose AUC `jrec compress` could not compare; train it with"
-                " a tensor train from the start (tables.overrides.NAME.tier = 'tt')"
-            )
+    def check_plan(self, subject: str) -> None:
+        raise ConfigError(
+            f"{subject} has model.kind {self.name!r}, whose lookups no profile counts; train it without a plan:"
+            " mesh.devices deals the rows to the devices in turn"
+        )
+
+    @override
+    def check_compress(self, subject: str) -> None:
+        raise ConfigError(
+            f"{subject} is of model.kind {self.name!r}, whose AUC `jrec compress` could not compare; train it with a"
+            " tensor train from the start (tables.overrides.NAME.tier = 'tt')"
+        )
 
     @override
     def keeps_ids(self, model: ModelConfig) -> str:

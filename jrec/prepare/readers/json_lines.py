@@ -14,12 +14,13 @@ import msgspec
 
 from jrec.data.schema import DatasetError
 from jrec.prepare.readers import places
-from jrec.prepare.readers.lines import Block, first_line, read_blocks
+from jrec.prepare.readers.lines import Block, first_line, is_compressed, read_blocks
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 _SHOWN_BYTES = 8 << 20  # of text, whose lines tell which columns there are
+_MARK = b"\xef\xbb\xbf"  # of UTF-8, which some programs begin a file with
 _DEEP = 64  # brackets of a value, of which the decoder would take many more
 Bad = Mapping[int, tuple[str, bytes]]
 """By row of a batch that is no object: why, and its text; its values are null."""
@@ -27,9 +28,10 @@ Bad = Mapping[int, tuple[str, bytes]]
 
 def is_json_lines(path: str) -> bool:
     """Whether a file's first line is a JSON object, whole in its line; False for what can be read only once."""
-    if not places.begins_with(path, 1):
-        return False
-    line = first_line(path).removeprefix(b"\xef\xbb\xbf").strip()
+    beginning = places.begins_with(path, 8).removeprefix(_MARK).lstrip()
+    if not beginning.startswith(b"{") and not is_compressed(path):
+        return False  # of most logs, without reading more
+    line = first_line(path).removeprefix(_MARK).strip()
     if not line.startswith(b"{"):
         return False
     try:
@@ -53,14 +55,14 @@ class JsonLines:
 
         self._path = path
         names: dict[str, list[Any]] = {}
-        seen = rows = 0
+        shown = 0
         for block in read_blocks(path):
             objects, _ = _objects(block)
             for line in objects:
                 for name, value in line.items():
                     names.setdefault(name, []).append(value)
-            rows, seen = rows + len(objects), seen + block.text.size
-            if seen >= _SHOWN_BYTES:
+            shown += block.text.size
+            if shown >= _SHOWN_BYTES:
                 break
         self.schema = pa.schema([(name, _array(values, path, name).type) for name, values in names.items()])
 
@@ -93,7 +95,7 @@ def _objects(block: Block) -> tuple[list[dict[str, Any]], dict[int, tuple[str, b
     for number, line in enumerate(block.text.tobytes().removesuffix(b"\n").split(b"\n")):
         value, line = None, line.strip()
         if number == 0 and block.line == 1:
-            line = line.removeprefix(b"\xef\xbb\xbf")
+            line = line.removeprefix(_MARK)
         if not line:
             reason = "the line is blank"
         elif line.count(b"[") + line.count(b"{") > _DEEP and _depth(line) > _DEEP:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, override
 
 from jrec.app.config.typed_toml import Range, Section, Width
-from jrec.app.models.clicks import pooled
+from jrec.app.models.clicks import pooled_features
 from jrec.app.models.ranking import RANKING_KEYS, RankingKind, check_ranked, feature_named, of_features
 from jrec.data.schema import Schema, Table
 from jrec.errors import ConfigError
@@ -147,13 +147,7 @@ class TwoTowerKind(RankingKind[TwoTowerSection]):
     def layout(self, config: TrainConfig, schema: Schema, plan: Plan | None) -> EmbeddingLayout:
         from jrec.app.tables import layout_of
 
-        names = [f.name for f in schema.categorical]
-        if unknown := sorted(set(config.model.features) - set(names)):
-            raise ConfigError(
-                f"model.features.{unknown[0]}: the dataset has no categorical feature of that name, only"
-                f" {', '.join(names)}"
-            )
-        return layout_of(config, schema, plan, [pooled(config.model, f) for f in schema.categorical])
+        return layout_of(config, schema, plan, pooled_features(config.model, schema))
 
     @override
     def network(
