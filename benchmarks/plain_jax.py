@@ -7,6 +7,7 @@ from the same weights, run compiled with their state donated, and have their los
 
     step                    jrec casts inside the step
     step, cast in loader    the loader has cast, as in `jrec train`
+    step, row gradients     the user's own model and step, with ``jrec.nn.Embed`` for ``nnx.Embed`` and ``jrec.optax``
 
 glibc keeps freed arrays, for both sides, since this process imports jrec's models ("memory kept"). With
 ``JREC_KEEP_MEMORY=0`` in the environment it gives them back to the kernel, which zeroes the pages of every new dense
@@ -32,6 +33,7 @@ import numpy as np
 import optax
 from flax import nnx
 
+import jrec
 from benchmarks import harness, models, workloads
 from jrec.data.packing import CastPlace
 from jrec.memory import KEEP_VARIABLE
@@ -42,6 +44,8 @@ PEER = "nnx.Embed and optax"
 COMPARED_STEPS = 3
 TOLERANCE = 1e-4  # relative; both sum in float32, in different orders
 Arrays = tuple[jax.Array, ...]
+Layer = Callable[..., Any]
+OPTAX_ADAGRAD: dict[str, Any] = {"initial_accumulator": 0.1, "eps": 1e-7}  # the defaults of ``optax.adagrad``
 
 
 class PlainDLRM(nnx.Module):
@@ -50,11 +54,12 @@ class PlainDLRM(nnx.Module):
     Args:
       workload: A one-hot workload, whose initial weights are taken.
       seed: The initial weights' seed.
+      layer: The class of the embedding layers.
     """
 
-    def __init__(self, workload: workloads.Workload, seed: int) -> None:
+    def __init__(self, workload: workloads.Workload, seed: int, layer: Layer = nnx.Embed) -> None:
         tables = (workloads.initial_table(workload, t, seed=seed) for t in range(workload.num_tables))
-        self.tables = nnx.List([_embed(table) for table in tables])
+        self.tables = nnx.List([_embed(table, layer) for table in tables])
         self.bottom = nnx.List([_linear(*layer) for layer in workloads.initial_mlp(workload, "bottom", seed=seed)])
         self.top = nnx.List([_linear(*layer) for layer in workloads.initial_mlp(workload, "top", seed=seed)])
 
@@ -72,11 +77,11 @@ class PlainDLRM(nnx.Module):
         return top[:, 0]
 
 
-def _embed(table: np.ndarray) -> nnx.Embed:
+def _embed(table: np.ndarray, layer: Layer) -> Any:
     def initial(*_: Any) -> jax.Array:
         return jnp.asarray(table)
 
-    return nnx.Embed(*table.shape, embedding_init=initial, rngs=nnx.Rngs(0))
+    return layer(*table.shape, embedding_init=initial, rngs=nnx.Rngs(0))
 
 
 def _linear(kernel: np.ndarray, bias: np.ndarray) -> nnx.Linear:
@@ -86,11 +91,23 @@ def _linear(kernel: np.ndarray, bias: np.ndarray) -> nnx.Linear:
     return layer
 
 
-def plain_step(workload: workloads.Workload, batches: list[Arrays], *, seed: int) -> Callable[[], jax.Array]:
-    """A step of ``PlainDLRM`` with ``optax.adagrad`` on the next batch, (dense, labels, ids), which gives its loss."""
-    model = PlainDLRM(workload, seed)
-    graph, state = nnx.split((model, nnx.Optimizer(model, optax.adagrad(LEARNING_RATE), wrt=nnx.Param)))
-    del model
+def plain_step(
+    workload: workloads.Workload, batches: list[Arrays], *, seed: int, row_gradients: bool = False
+) -> Callable[[], jax.Array]:
+    """A step of ``PlainDLRM`` with ``optax.adagrad`` on the next batch, (dense, labels, ids), which gives its loss.
+
+    With ``row_gradients`` its layers are ``jrec.nn.Embed``, and ``jrec.optax`` steps their rows.
+    """
+    dense = optax.adagrad(LEARNING_RATE)
+    if row_gradients:
+        model = PlainDLRM(workload, seed, jrec.nn.Embed)
+        rows = jrec.optax.adagrad(LEARNING_RATE, **OPTAX_ADAGRAD)
+        optimizer = jrec.nn.Optimizer(model, jrec.optax.partition(rows=rows, dense=dense), wrt=nnx.Param)
+    else:
+        model = PlainDLRM(workload, seed)
+        optimizer = nnx.Optimizer(model, dense, wrt=nnx.Param)
+    graph, state = nnx.split((model, optimizer))
+    del model, optimizer
 
     @jax.jit(donate_argnums=0)
     def train(state: Any, dense: jax.Array, labels: jax.Array, ids: jax.Array) -> tuple[Any, jax.Array]:
@@ -136,7 +153,8 @@ def measure(report: harness.Report, workload: workloads.Workload, *, note: str =
     num_batches = 2 if report.quick else 8
     case = f"{workload.name}, adagrad, batch {workload.batch:,}, {workload.num_tables} tables of {workload.rows[0]:,}"
     case += f" rows x {workload.dim}{note}"
-    plain = plain_step(workload, [plain_batch(workload, seed=i) for i in range(num_batches)], seed=0)
+    plain_batches = [plain_batch(workload, seed=i) for i in range(num_batches)]
+    plain = plain_step(workload, plain_batches, seed=0)
     state, run = models.training_run(workload, "adagrad", learning_rate=LEARNING_RATE, seed=0)
     places: tuple[tuple[str, CastPlace], ...] = (("step", "none"), ("step, cast in loader", "host"))
     for metric, cast in places:
@@ -151,6 +169,11 @@ def measure(report: harness.Report, workload: workloads.Workload, *, note: str =
         if cast == "none":
             _compare_losses(step, plain, case)
         report.compare(case, metric, harness.timed(step), peer=PEER, theirs=harness.timed(plain))
+    del state
+    of_rows = plain_step(workload, plain_batches, seed=0, row_gradients=True)
+    fresh = plain_step(workload, plain_batches, seed=0)
+    _compare_losses(of_rows, fresh, f"{case}, row gradients")
+    report.compare(case, "step, row gradients", harness.timed(of_rows), peer=PEER, theirs=harness.timed(fresh))
 
 
 def plain_batch(workload: workloads.Workload, *, seed: int, hashed: bool = False) -> Arrays:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from jrec import host as host
     from jrec import nn as nn
     from jrec import ops as ops
+    from jrec import optax as optax
     from jrec import serving as serving
     from jrec import sharding as sharding
     from jrec.app import imports as imports
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from jrec.ops.layout import EmbeddingLayout as EmbeddingLayout
     from jrec.ops.layout import FeatureConfig as FeatureConfig
     from jrec.ops.layout import TableConfig as TableConfig
+    from jrec.ops.table import RowGradients as RowGradients
+    from jrec.ops.table import Table as Table
     from jrec.run.distribute import distribute as distribute
     from jrec.run.options import HostOptions as HostOptions
     from jrec.run.options import MeshOptions as MeshOptions

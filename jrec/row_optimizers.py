@@ -326,6 +326,23 @@ class RMSProp(RowOptimizer):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class RowWiseRMSProp(RMSProp):
+    """RMSprop with one mean square a row, ``nu = decay * nu + (1 - decay) * mean(g**2)``; a dim-th of its memory."""
+
+    name: ClassVar[str] = "rowwise_rmsprop"
+    optax_name: ClassVar[str | None] = None
+    slots: ClassVar[Mapping[str, SlotShape]] = {"nu": "row"}
+
+    def slot_terms(self, gradients: jax.Array, math: StepMath) -> dict[str, tuple[float | None, jax.Array]]:
+        """The decay and increment of ``nu``."""
+        return {"nu": (self.decay, (1 - self.decay) * math.row_mean(gradients * gradients))}
+
+    def row_change(self, gradients: jax.Array, slots: Slots, math: StepMath) -> jax.Array:
+        """The change that the step subtracts from rows."""
+        return math.spread(math.learning_rate * math.rsqrt(slots["nu"] + self.eps)) * gradients
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Adam(RowOptimizer):
     """Lazy Adam: ``optax.adam`` on touched rows, the bias correction counting the table's steps.
 
@@ -359,6 +376,29 @@ class Adam(RowOptimizer):
         return math.spread(math.learning_rate) * (mean / (deviation + self.eps))
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RowWiseAdam(Adam):
+    """Lazy Adam with one second moment a row, ``nu = b2 * nu + (1 - b2) * mean(g**2)``: half of Adam's memory.
+
+    FBGEMM's ``PARTIAL_ROWWISE_ADAM``.
+    """
+
+    name: ClassVar[str] = "rowwise_adam"
+    optax_name: ClassVar[str | None] = None
+    slots: ClassVar[Mapping[str, SlotShape]] = {"mu": "element", "nu": "row"}
+
+    def slot_terms(self, gradients: jax.Array, math: StepMath) -> dict[str, tuple[float | None, jax.Array]]:
+        """The decays and increments of ``mu`` and ``nu``."""
+        return {
+            "mu": (self.b1, (1 - self.b1) * gradients),
+            "nu": (self.b2, (1 - self.b2) * math.row_mean(gradients * gradients)),
+        }
+
+    def row_change(self, gradients: jax.Array, slots: Slots, math: StepMath) -> jax.Array:
+        """The change that the step subtracts from rows."""
+        return super().row_change(gradients, {**slots, "nu": math.spread(slots["nu"])}, math)
+
+
 RowOptimizers = RowOptimizer | Callable[[str], RowOptimizer | None]
 """One optimizer of all tables, or a function from a table's (or a stack's) name to its own, None for a frozen one."""
 
@@ -369,6 +409,6 @@ def optimizer_of(optimizers: RowOptimizers | None, name: str) -> RowOptimizer | 
 
 
 ROW_OPTIMIZERS: Mapping[str, type[RowOptimizer]] = {
-    kind.name: kind for kind in (SGD, Momentum, Adagrad, RowWiseAdagrad, RMSProp, Adam)
+    kind.name: kind for kind in (SGD, Momentum, Adagrad, RowWiseAdagrad, RMSProp, Adam, RowWiseRMSProp, RowWiseAdam)
 }
 """jrec's row optimizers by their names in configurations."""

@@ -1,6 +1,7 @@
 """Writes docs/api/, a page a package, from the docstrings of jrec's public names: ``python -m scripts.api_reference``.
 
-Public is what a package's ``__init__`` imports under its own name, and of classes every method without an underscore.
+Public is what a package's ``__init__`` imports under its own name, of a module all that it defines without an
+underscore, and of classes every such method.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ PACKAGES = (
     "jrec",
     "jrec.nn",
     "jrec.ops",
+    "jrec.optax",
     "jrec.data",
     "jrec.sharding",
     "jrec.access",
@@ -31,10 +33,12 @@ ENTRY = re.compile(r"(\*{0,2}\w+(?:, \w+)*): (.*)")
 
 
 def public_names(package: str) -> list[str]:
-    """The names that a package imports under their own names, without modules."""
+    """The names that a package imports under their own names, without modules; of a module those that it defines."""
     module = importlib.import_module(package)
     names = re.findall(r"^\s*from [\w.]+ import (\w+) as \1$", pathlib.Path(str(module.__file__)).read_text(), re.M)
-    return sorted({name for name in names if not inspect.ismodule(getattr(module, name))})
+    if not hasattr(module, "__path__"):
+        names = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == package]
+    return sorted({name for name in names if name[0] != "_" and not inspect.ismodule(getattr(module, name))})
 
 
 def methods(of: type) -> Iterator[tuple[str, Any]]:

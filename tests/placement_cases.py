@@ -76,6 +76,8 @@ OPTIMIZERS = {
     ),
     "rmsprop": (ops.RMSProp(learning_rate=0.01, eps=1e-4), ("eps=1e-4",)),
     "adam": (ops.Adam(learning_rate=0.02, eps=1e-2), ("eps=1e-2",)),
+    "rowwise_rmsprop": (ops.RowWiseRMSProp(learning_rate=0.01, eps=1e-4), ("eps=1e-4",)),
+    "rowwise_adam": (ops.RowWiseAdam(learning_rate=0.02, eps=1e-2), ("eps=1e-2",)),
 }
 
 

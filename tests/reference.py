@@ -232,6 +232,13 @@ def textbook_step(
     if kind == "RMSProp":
         nu = o.decay * slots["nu"] + (1 - o.decay) * g**2
         return rows - rate * g / np.sqrt(nu + o.eps), {"nu": nu}
+    if kind == "RowWiseRMSProp":
+        nu = o.decay * slots["nu"] + (1 - o.decay) * np.mean(g**2, axis=1)
+        return rows - rate * g / np.sqrt(nu + o.eps)[:, None], {"nu": nu}
+    if kind == "RowWiseAdam":
+        mu, nu = o.b1 * slots["mu"] + (1 - o.b1) * g, o.b2 * slots["nu"] + (1 - o.b2) * np.mean(g**2, axis=1)
+        deviation = np.sqrt(nu / (1 - o.b2 ** (step + 1))) + o.eps
+        return rows - rate * (mu / (1 - o.b1 ** (step + 1))) / deviation[:, None], {"mu": mu, "nu": nu}
     if kind == "Adam":
         mu, nu = o.b1 * slots["mu"] + (1 - o.b1) * g, o.b2 * slots["nu"] + (1 - o.b2) * g**2
         corrected = (mu / (1 - o.b1 ** (step + 1))) / (np.sqrt(nu / (1 - o.b2 ** (step + 1))) + o.eps)

@@ -11,13 +11,14 @@ import pytest
 
 from jrec import ops
 from jrec.ops.types import Cast
+from jrec.row_optimizers import ROW_OPTIMIZERS
 
 pytestmark = [pytest.mark.aot, aot.needs_environment()]
 
 ROWS, BAGS, LOOKUPS = 40_000_000, 4096, 81_920  # rows times 128 elements pass 2**31, and every size passes 2**32 bytes
 DIMS = (4, 8, 16, 20, 64, 100, 128, 256, 1024)
 DTYPES = ("float32", "bfloat16", "float16")
-OPTIMIZERS = (ops.SGD, ops.Momentum, ops.Adagrad, ops.RowWiseAdagrad, ops.RMSProp, ops.Adam)
+OPTIMIZERS = tuple(ROW_OPTIMIZERS.values())
 
 
 def _offsets(segments):

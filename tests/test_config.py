@@ -370,10 +370,12 @@ def test_the_defaults_that_configured_runs_have_always_had():
         "rowwise_adagrad": {"initial_accumulator": 0.0, "eps": 1e-14},
         "rmsprop": {"decay": 0.9, "eps": 1e-14},
         "adam": {"b1": 0.9, "b2": 0.999, "eps": 1e-8},
+        "rowwise_rmsprop": {"decay": 0.9, "eps": 1e-14},
+        "rowwise_adam": {"b1": 0.9, "b2": 0.999, "eps": 1e-8},
     }
 
 
-@pytest.mark.parametrize("name", [n for n in ROW_OPTIMIZERS if n != "rowwise_adagrad"])
+@pytest.mark.parametrize("name", [n for n, kind in ROW_OPTIMIZERS.items() if kind.optax_name is not None])
 def test_dense_optimizer_equals_the_row_optimizer_of_its_name(name):
     factor = configs.LRScheduleConfig(warmup_steps=3).build(10)
     dense = configs.OptimizerConfig(name=name, learning_rate=0.1, weight_decay=0.01)

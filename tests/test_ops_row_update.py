@@ -29,6 +29,8 @@ CASES = {
     "row-wise adagrad": (ops.RowWiseAdagrad(learning_rate=0.2, max_row_norm=2.0), (S[2], S[11], S[13])),
     "rmsprop": (ops.RMSProp(learning_rate=0.05, decay=0.8, eps=1e-3), (S[4], S[8])),
     "adam": (ops.Adam(learning_rate=SCHEDULE, eps=1e-3, weight_decay=0.02, max_row_norm=3.0), (S[3], S[5], S[12])),
+    "row-wise rmsprop": (ops.RowWiseRMSProp(learning_rate=0.05, decay=0.8, eps=1e-3), (S[4], S[11])),
+    "row-wise adam": (ops.RowWiseAdam(learning_rate=SCHEDULE, eps=1e-3, weight_decay=0.02), (S[3], S[8], S[13])),
 }
 STEPS = 3
 

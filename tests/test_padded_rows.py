@@ -19,12 +19,11 @@ from jrec.native import host
 from jrec.nn import DLRM, DLRMConfig, SparseOptimizer, train_step
 from jrec.ops.storage import ALIGNMENT, pad, padded_dim, strip
 from jrec.pallas import tile
+from jrec.row_optimizers import ROW_OPTIMIZERS
 from jrec.run.checkpoint import StateRows, dense_arrays, restore_state
 
 COMMON = {"learning_rate": lambda step: 0.5 / (step + 1), "weight_decay": 0.01, "max_row_norm": 1.5}
-OPTIMIZERS = [
-    kind(**COMMON) for kind in (ops.SGD, ops.Momentum, ops.Adagrad, ops.RowWiseAdagrad, ops.RMSProp, ops.Adam)
-]
+OPTIMIZERS = [kind(**COMMON) for kind in ROW_OPTIMIZERS.values()]
 KEY = jax.random.key_data(jax.random.key(5))
 ROWS, BAGS = 40, 30
 

@@ -9,7 +9,12 @@ import jax
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
-PAGES = {"README.md": "jrec.nn.DLRM", "docs/functional.md": "jrec.lookup", "docs/recipes.md": "jrec.nn.DLRM"}
+PAGES = {
+    "README.md": "jrec.nn.DLRM",
+    "docs/functional.md": "jrec.lookup",
+    "docs/recipes.md": "jrec.nn.DLRM",
+    "docs/sparse_gradients.md": "jrec.Table",
+}
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -19,6 +19,8 @@ OPTIMIZERS = (
     ops.RowWiseAdagrad(**COMMON),
     ops.RMSProp(**COMMON),
     ops.Adam(**COMMON),
+    ops.RowWiseRMSProp(**COMMON),
+    ops.RowWiseAdam(**COMMON),
 )
 
 

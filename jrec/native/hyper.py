@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jrec.row_optimizers import SGD, Adagrad, Adam, Momentum, RMSProp, RowOptimizer, RowWiseAdagrad
+from jrec.row_optimizers import ROW_OPTIMIZERS, RowOptimizer
 
-STEPS: tuple[type[RowOptimizer], ...] = (SGD, Momentum, Adagrad, RowWiseAdagrad, RMSProp, Adam)
+STEPS: tuple[type[RowOptimizer], ...] = tuple(ROW_OPTIMIZERS.values())
 """The optimizers that have a native step; their places are the numbers in ``optimizer_steps``."""
 
 

@@ -12,7 +12,7 @@ from jrec.native.hyper import STEPS, Hyper
 from jrec.native.memory import get_bf16, get_f16, get_f32, get_i32, put_bf16, put_f16, put_f32
 from jrec.native.rounding import round_bf16, round_f16
 
-SGD, MOMENTUM, ADAGRAD, ROWWISE_ADAGRAD, RMSPROP, ADAM = range(len(STEPS))
+SGD, MOMENTUM, ADAGRAD, ROWWISE_ADAGRAD, RMSPROP, ADAM, ROWWISE_RMSPROP, ROWWISE_ADAM = range(len(STEPS))
 
 
 (
@@ -87,6 +87,21 @@ def _step(kind, row, gradient, dim, slot0, slot1, hyper):
             nu = rest_a * (g * g) + a * get_f32(slot0, d)
             put_f32(slot0, d, nu)
             put_f32(row, d, get_f32(row, d) - rate * g / math.sqrt(nu + b))
+    elif kind == ROWWISE_RMSPROP:
+        nu = rest_a * (_sum_of_squares(gradient, dim) / np.float32(dim)) + a * get_f32(slot0, 0)
+        put_f32(slot0, 0, nu)
+        scale = rate / math.sqrt(nu + b)
+        for d in range(dim):
+            put_f32(row, d, get_f32(row, d) - scale * get_f32(gradient, d))
+    elif kind == ROWWISE_ADAM:
+        nu = rest_b * (_sum_of_squares(gradient, dim) / np.float32(dim)) + b * get_f32(slot1, 0)
+        put_f32(slot1, 0, nu)
+        deviation = math.sqrt(nu / get_f32(hyper, CORRECTION2)) + get_f32(hyper, C)
+        correction1 = get_f32(hyper, CORRECTION1)
+        for d in range(dim):
+            mu = rest_a * get_f32(gradient, d) + a * get_f32(slot0, d)
+            put_f32(slot0, d, mu)
+            put_f32(row, d, get_f32(row, d) - rate * ((mu / correction1) / deviation))
     else:
         eps, correction1, correction2 = get_f32(hyper, C), get_f32(hyper, CORRECTION1), get_f32(hyper, CORRECTION2)
         for d in range(dim):
@@ -106,8 +121,8 @@ def update_row(kind, table, dtype, row, number, dim, stride, gradient, slot0, sl
     Stochastic rounding hashes ``number``. ``gradient`` is overwritten, ``scratch`` holds ``dim`` float32.
     """
     at = row * stride
-    slot0 += 4 * (row if kind == ROWWISE_ADAGRAD else at)
-    slot1 += 4 * at
+    slot0 += 4 * (row if kind in (ROWWISE_ADAGRAD, ROWWISE_RMSPROP) else at)
+    slot1 += 4 * (row if kind == ROWWISE_ADAM else at)
     if dtype == F32:
         values = table + 4 * at
         _prepare(values, gradient, dim, hyper)

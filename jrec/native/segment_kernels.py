@@ -28,7 +28,7 @@ from jrec.native.accumulate import (
 )
 from jrec.native.compile import c_function, inlined, kernel
 from jrec.native.memory import get_f32, get_i32, get_i64, prefetch, put_f32, put_i32, put_i64
-from jrec.native.optimizer_steps import ADAM, ROWWISE_ADAGRAD, SGD, update_row
+from jrec.native.optimizer_steps import ADAM, ROWWISE_ADAGRAD, ROWWISE_ADAM, ROWWISE_RMSPROP, SGD, update_row
 
 CHUNK = 2048  # cost of a chunk: ten microseconds of rows in cache, far above the price of handing it out
 PIECE = 4096  # lookups; at least CHUNK, so that at most one long segment begins, and one goes on, in any chunk
@@ -198,12 +198,14 @@ def _prefetch_row(job, s):
         size = 4 if get_i64(job, TABLE_DTYPE) == F32 else 2
         at = row * get_i64(job, STRIDE)
         _prefetch_lines(get_i64(job, TABLE) + size * at, size * dim)
-        if kind == ROWWISE_ADAGRAD:
+        if kind in (ROWWISE_ADAGRAD, ROWWISE_RMSPROP):
             prefetch(get_i64(job, SLOT0) + 4 * row)
         elif kind != SGD:
             _prefetch_lines(get_i64(job, SLOT0) + 4 * at, 4 * dim)
         if kind == ADAM:
             _prefetch_lines(get_i64(job, SLOT1) + 4 * at, 4 * dim)
+        elif kind == ROWWISE_ADAM:
+            prefetch(get_i64(job, SLOT1) + 4 * row)
 
 
 @inlined

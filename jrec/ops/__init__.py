@@ -11,6 +11,10 @@ from jrec.ops.lookup import rows_left_out as rows_left_out
 from jrec.ops.lookup import squared_gradient_norm as squared_gradient_norm
 from jrec.ops.row_update import casted_update as casted_update
 from jrec.ops.row_update import row_update as row_update
+from jrec.ops.table import RowGradients as RowGradients
+from jrec.ops.table import Table as Table
+from jrec.ops.table import TableSpec as TableSpec
+from jrec.ops.table import row_step as row_step
 from jrec.ops.tensor_cast import tensor_cast as tensor_cast
 from jrec.ops.tt import TTCache as TTCache
 from jrec.ops.tt import TTCacheConfig as TTCacheConfig
@@ -35,3 +39,5 @@ from jrec.row_optimizers import Momentum as Momentum
 from jrec.row_optimizers import RMSProp as RMSProp
 from jrec.row_optimizers import RowOptimizer as RowOptimizer
 from jrec.row_optimizers import RowWiseAdagrad as RowWiseAdagrad
+from jrec.row_optimizers import RowWiseAdam as RowWiseAdam
+from jrec.row_optimizers import RowWiseRMSProp as RowWiseRMSProp

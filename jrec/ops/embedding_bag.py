@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -12,18 +12,21 @@ from jrec.ops.arrays import AnyBagged, AnyIds, AnyOffsets, AnyWeights, Table
 from jrec.ops.dispatch import Implementation
 from jrec.ops.doors import checked_table
 from jrec.ops.explicit_axes import auto_inside, like_bags
-from jrec.ops.forms import formed
+from jrec.ops.forms import FormedBags, formed
 from jrec.ops.gather_reduce import lookup_of_table, segment_of_entries
 from jrec.ops.offsets import nan_unless, whole_bags, within_bags
 from jrec.ops.sizes import larger
+from jrec.ops.table import Table as RowTable
+from jrec.ops.table import is_table, look_up
+from jrec.ops.types import Bags, Cast
 
 Combiner = Literal["sum", "mean", "sqrtn", "max"]
 
 
 @auto_inside(lambda table, ids, offsets=None, **_: like_bags(ids, offsets, table))
 def embedding_bag(
-    table: Table,
-    ids: AnyIds,
+    table: Table | RowTable,
+    ids: AnyIds | Bags,
     offsets: AnyOffsets | None = None,
     *,
     weights: AnyWeights | None = None,
@@ -35,19 +38,21 @@ def embedding_bag(
     ``sum`` adds ``weights * row``; ``mean`` divides that by the number of ids in the bag, ``sqrtn`` by its square root;
     ``max`` takes the elementwise maximum of ``weights * row``. Empty bags are zero.
 
-    The table's gradient is an array of the table's size, as ``jax.grad`` promises, made by a casted gather-reduce.
-    For big tables use ``lookup`` and ``apply_gradients``, which never make one. Forward mode (``jax.jvp``,
+    The gradient of a ``jrec.Table`` is the rows that were read (``jrec.RowGradients``). That of an array is an array of
+    the table's size, as ``jax.grad`` promises, made by a casted gather-reduce. Forward mode (``jax.jvp``,
     ``jax.linearize``) and derivatives of any order (``jax.hessian``) are lookups and casted gather-reduces, too.
 
     Args:
-      table: (rows, dim), float32, bfloat16 or float16.
-      ids: Integers of any type, NumPy's or JAX's. Padded: (num_bags,) for one id a bag, (num_bags, length), or
-        (batch, features, length) for bags of several features; negative ids are absent. Ragged: (capacity,) with
-        ``offsets``. JAX wraps int64 ids that are given to a jitted function; convert them by ``jrec.checked_ids``.
+      table: (rows, dim), float32, bfloat16 or float16, or a ``jrec.Table`` of such rows.
+      ids: ``Bags``, with their offsets, weights and cast, or integers of any type, NumPy's or JAX's. Padded:
+        (num_bags,) for one id a bag, (num_bags, length), or (batch, features, length) for bags of several features;
+        negative ids are absent. Ragged: (capacity,) with ``offsets``. JAX wraps int64 ids that are given to a jitted
+        function; convert them by ``jrec.checked_ids``.
       offsets: (num_bags + 1,) integers, ascending from 0 and at most ``capacity``, or None.
       weights: float32 of the shape of ``ids``, or None.
       combiner: "sum", "mean", "sqrtn" or "max".
-      implementation: "xla", "native" (CPU), "pallas" (GPU), or None for the platform's fastest.
+      implementation: "xla", "native" (CPU), "pallas" (GPU), or None for the platform's fastest. A ``jrec.Table`` has
+        its own.
 
     Returns:
       (num_bags, dim) float32, or (batch, features, dim). A bag with an id past the table, or whose offsets descend, are
@@ -67,19 +72,39 @@ def embedding_bag(
       [[4.0, 5.0], [0.0, 0.0]]
     """
     check_combiner(combiner)
-    table = checked_table(table)
-    bags = formed(ids, offsets, weights, table.shape[0])
+    sums = _sums_of(table, implementation)
+    bags, cast = _formed(ids, offsets, weights, table.shape[0])
     if combiner == "max":
 
         def single(ids: jax.Array, weights: jax.Array | None) -> jax.Array:
-            return lookup_of_table(table, ids, weights=weights, implementation=implementation)
+            return sums(Bags(ids=ids, weights=weights))
 
         return bags.in_form(max_of_bags(single, bags.ids, bags.offsets, bags.weights))
     scaled = bags.weights
     if combiner != "sum":
         scaled = normalized_weights(bags.ids, bags.offsets, scaled, combiner)
-    pooled = lookup_of_table(table, bags.ids, bags.offsets, weights=scaled, implementation=implementation)
-    return bags.in_form(pooled)
+    return bags.in_form(sums(Bags(ids=bags.ids, offsets=bags.offsets, weights=scaled, cast=cast)))
+
+
+def _formed(ids: Any, offsets: Any, weights: Any, num_rows: int) -> tuple[FormedBags, Cast | None]:
+    """Ids of any form, and the cast of ``Bags`` that bring one."""
+    if not isinstance(ids, Bags):
+        return formed(ids, offsets, weights, num_rows), None
+    if offsets is not None or weights is not None:
+        raise ValueError("ids are jrec.Bags, which have offsets and weights themselves; leave these out")
+    return formed(ids.ids, ids.offsets, ids.weights, num_rows), ids.cast
+
+
+def _sums_of(table: Any, implementation: Implementation | None) -> Callable[[Bags], jax.Array]:
+    """From bags in canonical form the sums of their rows."""
+    if not is_table(table):
+        rows = checked_table(table)
+        return lambda bags: lookup_of_table(
+            rows, bags.ids, bags.offsets, weights=bags.weights, implementation=implementation
+        )
+    if implementation is not None:
+        raise ValueError(f"implementation is {implementation!r}, but a jrec.Table has its own; give it to the Table")
+    return lambda bags: look_up(table, bags)
 
 
 def normalized_weights(
