@@ -21,14 +21,15 @@ PAGE = ROOT / "docs" / "install.md"
 BLOCK = re.compile(r"(?<=<!-- sizes: scripts/install_sizes.py -->\n).*?(?=<!-- end -->)", re.DOTALL)
 UV = ROOT / ".venv-uv" / "bin" / "uv"
 EXTRAS = ("core", "serve", "train", "onnx", "ray", "cuda")
-README = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+PROGRAMS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+README = next(program for program in PROGRAMS if "jrec.distribute" in program)
 SERVED = """
 run.export("model", dense=["price"])
 columns = next(batches(1))
 assert jrec.serving.load("model", batch_sizes=[512])({name: columns[name] for name in (*rows, "price")}).shape == (512,)
 """
 TRIED = {
-    "core": ["-c", (README[1] if README else "") + SERVED],
+    "core": ["-c", README + SERVED],
     "serve": ["-m", "jrec", "serve", "--help"],
     "train": ["-m", "jrec", "synth", "--like", "quickstart", "--rows", "2000", "--out", "data"],
     "onnx": ["-c", "import jrec, jax2onnx, onnxruntime"],

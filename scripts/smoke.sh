@@ -33,5 +33,5 @@ jrec eval "$work/resumed" "$work/data" --batches 2
 diff -r "$work/whole/checkpoints/12" "$work/resumed/checkpoints/12"
 python -m pytest -q -n 2 tests/test_ops_embedding_bag.py tests/test_native_ffi.py tests/test_native_xla.py tests/test_compile_cache.py \
   tests/test_kernel_cache.py tests/test_row_optimizers.py tests/test_mesh_overlap.py tests/test_mesh_retrieve.py \
-  tests/test_tt.py::test_combiners
+  tests/test_table.py tests/test_tt.py::test_combiners
 echo "smoke: $(jrec --version): all right"

@@ -216,6 +216,22 @@ def test_vmap_over_ragged_bags(rows):
     check(jax.grad(total)(Table(rows)), dense_gradient(one_by_one, rows))
 
 
+@pytest.mark.parametrize("capacity", [None, ROWS])
+def test_tables_are_made_in_traced_functions(rows, capacity):
+    def loss(rows):
+        return loss_of(Table(rows, capacity=capacity))
+
+    expected = jax.grad(loss_of)(rows)
+    np.testing.assert_allclose(jax.jit(jax.grad(loss))(rows), expected, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(jax.jvp(loss, (rows,), (expected,))[1], np.sum(expected**2), rtol=1e-5)
+    check(jax.jit(lambda rows: jax.grad(loss_of)(Table(rows)))(rows), expected)
+    made = jax.jit(Table)(rows)
+    assert isinstance(made, Table)
+    np.testing.assert_array_equal(made.array, rows)
+    moved = jax.jvp(lambda rows: Table(rows).array, (rows,), (expected,))[1]
+    np.testing.assert_allclose(moved, expected, rtol=1e-6)
+
+
 def test_jvp(rows):
     direction = jax.grad(loss_of)(Table(rows))
     value, change = jax.jvp(loss_of, (Table(rows),), (direction,))

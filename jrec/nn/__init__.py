@@ -9,6 +9,7 @@ from jrec.nn.dlrm import DLRMConfig as DLRMConfig
 from jrec.nn.embed import Embed as Embed
 from jrec.nn.embed import EmbeddingBag as EmbeddingBag
 from jrec.nn.embed import Optimizer as Optimizer
+from jrec.nn.embed import uniform_rows as uniform_rows
 from jrec.nn.embeddings import EmbeddingCollection as EmbeddingCollection
 from jrec.nn.embeddings import Table as Table
 from jrec.nn.interaction import concat_interaction as concat_interaction

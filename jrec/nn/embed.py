@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,8 +14,28 @@ from flax.nnx.nn.linear import default_embed_init
 import jrec.optax
 from jrec.ops.dispatch import Implementation
 from jrec.ops.embedding_bag import Combiner, check_combiner, embedding_bag
+from jrec.ops.layout import TableConfig
+from jrec.ops.row_init import init_stack_rows
 from jrec.ops.table import Table
 from jrec.ops.types import Bags
+
+
+def uniform_rows(bound: float | None = None) -> Callable[..., jax.Array]:
+    """An initializer of huge tables: uniform within ± ``bound``, made a few megabytes at a time.
+
+    Other initializers hold the random bits of the whole table beside it.
+
+    Args:
+      bound: The bound; None for 1 / sqrt(rows).
+    """
+
+    def make(key: jax.Array, shape: tuple[int, int], dtype: Any = jnp.float32, out_sharding: Any = None) -> jax.Array:
+        del out_sharding
+        rows, dim = shape
+        table = TableConfig(name="rows", rows=rows, dim=dim, dtype=jnp.dtype(dtype).name, initial_bound=bound)
+        return jax.jit(lambda key: init_stack_rows([table], [0], key, rows))(key)
+
+    return make
 
 
 class Embed(nnx.Module):
@@ -27,7 +48,8 @@ class Embed(nnx.Module):
       features: Elements of a row.
       dtype: The dtype of the vectors; None for float32.
       param_dtype: The dtype of the stored rows, float32, bfloat16 or float16.
-      embedding_init: Makes the first rows, from a key, shape and dtype; None takes that of ``nnx.Embed``.
+      embedding_init: Makes the first rows, from a key, shape and dtype; None takes that of ``nnx.Embed``, which holds
+        the table about three times over while it makes it (``uniform_rows`` does not).
       capacity: As of ``jrec.Table``.
       implementation: As of ``jrec.Table``.
       rngs: The key of the first rows is ``rngs.params()``, as in ``nnx.Embed``.

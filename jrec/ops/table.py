@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, override
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.experimental import hijax
 from jax.sharding import PartitionSpec
 
@@ -68,11 +69,16 @@ class Table:
     implementation: Implementation | None
     __array_ufunc__ = None  # NumPy's numbers leave arithmetic to this class
 
-    def __init__(self, rows: jax.Array, *, capacity: int | None = None, implementation: Implementation | None = None):
+    def __new__(
+        cls, rows: jax.Array, *, capacity: int | None = None, implementation: Implementation | None = None
+    ) -> Any:
+        """A table, or what stands for one where the rows stand for an array."""
         if capacity is not None:
             check_count("capacity", capacity, 1)
-        self.array = checked_table(rows, "rows")
-        self.capacity, self.implementation = capacity, implementation
+        array = checked_table(rows, "rows")
+        count, dim = array.shape
+        of = TableType(count, dim, np.dtype(array.dtype), capacity, implementation)
+        return _Make(of)(array) if isinstance(array, Tracer) else _unchecked_table(array, of)
 
     @property
     def type(self) -> TableType:
@@ -497,6 +503,28 @@ class _Pick(_Operation):
         return _sums(values, dataclasses.replace(bags, ids=place, cast=None), None)
 
 
+class _Make(_Operation):
+    """A table of an array that a traced function computes."""
+
+    def __init__(self, table: TableType):
+        super().__init__((table.lo_ty()[0],), table, table=table)
+
+    def expand(self, array: jax.Array) -> Table:
+        return _unchecked_table(array, self.table)
+
+    def vjp_fwd(self, nonzero: Any, array: Any) -> Any:
+        return self(array), ()
+
+    def vjp_bwd_retval(self, residuals: Any, gradients: Any) -> Any:
+        return (_dense(gradients).astype(self.table.dtype),)
+
+    def jvp(self, primals: Any, tangents: Any) -> Any:
+        (moved,) = tangents
+        if isinstance(moved, hijax.Zero):
+            return self(*primals), hijax.Zero(self.table.to_tangent_aval())
+        return self(*primals), _OfAll(self.table, jax.typeof(moved))(moved)
+
+
 class _Array(_Operation):
     """The rows as an array; the backward pass makes a gradient of all of them."""
 
@@ -514,7 +542,9 @@ class _Array(_Operation):
 
     def jvp(self, primals: Any, tangents: Any) -> Any:
         (moved,) = tangents
-        return self(*primals), hijax.Zero(self.out_aval) if isinstance(moved, hijax.Zero) else _dense(moved)
+        if isinstance(moved, hijax.Zero):
+            return self(*primals), hijax.Zero(self.out_aval.to_tangent_aval())
+        return self(*primals), _dense(moved).astype(self.table.dtype)
 
 
 class _OfAll(_Operation):
