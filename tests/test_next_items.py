@@ -14,6 +14,7 @@ from jrec.app.models.kinds.hstu import SequenceSection
 from jrec.app.models.next_items import NextItemPacker, feature_names
 from jrec.app.models.oov_ids import OovIds
 from jrec.app.models.rank_items import ItemRanker
+from jrec.app.models.reading import Reading
 from jrec.app.report.ranking import LEFT_OUT, NEVER, RankScores, evaluated
 from jrec.data.columns import ListColumn
 from jrec.data.schema import CategoricalFeature, DatasetError, Schema, Table
@@ -193,7 +194,7 @@ def test_ranks_and_best_items(leave_out, oov_row):
         ModelConfig(kind="hstu").of_kind.schema(ModelConfig(kind="hstu"), schema_of(oov_row=oov_row)),
     )
     run: Any = types.SimpleNamespace(table=lambda name: rows, mesh=None)
-    ranker = ItemRanker(run, config, schema)
+    ranker = ItemRanker(Reading(run=run, config=config, schema=schema))
     units = rows / np.linalg.norm(rows.astype(np.float64), axis=1, keepdims=True)
     scores = users.astype(np.float64) @ units.T
     found, (best_scores, best) = ranker.ranks(users, targets, seen), ranker.best(users, seen, 4)

@@ -16,6 +16,7 @@ from jrec.app.models import rank_items
 from jrec.app.models.catalogue import Catalogue, catalogue_of
 from jrec.app.models.kinds.two_tower import TwoTowerSection
 from jrec.app.models.rank_items import ItemRanker
+from jrec.app.models.reading import Reading
 from jrec.app.models.user_items import LOG_Q, UserItemPacker
 from jrec.app.report.ranking import LEFT_OUT, NEVER, RankScores, evaluated
 from jrec.app.watch import plan_evaluations
@@ -277,7 +278,7 @@ def test_only_items_of_the_catalogue_are_ranked_and_only_clicks_count(leave_out,
     run: Any = types.SimpleNamespace(mesh=None)
     schema = model().of_kind.schema(model(), schema_of())
     config = configured(at=(2,), leave_out_history=leave_out)
-    ranker = ItemRanker(run, config, schema, Catalogue(rows=rows, columns={}))
+    ranker = ItemRanker(Reading(run=run, config=config, schema=schema, catalogue=Catalogue(rows=rows, columns={})))
     assert ranker.candidates == 5
     _, best = ranker.best(users, seen, 3)
     found = ranker.ranks(users, targets, seen)
