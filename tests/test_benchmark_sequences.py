@@ -13,9 +13,9 @@ def users_of(*rows):
     return [User(items=np.array(row), times=None) for row in rows]
 
 
-@pytest.mark.parametrize(("leave_out", "kept"), [("history", range(100, 300)), ("all", range(300))])
-def test_the_published_protocol_leaves_out_the_last_200_items(leave_out, kept):
-    test = Test.of(users_of(range(301), [5, 7, 2]), leave_out)
+@pytest.mark.parametrize(("protocol", "kept"), [("history", range(100, 300)), ("all", range(300))])
+def test_the_published_protocol_leaves_out_the_last_200_items(protocol, kept):
+    test = Test.of(users_of(range(301), [5, 7, 2]), protocol)
     assert test.targets.tolist() == [300, 2]
     assert sorted(test.seen[0][test.seen[0] >= 0]) == list(kept)
     assert sorted(test.seen[1][test.seen[1] >= 0]) == [5, 7]
