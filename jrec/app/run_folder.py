@@ -279,6 +279,8 @@ def find_checkpoint(path: pathlib.Path) -> tuple[pathlib.Path, int | None]:
     if (path / CONFIG_FILE).is_file():
         return path, None
     # Before folders of ``Run.save``, whose checkpoints look the same, but have no configuration above them.
+    if path.name == CHECKPOINT_FOLDER and (path.parent / CONFIG_FILE).is_file():
+        return path.parent, None
     run = path.parent.parent
     if path.parent.name == CHECKPOINT_FOLDER and path.name.isdigit() and (run / CONFIG_FILE).is_file():
         return run, int(path.name)
