@@ -10,8 +10,9 @@ bias goes by place.
 ``--log ml-100k`` has times, and no published figures: with ``--times`` HSTU's bias goes by them, too. That log lies in
 a package (``benchmarks.quality_logs`` says how to get it).
 
-Beside the models stands what needs no training, the baseline of ``jrec train``'s reports: items ranked by how often
-users turned to them right after the history's last item.
+Beside the models stands what needs no training: the baseline of ``jrec train``'s reports, items ranked by how often
+users turned to them right after the history's last item; and what more counting comes to, of pairs up to five items
+apart and of the history's last ten items, each by one over its distance, by the items' counts to the power of 0.3.
 
 What was trained is kept in --work, so that the same command goes on where it was cut off; another commit needs another
 folder.
@@ -53,6 +54,8 @@ ML_100K = ("recbole-*.whl", "recbole/dataset_example/ml-100k/ml-100k.inter")
 PUBLISHED = {"sasrec": {"hr@10": 0.2853, "ndcg@10": 0.1603}, "hstu": {"hr@10": 0.3097, "ndcg@10": 0.1720}}
 DIM, LENGTH, SAMPLED, BATCH = 50, 200, 8, 128
 RATE = 1e-3
+NEAR, LAST, POPULAR = 5, 10, 0.3
+"""Of ``wide_transitions``: how far apart pairs are, how many items of a history count, and how counts are damped."""
 PROTOCOLS = {"history": "", "all": ", all seen items left out"}
 """Which of a user's items are not ranked, and how cases are called: the last ``LENGTH``, as published, or all."""
 
@@ -82,9 +85,12 @@ def main() -> None:
         if "train" not in arguments.part:
             return
         tests = {protocol: Test.of(users, protocol) for protocol in PROTOCOLS}
+        wide = wide_transitions(users, items)
         for protocol, test in tests.items():
-            for metric, value in transitions(users, items, test).items():
-                report.add(f"{arguments.log}{PROTOCOLS[protocol]}, item-to-item transitions", metric, value, "")
+            log = arguments.log + PROTOCOLS[protocol]
+            add_figures(report, f"{log}, item-to-item transitions", transitions(users, items, test))
+            figures = test.metrics(wide, np.eye(items, dtype=np.float32))
+            add_figures(report, f"{log}, item-to-item transitions, {NEAR} apart, of the last {LAST} items", figures)
         for kind in arguments.kind:
             name = f"{kind} with times" if arguments.times else kind
             trained = [
@@ -167,6 +173,22 @@ def transitions(users: list[User], items: int, test: Test) -> dict[str, float]:
     last = np.array([row[-1] for row in trained])
     ranks = order.ranks(test.targets, last=last, left_out=(example, test.seen[example, place]))
     return jrec.nn.ranking_metrics(ranks, at=(10, 50))
+
+
+def wide_transitions(users: list[User], items: int) -> np.ndarray:
+    """(users, items) float32: how often items came up to ``NEAR`` after the last ``LAST``, by their damped counts."""
+    trained = [user.items[:-1] for user in users]
+    follows = np.zeros((items, items), np.float32)
+    for row in trained:
+        for apart in range(1, min(NEAR, len(row) - 1) + 1):
+            np.add.at(follows, (row[:-apart], row[apart:]), 1 / apart)
+    follows /= np.maximum(np.bincount(np.concatenate(trained), minlength=items), 1) ** POPULAR
+    last = padded([row[::-1][:LAST] for row in trained], LAST)
+    weights = np.where(last >= 0, 1 / np.arange(1, LAST + 1), 0).astype(np.float32)
+    scores = np.zeros((len(users), items), np.float32)
+    for item, weight in zip(last.T, weights.T, strict=True):
+        scores += weight[:, None] * follows[item]
+    return scores
 
 
 def read_ml_1m() -> tuple[list[User], int]:
