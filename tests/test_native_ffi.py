@@ -5,11 +5,11 @@ import pathlib
 import re
 
 import jax.ffi
+import numba
 import pytest
 from numba import types
 
 from jrec.native import ffi
-from jrec.native.compile import kernel
 
 HEADER = (pathlib.Path(jax.ffi.include_dir()) / "xla" / "ffi" / "api" / "c_api.h").read_text()
 SIZES = {"int32_t": 4, "uint32_t": 4, "int": 4, "size_t": 8, "int64_t": 8}
@@ -72,11 +72,6 @@ def test_sizes_are_those_of_the_header():
     assert {name: layout(f"XLA_FFI_{name}_Args")[1] for name in sizes} == sizes
 
 
-@kernel(types.int64(types.int64))
-def out_of_memory(frame):
-    return ffi.error(frame, ffi.no_memory(), ffi.RESOURCE_EXHAUSTED)
-
-
 def test_an_error_needs_no_memory():
     """What a handler says where there is none left; without its error XLA would take the results as they are."""
     said = []
@@ -86,10 +81,14 @@ def test_an_error_needs_no_memory():
         said.append((size, extension, ctypes.string_at(text), code))
         return 7
 
+    @numba.cfunc(types.int64(types.int64))
+    def out_of_memory(frame):
+        return ffi.error(frame, ffi.no_memory(), ffi.RESOURCE_EXHAUSTED)
+
     function = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(create)
     api, frame = (ctypes.c_int64 * 32)(), (ctypes.c_int64 * 21)()
     api[ffi._ERROR_CREATE // 8] = ctypes.cast(function, ctypes.c_void_p).value
     frame[ffi._API // 8] = ctypes.addressof(api)
-    assert out_of_memory.call(ctypes.addressof(frame)) == 7
+    assert out_of_memory.ctypes(ctypes.addressof(frame)) == 7
     assert said == [(32, 0, b"jrec: out of memory in a native kernel", ffi.RESOURCE_EXHAUSTED)]
-    assert "malloc" not in out_of_memory.compiled._library.get_llvm_str()
+    assert "malloc" not in out_of_memory.inspect_llvm()

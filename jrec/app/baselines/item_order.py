@@ -97,8 +97,7 @@ class ItemOrder:
         times = np.zeros(len(keys), np.int64)
         there = place < len(self._pairs.keys)
         there[there] = self._pairs.keys[place[there]] == keys[there]
-        times[there] = self._pairs.times[place[there]]
-        times[np.asarray(before) < 0] = 0
+        times[there] = self._pairs.times[place[there]]  # of no pair before the first item: its key is below 0
         return times * self._levels + self._level[after]
 
 
