@@ -17,10 +17,12 @@ apart and of the history's last ten items, each by one over its distance, by the
 What was trained is kept in --work, so that the same command goes on where it was cut off; another commit needs another
 folder.
 
-``--part serve`` exports an untrained model, and times requests of one history of 200, then the 10 best of all items.
+``--part count`` is what needs no training, alone. ``--part serve`` exports an untrained model, and times requests of
+one history of 200, then the 10 best of all items.
 
 Examples:
   python -m benchmarks.sequences
+  python -m benchmarks.sequences --part count
   python -m benchmarks.sequences --part serve
   python -m benchmarks.sequences --kind sasrec --seeds 0 --epochs 20
   python -m benchmarks.sequences --log ml-100k --kind hstu --times
@@ -68,7 +70,10 @@ def main() -> None:
     parser.add_argument("--kind", nargs="+", choices=tuple(PUBLISHED), default=list(PUBLISHED), help="default: both")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="one training a seed (default: 0 1 2)")
     parser.add_argument("--epochs", type=int, default=101, help="passes over the users (default: 101)")
-    parser.add_argument("--part", nargs="+", choices=("train", "serve"), default=["train"], help="default: train")
+    parser.add_argument(
+        "--part", nargs="+", choices=("count", "train", "serve"), default=["count", "train"],
+        help="orders that need no training, trained models, requests (default: count train)",
+    )  # fmt: skip
     parser.add_argument("--work", type=pathlib.Path, default=harness.ROOT / "build" / "sequences", help="what is kept")
     arguments = parser.parse_args()
     if arguments.times and (arguments.log != "ml-100k" or arguments.kind != ["hstu"]):
@@ -82,16 +87,10 @@ def main() -> None:
     with harness.Report(arguments, "sequences") as report:
         for kind in arguments.kind if "serve" in arguments.part else ():
             serve(report, kind, items, requests=20 if arguments.quick else 2_000)
-        if "train" not in arguments.part:
-            return
         tests = {protocol: Test.of(users, protocol) for protocol in PROTOCOLS}
-        wide = wide_transitions(users, items)
-        for protocol, test in tests.items():
-            log = arguments.log + PROTOCOLS[protocol]
-            add_figures(report, f"{log}, item-to-item transitions", transitions(users, items, test))
-            figures = test.metrics(wide, np.eye(items, dtype=np.float32))
-            add_figures(report, f"{log}, item-to-item transitions, {NEAR} apart, of the last {LAST} items", figures)
-        for kind in arguments.kind:
+        if "count" in arguments.part:
+            count(report, arguments.log, users, items, tests)
+        for kind in arguments.kind if "train" in arguments.part else ():
             name = f"{kind} with times" if arguments.times else kind
             trained = [
                 harness.kept(
@@ -111,6 +110,16 @@ def main() -> None:
                 add_means(report, case, [figures[protocol] for figures in trained], published)
             for seed, figures in zip(seeds, trained, strict=True):
                 report.add(f"{arguments.log}, {name}, seed {seed}", "training", figures["training"], "min")
+
+
+def count(report: harness.Report, log: str, users: list[User], items: int, tests: Mapping[str, Test]) -> None:
+    """What needs no training."""
+    wide = wide_transitions(users, items)
+    for protocol, test in tests.items():
+        case = f"{log}{PROTOCOLS[protocol]}, item-to-item transitions"
+        add_figures(report, case, transitions(users, items, test))
+        figures = test.metrics(wide, np.eye(items, dtype=np.float32))
+        add_figures(report, f"{case}, {NEAR} apart, of the last {LAST} items", figures)
 
 
 def add_figures(report: harness.Report, case: str, figures: Mapping[str, float]) -> None:
