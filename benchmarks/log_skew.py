@@ -90,7 +90,7 @@ def measure(report: harness.Report, case: str, log: Log) -> None:
     """A log's lines of figures."""
     accesses = int(log.counts.sum())
     report.add(case, "lines", log.lines, "")
-    report.add(case, "rows that are read", np.count_nonzero(log.counts), "")
+    report.add(case, "rows that are read", int(np.count_nonzero(log.counts)), "")
     descending = np.sort(log.counts[log.counts > 0])[::-1]
     for top in TOP:
         share = descending[: max(1, len(descending) * top // 100)].sum() / accesses
@@ -100,7 +100,7 @@ def measure(report: harness.Report, case: str, log: Log) -> None:
     if accesses >= LEAST_ACCESSES:
         hot = log.counts > HOT * accesses
         report.add(case, f"accesses of rows above {HOT:g} of them", 100 * log.counts[hot].sum() / accesses, "%")
-        report.add(case, f"size of rows above {HOT:g}", np.count_nonzero(hot) * ROW_BYTES / 1e6, "MB")
+        report.add(case, f"size of rows above {HOT:g}", int(hot.sum()) * ROW_BYTES / 1e6, "MB")
     measure_batches(report, case, log, 2)
 
 

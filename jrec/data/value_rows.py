@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
-from jrec.data.column_forms import Form
-from jrec.data.keys import value_keys
+from jrec.data.column_forms import Form, brief
+from jrec.data.keys import text_bounds, value_keys
 from jrec.data.schema import DatasetError, Schema
 from jrec.data.vocabulary import HashedTable, KeyTable, Vocabulary
 from jrec.data.vocabulary_file import load_table
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from jrec.data.unknown import UnknownCounts
 
 UNKNOWN = -1
-_SHOWN = 60  # characters of an unknown value
 _HASHED_ROWS = 2**32  # buckets are uint32
 
 
@@ -236,11 +235,9 @@ class ValueRows:
             return
         unknown = rows == row
         if form.is_text:
-            import pyarrow.compute as pc
-
-            empty = np.asarray(pc.equal(pc.binary_length(form.values), 0))
+            empty = np.diff(text_bounds(form.values)[1]) == 0
             values, unknown = values - int(np.count_nonzero(empty)), unknown & ~empty
-        some = (repr(str(_text(form.values, k)))[:_SHOWN] for k in np.flatnonzero(unknown)[:1000].tolist())
+        some = (brief(str(_text(form.values, k))) for k in np.flatnonzero(unknown)[:1000].tolist())
         # Vocabularies of a user's own need not say it.
         trained = getattr(vocabulary, "oov_share", None)
         counts.count(feature.name, values, int(np.count_nonzero(unknown)), some, trained=trained)

@@ -90,14 +90,20 @@ bad_layout = message("jrec: this jaxlib's FFI call frames have an unknown layout
 no_memory = message("jrec: out of memory in a native kernel")
 
 
-@intrinsic
-def _error_words(typing_context):
-    """The address of 32 bytes of the stack."""
+def _on_stack(words: int) -> Any:
+    """An intrinsic that gives the address of some 64-bit words, which last until the kernel returns."""
 
-    def codegen(context, builder, signature, args):
-        return builder.ptrtoint(cgutils.alloca_once(builder, ir.ArrayType(ir.IntType(64), 4)), ir.IntType(64))
+    @intrinsic
+    def address(typing_context):
+        def codegen(context, builder, signature, args):
+            return builder.ptrtoint(cgutils.alloca_once(builder, ir.ArrayType(ir.IntType(64), words)), ir.IntType(64))
 
-    return types.int64(), codegen
+        return types.int64(), codegen
+
+    return address
+
+
+_error_words = _on_stack(4)
 
 
 @inlined
