@@ -309,14 +309,14 @@ def evaluate(
         for batch in feed:
             loss, _ = step(batch)
             if run.steps % (10 * steps) == 0 and run.steps < epochs * steps:
-                found = score(run, users, tests)["history"]
-                figures = f"loss {float(loss):.3f}, HR@10 {found['hr@10']:.4f}, NDCG@10 {found['ndcg@10']:.4f}"
+                metrics = score(run, users, tests)["history"]
+                figures = f"loss {float(loss):.3f}, HR@10 {metrics['hr@10']:.4f}, NDCG@10 {metrics['ndcg@10']:.4f}"
                 report.note(f"{case}, epoch {run.steps // steps}: {figures}, {time.perf_counter() - start:.0f} s")
-        seconds, found = time.perf_counter() - start, score(run, users, tests)
-    for protocol, metrics in found.items():
+        seconds, scores = time.perf_counter() - start, score(run, users, tests)
+    for protocol, metrics in scores.items():
         text = f"HR@10 {metrics['hr@10']:.4f}, NDCG@10 {metrics['ndcg@10']:.4f} in {seconds / 60:.1f} min"
         report.note(f"{case}{PROTOCOLS[protocol]}: {text}")
-    return {**found, "training": seconds / 60}
+    return {**scores, "training": seconds / 60}
 
 
 def dense_of(users: list[User]) -> list[str]:

@@ -92,9 +92,9 @@ def proxy_to(port, folder):
     made += ["-addext", f"subjectAltName=DNS:{HOST}", "-keyout", str(key), "-out", str(certificate)]
     subprocess.run(made, check=True, capture_output=True)
     passwords.write_text("ann:{PLAIN}secret\n")
-    own = free_port()
+    chosen = free_port()
     replacements = {
-        "listen 443 ssl": f"listen 127.0.0.1:{own} ssl",
+        "listen 443 ssl": f"listen 127.0.0.1:{chosen} ssl",
         "/etc/ssl/scores.pem": str(certificate),
         "/etc/ssl/scores.key": str(key),
         "/etc/nginx/scores.passwd": str(passwords),
@@ -109,7 +109,7 @@ def proxy_to(port, folder):
                 assert process.poll() is None, process.stderr.read()
                 assert time.monotonic() < until
                 time.sleep(0.02)
-            yield types.SimpleNamespace(port=own, certificate=certificate)
+            yield types.SimpleNamespace(port=chosen, certificate=certificate)
         finally:
             process.terminate()
             process.communicate(timeout=60)

@@ -79,15 +79,15 @@ class ItemOrder:
         Returns:
           (examples,) int64.
         """
-        own = self._scores(last, targets)
-        above = len(self._ascending) - np.searchsorted(self._ascending, own)
+        scores = self._scores(last, targets)
+        above = len(self._ascending) - np.searchsorted(self._ascending, scores)
         # What came after ``last`` stands above all that did not, where its level alone would have put it lower.
-        of_pairs = _count_above(self._by_score, last, np.searchsorted(self._different, own), len(self._different))
-        of_levels = _count_above(self._by_level, last, np.minimum(own, self._levels), self._levels)
+        of_pairs = _count_above(self._by_score, last, np.searchsorted(self._different, scores), len(self._different))
+        of_levels = _count_above(self._by_level, last, np.minimum(scores, self._levels), self._levels)
         above += of_pairs - of_levels - self.candidates[targets]
         pairs = np.unique(np.stack([np.asarray(numbers, np.int64) for numbers in left_out], axis=1), axis=0)
         example, item = pairs[self.candidates[pairs[:, 1]]].T
-        counted = (item != targets[example]) & (self._scores(last[example], item) >= own[example])
+        counted = (item != targets[example]) & (self._scores(last[example], item) >= scores[example])
         return above - np.bincount(example[counted], minlength=len(targets))
 
     def _scores(self, before: np.ndarray, after: np.ndarray) -> np.ndarray:

@@ -266,8 +266,8 @@ def _received(connection: socket.socket, size: int, seconds: float) -> bytes:
     """The first ``size`` bytes of a connection; fewer where it ends, or does not send them within ``seconds``."""
     # A socket with a timeout does not wait for all of them, whatever MSG_WAITALL asks for.
     deadline, content = time.monotonic() + seconds, b""
-    while len(content) < size and (left := deadline - time.monotonic()) > 0:
-        connection.settimeout(left)
+    while len(content) < size and (remaining := deadline - time.monotonic()) > 0:
+        connection.settimeout(remaining)
         try:
             part = connection.recv(size - len(content))
         except OSError:
