@@ -11,6 +11,7 @@ import pytest
 import jrec
 from jrec.access.container import write_container
 from jrec.app.baselines import popular_items
+from jrec.app.baselines.item_order import ItemOrder
 from jrec.app.config import DataConfig, EvaluateConfig, FeatureOverride, ModelConfig, TrainConfig
 from jrec.app.models import rank_items
 from jrec.app.models.catalogue import Catalogue, catalogue_of
@@ -297,7 +298,8 @@ def test_only_items_of_the_catalogue_are_ranked_and_only_clicks_count(leave_out,
 def test_popularity_without_a_history_leaves_nothing_out():
     counts, candidates = np.array([9, 5, 3, 4, 1, 1, 0, 2, 8]), np.arange(ROWS) != 0
     config = configured(model(user=("user",), history=""))
-    found = popular_items._ranks(config, counts, candidates, {"item": np.array([0, 8, 1, 2, 4], np.uint32)})
+    order = ItemOrder(counts, candidates=candidates)
+    found = popular_items._ranks(config, order, {"item": np.array([0, 8, 1, 2, 4], np.uint32)})
     assert found.tolist() == [NEVER, 0, 1, 3, 6]
 
 

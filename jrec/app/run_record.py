@@ -327,13 +327,12 @@ def find_run(path: str | pathlib.Path) -> tuple[RunRecord, int | None]:
     path = pathlib.Path(path)
     if (path / CONFIG_FILE).is_file():
         return TrainedRun(path), None
-    # A run's own checkpoints look like those of ``Run.save``, but have a configuration above them.
-    checkpoints = path if path.name == CHECKPOINT_FOLDER else path.parent
-    if checkpoints.name == CHECKPOINT_FOLDER and (checkpoints.parent / CONFIG_FILE).is_file():
-        if path == checkpoints:
-            return TrainedRun(path.parent), None
-        if path.name.isdigit():
-            return TrainedRun(checkpoints.parent), int(path.name)
+    # Before folders of ``Run.save``, whose checkpoints look the same, but have no configuration above them.
+    if path.name == CHECKPOINT_FOLDER and (path.parent / CONFIG_FILE).is_file():
+        return TrainedRun(path.parent), None
+    run = path.parent.parent
+    if path.parent.name == CHECKPOINT_FOLDER and path.name.isdigit() and (run / CONFIG_FILE).is_file():
+        return TrainedRun(run), int(path.name)
     if manifests(path):
         return SavedRun(path), None
     if path.name.isdigit() and kind_of(path) == "checkpoint":
