@@ -1,7 +1,8 @@
 """FAE's training against the hybrid baseline: bytes between host and device, time, schedules, and AUC.
 
 End to end: a synthetic log like Criteo Kaggle, all its sizes divided by --scale (tables, and with them examples, budget
-and the size below which a table is hot whole), so that examples, rows and hot rows stand in the published proportion.
+and the size below which a table is hot whole), so that examples, rows and hot rows stand in the published proportion;
+with --like the paper's other two logs, Taobao for TBSM, each with its own model, batch and proportion.
 The baseline keeps all tables in host memory, whose rows travel through the pipeline, as FAE's cold rows do (a CPU's
 default, updating them in place, moves none); FAE keeps the calibrated hot rows on the device. Runs of the two
 alternate. On a CPU, "device" memory is the same memory: bytes and schedules are the result, not seconds.
@@ -14,6 +15,7 @@ Examples:
   python -m benchmarks.fae_training
   python -m benchmarks.fae_training --rows 5000000 --scale 1 --pairs 1     # tables at full size; hours
   python -m benchmarks.fae_training --only accuracy --set fae.initial_rate=1
+  python -m benchmarks.fae_training --only bytes --like criteo-terabyte taobao
 """
 
 from __future__ import annotations
@@ -30,9 +32,52 @@ from benchmarks import harness, trainings
 from benchmarks.accuracy import CONFIG, SAMPLE, run_jrec
 from benchmarks.trainings import CURVE, Trained
 
-PUBLISHED_BYTES, BUDGET, SMALL = 2.296e9, 256e6, 1e6
-"""Of Criteo Kaggle's 33.8 million rows, each 16 float32 and row-wise Adagrad's slot; FAE's; of a small table."""
-ROW_BYTES = 68
+BUDGET, SMALL = 256e6, 1e6
+"""Bytes of the hot rows, as FAE has it, and of a table that is small."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Log:
+    """One of the paper's logs, and how jrec trains on it.
+
+    Attributes:
+      name: What cases call it.
+      config: The configuration.
+      overrides: Of the configuration.
+      row_bytes: Of a row with its slots.
+      scale: Divisor of the rows, by which 400,000 examples stand to them as the paper's examples do.
+    """
+
+    name: str
+    config: pathlib.Path
+    overrides: tuple[str, ...]
+    row_bytes: int
+    scale: int
+
+
+LOGS = {
+    "criteo-kaggle": Log(
+        name="Criteo Kaggle",
+        config=CONFIG,
+        overrides=("data.batch_size=1024", "data.eval_batch_size=4096", "optimizer.embedding.weight_decay=0"),
+        row_bytes=68,  # 16 float32 and row-wise Adagrad's slot
+        scale=64,
+    ),
+    "criteo-terabyte": Log(
+        name="Criteo Terabyte",
+        config=CONFIG.with_name("criteo_terabyte.toml"),
+        overrides=("data.batch_size=1024", "data.eval_batch_size=4096"),
+        row_bytes=256,
+        scale=200,
+    ),
+    "taobao": Log(
+        name="Taobao",
+        config=CONFIG.with_name("tbsm_taobao.toml"),
+        overrides=("data.eval_batch_size=4096", "optimizer.embedding.name=sgd"),
+        row_bytes=64,
+        scale=25,
+    ),
+}
 
 
 def main() -> None:
@@ -48,7 +93,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What this part of the FAE benchmark takes."""
     group = parser.add_argument_group("training")
     group.add_argument("--rows", type=int, default=400_000, metavar="N", help="examples of the synthetic log")
-    group.add_argument("--scale", type=int, default=64, metavar="K", help="divisor of the tables' rows and the budget")
+    group.add_argument(
+        "--like", nargs="+", choices=tuple(LOGS), default=["criteo-kaggle"], help="logs (default: criteo-kaggle)"
+    )
+    group.add_argument("--scale", type=int, metavar="K", help="divisor of the tables' rows and the budget")
     group.add_argument("--pairs", type=int, default=2, metavar="N", help="runs of each side, alternating")
     group.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="of the accuracy runs")
     group.add_argument("--only", choices=("bytes", "accuracy"), help="one of the two parts")
@@ -60,7 +108,8 @@ def measure(report: harness.Report, arguments: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         trainings.compile_once(folder / "compiled")
-        _synthetic(report, arguments, folder)
+        for like in arguments.like:
+            _synthetic(report, arguments, like, folder)
         if arguments.only != "bytes":
             _sample(report, arguments, folder)
 
@@ -73,31 +122,32 @@ class Timed:
     seconds: float
 
 
-def _synthetic(report: harness.Report, arguments: argparse.Namespace, folder: pathlib.Path) -> None:
+def _synthetic(report: harness.Report, arguments: argparse.Namespace, like: str, folder: pathlib.Path) -> None:
     from jrec.prepare.synth import SynthOptions, shape_like, synthesize
 
-    rows, scale, pairs = arguments.rows, arguments.scale, arguments.pairs
+    log = LOGS[like]
+    rows, scale, pairs = arguments.rows, arguments.scale or log.scale, arguments.pairs
     if report.quick:
-        rows, scale, pairs = 40_000, 640, 1
-    shape = shape_like("criteo-kaggle")
+        rows, scale, pairs = 40_000, 10 * scale, 1
+    shape = shape_like(like)
     shape = dataclasses.replace(shape, rows={n: max(2, count // scale) for n, count in shape.rows.items()})
-    data = folder / "kaggle"
+    data = folder / like
     synthesize(shape, data, SynthOptions(rows=rows))
-    hot = _pack(report, data, data.with_name("kaggle_fae"))
-    common = ("data.batch_size=1024", "data.eval_batch_size=4096", "optimizer.embedding.weight_decay=0")
-    constant = ("lr_schedule.kind=constant", "lr_schedule.warmup_steps=0")
-    case = f"Criteo Kaggle by {scale}, {rows:,} examples"
+    hot = _pack(report, log, data, data.with_name(f"{like}_fae"), sum(shape_like(like).rows.values()))
+    constant = (*log.overrides, "lr_schedule.kind=constant", "lr_schedule.warmup_steps=0")
+    case = f"{log.name} by {scale}, {rows:,} examples"
     if arguments.only != "accuracy":
-        _measure_bytes(report, arguments, case, data, hot, (*common, *constant), pairs)
+        _measure_bytes(report, arguments, log, case, data, hot, constant, pairs)
     if arguments.only != "bytes":
         # A constant rate leaves in the model whatever kind the last batches were of; one that falls to 0 does not.
-        _accuracy(report, arguments, f"{case}, constant rate", data, hot, (*common, *constant))
-        _accuracy(report, arguments, f"{case}, rate falling to 0", data, hot, common)
+        _accuracy(report, arguments, log, f"{case}, constant rate", data, hot, constant)
+        _accuracy(report, arguments, log, f"{case}, rate falling to 0", data, hot, log.overrides)
 
 
 def _measure_bytes(
     report: harness.Report,
     arguments: argparse.Namespace,
+    log: Log,
     case: str,
     data: pathlib.Path,
     hot: pathlib.Path,
@@ -106,12 +156,12 @@ def _measure_bytes(
 ) -> None:
     sides: dict[str, list[Timed]] = {"hybrid": [], "FAE": []}
     for side, source, more in (("hybrid", data, ()), ("FAE", hot, ("fae.initial_rate=1", "fae.batches=1"))):
-        _run(side, source, 0, (*common, "max_steps=4", *more))  # compiles
+        _run(log, side, source, 0, (*common, "max_steps=4", *more))  # compiles
     for pair in range(pairs):
         order = ("hybrid", "FAE") if pair % 2 == 0 else ("FAE", "hybrid")
         for side in order:
             source, more = (data, ()) if side == "hybrid" else (hot, tuple(arguments.set))
-            sides[side].append(_run(side, source, 0, (*common, *more)))
+            sides[side].append(_run(log, side, source, 0, (*common, *more)))
     _report_bytes(report, case, sides)
 
 
@@ -149,21 +199,25 @@ def _sample(report: harness.Report, arguments: argparse.Namespace, folder: pathl
         return
     data = folder / "sample"
     run_jrec("prepare", "criteo-kaggle", "--input", str(SAMPLE), "--out", str(data), "--quiet")
-    hot = _pack(report, data, folder / "sample_fae")
-    _accuracy(report, arguments, SAMPLE.name.split(".")[0], data, hot, ())
+    from jrec.prepare.synth import shape_like
+
+    log = LOGS["criteo-kaggle"]
+    hot = _pack(report, log, data, folder / "sample_fae", sum(shape_like("criteo-kaggle").rows.values()))
+    _accuracy(report, arguments, log, SAMPLE.name.split(".")[0], data, hot, ())
 
 
 def _accuracy(
     report: harness.Report,
     arguments: argparse.Namespace,
+    log: Log,
     case: str,
     data: pathlib.Path,
     hot: pathlib.Path,
     common: Sequence[str],
 ) -> None:
     seeds = arguments.seeds[:1] if report.quick else arguments.seeds
-    hybrid = [_run("hybrid", data, seed, common, curve_of=data) for seed in seeds]
-    fae = [_run("FAE", hot, seed, (*common, *arguments.set), curve_of=data) for seed in seeds]
+    hybrid = [_run(log, "hybrid", data, seed, common, curve_of=data) for seed in seeds]
+    fae = [_run(log, "FAE", hot, seed, (*common, *arguments.set), curve_of=data) for seed in seeds]
     for seed, timed in zip(seeds, fae, strict=True):
         rates = ", ".join(f"{rate:g}" for rate in timed.run.outcome.sections["fae"]["rates"])
         report.note(f"seed {seed}, FAE: test AUC {timed.run.score('auc'):.4f}, rates {rates}")
@@ -186,14 +240,14 @@ def _report_aucs(report: harness.Report, case: str, hybrid: list[Timed], fae: li
         report.add(after, "valid auc points behind, greatest", max(behind), "points")
 
 
-def _pack(report: harness.Report, data: pathlib.Path, out: pathlib.Path) -> pathlib.Path:
+def _pack(report: harness.Report, log: Log, data: pathlib.Path, out: pathlib.Path, published_rows: int) -> pathlib.Path:
     """Packs with exact counts and the published budget's share of the tables' bytes."""
     from jrec.access.calibrate import CalibrateOptions, calibrate
     from jrec.data.schema import Schema
     from jrec.prepare.fae_pack import pack
 
-    share = ROW_BYTES * sum(t.rows for t in Schema.load(data).tables) / PUBLISHED_BYTES
-    options = CalibrateOptions(budget=BUDGET * share, small_bytes=SMALL * share, row_bytes=ROW_BYTES)
+    share = sum(t.rows for t in Schema.load(data).tables) / published_rows
+    options = CalibrateOptions(budget=BUDGET * share, small_bytes=SMALL * share, row_bytes=log.row_bytes)
     calibration = calibrate(data, options)
     packed = pack(data, out, calibration.hot_set())
     total = packed.hot_examples + packed.cold_examples
@@ -205,11 +259,17 @@ def _pack(report: harness.Report, data: pathlib.Path, out: pathlib.Path) -> path
 
 
 def _run(
-    side: str, data: pathlib.Path, seed: int, overrides: Sequence[str], *, curve_of: pathlib.Path | None = None
+    log: Log,
+    side: str,
+    data: pathlib.Path,
+    seed: int,
+    overrides: Sequence[str],
+    *,
+    curve_of: pathlib.Path | None = None,
 ) -> Timed:
     kind = ("tables.tier=host", "tables.host.pipeline=on") if side == "hybrid" else ("schedule=fae",)
     start = time.perf_counter()
-    run = trainings.train(CONFIG, data, seed, (*kind, *overrides), curve_of=curve_of)
+    run = trainings.train(log.config, data, seed, (*kind, *overrides), curve_of=curve_of)
     return Timed(run=run, seconds=time.perf_counter() - start)
 
 

@@ -1,24 +1,28 @@
 """Sequential recommenders on MovieLens: all items ranked for the last item of each user, beside published figures.
 
 All of MovieLens-1M's 1,000,209 interactions, each user's in order of time; trained on all but each user's last item,
-which is then ranked among all items but those of the history, the last 200, as the published figures have it
-(``--leave-out all`` leaves out all that the user has seen). The settings are those of the published figures, too (HSTU,
-arXiv 2402.17152, Table 4): dim 50, 2 layers, 1 head, histories of 200, dropout 0.2, Adam at 0.001, batches of 128, 101
-epochs, softmax over sampled items at a temperature of 0.05. There 128 items are sampled for each position; here all
-positions of a batch share 8 items an example, 1,024. The interactions here have no times: HSTU's bias goes by place.
+which is then ranked among all items but those of the history, the last 200, as the published figures have it, and once
+more among all but those that the user has seen at any time, an easier test. The settings are those of the published
+figures, too (HSTU, arXiv 2402.17152, Table 4): dim 50, 2 layers, 1 head, histories of 200, dropout 0.2, Adam at 0.001,
+batches of 128, 101 epochs, softmax over sampled items at a temperature of 0.05. There 128 items are sampled for each
+position; here all positions of a batch share 8 items an example, 1,024. The interactions here have no times: HSTU's
+bias goes by place.
 ``--log ml-100k`` has times, and no published figures: with ``--times`` HSTU's bias goes by them, too. That log lies in
 a package (``benchmarks.quality_logs`` says how to get it).
 
-Beside the models stands what needs no training: items ranked by how often users turned to them right after the
-history's last item.
+Beside the models stands what needs no training: the baseline of ``jrec train``'s reports, items ranked by how often
+users turned to them right after the history's last item; and what more counting comes to, of pairs up to five items
+apart and of the history's last ten items, each by one over its distance, by the items' counts to the power of 0.3.
 
 What was trained is kept in --work, so that the same command goes on where it was cut off; another commit needs another
 folder.
 
-``--part serve`` exports an untrained model, and times requests of one history of 200, then the 10 best of all items.
+``--part count`` is what needs no training, alone. ``--part serve`` exports an untrained model, and times requests of
+one history of 200, then the 10 best of all items.
 
 Examples:
   python -m benchmarks.sequences
+  python -m benchmarks.sequences --part count
   python -m benchmarks.sequences --part serve
   python -m benchmarks.sequences --kind sasrec --seeds 0 --epochs 20
   python -m benchmarks.sequences --log ml-100k --kind hstu --times
@@ -36,8 +40,8 @@ import statistics
 import tempfile
 import time
 import zipfile
-from collections.abc import Iterator
-from typing import Literal
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 import numpy as np
 import optax
@@ -45,12 +49,17 @@ from flax import nnx
 
 import jrec
 from benchmarks import harness, quality_logs
+from jrec.app.baselines.item_order import ItemOrder, Pairs
 
 LOG = harness.ROOT.parent / "shared" / "data" / "ml1m_user_item.csv.gz"
 ML_100K = ("recbole-*.whl", "recbole/dataset_example/ml-100k/ml-100k.inter")
 PUBLISHED = {"sasrec": {"hr@10": 0.2853, "ndcg@10": 0.1603}, "hstu": {"hr@10": 0.3097, "ndcg@10": 0.1720}}
 DIM, LENGTH, SAMPLED, BATCH = 50, 200, 8, 128
 RATE = 1e-3
+NEAR, LAST, POPULAR = 5, 10, 0.3
+"""Of ``wide_transitions``: how far apart pairs are, how many items of a history count, and how counts are damped."""
+PROTOCOLS = {"history": "", "all": ", all seen items left out"}
+"""Which of a user's items are not ranked, and how cases are called: the last ``LENGTH``, as published, or all."""
 
 
 def main() -> None:
@@ -62,18 +71,15 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="one training a seed (default: 0 1 2)")
     parser.add_argument("--epochs", type=int, default=101, help="passes over the users (default: 101)")
     parser.add_argument(
-        "--leave-out", choices=("history", "all"), default="history",
-        help="which of a user's items are not ranked: the last 200, as published, or all (default: history)",
+        "--part", nargs="+", choices=("count", "train", "serve"), default=["count", "train"],
+        help="orders that need no training, trained models, requests (default: count train)",
     )  # fmt: skip
-    parser.add_argument("--part", nargs="+", choices=("train", "serve"), default=["train"], help="default: train")
     parser.add_argument("--work", type=pathlib.Path, default=harness.ROOT / "build" / "sequences", help="what is kept")
     arguments = parser.parse_args()
     if arguments.times and (arguments.log != "ml-100k" or arguments.kind != ["hstu"]):
         parser.error("--times is of --log ml-100k --kind hstu: ml-1m has none, and SASRec reads none")
     users, items = read_ml_1m() if arguments.log == "ml-1m" else read_ml_100k()
     seeds, epochs = arguments.seeds, arguments.epochs
-    published = arguments.log == "ml-1m" and arguments.leave_out == "history"
-    log = arguments.log if arguments.leave_out == "history" else f"{arguments.log}, all seen items left out"
     if arguments.quick:
         users, seeds, epochs = users[:300], seeds[:1], 1
     if not arguments.times:
@@ -81,33 +87,57 @@ def main() -> None:
     with harness.Report(arguments, "sequences") as report:
         for kind in arguments.kind if "serve" in arguments.part else ():
             serve(report, kind, items, requests=20 if arguments.quick else 2_000)
-        test = Test.of(users, arguments.leave_out)
-        if "train" in arguments.part:
-            for metric, value in transitions(users, items, test).items():
-                report.add(f"{log}, item-to-item transitions", metric, value, "")
+        tests = {protocol: Test.of(users, protocol) for protocol in PROTOCOLS}
+        if "count" in arguments.part:
+            count(report, arguments.log, users, items, tests)
         for kind in arguments.kind if "train" in arguments.part else ():
             name = f"{kind} with times" if arguments.times else kind
-            found = [
+            trained = [
                 harness.kept(
-                    arguments.work
-                    / f"{name.replace(' ', '-')}-{seed}-{epochs}-{len(users)}-{arguments.leave_out}.json",
+                    arguments.work / f"{name.replace(' ', '-')}-{seed}-{epochs}-{len(users)}.json",
                     lambda kind=kind, seed=seed, name=name: evaluate(
-                        report, f"{log}, {name}, seed {seed}", kind, users, items, test, seed, epochs
+                        report, f"{arguments.log}, {name}, seed {seed}", kind, users, items, tests, seed, epochs
                     ),
                 )
                 for seed in seeds
             ]
-            for seed, one in zip(seeds, found, strict=True):
-                for metric, value in one.items():
-                    unit = "min" if metric == "training" else ""
-                    report.add(f"{log}, {name}, seed {seed}", metric, value, unit)
-            case = f"{log}, {name}, {epochs} epochs, {len(seeds)} seed(s)"
-            for metric, peer in PUBLISHED[kind].items():
-                values = [one[metric] for one in found]
-                mean = statistics.mean(values)
-                beside = {"peer": "published", "ratio": mean / peer} if published else {}
-                report.add(case, f"{metric}, mean", mean, "", **beside)
-                report.add(case, f"{metric}, least", min(values), "")
+            for protocol in PROTOCOLS:
+                log = arguments.log + PROTOCOLS[protocol]
+                for seed, figures in zip(seeds, trained, strict=True):
+                    add_figures(report, f"{log}, {name}, seed {seed}", figures[protocol])
+                case = f"{log}, {name}, {epochs} epochs, {len(seeds)} seed(s)"
+                published = PUBLISHED[kind] if log == "ml-1m" else {}
+                add_means(report, case, [figures[protocol] for figures in trained], published)
+            for seed, figures in zip(seeds, trained, strict=True):
+                report.add(f"{arguments.log}, {name}, seed {seed}", "training", figures["training"], "min")
+
+
+def count(report: harness.Report, log: str, users: list[User], items: int, tests: Mapping[str, Test]) -> None:
+    """What needs no training."""
+    wide = wide_transitions(users, items)
+    for protocol, test in tests.items():
+        case = f"{log}{PROTOCOLS[protocol]}, item-to-item transitions"
+        add_figures(report, case, transitions(users, items, test))
+        figures = test.metrics(wide, np.eye(items, dtype=np.float32))
+        add_figures(report, f"{case}, {NEAR} apart, of the last {LAST} items", figures)
+
+
+def add_figures(report: harness.Report, case: str, figures: Mapping[str, float]) -> None:
+    """A line for each metric of one seed."""
+    for metric, value in figures.items():
+        report.add(case, metric, value, "")
+
+
+def add_means(
+    report: harness.Report, case: str, seeds: Sequence[Mapping[str, float]], published: Mapping[str, float]
+) -> None:
+    """The means and the least of all seeds' figures, beside the published ones where the protocol is theirs."""
+    for metric in next(iter(PUBLISHED.values())):
+        values = [figures[metric] for figures in seeds]
+        mean = statistics.mean(values)
+        beside = {"peer": "published", "ratio": mean / published[metric]} if published else {}
+        report.add(case, f"{metric}, mean", mean, "", **beside)
+        report.add(case, f"{metric}, least", min(values), "")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,9 +161,9 @@ class Test:
     seen: np.ndarray
 
     @staticmethod
-    def of(users: list[User], leave_out: Literal["history", "all"]) -> Test:
-        """The last items, without the last ``LENGTH`` before each, or without all of them."""
-        length = LENGTH if leave_out == "history" else max(len(user.items) for user in users)
+    def of(users: list[User], protocol: str) -> Test:
+        """The last items, and what a protocol of ``PROTOCOLS`` does not rank beside them."""
+        length = LENGTH if protocol == "history" else max(len(user.items) for user in users)
         seen = padded([user.items[:-1] for user in users], length)
         return Test(np.array([user.items[-1] for user in users]), seen)
 
@@ -145,11 +175,29 @@ class Test:
 def transitions(users: list[User], items: int, test: Test) -> dict[str, float]:
     """Metrics of items ranked by how often they follow the history's last one in training, then by how often at all."""
     trained = [user.items[:-1] for user in users]
-    follows, counts = np.zeros((items, items), np.float32), np.bincount(np.concatenate(trained), minlength=items)
+    before, after = (np.concatenate([row[span] for row in trained]) for span in (slice(-1), slice(1, None)))
+    counts = np.bincount(np.concatenate(trained), minlength=items)
+    order = ItemOrder(counts, Pairs.counted(before, after, items))
+    example, place = np.nonzero(test.seen >= 0)
+    last = np.array([row[-1] for row in trained])
+    ranks = order.ranks(test.targets, last=last, left_out=(example, test.seen[example, place]))
+    return jrec.nn.ranking_metrics(ranks, at=(10, 50))
+
+
+def wide_transitions(users: list[User], items: int) -> np.ndarray:
+    """(users, items) float32: how often items came up to ``NEAR`` after the last ``LAST``, by their damped counts."""
+    trained = [user.items[:-1] for user in users]
+    follows = np.zeros((items, items), np.float32)
     for row in trained:
-        np.add.at(follows, (row[:-1], row[1:]), 1)
-    scores = follows[[row[-1] for row in trained]] + (counts / (counts.max() + 1)).astype(np.float32)
-    return test.metrics(scores, np.eye(items, dtype=np.float32))
+        for apart in range(1, min(NEAR, len(row) - 1) + 1):
+            np.add.at(follows, (row[:-apart], row[apart:]), 1 / apart)
+    follows /= np.maximum(np.bincount(np.concatenate(trained), minlength=items), 1) ** POPULAR
+    last = padded([row[::-1][:LAST] for row in trained], LAST)
+    weights = np.where(last >= 0, 1 / np.arange(1, LAST + 1), 0).astype(np.float32)
+    scores = np.zeros((len(users), items), np.float32)
+    for item, weight in zip(last.T, weights.T, strict=True):
+        scores += weight[:, None] * follows[item]
+    return scores
 
 
 def read_ml_1m() -> tuple[list[User], int]:
@@ -242,11 +290,11 @@ def evaluate(
     kind: Literal["hstu", "sasrec"],
     users: list[User],
     items: int,
-    test: Test,
+    tests: Mapping[str, Test],
     seed: int,
     epochs: int,
-) -> dict[str, float]:
-    """Trains one model and ranks each user's last item."""
+) -> dict[str, Any]:
+    """Trains one model and ranks each user's last item: metrics by protocol, and the minutes of "training"."""
     model, optimizer = modules(kind, items, seed)
     start, steps = time.perf_counter(), -(-len(users) // BATCH)
     with jrec.distribute(model, optimizer) as run:
@@ -261,12 +309,14 @@ def evaluate(
         for batch in feed:
             loss, _ = step(batch)
             if run.steps % (10 * steps) == 0 and run.steps < epochs * steps:
-                found = score(run, users, test)
-                figures = f"loss {float(loss):.3f}, HR@10 {found['hr@10']:.4f}, NDCG@10 {found['ndcg@10']:.4f}"
+                metrics = score(run, users, tests)["history"]
+                figures = f"loss {float(loss):.3f}, HR@10 {metrics['hr@10']:.4f}, NDCG@10 {metrics['ndcg@10']:.4f}"
                 report.note(f"{case}, epoch {run.steps // steps}: {figures}, {time.perf_counter() - start:.0f} s")
-        seconds, found = time.perf_counter() - start, score(run, users, test)
-    report.note(f"{case}: HR@10 {found['hr@10']:.4f}, NDCG@10 {found['ndcg@10']:.4f} in {seconds / 60:.1f} min")
-    return {**found, "training": seconds / 60}
+        seconds, scores = time.perf_counter() - start, score(run, users, tests)
+    for protocol, metrics in scores.items():
+        text = f"HR@10 {metrics['hr@10']:.4f}, NDCG@10 {metrics['ndcg@10']:.4f} in {seconds / 60:.1f} min"
+        report.note(f"{case}{PROTOCOLS[protocol]}: {text}")
+    return {**scores, "training": seconds / 60}
 
 
 def dense_of(users: list[User]) -> list[str]:
@@ -274,13 +324,14 @@ def dense_of(users: list[User]) -> list[str]:
     return ["age"] if users[0].times is not None else []
 
 
-def score(run: jrec.Run, users: list[User], test: Test) -> dict[str, float]:
-    """Metrics of each user's last item by a trained model."""
+def score(run: jrec.Run, users: list[User], tests: Mapping[str, Test]) -> dict[str, dict[str, float]]:
+    """Metrics of each user's last item by a trained model, by protocol."""
     nothing = np.full((len(users), 1), -1)
     columns = columns_of(users, -1) | {"next": nothing, "sampled": nothing}
     vectors = run.predict(columns, dense=dense_of(users), batch_size=min(512, len(users)))["user"]
     rows = run.table("item")
-    return test.metrics(vectors, rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-6))
+    units = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-6)
+    return {protocol: test.metrics(vectors, units) for protocol, test in tests.items()}
 
 
 if __name__ == "__main__":

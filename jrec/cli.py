@@ -48,6 +48,7 @@ _HELP = {
     "replan": "compare a plan with present accesses; make a new one",
     "init": "write a configuration that fits a dataset",
     "train": "train and evaluate a model, write a report",
+    "prove": "train the same steps wherever rows may lie, compare the bits",
     "eval": "evaluate a checkpoint on a dataset",
     "predict": "score a raw log, a Parquet file or a dataset",
     "kernels": "check GPU kernels on this machine; show what is used",

@@ -28,7 +28,7 @@ SHELLS = ("bash", "sh", "console")
 PROGRAMS = ("jrec", "python", "pip", "bash", "curl", "psql", "srun", "mpirun")
 LAUNCHERS = ("srun", "mpirun")  # start the command that follows their own options
 SUFFIXES = {
-    **{(command, "config"): (".toml",) for command in ("train", "plan", "fae")},
+    **{(command, "config"): (".toml",) for command in ("train", "prove", "plan", "fae")},
     **{(command, "out"): (".toml",) for command in ("init", "links")},
     ("predict", "out"): SCORE_FORMATS,
     ("prepare", "schema"): (".toml", ".json"),

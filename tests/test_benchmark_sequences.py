@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from benchmarks import sequences
-from benchmarks.sequences import LENGTH, Test, User, transitions
+from benchmarks.sequences import LAST, LENGTH, NEAR, POPULAR, Test, User, transitions, wide_transitions
 
 Test.__test__ = False  # the benchmark's, no class of tests
 
@@ -13,9 +13,9 @@ def users_of(*rows):
     return [User(items=np.array(row), times=None) for row in rows]
 
 
-@pytest.mark.parametrize(("leave_out", "kept"), [("history", range(100, 300)), ("all", range(300))])
-def test_the_published_protocol_leaves_out_the_last_200_items(leave_out, kept):
-    test = Test.of(users_of(range(301), [5, 7, 2]), leave_out)
+@pytest.mark.parametrize(("protocol", "kept"), [("history", range(100, 300)), ("all", range(300))])
+def test_the_published_protocol_leaves_out_the_last_200_items(protocol, kept):
+    test = Test.of(users_of(range(301), [5, 7, 2]), protocol)
     assert test.targets.tolist() == [300, 2]
     assert sorted(test.seen[0][test.seen[0] >= 0]) == list(kept)
     assert sorted(test.seen[1][test.seen[1] >= 0]) == [5, 7]
@@ -40,3 +40,18 @@ def test_transitions_rank_by_what_followed_the_last_item_then_by_counts():
     ranks = [5, 3, 5, 2]
     found = transitions(users, 10, Test.of(users, "history"))
     assert found["mrr"] == pytest.approx(np.mean([1 / (1 + rank) for rank in ranks]))
+
+
+def test_wide_transitions_are_those_of_loops():
+    draw = np.random.default_rng(0)
+    users, items = users_of(*(draw.integers(0, 9, n) for n in (2, 3, 7, 30, 40))), 9
+    found, trained = wide_transitions(users, items), [user.items[:-1].tolist() for user in users]
+    counts = np.bincount(np.concatenate(trained), minlength=items)
+    for line, row in zip(found, trained, strict=True):
+        want = np.zeros(items)
+        for back, item in enumerate(row[::-1][:LAST], 1):
+            for other in trained:
+                for i, before in enumerate(other):
+                    for apart, after in enumerate(other[i + 1 : i + 1 + NEAR], 1):
+                        want[after] += (before == item) / apart / back / counts[after] ** POPULAR
+        np.testing.assert_allclose(line, want, rtol=1e-5)

@@ -136,7 +136,7 @@ def test_a_run_predicts_by_the_scale_that_its_last_evaluation_fitted(load, run):
     of_plain = restore_run(plain.folder)
     with TrainingProgress("off", total=0, start=0) as progress:
         options = {"limit": 1, "shuffle": True, "progress": progress}  # one batch holds more than the valid split
-        training = score_split(of_plain.config, of_plain.schema, of_plain.run, "train", **options)
+        training = score_split(of_plain.reading, "train", **options)
     scale, shift = fit_calibration(raw, bias=bias_of(training))
     assert scale < 0.9  # rows at this rate become too long
     assert abs(sigmoid(training.logits).mean() / training.labels.mean() - 1) > 0.1  # and predictions too great

@@ -1,8 +1,11 @@
 """One log has one meaning: a value has the same row whatever wrote it, and whatever door it comes through."""
 
+import csv
 import datetime as dt
 import decimal
 import json
+import pathlib
+import types
 import uuid
 import zoneinfo
 
@@ -11,9 +14,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import shop_logs
 from export_cases import sealed
 from hypothesis import strategies as st
+from test_serve import ask, running
 
+import jrec
+from jrec import serving
+from jrec.app.export import export_run
 from jrec.data.arrow_values import texts_of
 from jrec.data.canonical import canonical_text
 from jrec.data.growing import GrowingVocabulary, Growth
@@ -25,6 +33,7 @@ from jrec.prepare.prepare import prepare
 from jrec.prepare.prepare_options import PrepareOptions
 from jrec.prepare.readers import Delimited, load_schema
 from jrec.serving.http import bodies
+from jrec.serving.http.app import Options
 
 pandas = pytest.importorskip("pandas", reason="pandas, an optional way to give columns, is not installed")
 LINES = 60
@@ -251,6 +260,81 @@ def test_what_is_no_value_is_refused(schema, value):
     columns = {**DOORS["Python lists"](), "text": ["a", value, *["b"] * (LINES - 2)]}
     with pytest.raises((DatasetError, ValueError), match="text"):
         Encoder(schema).columns(columns)
+
+
+# Scores, by a model that was trained on these columns
+
+
+SCORED = 64
+"""Examples of a batch, equal everywhere: a program of another size may round differently."""
+
+
+@pytest.fixture(scope="module")
+def scored(written, tmp_path_factory):
+    """A loaded run, its export, the port of a server of that; and the scores of the log's text by each of the two.
+
+    An export looks rows up and pools them by another program than the run's, whose sums round otherwise.
+    """
+    folder = tmp_path_factory.mktemp("scored")
+    schema = prepared(folder / "made", [written["csv"]])
+    overrides = ["max_steps=4", "model.bottom_mlp=[]", f"data.eval_batch_size={SCORED}"]
+    path = shop_logs.trained(folder, schema.folder, *overrides)
+    export_run(path, folder / "export")
+    load = lambda export: serving.load(export, batch_sizes=(SCORED,))  # noqa: E731
+    run, export = jrec.load_run(path), load(folder / "export")
+    with pathlib.Path(written["csv"]).open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    texts = {name: [line[name] for line in lines] for name in NAMES}
+    expected = {"run": of_log(run, written["csv"]), "export": export(texts)}
+    options = Options(max_rows=100, max_bytes=1 << 20, poll=0)
+    with running(folder / "export", load=load, options=options) as server:
+        yield types.SimpleNamespace(run=run, export=export, port=server.port, written=written, expected=expected)
+
+
+def of_log(run, path):
+    (piece,) = run.of_log([path])
+    return piece.probabilities
+
+
+def posted(scored, content, kind):
+    status, _, body = ask(scored.port, content=content, kind=kind)
+    assert status == 200, body
+    if kind == bodies.ARROW:
+        return pa.ipc.open_stream(body).read_all()["score"].to_numpy()
+    return np.array(json.loads(body)["scores"], np.float32)
+
+
+def as_text(table):
+    """Without types that a request of Arrow's may not have."""
+    for name in ARROW:
+        texts = pa.array([None if value is None else value.isoformat() for value in table[name].to_pylist()])
+        table = table.set_column(table.column_names.index(name), name, texts)
+    return table.drop_columns(["label"])
+
+
+SCORES = {
+    "run, JSON lines": lambda scored: of_log(scored.run, scored.written["json lines"]),
+    "run, Parquet": lambda scored: of_log(scored.run, scored.written["parquet"]),
+    "run, DataFrame": lambda scored: scored.run.predict(FRAME),
+    "run, columns": lambda scored: scored.run.predict(DOORS["Python lists"]()),
+    "export, DataFrame": lambda scored: scored.export(FRAME),
+    "export, columns": lambda scored: scored.export(DOORS["Python lists"]()),
+    "export, HTTP JSON": lambda scored: posted(scored, {"rows": ROWS}, bodies.JSON),
+    "export, HTTP Arrow": lambda scored: posted(scored, stream_of(as_text(arrow_table())), bodies.ARROW),
+}
+
+
+@pytest.mark.parametrize("door", SCORES)
+def test_every_door_has_the_scores_of_the_log_s_text(door, scored):
+    expected, scores = scored.expected[door.split(",")[0]], SCORES[door](scored)
+    assert scores.dtype == expected.dtype == np.float32
+    np.testing.assert_array_equal(scores, expected)
+
+
+def test_the_scores_of_a_run_and_of_its_export_differ_by_rounding(scored):
+    of_run, of_export = scored.expected["run"], scored.expected["export"]
+    np.testing.assert_allclose(of_run, of_export, rtol=1e-5)
+    assert len(set(of_run.tolist())) > LINES // 2  # or all would be alike
 
 
 # Older datasets, and those that are to keep texts as they are

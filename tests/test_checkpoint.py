@@ -24,7 +24,7 @@ from grids import some_of
 from jrec import ops
 from jrec.checkpoint import Checkpoints, CopiedRows, HostRows, Saved, device
 from jrec.checkpoint.files import read_json, write_json
-from jrec.checkpoint.manifest import TableShape
+from jrec.checkpoint.manifest import ARRAYS, TableShape
 from jrec.checkpoint.undo import Undo
 from jrec.checkpoint.writer import Writer, piece_to_write
 from jrec.errors import CheckpointError, OutputError
@@ -614,6 +614,21 @@ def test_a_second_writer_of_a_folder_is_refused_until_the_first_is_done(tmp_path
     assert second.steps() == [1, 2]
     for step in (1, 2):
         first.open(step).verify()
+
+
+def test_what_a_killed_process_left_goes_with_the_next_checkpoint(tmp_path):
+    tables, rng = make("device"), np.random.default_rng(0)
+    checkpoints = Checkpoints(tmp_path)
+    save(checkpoints, tables, 1)
+    (tmp_path / "9.partial" / "tables").mkdir(parents=True)
+    (tmp_path / "8.removed").mkdir()
+    os.link(tmp_path / "1" / ARRAYS, tmp_path / "2.link")  # the trial of whether there are links
+    os.link(tmp_path / "1" / ARRAYS, tmp_path / "9.link")
+    tables.write(rng)
+    save(checkpoints, tables, 2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2"]
+    for step in (1, 2):
+        checkpoints.open(step).verify()
 
 
 def test_a_closed_run_leaves_no_part_of_a_checkpoint(tmp_path):

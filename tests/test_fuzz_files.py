@@ -34,7 +34,7 @@ from jrec.access.count import exact_profile
 from jrec.access.profile import AccessProfile
 from jrec.app.config import load_config
 from jrec.app.models.catalogue import catalogue_of
-from jrec.app.run_dataset import keep_dataset, run_dataset
+from jrec.app.run_record import TrainedRun
 from jrec.checkpoint import Checkpoints
 from jrec.checkpoint.files import _checksum
 from jrec.data.bijection import load_orders, save_order
@@ -253,7 +253,7 @@ FORMATS = {
     "FAE folder": Format(("fae/fae.json",), read_fae, structure="json"),
     "FAE parts": Format(("fae/hot/schema.json", "fae/cold/schema.json"), read_fae, structure="json"),
     "FAE files": Format(("fae/hot_rows/*.npy", f"fae/hot/{SHARD}", f"fae/cold/{SHARD}"), read_fae),
-    "run's dataset": Format(("run/dataset.json",), lambda folder: run_dataset(folder / "run"), structure="json"),
+    "run's dataset": Format(("run/dataset.json",), lambda folder: TrainedRun(folder / "run").dataset, structure="json"),
     "catalogue": Format(("towers/catalogue",), read_catalogue, structure="container"),
     "checkpoint": Format(("checkpoints/3/manifest.json",), read_checkpoint, structure="json"),
     "checkpoint's files": Format(
@@ -295,7 +295,7 @@ def world(tmp_path_factory):
     pack(data, folder / "fae", calibration.hot_set())
     chain_of_three(folder / "checkpoints")
     (folder / "run").mkdir()
-    keep_dataset(folder / "run", schema.identity, resume=False)
+    TrainedRun(folder / "run").keep_dataset(schema.identity)
     (folder / "items.toml").write_text(ITEMS_TOML)
     lines = "".join(f"u{k % 7},i{k % 11},a{k % 3}|b{k % 2},{k % 5},{k}\n" for k in range(200))
     (folder / "items.csv").write_text(f"user,item,words,price,at\n{lines}")

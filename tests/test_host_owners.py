@@ -198,6 +198,22 @@ def test_a_stranger_takes_no_process_s_place():
             end.close()
 
 
+def test_a_process_may_say_who_it_is_in_pieces():
+    token, connections = bytes(range(16)), {}
+    hello = _HELLO.pack(token, 1, 0)
+    with _listen("127.0.0.1", backlog=8) as listener:
+        own = socket.create_connection(listener.getsockname(), timeout=5)
+        own.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        own.sendall(hello[:10])
+        later = threading.Timer(0.2, own.sendall, [hello[10:]])
+        later.start()
+        _accept(listener, token, {(1, 0)}, connections, 5.0)
+        assert connections[1, 0].getpeername() == own.getsockname()
+        later.join()
+        for end in (own, connections[1, 0]):
+            end.close()
+
+
 def test_a_listener_at_an_address_that_is_forwarded_takes_any():
     with _listen("192.0.2.1", backlog=1) as listener:  # of documentation: no machine has it
         assert listener.getsockname()[0] in ("::", "0.0.0.0")

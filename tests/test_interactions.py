@@ -16,7 +16,7 @@ import jrec
 from jrec.app.config import load_config
 from jrec.app.evaluate import evaluate_checkpoint
 from jrec.app.loop import train
-from jrec.app.run_folder import CONFIG_FILE
+from jrec.app.run_record import CONFIG_FILE
 from jrec.app.tables import plan_tables
 from jrec.data.schema import Schema
 from jrec.errors import CheckpointError, ConfigError

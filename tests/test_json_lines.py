@@ -140,3 +140,16 @@ def test_the_command_prepares_trains_and_scores_them(tmp_path):
         assert cli.main(["predict", str(tmp_path / "run"), str(new), "--out", str(out), "--quiet"]) == 0
         scores.append(pq.read_table(out)["score"].to_numpy())
     np.testing.assert_array_equal(*scores)
+
+
+def test_columns_are_told_once_until_the_file_changes(tmp_path, monkeypatch):
+    """Preparing opens a file several times, each of which would decode its first megabytes."""
+    path, decoded = write(tmp_path / "log.jsonl", [{"a": 1}, {"a": 2}]), []
+    objects_of = json_lines._objects
+    monkeypatch.setattr(json_lines, "_objects", lambda block: decoded.append(block) or objects_of(block))
+    for _ in range(3):
+        assert column_types(str(path)) == {"a": pa.int64()}
+    assert len(decoded) == 1
+    write(path, [{"a": "x", "b": 0.5}])
+    assert column_types(str(path)) == {"a": pa.string(), "b": pa.float64()}
+    assert len(decoded) == 2

@@ -1,10 +1,13 @@
 """The offsets that native kernels read XLA's structures at, against the header that this jaxlib ships."""
 
+import ctypes
 import pathlib
 import re
 
 import jax.ffi
+import numba
 import pytest
+from numba import types
 
 from jrec.native import ffi
 
@@ -67,3 +70,25 @@ def test_sizes_are_those_of_the_header():
     assert layout("XLA_FFI_CallFrame")[0]["future"] == ffi._FRAME_SIZE  # later fields are of no concern
     sizes = {"Error_Create": 32, "Error_Destroy": 24, "ThreadPool_NumThreads": 32, "ThreadPool_Schedule": 40}
     assert {name: layout(f"XLA_FFI_{name}_Args")[1] for name in sizes} == sizes
+
+
+def test_an_error_needs_no_memory():
+    """What a handler says where there is none left; without its error XLA would take the results as they are."""
+    said = []
+
+    def create(words):
+        size, extension, text, code = (ctypes.c_int64 * 4).from_address(words)
+        said.append((size, extension, ctypes.string_at(text), code))
+        return 7
+
+    @numba.cfunc(types.int64(types.int64))
+    def out_of_memory(frame):
+        return ffi.error(frame, ffi.no_memory(), ffi.RESOURCE_EXHAUSTED)
+
+    function = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(create)
+    api, frame = (ctypes.c_int64 * 32)(), (ctypes.c_int64 * 21)()
+    api[ffi._ERROR_CREATE // 8] = ctypes.cast(function, ctypes.c_void_p).value
+    frame[ffi._API // 8] = ctypes.addressof(api)
+    assert out_of_memory.ctypes(ctypes.addressof(frame)) == 7
+    assert said == [(32, 0, b"jrec: out of memory in a native kernel", ffi.RESOURCE_EXHAUSTED)]
+    assert "malloc" not in out_of_memory.inspect_llvm()

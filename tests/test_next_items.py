@@ -9,11 +9,13 @@ import pytest
 
 import jrec
 from jrec.app.baselines import popular_items
+from jrec.app.baselines.item_order import ItemOrder, Pairs
 from jrec.app.config import DataConfig, EvaluateConfig, ModelConfig, TrainConfig
 from jrec.app.models.kinds.hstu import SequenceSection
 from jrec.app.models.next_items import NextItemPacker, feature_names
 from jrec.app.models.oov_ids import OovIds
 from jrec.app.models.rank_items import ItemRanker
+from jrec.app.models.reading import Reading
 from jrec.app.report.ranking import LEFT_OUT, NEVER, RankScores, evaluated
 from jrec.data.columns import ListColumn
 from jrec.data.schema import CategoricalFeature, DatasetError, Schema, Table
@@ -193,7 +195,7 @@ def test_ranks_and_best_items(leave_out, oov_row):
         ModelConfig(kind="hstu").of_kind.schema(ModelConfig(kind="hstu"), schema_of(oov_row=oov_row)),
     )
     run: Any = types.SimpleNamespace(table=lambda name: rows, mesh=None)
-    ranker = ItemRanker(run, config, schema)
+    ranker = ItemRanker(Reading(run=run, config=config, schema=schema))
     units = rows / np.linalg.norm(rows.astype(np.float64), axis=1, keepdims=True)
     scores = users.astype(np.float64) @ units.T
     found, (best_scores, best) = ranker.ranks(users, targets, seen), ranker.best(users, seen, 4)
@@ -213,10 +215,34 @@ def test_popularity_ranks_by_training_counts(leave_out):
     counts, candidates = draw.integers(0, 4, ROWS), np.arange(ROWS) != 2
     lists, items = [draw.integers(0, ROWS, n).tolist() for n in draw.integers(0, 6, 50)], draw.integers(0, ROWS, 50)
     config = configured(leave_out_history=leave_out)
-    found = popular_items._ranks(config, counts, candidates, columns_of(lists, items))
+    found = popular_items._ranks(config, ItemOrder(counts, candidates=candidates), columns_of(lists, items))
     for rank, seen, item in zip(found, lists, items, strict=True):
         out = {*(seen if leave_out else ()), 2}
         assert rank == (NEVER if item == 2 else plain_rank(counts, item, out))
+
+
+@pytest.mark.parametrize("leave_out", [True, False])
+@pytest.mark.parametrize("seed", range(4))
+def test_transitions_rank_by_what_followed_then_by_counts(leave_out, seed):
+    draw = np.random.default_rng(seed)
+    counts, candidates = draw.integers(0, 4, ROWS), np.arange(ROWS) != 2
+    before, after = draw.integers(0, ROWS, (2, 4 * ROWS))
+    lists, items = [draw.integers(0, ROWS, n).tolist() for n in draw.integers(0, 6, 80)], draw.integers(0, ROWS, 80)
+    config = configured(leave_out_history=leave_out)
+    pieces = [Pairs.counted(before[k::3], after[k::3], ROWS) for k in range(3)]
+    order = ItemOrder(counts, Pairs.merged(pieces), candidates=candidates)
+    found = popular_items._ranks(config, order, columns_of(lists, items))
+    for rank, seen, item in zip(found, lists, items, strict=True):
+        followed = np.bincount(after[before == seen[-1]], minlength=ROWS) if seen else np.zeros(ROWS)
+        out = {*(seen if leave_out else ()), 2}
+        scores = list(zip(followed.tolist(), counts.tolist(), strict=True))
+        assert rank == (NEVER if item == 2 else plain_rank(scores, item, out))
+
+
+def test_neighbours_are_of_one_list():
+    lists = ListColumn(np.array([0, 2, 2, 3, 6]), np.array([4, 5, 1, 7, 8, 9], np.uint32))
+    before, after = popular_items.neighbours(lists, np.array([6, 3, 2, 0]))
+    assert list(zip(before.tolist(), after.tolist(), strict=True)) == [(4, 5), (5, 6), (1, 2), (7, 8), (8, 9), (9, 0)]
 
 
 def test_metrics_count_unknown_items_as_not_found():

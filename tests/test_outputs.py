@@ -390,6 +390,7 @@ URI_COMMANDS = {
     "plan": "none --hardware none",
     "replan": "none none",
     "init": "none",
+    "prove": "none",
     "eval": "none none",
     "predict": "none none",
     "export": "none",

@@ -14,7 +14,7 @@ from jrec.app import preflight
 from jrec.app.build import build_layout
 from jrec.app.config import load_config
 from jrec.app.preflight import check_space, check_start
-from jrec.app.run_dataset import keep_dataset
+from jrec.app.run_record import TrainedRun
 from jrec.cli import main
 from jrec.data.loader import LoaderConfig, make_loader
 from jrec.data.schema import DatasetError, Schema, Split
@@ -76,7 +76,7 @@ def begin(folder, config_arguments):
     config, _ = config_arguments
     folder.mkdir(exist_ok=True)
     (folder / "config.toml").write_text(config.to_toml())
-    keep_dataset(folder, Schema.load(config.data.path).identity, resume=False)
+    TrainedRun(folder).keep_dataset(Schema.load(config.data.path).identity)
     (folder / "metrics.jsonl").write_text('{"step": 1, "split": "train", "loss": 0.5}\n')
 
 

@@ -20,6 +20,7 @@ from jrec.app.processes.interrupt import stop_on_signals
 from jrec.app.recorder import Recorder
 from jrec.app.report.metrics import evaluate
 from jrec.app.run_folder import open_run_folder
+from jrec.app.run_record import TrainedRun, find_run
 from jrec.data.schema import DatasetError
 from jrec.errors import CheckpointError, ConfigError, DivergedError, OutputError
 from jrec.signals import ECHO_SECONDS
@@ -278,6 +279,16 @@ def test_divergence_is_an_error_that_leaves_the_last_checkpoint(configure):
     config = configure("optimizer.name=sgd", "optimizer.learning_rate=1e12")
     with pytest.raises(DivergedError, match="diverged"):
         train(config)
+
+
+def test_a_run_s_folder_of_checkpoints_stands_for_the_run(configure):
+    config = configure("max_steps=2", "checkpoint.every_steps=1")
+    folder = train(config).folder
+    for path in (folder / "checkpoints", folder):
+        record, step = find_run(path)
+        assert (type(record), record.folder, step) == (TrainedRun, folder, None)
+    scores = [evaluate_checkpoint(at, config.data.path, split="test").scores for at in (folder, folder / "checkpoints")]
+    np.testing.assert_array_equal(scores[0].logits, scores[1].logits)
 
 
 def test_unusable_checkpoints_and_data_are_named(configure, tmp_path):

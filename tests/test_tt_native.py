@@ -213,6 +213,27 @@ def test_a_cast_is_split_as_by_xla(ragged, capacity, cached):
         assert sorted(side.positions.tolist()) == list(range(ids.size))
 
 
+@pytest.mark.parametrize(
+    ("field", "place", "value"),
+    [
+        ("offsets", 3, -1),
+        ("offsets", 3, 2**31 - 1),
+        ("offsets", 3, 0),  # below the one before
+        ("offsets", 0, -5),
+        ("offsets", 40, 41),
+        ("positions", 11, -1),
+        ("positions", 11, 40),
+    ],
+)
+def test_a_cast_of_no_lookups_is_not_split(field, place, value):
+    ids = jnp.arange(40, dtype=jnp.int32)[:, None]
+    cast = tensor_cast(ids, num_rows=1000)
+    strange = dataclasses.replace(cast, **{field: getattr(cast, field).at[place].set(value)})
+    held = jnp.asarray([4, 7, 1000], jnp.int32)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="offsets and positions must be those of its lookups"):
+        jax.block_until_ready(split_cast(strange, held, ids, rows=1000, num_bags=40, implementation="native").places)
+
+
 @pytest.mark.parametrize("core", [0, 1, 2])
 @pytest.mark.parametrize("ids", [[[-1, -1]], [[0, 999], [5, -1]], [[7, 7], [401, 403]]])
 def test_touched_slices_are_those_of_xla(ids, core):

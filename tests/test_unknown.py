@@ -3,12 +3,15 @@
 import json
 
 import numpy as np
+import optax
 import pytest
 import shop_logs
+from flax import nnx
 
 import jrec
-from jrec import cli, serving
+from jrec import cli, nn, ops, serving
 from jrec.app.export import export_run
+from jrec.data import GrowingVocabulary, Growth, load_vocabularies
 from jrec.data.blocks import ListColumn
 from jrec.data.keys import text_key
 from jrec.data.schema import CategoricalFeature, DatasetError, Schema, Table
@@ -159,6 +162,99 @@ def test_a_loaded_run_warns_once(shop):
     assert caught[0].filename == __file__
     loaded.predict(other)
     assert loaded.unknown.features["item"].values == 600
+
+
+def test_a_loaded_run_refuses_too_many(shop):
+    _, run, columns = shop
+    loaded = jrec.load_run(run)
+    columns = {**columns, "item": [*columns["item"][:100], *(f"item_{k}" for k in range(100))]}
+    with pytest.raises(
+        DatasetError, match=r"'item' training did not see .* of 200, .*; at most 30\.0% .* raise max_unkn"
+    ):
+        loaded.predict(columns, max_unknown=0.3)
+    assert loaded.unknown.features["item"].values == 0  # nothing was scored
+    with pytest.warns(UnknownValuesWarning, match="training did not see"):
+        assert len(loaded.logits(columns, max_unknown=0.95)) == 200
+
+
+def library_run(layout, **options):
+    config = nn.DLRMConfig(num_dense=0, bottom_mlp=(), top_mlp=(4, 1), interaction="concat")
+    model = nn.DLRM(config, layout, rngs=nnx.Rngs(0))
+    optimizer = nn.SparseOptimizer(model, dense=optax.sgd(0.1), embedding=ops.SGD(learning_rate=0.1))
+    return jrec.distribute(model, optimizer, **options)
+
+
+def layout_of_texts():
+    tables = [jrec.TableConfig(name=name, rows=30, dim=8) for name in ("user", "tag")]
+    features = [
+        jrec.FeatureConfig(name="user", table="user"),
+        jrec.FeatureConfig(name="tags", table="tag", max_length=2),
+    ]
+    return jrec.EmbeddingLayout.build(tables, features)
+
+
+def test_a_run_of_the_library_counts_texts_without_a_row():
+    users = [f"u{n % 20}" for n in range(120)]
+    others = [*users[:60], *(f"user {n}" for n in range(60))]
+    packing = {
+        "vocabularies": {"user": {f"u{n}": n + 1 for n in range(20)}, "tag": "hash"},
+        "oov_rows": {"user": 0, "tag": 0},
+        "on_bad_id": "oov",
+    }
+    with library_run(layout_of_texts()) as run:
+        tags = [["a", "b"][: n % 3] for n in range(120)]
+        run.predict({"user": users, "tags": tags}, **packing)
+        assert run.unknown.to_dict() == {"user": {"values": 120, "unknown": 0, "share": 0.0, "trained": None}}
+        with pytest.raises(
+            DatasetError, match=r"'user' training did not see 50\.0% of 120, such as 'user 0', 'user 1'"
+        ):
+            run.predict({"user": others, "tags": tags}, max_unknown=0.49, **packing)
+        assert run.unknown.features["user"].values == 120
+        with pytest.warns(UnknownValuesWarning, match=r"25\.0% of 240, such as 'user 0', 'user 1', 'user 2'") as caught:
+            scores = run.predict({"user": others, "tags": tags}, max_unknown=0.5, **packing)
+        assert caught[0].filename == __file__
+        known = {**packing["vocabularies"], "user": dict.fromkeys(others, 0) | packing["vocabularies"]["user"]}
+        np.testing.assert_array_equal(
+            run.predict({"user": others, "tags": tags}, **{**packing, "vocabularies": known}), scores
+        )
+
+
+def test_a_run_that_grows_counts_texts_without_a_row_beside_training_s():
+    growing = {
+        "user": GrowingVocabulary(Growth(capacity=30, admit_after=2)),
+        "tag": GrowingVocabulary(Growth(capacity=30)),
+    }
+    with library_run(layout_of_texts(), growing=growing) as run:
+        batch = {"label": np.ones(40), "user": [f"u{n % 39}" for n in range(40)], "tags": [["a"]] * 40}
+        for fed in run.feed([batch, batch | {"user": [""] * 40}]):
+            run.compile()(fed)
+        trained = run.growing["user"].oov_share
+        assert trained == 38 / 80  # one user came twice, and the missing one often
+        users = [f"u{n}" if n % 2 else "" for n in range(240)]
+        with pytest.warns(UnknownValuesWarning) as caught:
+            run.predict({"user": users, "tags": [["z"]] * 240})
+        said = [str(warning.message).split(", such as")[0] for warning in caught]
+        assert said == [
+            "of the values of 'user' training did not see 100.0% of 120, in training 47.5%",
+            "of the values of 'tags' training did not see 100.0% of 240, in training 0.0%",
+        ]
+        counts = run.unknown.features
+        assert (counts["user"].values, counts["user"].unknown, counts["user"].trained) == (120, 120, trained)
+        assert counts["user"].examples == ["'u1'", "'u3'", "'u5'"]
+
+
+def test_a_dataset_s_vocabulary_says_training_s_share(tmp_path):
+    log = shop_logs.write_log(tmp_path / "monday.csv", 600)
+    dataset = shop_logs.prepare(tmp_path, tmp_path / "monday.csv", "monday")
+    table, vocabularies = Schema.load(dataset).table("item"), load_vocabularies(dataset)
+    layout = jrec.EmbeddingLayout.build(
+        [jrec.TableConfig(name="item", rows=table.rows, dim=8)], [jrec.FeatureConfig(name="item", table="item")]
+    )
+    with library_run(layout) as run:
+        run.predict({"item": [line["item"] for line in log]}, vocabularies=vocabularies, on_bad_id="oov")
+        counts = run.unknown.features["item"]
+        assert counts.trained == table.oov_share
+        assert 0 < counts.share < table.oov_share + MORE
 
 
 def test_a_served_model_counts_them(shop, tmp_path):

@@ -11,11 +11,13 @@ import pytest
 import jrec
 from jrec.access.container import write_container
 from jrec.app.baselines import popular_items
+from jrec.app.baselines.item_order import ItemOrder
 from jrec.app.config import DataConfig, EvaluateConfig, FeatureOverride, ModelConfig, TrainConfig
 from jrec.app.models import rank_items
 from jrec.app.models.catalogue import Catalogue, catalogue_of
 from jrec.app.models.kinds.two_tower import TwoTowerSection
 from jrec.app.models.rank_items import ItemRanker
+from jrec.app.models.reading import Reading
 from jrec.app.models.user_items import LOG_Q, UserItemPacker
 from jrec.app.report.ranking import LEFT_OUT, NEVER, RankScores, evaluated
 from jrec.app.watch import plan_evaluations
@@ -277,7 +279,7 @@ def test_only_items_of_the_catalogue_are_ranked_and_only_clicks_count(leave_out,
     run: Any = types.SimpleNamespace(mesh=None)
     schema = model().of_kind.schema(model(), schema_of())
     config = configured(at=(2,), leave_out_history=leave_out)
-    ranker = ItemRanker(run, config, schema, Catalogue(rows=rows, columns={}))
+    ranker = ItemRanker(Reading(run=run, config=config, schema=schema, catalogue=Catalogue(rows=rows, columns={})))
     assert ranker.candidates == 5
     _, best = ranker.best(users, seen, 3)
     found = ranker.ranks(users, targets, seen)
@@ -296,7 +298,8 @@ def test_only_items_of_the_catalogue_are_ranked_and_only_clicks_count(leave_out,
 def test_popularity_without_a_history_leaves_nothing_out():
     counts, candidates = np.array([9, 5, 3, 4, 1, 1, 0, 2, 8]), np.arange(ROWS) != 0
     config = configured(model(user=("user",), history=""))
-    found = popular_items._ranks(config, counts, candidates, {"item": np.array([0, 8, 1, 2, 4], np.uint32)})
+    order = ItemOrder(counts, candidates=candidates)
+    found = popular_items._ranks(config, order, {"item": np.array([0, 8, 1, 2, 4], np.uint32)})
     assert found.tolist() == [NEVER, 0, 1, 3, 6]
 
 

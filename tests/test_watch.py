@@ -13,7 +13,8 @@ from jrec.app.loop import train
 from jrec.app.preflight import check_start
 from jrec.app.recorder import Recorder
 from jrec.app.report.metrics import Scores, evaluate
-from jrec.app.watch import BestStep, chosen_step, plan_evaluations
+from jrec.app.run_record import record_of
+from jrec.app.watch import BestStep, plan_evaluations
 from jrec.cli import main
 from jrec.data.schema import Schema
 from jrec.errors import ConfigError
@@ -117,7 +118,7 @@ def test_a_run_that_gets_worse_ends_early_and_its_best_step_is_scored(configure)
     assert outcome.scored_step == best < outcome.step == steps[-1] == steps[steps.index(best) + 3]
     assert evaluate(outcome.scores["valid"]).auc == pytest.approx(values[best], abs=1e-9)
     assert sorted(int(p.name) for p in (outcome.folder / "checkpoints").iterdir()) == [best, outcome.step]
-    assert chosen_step(outcome.folder) == best
+    assert record_of(outcome.folder).chosen_step() == best
     by_hand = evaluate_checkpoint(outcome.folder, config.data.path, split="test")
     np.testing.assert_array_equal(by_hand.scores.logits, outcome.scores["test"].logits)
     assert train(config, resume=True).step == outcome.step
@@ -166,8 +167,8 @@ def test_the_command_reports_the_best_step_and_does_not_go_on(tmp_path, dataset,
 
 def test_without_a_best_checkpoint_a_run_is_its_latest(configure, tmp_path):
     folder = train(configure("max_steps=2")).folder
-    assert chosen_step(folder) == 2
-    assert chosen_step(tmp_path) is None
+    assert record_of(folder).chosen_step() == 2
+    assert record_of(tmp_path).chosen_step() is None
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,8 @@ from jrec.app.config import TrainConfig
 from jrec.app.config.typed_toml import MOST
 from jrec.app.evaluate import OpenedRun, open_run, restore_run
 from jrec.app.report.metrics import Scores
-from jrec.app.run_dataset import keep_dataset
-from jrec.app.run_folder import CHECKPOINT_FOLDER, CONFIG_FILE, holds_checkpoints, load_run_config, new_run_folder
+from jrec.app.run_folder import new_run_folder
+from jrec.app.run_record import TrainedRun, run_at
 from jrec.app.tables import in_cores, train_override
 from jrec.checkpoint import Checkpoints, CopiedRows
 from jrec.checkpoint.manifest import VALUES
@@ -147,14 +147,14 @@ def compress_run(
     """
     out = pathlib.Path(out)
     check_output(out, inputs=[checkpoint, *([] if data is None else [data])])
-    if ((out / CONFIG_FILE).exists() or holds_checkpoints(out)) and not overwrite:
+    if run_at(out) is not None and not overwrite:
         raise ConfigError(f"{out} holds a run already; replace it with --overwrite, or choose another --out")
     run = open_run(checkpoint, data)
     run.config.model.of_kind.check_compress(str(checkpoint))
     run.schema.check_numbered("`jrec compress` gives rows common cores")
     selected = _selected(run, selection)
     tables, rows = {}, 0
-    with (progress or Progress(False)).stage("compress", sum(t.rows for t in selected)) as advance, run.reading():
+    with (progress or Progress(False)).stage("compress", sum(t.rows for t in selected)) as advance, run.advising():
         for table in selected:
             tables[table.name] = _decompose(run, table, selection)
             rows += table.rows
@@ -237,7 +237,7 @@ def _decompose(run: OpenedRun, table: TableConfig, selection: Selection) -> Comp
         return dataclasses.replace(described, note=why)
     dtype = run.config.tables.tt.dtype or table.dtype
     if dtype == "float16":
-        advice = "; set tables.tt.dtype" if run.record is None else ""
+        advice = "; set tables.tt.dtype" if run.record.made is None else ""
         raise ConfigError(f"table {table.name} is float16, but cores are float32 or bfloat16{advice}")
     cores = tuple(jnp.asarray(core, dtype) for core in _balanced(train))
     error = _error(rows, cores, train.shape)
@@ -285,7 +285,7 @@ def _write(
     """Writes a folder like the run's: dense arrays and cores, and unchanged the rows of all other tables."""
     layout = _layout(run, compressed)
     uncompressed = {t.name: t.rows for stack in layout.members for t in stack.tables if not stack.compressed}
-    with run.reading():
+    with run.advising():
         learned = run.saved.arrays()
     trains = {name: table.cores for name, table in compressed.items() if table.cores}
     for name, cores in trains.items():
@@ -294,14 +294,15 @@ def _write(
     about = {"command": "jrec compress", "checkpoint": str(run.saved.folder)}
     options: dict[str, Any] = {"overwrite": overwrite, "inputs": [run.folder, run.config.data.path]}
     with contextlib.ExitStack() as stack:
-        if run.record is None:
+        if (made := run.record.made) is None:
             folder = stack.enter_context(new_run_folder(_configuration(run, out, data, compressed), about, **options))
-            keep_dataset(folder, run.trained_on, resume=False)
-            folder, learned = folder / CHECKPOINT_FOLDER, {**fresh_arrays(run.config, run.schema, layout), **learned}
+            record = TrainedRun(folder)
+            record.keep_dataset(run.trained_on)
+            folder, learned = record.checkpoints, {**fresh_arrays(run.config, run.schema, layout), **learned}
         else:
             folder = stack.enter_context(new_folder(out, about, kind=CHECKPOINTS, **options))
             dataset = run.trained_on if data is None else dataclasses.replace(run.trained_on, path=str(data))
-            meta |= dataclasses.replace(run.record, tables=layout.tables, dataset=dataset).meta()
+            meta |= dataclasses.replace(made, tables=layout.tables, dataset=dataset).meta()
             meta[FRESH] = [*run.saved.manifest.meta.get(FRESH, ()), *trains]
         Checkpoints(folder, fingerprint=identity_in(layout, run.saved)).save(
             run.saved.step, arrays=learned, sources=[CopiedRows(run.saved, uncompressed)], meta=meta
@@ -325,7 +326,7 @@ def _configuration(
     compressed: Mapping[str, CompressedTable],
 ) -> TrainConfig:
     """The run's configuration with the shapes of its compressed tables."""
-    config = load_run_config(run.folder, [] if data is None else [f"data.path={str(data)!r}"])
+    config = run.record.config([] if data is None else [f"data.path={str(data)!r}"])
     overrides = {
         name: train_override(table.shape, whole_rows=table.whole_rows)
         for name, table in compressed.items()

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import pathlib
 from typing import TYPE_CHECKING
 
 from jrec.app.config import MultiTaskSection, TrainConfig
-from jrec.app.run_folder import find_checkpoint, load_run_config
+from jrec.app.run_record import find_run
 from jrec.data.fae import FaeManifest, is_fae_folder
 from jrec.data.schema import DatasetError, Schema
 from jrec.errors import ConfigError
@@ -153,5 +152,5 @@ def with_capacities(config: TrainConfig, schema: Schema) -> TrainConfig:
         return config
     rows = {table.name: table.rows_for_all for table in schema.tables if table.growing}
     if config.init_from:
-        rows |= load_run_config(find_checkpoint(pathlib.Path(config.init_from))[0]).tables.capacities
+        rows |= find_run(config.init_from)[0].config().tables.capacities
     return dataclasses.replace(config, tables=config.tables.with_capacities(rows))

@@ -15,27 +15,19 @@ import numpy as np
 
 from jrec import memory
 from jrec.app import determinism
-from jrec.app.build import build_layout, run_parameters
+from jrec.app.build import run_parameters
 from jrec.app.config import LRScheduleConfig, TrainConfig
 from jrec.app.config.typed_toml import MOST
 from jrec.app.dataset import check_tasks, evaluation_config, plan_of
 from jrec.app.loaders import eval_loader
 from jrec.app.make_run import make_run
 from jrec.app.models.catalogue import Catalogue
+from jrec.app.models.reading import Reading
 from jrec.app.processes.mesh_processes import shared_scores
 from jrec.app.progress import TrainingProgress
 from jrec.app.report.ranking import AnyScores
-from jrec.app.run_dataset import check_evaluated
-from jrec.app.run_folder import (
-    checkpoints_of,
-    find_checkpoint,
-    holds_checkpoints,
-    latest_record,
-    load_run_config,
-    settled,
-)
+from jrec.app.run_record import RunRecord, find_run
 from jrec.app.tables import on_devices
-from jrec.app.watch import chosen_step
 from jrec.batch import Batch
 from jrec.checkpoint import Checkpoints, Saved
 from jrec.data.fae import is_fae_folder
@@ -45,33 +37,21 @@ from jrec.errors import CheckpointError, ConfigError
 from jrec.nn.optimizer import SparseModel
 from jrec.ops.layout import EmbeddingLayout
 from jrec.run.processes import first
-from jrec.run.record import Record
 from jrec.run.run import Run
 from jrec.sharding import Plan
 
 
 def score_split(
-    config: TrainConfig,
-    schema: Schema,
-    run: Run,
-    split: str,
-    *,
-    limit: int = 0,
-    shuffle: bool = False,
-    progress: TrainingProgress,
-    catalogue: Catalogue | None = None,
+    reading: Reading, split: str, *, limit: int = 0, shuffle: bool = False, progress: TrainingProgress
 ) -> AnyScores:
     """Predicts every example of a split; each process of a mesh reads and cuts its own share of them.
 
     Args:
-      config: The run's configuration.
-      schema: The dataset.
-      run: The run, as its last step left it.
+      reading: The run.
       split: "train", "valid" or "test".
       limit: Batches to read at most; 0 for all.
       shuffle: Whether they are of all of the split (``eval_loader``); else they are its first ones.
       progress: Shows the batches.
-      catalogue: The items to rank, where a tower makes their vectors.
 
     Returns:
       The scores of all processes' examples, in the loader's order, in every process.
@@ -80,6 +60,7 @@ def score_split(
       DatasetError: If the split cannot be used.
       DivergedError: If a logit is NaN or infinite.
     """
+    run, config, schema = reading.run, reading.config, reading.schema
     kind = config.model.of_kind
     if kind.needs_labels:
         schema.check_labels()
@@ -91,7 +72,7 @@ def score_split(
     ):
         shared, predictions = loading.get("shared", False), run.predictions.of_split(loader)
         predictions = cast("Iterable[tuple[Any, Batch]]", predictions)
-        scores = kind.scores(predictions, run, config, schema, catalogue=catalogue, check=not shared, on_batch=advance)
+        scores = kind.scores(predictions, reading, check=not shared, on_batch=advance)
         return shared_scores(scores) if shared else scores
 
 
@@ -112,28 +93,31 @@ class OpenedRun:
     """A run and one of its checkpoints, of which no row is read yet.
 
     Attributes:
-      folder: The run's folder.
+      record: The run.
       config: The run's configuration without its ``lr_schedule``, since no step is taken.
       schema: The dataset.
       trained_on: The dataset that the run was trained on, whose rows have the same meaning.
       layout: The tables.
       saved: The checkpoint.
-      record: What made the model of a folder of ``Run.save``; None of a run's folder, whose configuration says so.
       plan: The plan to predict by, if any.
     """
 
-    folder: pathlib.Path
+    record: RunRecord
     config: TrainConfig
     schema: Schema
     trained_on: Identity
     layout: EmbeddingLayout
     saved: Saved
-    record: Record | None = None
     plan: Plan | None = None
 
-    def reading(self) -> contextlib.AbstractContextManager[None]:
+    @property
+    def folder(self) -> pathlib.Path:
+        """The run's folder."""
+        return self.record.folder
+
+    def advising(self) -> contextlib.AbstractContextManager[None]:
         """Around reads of the checkpoint: errors about damaged files name the newest earlier whole checkpoint."""
-        return _checkpoints(self.folder).reading(self.saved.step, functools.partial(_remedy, self.folder))
+        return _advising(self.record, self.saved.step)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -154,9 +138,15 @@ class RestoredRun(OpenedRun):
         return self.run.state
 
     @functools.cached_property
+    def reading(self) -> Reading:
+        """What its evaluations read."""
+        catalogue = self.config.model.of_kind.catalogue(self.folder, self.config, self.schema, self.trained_on)
+        return Reading(run=self.run, config=self.config, schema=self.schema, catalogue=catalogue)
+
+    @property
     def catalogue(self) -> Catalogue | None:
         """The items that the model ranks, where a tower makes their vectors; else None."""
-        return self.config.model.of_kind.catalogue(self.folder, self.config, self.schema, self.trained_on)
+        return self.reading.catalogue
 
     @property
     def model(self) -> SparseModel:
@@ -175,9 +165,7 @@ class RestoredRun(OpenedRun):
           DivergedError: If a logit is NaN or infinite.
         """
         with TrainingProgress("auto" if first() else "off", total=0, start=0) as progress:
-            return score_split(
-                self.config, self.schema, self.run, split, limit=limit, progress=progress, catalogue=self.catalogue
-            )
+            return score_split(self.reading, split, limit=limit, progress=progress)
 
 
 def open_run(
@@ -188,8 +176,8 @@ def open_run(
     plan: str = "",
 ) -> OpenedRun:
     """Opens a checkpoint and reads its configuration, dataset and layout; arguments as in ``restore_run``."""
-    folder, step = find_checkpoint(pathlib.Path(checkpoint))
-    config = load_run_config(folder, [] if data is None else [f"data.path={str(data)!r}"])
+    record, step = find_run(pathlib.Path(checkpoint))
+    config = record.config([] if data is None else [f"data.path={str(data)!r}"])
     if config.deterministic:
         determinism.request(required=False)
     if devices == 1 and (processes := jax.process_count()) > 1:
@@ -198,27 +186,22 @@ def open_run(
         )
     config = evaluation_config(dataclasses.replace(config, lr_schedule=LRScheduleConfig()))
     schema = config.model.of_kind.schema(config.model, Schema.load(config.data.path))
-    trained_on = check_evaluated(folder, schema.identity)
+    trained_on = record.check_evaluated(schema.identity)
     check_tasks(config, schema)
     config = on_devices(dataclasses.replace(config, schedule="plain"), schema, devices, plan_of(config))
     config = dataclasses.replace(config, plan=plan)
     placed = plan_of(config)
-    checkpoints, record = _checkpoints(folder), latest_record(folder) if holds_checkpoints(folder) else None
-    if record is None:
-        layout = build_layout(config, schema, placed)
-    else:
-        config, layout = settled(record, config, schema), record.layout(planned=config.planned)
-    step = chosen_step(folder) if step is None else step
-    with checkpoints.reading(step or 0, functools.partial(_remedy, folder)):
-        saved = checkpoints.open(step)
+    config, layout = record.tables(config, schema, placed)
+    step = record.chosen_step() if step is None else step
+    with _advising(record, step or 0):
+        saved = Checkpoints(record.checkpoints).open(step)
     return OpenedRun(
-        folder=folder,
+        record=record,
         config=config,
         schema=schema,
         trained_on=trained_on,
         layout=layout,
         saved=saved,
-        record=record,
         plan=placed,
     )
 
@@ -250,6 +233,7 @@ def restore_run(
 
 def load_opened(opened: OpenedRun, *, slots: bool = False, rows: bool = True) -> RestoredRun:
     """The run of an opened checkpoint, to predict with or, without ``rows``, to export its dense model."""
+    made = opened.record.made
     run = make_run(
         opened.config,
         opened.schema,
@@ -257,30 +241,29 @@ def load_opened(opened: OpenedRun, *, slots: bool = False, rows: bool = True) ->
         total_steps=MOST,
         plan=opened.plan,
         trained_on=opened.trained_on,
-        key=None if opened.record is None else opened.record.table_key(),
+        key=None if made is None else made.table_key(),
         training=False,
         abstract=True,
     )
-    with opened.reading():
+    with opened.advising():
         loaded = run.load(opened.saved, slots=slots, rows=rows)
     memory.started()
     return RestoredRun(**vars(opened), run=run, arrays=loaded.arrays)
 
 
-def _checkpoints(folder: pathlib.Path) -> Checkpoints:
-    return Checkpoints(checkpoints_of(folder))
+def _advising(record: RunRecord, step: int) -> contextlib.AbstractContextManager[None]:
+    def remedy(whole: int | None) -> str:
+        if whole is None:
+            return "no earlier checkpoint of the run is whole"
+        return f"the newest earlier one that is whole is {record.checkpoints / str(whole)}"
 
-
-def _remedy(folder: pathlib.Path, step: int | None) -> str:
-    if step is None:
-        return "no earlier checkpoint of the run is whole"
-    return f"the newest earlier one that is whole is {checkpoints_of(folder) / str(step)}"
+    return Checkpoints(record.checkpoints).reading(step, remedy)
 
 
 def _needs_labels(checkpoint: str | os.PathLike[str]) -> bool:
     """Whether a run is scored by labels; also where there is no run, as is said later."""
     try:
-        return load_run_config(find_checkpoint(pathlib.Path(checkpoint))[0]).model.of_kind.needs_labels
+        return find_run(pathlib.Path(checkpoint))[0].config().model.of_kind.needs_labels
     except (CheckpointError, ConfigError):
         return True
 

@@ -12,7 +12,7 @@ from typing import Any
 from jrec.app.calibration import bias_of, calibrated, fit_calibration, refinement
 from jrec.app.config import TrainConfig
 from jrec.app.evaluate import score_split
-from jrec.app.models.catalogue import Catalogue
+from jrec.app.models.reading import Reading
 from jrec.app.processes.mesh_processes import SilentLog
 from jrec.app.progress import TrainingProgress
 from jrec.app.report.logs import MetricLog
@@ -48,24 +48,16 @@ class Evaluator:
         self._count, self._seconds = 0, 0.0
 
     @functools.cached_property
-    def _catalogue(self) -> Catalogue | None:
-        """The items that the model ranks, where a tower makes their vectors; the first process keeps them."""
-        # Read once: the items and their features are training's; their vectors are new at every evaluation.
-        kind = self._config.model.of_kind
-        return kind.catalogue(self._folder, self._config, self._schema, self._schema.identity, keep=first())
+    def _reading(self) -> Reading:
+        # Items are read once, and the first process keeps them: they and their features are training's. Their vectors
+        # are new at every evaluation.
+        config, schema = self._config, self._schema
+        catalogue = config.model.of_kind.catalogue(self._folder, config, schema, schema.identity, keep=first())
+        return Reading(run=self._run, config=config, schema=schema, catalogue=catalogue)
 
     def scores(self, split: str, progress: TrainingProgress, *, limit: int = 0, shuffle: bool = False) -> AnyScores:
         """``score_split`` of the run."""
-        return score_split(
-            self._config,
-            self._schema,
-            self._run,
-            split,
-            limit=limit,
-            shuffle=shuffle,
-            progress=progress,
-            catalogue=self._catalogue,
-        )
+        return score_split(self._reading, split, limit=limit, shuffle=shuffle, progress=progress)
 
     def loss(self, split: str, progress: TrainingProgress, *, limit: int) -> float:
         """The log loss on the first ``limit`` batches of a split, by a model of clicks."""

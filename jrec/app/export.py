@@ -54,7 +54,7 @@ def export_run(
             f" {kind.name!r}; make a whole export"
         )
     run = load_opened(opened, rows=kind.exports_vectors)
-    with run.reading():
+    with run.advising():
         source = Exportable(
             model=run.model,
             layout=run.layout,

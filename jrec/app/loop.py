@@ -19,7 +19,6 @@ from jrec.app.dataset import RunData, open_data, with_capacities, with_tasks
 from jrec.app.evaluate import restore_run
 from jrec.app.evaluator import Evaluator
 from jrec.app.hot_cold_feed import FaeLoaders, HotColdFeed
-from jrec.app.initial import Initial, initial_of
 from jrec.app.loaders import train_loader
 from jrec.app.make_run import make_run
 from jrec.app.processes.interrupt import StopRequest, stop_on_signals
@@ -31,9 +30,9 @@ from jrec.app.report.logs import FORMS, SCHEDULE, MetricLog
 from jrec.app.report.ranking import AnyScores
 from jrec.app.report.trackers import Trackers
 from jrec.app.report.writing import merged
-from jrec.app.run_dataset import keep_dataset
-from jrec.app.run_folder import CHECKPOINT_FOLDER, TRACE_FILE
+from jrec.app.run_folder import TRACE_FILE
 from jrec.app.run_length import new_length
+from jrec.app.run_record import CHECKPOINT_FOLDER, Initial, TrainedRun
 from jrec.app.saver import Saver
 from jrec.app.schedule import Due, Schedule, most_steps
 from jrec.app.shuffle_scheduler import ShuffleScheduler
@@ -118,8 +117,9 @@ def train(
     folder = shared_run_folder(config, resume=resume, overwrite=overwrite)
     # ``one_of_many`` is outermost: opening the folder already waits for the other processes.
     with one_of_many(), folder as folder, stop_on_signals() as stop:
-        keep_dataset(folder, data.schema.identity, resume=resume)
-        initial = initial_of(config, folder, data.schema.identity, resume=resume)
+        record = TrainedRun(folder)
+        record.keep_dataset(data.schema.identity, resume=resume)
+        initial = record.keep_initial(config, data.schema.identity, resume=resume)
         training = _Training(data, folder, initial, resume=resume, resume_from=resume_from)
         with contextlib.closing(training):
             training.begin(resume=resume)
@@ -160,7 +160,7 @@ class _Training:
         self.resumed = self.saver.open(resume_from) if resume else None
         self.begins_from: Saved | None = None
         if self.resumed is None and initial is not None:
-            self.begins_from = Checkpoints(initial.checkpoints).open(initial.step)
+            self.begins_from = Checkpoints(initial.record.checkpoints).open(initial.step)
         # The batches come before the run: schedules of learning rates stretch over the total number of steps.
         self.batches: FaeLoaders | Loader
         if data.packed is not None:
@@ -178,7 +178,7 @@ class _Training:
             plan=data.plan,
             packed=data.packed,
             # A folder of Run.save brings no state of the dense optimizer, so that run makes its own values first.
-            abstract=self.resumed is not None or (initial is not None and initial.configured),
+            abstract=self.resumed is not None or (initial is not None and initial.record.keeps_dense_optimizer),
         )
         self.parameters = run_parameters(self.run)
         self.log = self._opened_log() if first() else SilentLog()
@@ -209,10 +209,10 @@ class _Training:
         elif resume:
             self.log.truncate_after(-1)
         if self.initial is not None and self.begins_from is not None:
-            model_record = described(self.config, self.schema, trained_on=self.initial.trained_on)
-            self.run.load(
-                self.begins_from, goes_on=False, dense_optimizer=self.initial.configured, expected=model_record
-            )
+            before = self.initial.record
+            expected = described(self.config, self.schema, trained_on=before.dataset)
+            dense_optimizer = before.keeps_dense_optimizer
+            self.run.load(self.begins_from, goes_on=False, dense_optimizer=dense_optimizer, expected=expected)
         # After loading: a feed may read ahead of rows, which a checkpoint would change under it (``Run.load`` refuses).
         self.feed = self._open_feed(self.batches, position)
         self.resumed = self.begins_from = None

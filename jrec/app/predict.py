@@ -6,7 +6,6 @@ import functools
 import itertools
 import os
 import pathlib
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,7 +18,7 @@ from jrec.app.models.predictor import Piece, Predictor
 from jrec.batch import Batch
 from jrec.data.encoded_columns import EncodedColumns
 from jrec.data.schema import SCHEMA_FILE, DatasetError
-from jrec.data.unknown import UnknownValues, UnknownValuesWarning
+from jrec.data.unknown import UnknownValues
 from jrec.errors import ConfigError
 from jrec.outputs import new_file
 from jrec.prepare.encoder import Encoder
@@ -28,7 +27,6 @@ from jrec.prepare.readers.tables import column_types, is_table, read_batches
 from jrec.serving.model import probabilities
 
 SPLITS = ("train", "valid", "test")
-_PACKAGE = str(pathlib.Path(__file__).parents[1])
 SCORE_FORMATS = (".parquet", ".csv")
 
 
@@ -71,7 +69,6 @@ class LoadedRun:
 
     def __init__(self, restored: RestoredRun):
         self.restored = restored
-        self._warned = set[str]()
 
     @functools.cached_property
     def _predictor(self) -> Predictor:
@@ -103,46 +100,48 @@ class LoadedRun:
         multiple = max(1, config.mesh.devices)
         return -(-config.data.eval_batch_size // multiple) * multiple
 
-    def predict(self, columns: object) -> Any:
+    def predict(self, columns: object, *, max_unknown: float | None = None) -> Any:
         """Probabilities, (examples,) float32, of raw columns; of a run with several labels a dictionary by task.
+
+        Values that training did not see are counted in ``unknown``. Where they are many more than in training, an
+        ``UnknownValuesWarning`` names some of them, once a feature.
 
         Args:
           columns: By name, as the raw log has them: NumPy arrays, lists, Arrow or polars columns; ragged lists for
             features of several ids (``jrec.data.Encoder.columns``). Labels and other columns are not read.
+          max_unknown: The largest share of a feature's values, 0 to 1, that training may not have seen; None for any.
 
         Raises:
           DatasetError: If a column is missing, or a value is none that a log may have; names column, example, value.
+            If more values are unknown than may be; names feature, share and some of the values.
         """
-        return probabilities(self.logits(columns))
+        return probabilities(self.logits(columns, max_unknown=max_unknown))
 
-    def logits(self, columns: object) -> Any:
+    def logits(self, columns: object, *, max_unknown: float | None = None) -> Any:
         """Logits, (examples,) float32 or a dictionary by task, of raw columns; see ``predict``.
 
         Raises:
           ConfigError: If the model ranks items; use ``best``.
         """
         predictor = self._predictor
-        return predictor.logits(self._of_columns(predictor, columns))
+        return predictor.logits(self._of_columns(predictor, columns, max_unknown))
 
-    def _of_columns(self, predictor: Predictor, columns: object) -> Any:
-        encoded = predictor.encoder.columns(columns, unknown=self.unknown)
-        self._warn()
+    def _of_columns(self, predictor: Predictor, columns: object, max_unknown: float | None) -> Any:
+        unknown = self._unknown()
+        encoded = predictor.encoder.columns(columns, unknown=unknown)
+        self.unknown.take(unknown, max_unknown)
         return predictor.of_encoded(encoded, self.batch_size)
 
-    def _warn(self) -> None:
-        """Warns, once a feature, where many more values are unknown than in training."""
-        for name, counts in self.unknown.features.items():
-            if counts.is_much and name not in self._warned:
-                self._warned.add(name)
-                warnings.warn(counts.remark(name), UnknownValuesWarning, skip_file_prefixes=(_PACKAGE,))
-
-    def best(self, columns: object, k: int = 10) -> tuple[np.ndarray, list[list[Any]]]:
+    def best(
+        self, columns: object, k: int = 10, *, max_unknown: float | None = None
+    ) -> tuple[np.ndarray, list[list[Any]]]:
         """The k best items of users, by a model that ranks items.
 
         Args:
           columns: Of a model of sequences the column of the history by name: ragged lists of raw values, oldest first,
             of which the last count. Of two towers the columns of the user's features, as the raw log has them.
           k: How many.
+          max_unknown: As of ``predict``.
 
         Returns:
           Cosines, (examples, k) float32, the best first, and by example the items' values; of a table without a
@@ -150,10 +149,11 @@ class LoadedRun:
 
         Raises:
           ConfigError: If the model does not rank items, or has fewer than k.
-          DatasetError: If a column is missing, or is none that a log may have.
+          DatasetError: If a column is missing, or is none that a log may have, or if more values are unknown than may
+            be.
         """
         predictor = self._predictor.at(k)
-        piece = predictor.piece(self._of_columns(predictor, columns))
+        piece = predictor.piece(self._of_columns(predictor, columns, max_unknown))
         assert isinstance(piece, Best)  # as ``at`` has checked
         return piece.scores, [piece.items(line).to_pylist() for line in range(piece.examples)]
 

@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 from jrec.app.config import TrainConfig
 from jrec.app.dataset import RunData, open_data
-from jrec.app.initial import check_initial
 from jrec.app.report.trackers import check_trackers
-from jrec.app.run_dataset import check_resumed
-from jrec.app.run_folder import REPORT_FOLDER, RUN_FOLDERS, began, check_run_folder
+from jrec.app.run_folder import REPORT_FOLDER, RUN_FOLDERS, check_run_folder
 from jrec.app.run_length import new_length, steps_of
+from jrec.app.run_record import TrainedRun, check_initial
 from jrec.data.schema import Schema
 from jrec.errors import ConfigError
 from jrec.row_optimizers import SlotShape, slot_bytes
@@ -73,9 +72,10 @@ def check_start(
     if writes:
         _check_writable(folder)
     data = open_data(config)
-    goes_on = resume and began(folder)
+    record = TrainedRun(folder)
+    goes_on = resume and record.began
     if goes_on:
-        check_resumed(folder, data.schema.identity)
+        record.check_resumed(data.schema.identity)
         new_length(data, resume_from=resume_from)
     else:
         check_initial(config, data.schema.identity)
@@ -104,7 +104,7 @@ def check_space(config: TrainConfig, layout: EmbeddingLayout, plan: Plan | None,
       ConfigError: If the disk is too small; names the folder, and the needed and the free space.
     """
     run = pathlib.Path(config.out)
-    if began(run) and not overwrite:
+    if TrainedRun(run).began and not overwrite:
         return  # a resumed run writes what it wrote before, in place of its oldest checkpoint
     freed = sum(_size(run / name) for name in RUN_FOLDERS) if overwrite else 0
     on_host = _planned_host_rows(plan, layout)

@@ -13,7 +13,7 @@ from jrec.app.config import TrainConfig
 from jrec.app.config.optimizer import LRScheduleConfig
 from jrec.app.dataset import RunData
 from jrec.app.report.logs import LENGTHS, TIMING_FILE, JsonLines
-from jrec.app.run_folder import CHECKPOINT_FOLDER, began, load_run_config
+from jrec.app.run_record import TrainedRun
 from jrec.data.schema import DatasetError
 from jrec.errors import ConfigError
 
@@ -118,18 +118,18 @@ def new_length(data: RunData, *, resume_from: int | None) -> NewLength | None:
     Raises:
       ConfigError: If the run would end before the step that it goes on from.
     """
-    config, folder = data.config, pathlib.Path(data.config.out)
-    taken = [int(path.name) for path in (folder / CHECKPOINT_FOLDER).glob("*") if path.name.isdigit()]
-    if not began(folder) or not taken:
+    config, record = data.config, TrainedRun(pathlib.Path(data.config.out))
+    taken = [int(path.name) for path in record.checkpoints.glob("*") if path.name.isdigit()]
+    if not record.began or not taken:
         return None
     step, steps = max(taken) if resume_from is None else resume_from, steps_of(data)
     if step > steps:
         raise ConfigError(
-            f"epochs={config.epochs} and max_steps={config.max_steps} make a run of {steps:,} steps, but {folder}"
-            f" has a checkpoint of step {step:,} already; give it at least as many steps, or go on from an earlier"
-            " checkpoint with --resume-from STEP"
+            f"epochs={config.epochs} and max_steps={config.max_steps} make a run of {steps:,} steps, but"
+            f" {record.folder} has a checkpoint of step {step:,} already; give it at least as many steps, or go on from"
+            " an earlier checkpoint with --resume-from STEP"
         )
-    stored = load_run_config(folder)
+    stored = record.config()
     old = dataclasses.replace(config, epochs=stored.epochs, max_steps=stored.max_steps)
     before = steps_of(dataclasses.replace(data, config=old))
     return None if before == steps else NewLength(config=config, step=step, before=before, steps=steps)

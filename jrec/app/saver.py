@@ -12,7 +12,7 @@ from typing import Any
 from jrec.app.config.train import CheckpointConfig
 from jrec.app.processes.mesh_processes import SilentLog
 from jrec.app.report.logs import CHECKPOINTS, MetricLog
-from jrec.app.run_folder import CHECKPOINT_FOLDER
+from jrec.app.run_record import CHECKPOINT_FOLDER
 from jrec.checkpoint import Checkpoints, Saved
 from jrec.run.run import Run
 

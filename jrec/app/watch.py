@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import pathlib
 from typing import Any
 
 from jrec.app.config import TrainConfig
 from jrec.app.report.metrics import Evaluation
 from jrec.app.report.ranking import RankingEvaluation
-from jrec.app.run_folder import checkpoints_of, load_run_config
-from jrec.checkpoint import Checkpoints, Saved
 from jrec.data.schema import Schema
-from jrec.run.identity import meta_of
 
 _MOST, _LEAST, _BATCHES = 16, 5, 8
 _SHARE = 0.1
@@ -50,23 +45,6 @@ def plan_evaluations(config: TrainConfig, schema: Schema, total: int) -> Evaluat
     further = config.model.of_kind.further_examples(config.model, schema)
     count = max(_LEAST, min(_MOST, budget // (batches * each + further)))
     return EvaluationPlan(every_steps=max(1, -(-total // count)), batches=batches, splits=splits)
-
-
-def chosen_step(run: str | os.PathLike[str]) -> int | None:
-    """The step of a run's best checkpoint where it keeps that (``checkpoint.keep_best``), else of its latest.
-
-    Args:
-      run: The run's folder.
-
-    Returns:
-      The step; None where there is no checkpoint.
-    """
-    checkpoints = Checkpoints(checkpoints_of(pathlib.Path(run)))
-    if (latest := checkpoints.latest_step()) is None:
-        return None
-    best = meta_of(Saved(checkpoints.folder / str(latest))).get("best", {}).get("step")
-    kept = load_run_config(pathlib.Path(run)).checkpoint.keep_best and best in checkpoints.steps()
-    return best if kept else latest
 
 
 class BestStep:

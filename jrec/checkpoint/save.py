@@ -254,10 +254,10 @@ class Save:
     def _prepare(self) -> None:
         folder, base = self._settings.folder, self._base
         folder.mkdir(parents=True, exist_ok=True)
-        for pattern in ("*.partial", "*.removed"):  # of processes that were killed
+        for pattern in ("*.partial", "*.removed", "*.link"):  # of processes that were killed
             for path in folder.glob(pattern):
                 # Of a link only the name goes: what it points to was not made here.
-                path.unlink() if path.is_symlink() else shutil.rmtree(path)
+                path.unlink() if path.is_symlink() or path.is_file() else shutil.rmtree(path)
         (self._target / TABLES).mkdir(parents=True)
         for name, shape in self._shapes.items():
             table = pathlib.Path(TABLES) / shape.folder

@@ -178,6 +178,12 @@ class GrowingVocabulary:
         )
 
     @property
+    def oov_share(self) -> float | None:
+        """The share of the values mapped so far that had no row; None before the first."""
+        counts = self.counts
+        return counts.oov_lookups / counts.lookups if counts.lookups else None
+
+    @property
     def keys(self) -> np.ndarray:
         """(rows in use,) uint64, the key of each row; row 0 has none, and anything stands there."""
         with self._lock:

@@ -27,6 +27,7 @@ from jrec.data.packing_columns import (
     read_columns,
 )
 from jrec.data.schema import DatasetError
+from jrec.data.unknown import UnknownCounts
 from jrec.data.value_rows import AnyVocabulary, TableVocabulary, ValueRows, vocabulary_of
 from jrec.ops.host_cast import with_cast
 from jrec.ops.layout import MAX_ROWS, EmbeddingLayout, FeatureConfig, Stack, StackedFeature
@@ -116,7 +117,10 @@ def pack_batch(
 
 
 class Packer:
-    """Packs batches of one layout; made once, used from any thread. Arguments as of ``pack_batch``."""
+    """Packs batches of one layout; made once, used from any thread.
+
+    Arguments as of ``pack_batch``; ``unknown`` counts the values that have no row of their own in ``vocabularies``.
+    """
 
     def __init__(
         self,
@@ -130,6 +134,7 @@ class Packer:
         orders: Mapping[str, np.ndarray] | None = None,
         vocabularies: Mapping[str, AnyVocabulary] | None = None,
         cast: CastPlace = "none",
+        unknown: UnknownCounts | None = None,
     ):
         if on_bad_id not in _POLICIES:
             raise ValueError(f"on_bad_id is {on_bad_id!r}; choose one of {', '.join(_POLICIES)}")
@@ -144,7 +149,9 @@ class Packer:
         self.orders = _checked_orders(layout, orders or {})
         known = self._checked_vocabularies(vocabularies or {})
         self.oov_rows = _checked_oov_rows(layout, oov_rows or {}, known) if on_bad_id == "oov" else {}
-        self._values = ValueRows(vocabularies=known, oov_rows=self.oov_rows if on_bad_id == "oov" else None)
+        self._values = ValueRows(
+            vocabularies=known, oov_rows=self.oov_rows if on_bad_id == "oov" else None, unknown=unknown
+        )
         self._features = [config for config, _ in layout.features]
         self._numbers = [*([] if label is None else [label]), *self.dense]
 

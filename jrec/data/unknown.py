@@ -7,8 +7,10 @@ wrote in another way gives wrong scores without an error: whoever reads raw valu
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 import threading
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,6 +28,7 @@ MORE = 0.2
 """How much more of a feature's values than in training may be unknown before it is worth a warning."""
 ENOUGH = 100
 """Values of a feature from which on their share says something."""
+_PACKAGE = str(pathlib.Path(__file__).parents[1])
 
 
 class UnknownValuesWarning(UserWarning):
@@ -72,67 +75,54 @@ class UnknownOfFeature:
         return f"{self.share:.1%} of {self.values:,}{trained}"
 
 
-class UnknownValues:
-    """Counts unknown values by feature. Any thread may add some.
+class UnknownCounts:
+    """Values and unknown ones by feature. Any thread may add some.
 
-    Args:
-      schema: The dataset's, whose tables say which row unknown values have. Hashed tables know every value.
-      growing: By table that grows, a function from (n,) uint64 keys to (n,) rows, 0 for those without one, or None
-        where rows, not keys, are added; tables that are not here are left out.
+    Attributes:
+      features: What was counted, by feature.
     """
 
-    def __init__(self, schema: Schema, growing: Mapping[str, RowsOfKeys | None] | None = None):
-        tables = {table.name: table for table in schema.tables}
-        self._growing = growing or {}
-        self._lock = threading.Lock()
+    def __init__(self) -> None:
         self.features: dict[str, UnknownOfFeature] = {}
-        self._oov_rows: dict[str, int] = {}
-        for feature in schema.categorical:
-            table = tables[feature.table]
-            row = 0 if table.growing else table.oov_row
-            if row is not None and (not table.growing or table.name in self._growing):
-                self.features[feature.name] = UnknownOfFeature(trained=table.oov_share)
-                self._oov_rows[feature.name] = row
+        self._lock = threading.Lock()
+        self._warned = set[str]()
 
-    def add(self, feature: CategoricalFeature, keys: Column, rows: Column, texts: LongTexts | None = None) -> None:
-        """Counts the values of a feature.
+    def count(
+        self, name: str, values: int, unknown: int, examples: Iterable[str] = (), *, trained: float | None = None
+    ) -> None:
+        """Adds values of a feature.
 
         Args:
-          feature: The feature.
-          keys: (n,) uint64 keys, or lists of them.
-          rows: Their rows, of the same form; of a table that grows they may be keys.
-          texts: The texts of those keys that are hashes, where they are known.
+          name: The feature.
+          values: How many, without missing ones.
+          unknown: How many of them have no row of their own.
+          examples: Some of the unknown ones, as messages show them; not read where there are enough.
+          trained: The share of training's values that have none; None where nobody says.
         """
-        if feature.name not in self.features:
-            return
-        key_values, row_values = _values(keys), _values(rows)
-        if (rows_of_keys := self._growing.get(feature.table)) is not None:
-            row_values = rows_of_keys(key_values)
-        values = int(np.count_nonzero(key_values))  # the key of a missing value is 0
-        at_oov = row_values == self._oov_rows[feature.name]
-        if not at_oov.any():  # of most requests nothing is unknown, and they wait for this
-            self._count(feature.name, values, 0)
-            return
-        unknown = key_values[at_oov & (key_values != MISSING)]
-        self._count(feature.name, values, unknown.size)
-        counts = self.features[feature.name]
-        if len(counts.examples) < SHOWN and unknown.size:
-            with self._lock:
-                more = [text for text in _texts(unknown, texts) if text not in counts.examples]
-                counts.examples = [*counts.examples, *more][:SHOWN]
-
-    def add_rows(self, feature: CategoricalFeature, rows: Column) -> None:
-        """Counts the values of a feature by their rows, (n,) or lists, as a dataset's blocks hold them."""
-        if feature.name in self.features:
-            row_values = _values(rows)
-            self._count(
-                feature.name, row_values.size, int(np.count_nonzero(row_values == self._oov_rows[feature.name]))
-            )
-
-    def _count(self, name: str, values: int, unknown: int) -> None:
         with self._lock:
-            self.features[name].values += values
-            self.features[name].unknown += unknown
+            counts = self.features.setdefault(name, UnknownOfFeature(trained=trained))
+            counts.values += values
+            counts.unknown += unknown
+            if unknown and len(counts.examples) < SHOWN:
+                counts.examples = list(dict.fromkeys([*counts.examples, *examples]))[:SHOWN]
+
+    def take(self, call: UnknownCounts, most: float | None) -> None:
+        """Adds what one call has read, and warns, once a feature, where many more values are unknown than in training.
+
+        Args:
+          call: What the call read.
+          most: The largest share of a feature's values in that call, 0 to 1, that may be unknown; None for any.
+
+        Raises:
+          DatasetError: If more are.
+        """
+        call.check(most, remedy="raise max_unknown")
+        for name, read in call.features.items():
+            self.count(name, read.values, read.unknown, read.examples, trained=read.trained)
+            counts = self.features[name]
+            if counts.is_much and name not in self._warned:
+                self._warned.add(name)
+                warnings.warn(counts.remark(name), UnknownValuesWarning, skip_file_prefixes=(_PACKAGE,))
 
     def remarks(self) -> list[str]:
         """A line about every feature of which many more values are unknown than in training, and one about all."""
@@ -169,6 +159,58 @@ class UnknownValues:
                     f"of the values of {name!r} training did not see {counts}, such as {', '.join(counts.examples)};"
                     f" at most {most:.1%} may be unknown: write the column as in training, or {remedy}"
                 )
+
+
+class UnknownValues(UnknownCounts):
+    """Unknown values of a dataset's features, by their keys and rows.
+
+    Args:
+      schema: The dataset's, whose tables say which row unknown values have. Hashed tables know every value.
+      growing: By table that grows, a function from (n,) uint64 keys to (n,) rows, 0 for those without one, or None
+        where rows, not keys, are added; tables that are not here are left out.
+    """
+
+    def __init__(self, schema: Schema, growing: Mapping[str, RowsOfKeys | None] | None = None):
+        super().__init__()
+        tables = {table.name: table for table in schema.tables}
+        self._growing = growing or {}
+        self._oov_rows: dict[str, int] = {}
+        for feature in schema.categorical:
+            table = tables[feature.table]
+            row = 0 if table.growing else table.oov_row
+            if row is not None and (not table.growing or table.name in self._growing):
+                self.features[feature.name] = UnknownOfFeature(trained=table.oov_share)
+                self._oov_rows[feature.name] = row
+
+    def add(self, feature: CategoricalFeature, keys: Column, rows: Column, texts: LongTexts | None = None) -> None:
+        """Counts the values of a feature.
+
+        Args:
+          feature: The feature.
+          keys: (n,) uint64 keys, or lists of them.
+          rows: Their rows, of the same form; of a table that grows they may be keys.
+          texts: The texts of those keys that are hashes, where they are known.
+        """
+        if feature.name not in self.features:
+            return
+        key_values, row_values = _values(keys), _values(rows)
+        if (rows_of_keys := self._growing.get(feature.table)) is not None:
+            row_values = rows_of_keys(key_values)
+        values = int(np.count_nonzero(key_values))  # the key of a missing value is 0
+        at_oov = row_values == self._oov_rows[feature.name]
+        if not at_oov.any():  # of most requests nothing is unknown, and they wait for this
+            self.count(feature.name, values, 0)
+            return
+        unknown = key_values[at_oov & (key_values != MISSING)]
+        more = _texts(unknown, texts) if len(self.features[feature.name].examples) < SHOWN else ()
+        self.count(feature.name, values, unknown.size, more)
+
+    def add_rows(self, feature: CategoricalFeature, rows: Column) -> None:
+        """Counts the values of a feature by their rows, (n,) or lists, as a dataset's blocks hold them."""
+        if feature.name in self.features:
+            row_values = _values(rows)
+            unknown = int(np.count_nonzero(row_values == self._oov_rows[feature.name]))
+            self.count(feature.name, row_values.size, unknown)
 
 
 def _values(column: Column) -> np.ndarray:

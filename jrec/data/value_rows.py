@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
-from jrec.data.column_forms import Form
-from jrec.data.keys import value_keys
+from jrec.data.column_forms import Form, brief
+from jrec.data.keys import text_bounds, value_keys
 from jrec.data.schema import DatasetError, Schema
 from jrec.data.vocabulary import HashedTable, KeyTable, Vocabulary
 from jrec.data.vocabulary_file import load_table
@@ -20,6 +20,8 @@ from jrec.ops.layout import FeatureConfig
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from jrec.data.unknown import UnknownCounts
 
 UNKNOWN = -1
 _HASHED_ROWS = 2**32  # buckets are uint32
@@ -62,12 +64,14 @@ class KeyVocabulary:
       key_seed: The seed of the hash of long texts.
       oov_row: The row of rare and unknown values.
       canonical: Whether texts are brought into one form (``Schema.canonical``) before they are looked up.
+      oov_share: The share of training's values that have that row; None where the dataset does not say.
     """
 
     table: Vocabulary | HashedTable
     key_seed: int = 0
     oov_row: int | None = None
     canonical: bool = False
+    oov_share: float | None = None
 
     @property
     def complete(self) -> bool:
@@ -156,7 +160,11 @@ def load_vocabularies(folder: str | os.PathLike[str], *, key_seed: int = 0) -> d
         loaded = load_table(folder, schema, table, key_seed)
         assert not isinstance(loaded, KeyTable)  # check_numbered has seen to it
         vocabularies[table.name] = KeyVocabulary(
-            table=loaded, key_seed=key_seed, oov_row=table.oov_row, canonical=schema.canonical
+            table=loaded,
+            key_seed=key_seed,
+            oov_row=table.oov_row,
+            canonical=schema.canonical,
+            oov_share=table.oov_share,
         )
     return vocabularies
 
@@ -168,10 +176,12 @@ class ValueRows:
     Attributes:
       vocabularies: By table whose columns hold values, not row numbers.
       oov_rows: By table the row of values without one; None to raise.
+      unknown: Counts the values without a row, if anybody asks.
     """
 
     vocabularies: Mapping[str, TableVocabulary] = dataclasses.field(default_factory=dict)
     oov_rows: Mapping[str, int] | None = None
+    unknown: UnknownCounts | None = None
 
     @functools.cached_property
     def keyed(self) -> frozenset[str]:
@@ -201,6 +211,8 @@ class ValueRows:
                 )
             return np.zeros(0, np.int64) if form.is_text else form.values
         rows = vocabulary.rows(form.values)
+        if self.unknown is not None:
+            self._count(self.unknown, feature, form, rows)
         if vocabulary.complete:
             return rows
         unknown = rows == UNKNOWN
@@ -213,6 +225,22 @@ class ValueRows:
                 f" vocabulary of table {feature.table!r}; add it, or choose on_bad_id 'oov'"
             )
         return np.where(unknown, self.oov_rows[feature.table], rows)
+
+    def _count(self, counts: UnknownCounts, feature: FeatureConfig, form: Form, rows: np.ndarray) -> None:
+        """Counts a form's values, of which an empty text is a missing one; of hashed tables none is unknown."""
+        vocabulary, values = self.vocabularies[feature.table], len(form.values)
+        # A table that grows gives every value a row, those without one of their own the same.
+        row = vocabulary.oov_row if vocabulary.complete else UNKNOWN
+        if row is None:
+            return
+        unknown = rows == row
+        if form.is_text:
+            empty = np.diff(text_bounds(form.values)[1]) == 0
+            values, unknown = values - int(np.count_nonzero(empty)), unknown & ~empty
+        some = (brief(str(_text(form.values, k))) for k in np.flatnonzero(unknown)[:1000].tolist())
+        # Vocabularies of a user's own need not say it.
+        trained = getattr(vocabulary, "oov_share", None)
+        counts.count(feature.name, values, int(np.count_nonzero(unknown)), some, trained=trained)
 
 
 def vocabulary_of(table: str, vocabulary: AnyVocabulary, rows: int) -> TableVocabulary:

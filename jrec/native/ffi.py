@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 from jrec.native.compile import address_of, c_function, inlined, kernel
@@ -89,21 +90,33 @@ bad_layout = message("jrec: this jaxlib's FFI call frames have an unknown layout
 no_memory = message("jrec: out of memory in a native kernel")
 
 
+def _on_stack(words: int) -> Any:
+    """An intrinsic that gives the address of some 64-bit words, which last until the kernel returns."""
+
+    @intrinsic
+    def address(typing_context):
+        def codegen(context, builder, signature, args):
+            return builder.ptrtoint(cgutils.alloca_once(builder, ir.ArrayType(ir.IntType(64), words)), ir.IntType(64))
+
+        return types.int64(), codegen
+
+    return address
+
+
+_error_words = _on_stack(4)
+
+
 @inlined
 def error(frame, text, code):
     """Creates an XLA error, to be returned by the handler."""
-    # XLA_FFI_Error_Create_Args: its size, no extension, the message, the code.
-    # Without memory even for these, the handler can only say that all went well.
-    words = malloc(32)
-    if words == 0:
-        return np.int64(0)
+    # XLA_FFI_Error_Create_Args: its size, no extension, the message, the code. On the stack, since the error may be
+    # that there is no memory: a handler that had none for these words, too, would say that all went well.
+    words = _error_words()
     put_i64(words, 0, 32)
     put_i64(words, 1, 0)
     put_i64(words, 2, text)
     put_i64(words, 3, code)
-    created = _call_api(get_i64(get_i64(frame + _API, 0) + _ERROR_CREATE, 0), words)
-    free(words)
-    return created
+    return _call_api(get_i64(get_i64(frame + _API, 0) + _ERROR_CREATE, 0), words)
 
 
 @inlined

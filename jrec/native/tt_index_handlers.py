@@ -219,6 +219,9 @@ def tt_touched_handler(frame):
     return np.int64(0)
 
 
+_bad_cast = message("jrec: a cast's offsets and positions must be those of its lookups; use tensor_cast's")
+
+
 @kernel(types.int64(types.int64))
 def tt_split_handler(frame):
     """(a cast, cached rows, ids) -> (the cast of hits, the cast of misses, places, missed ids); see ``split_cast``."""
@@ -226,6 +229,8 @@ def tt_split_handler(frame):
         return np.int64(0)
     if not known_layout(frame):
         return error(frame, bad_layout(), FAILED_PRECONDITION)
+    if not _is_partition(frame):
+        return error(frame, _bad_cast(), INVALID_ARGUMENT)
     num_bags, table_rows = np.int32(integer_attribute(frame, 0)), np.int32(integer_attribute(frame, 1))
     capacity, count = dim(argument(frame, 0), 0), count_of(argument(frame, 4), dim(argument(frame, 0), 0))
     rows, offsets, sources = data(argument(frame, 0)), data(argument(frame, 1)), data(argument(frame, 2))
@@ -265,6 +270,28 @@ def tt_split_handler(frame):
         put_i32(hit_positions, j, get_i32(positions, j))
         put_i32(missed_positions, j, get_i32(positions, j))
     return np.int64(0)
+
+
+@inlined
+def _is_partition(frame):
+    """Whether a cast's segments follow each other among the lookups, and have positions of lookups.
+
+    Nobody vouches for a cast that was given; what is written goes by these numbers.
+    """
+    count, lookups = count_of(argument(frame, 4), dim(argument(frame, 0), 0)), dim(argument(frame, 6), 0)
+    offsets, positions = data(argument(frame, 1)), data(argument(frame, 3))
+    before, ordered = np.int64(get_i32(offsets, 0)), True
+    begin = before
+    for u in range(1, count + 1):
+        offset = np.int64(get_i32(offsets, u))
+        ordered &= before <= offset
+        before = offset
+    if not ordered or begin < 0 or before > lookups:
+        return False
+    for j in range(begin, before):
+        position = np.int64(get_i32(positions, j))
+        ordered &= (position >= 0) & (position < lookups)
+    return ordered
 
 
 @inlined

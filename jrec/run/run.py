@@ -18,6 +18,7 @@ from jrec.data.blocks import LABEL
 from jrec.data.growing import GrowingVocabulary
 from jrec.data.growing_tables import GrowingTables
 from jrec.data.packing import CastPlace, OnBadId, Packer
+from jrec.data.unknown import UnknownCounts
 from jrec.host import HostTable
 from jrec.nn import SparseOptimizer, binary_cross_entropy
 from jrec.nn.optimizer import Loss, SparseModel
@@ -52,6 +53,7 @@ class Run:
       plan: Where the rows of planned tables live; None without a mesh and a plan.
       predictions: Predicts batches as the run is at the moment; call ``flush`` first.
       steps: The number of steps taken.
+      unknown: By feature, how many values that ``predict`` was given have no row of their own.
     """
 
     def __init__(
@@ -75,7 +77,7 @@ class Run:
         self._feeds = Feeds(state, host=host, in_place=in_place, cast=cast)
         self._record = record
         self._checkpoints = RunCheckpoints(state, identity_of(self.layout, optimizer, description))
-        self.predictions = Predictions(state)
+        self.predictions, self.unknown = Predictions(state), UnknownCounts()
         step = optimizer.dense.step.get_value()
         self.steps = 0 if isinstance(step, jax.ShapeDtypeStruct) else int(step)
 
@@ -193,6 +195,7 @@ class Run:
         dense: Sequence[str] = (),
         batch_size: int | None = None,
         on_bad_id: OnBadId = "raise",
+        max_unknown: float | None = None,
         **packing: Any,
     ) -> Any:
         """What the model's ``logits`` returns for some examples, NumPy arrays; every process gives the same examples.
@@ -200,18 +203,28 @@ class Run:
         The model predicts in eval mode, without dropout and with the running averages of BatchNorm, whatever mode it
         trains in, and none of its state changes.
 
+        Values that have no row of their own, in tables with vocabularies and in those that grow, are counted in
+        ``unknown``. Where they are many more than in training, an ``UnknownValuesWarning`` names some of them.
+
         Args:
           columns: Columns in any form that ``pack_batch`` takes, without labels.
           dense: Names of the float features, in the order the model takes them.
           batch_size: How many examples are predicted at once, to compile one program for any number; None for all.
           on_bad_id: See ``pack_batch``.
+          max_unknown: The largest share of a feature's values, 0 to 1, that may have no row; None for any.
           **packing: Further arguments of ``pack_batch``.
+
+        Raises:
+          DatasetError: If more values are unknown than may be; names feature, share and some of the values. And
+            whatever ``pack_batch`` raises.
         """
         self.flush()
         if growing := self._state.growing:
             packing["vocabularies"] = {**packing.get("vocabularies", {}), **growing.now()}
-        packer = Packer(self.layout, dense=dense, label=None, on_bad_id=on_bad_id, **packing)
+        unknown = UnknownCounts()
+        packer = Packer(self.layout, dense=dense, label=None, on_bad_id=on_bad_id, unknown=unknown, **packing)
         prepared = packer.prepare(columns)
+        self.unknown.take(unknown, max_unknown)
         size = batch_size or max(1, prepared.examples)
         parts = []
         for begin in range(0, max(1, prepared.examples), size):

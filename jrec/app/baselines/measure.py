@@ -65,7 +65,7 @@ def measure(
     metrics = {
         name: {**kept[name], "splits": {split: kept[name]["splits"][split] for split in splits}}
         for name in BASELINES
-        if kept[name] is not None
+        if kept.get(name) is not None
     }
     return {**metrics, "seconds": kept["seconds"], "cached": cached}
 

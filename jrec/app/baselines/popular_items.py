@@ -1,25 +1,32 @@
-"""The baseline of models that rank items: every user is offered the items that training has most often."""
+"""The baselines of models that rank items: what is there most often, and what came most often after the last item."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from jrec.app.baselines.examples import Split
+from jrec.app.baselines.item_order import ItemOrder, Pairs
 from jrec.app.config import TrainConfig
 from jrec.app.models.catalogue import training_counts
 from jrec.app.models.ranking import ranking_kind
 from jrec.app.report.ranking import LEFT_OUT, NEVER, RankScores, evaluated
 from jrec.data.blocks import LABEL
 from jrec.data.columns import Column, ListColumn, count_examples, gather_all
-from jrec.data.schema import Schema
+from jrec.data.schema import Schema, Table
+from jrec.prepare.prepare_options import LEAVE_ONE_OUT
+
+_PAIRS = 20_000_000
+"""Pairs that are counted at most, the last ones of training, so that memory stays bounded on long logs."""
+_MERGED = 1_000_000
+"""Pairs that wait at least until they are merged with those before them."""
 
 
 def popular_items(config: TrainConfig, schema: Schema, splits: Sequence[str]) -> dict[str, Any]:
-    """The metrics of popularity on some splits, on the terms of the model's.
+    """The metrics of popularity, and of transitions where there is a history, on the terms of the model's.
 
     Args:
       config: The run's configuration.
@@ -32,43 +39,115 @@ def popular_items(config: TrainConfig, schema: Schema, splits: Sequence[str]) ->
     Raises:
       DatasetError: If the dataset cannot be read.
     """
-    begin, kind, folder = time.perf_counter(), ranking_kind(config.model), schema.folder
+    begin, kind = time.perf_counter(), ranking_kind(config.model)
     table = kind.item_table(config.model, schema)
-    if folder is None or (counts := training_counts(schema, table)) is None:
+    if schema.folder is None or (counts := training_counts(schema, table)) is None:
         return {"seconds": 0.0, "cached": False}
     candidates = np.ones(table.rows, bool)
     if table.oov_row is not None:
         candidates[table.oov_row] = False
-    metrics = {}
-    for split in splits:
-        blocks = Split(folder, schema, split)
-        read = blocks.read(blocks.blocks)
-        if schema.labels:
-            read = (gather_all(columns, np.flatnonzero(np.asarray(columns[LABEL]) > 0)) for columns in read)
-        ranks = [_ranks(config, counts, candidates, columns) for columns in read]
-        scores = RankScores(ranks=np.concatenate(ranks), candidates=int(candidates.sum()), at=config.evaluate.at)
-        metrics[split] = evaluated(scores).to_dict()
-    chosen_by = f"training counts of table {table.name!r}"
-    popularity = {"splits": metrics, "feature": kind.item(config.model), "ranked_by": chosen_by}
-    return {"popularity": popularity, "seconds": time.perf_counter() - begin, "cached": False}
+    orders = {"popularity": (ItemOrder(counts, candidates=candidates), f"training counts of table {table.name!r}")}
+    if history := kind.history(config.model):
+        order = ItemOrder(counts, transitions(config, schema, table), candidates=candidates)
+        orders["transitions"] = (order, f"how often they came right after the last item of {history!r} in training")
+    sections: dict[str, Any] = {}
+    for name, (order, ranked_by) in orders.items():
+        metrics = {split: evaluated(_scores(config, schema, order, split)).to_dict() for split in splits}
+        sections[name] = {"splits": metrics, "feature": kind.item(config.model), "ranked_by": ranked_by}
+    return {**sections, "seconds": time.perf_counter() - begin, "cached": False}
 
 
-def _ranks(
-    config: TrainConfig, counts: np.ndarray, candidates: np.ndarray, columns: Mapping[str, Column]
-) -> np.ndarray:
-    """(examples,) int32: how many other candidates are counted at least as often as an example's item."""
-    kind = ranking_kind(config.model)
-    items = np.asarray(columns[kind.item(config.model)]).astype(np.int64)
-    known = candidates[items]
-    ascending = np.sort(counts[candidates])
-    above = len(ascending) - np.searchsorted(ascending, counts[items]) - 1
-    if config.evaluate.leave_out_history and (history := kind.history(config.model)):
-        histories = columns[history]
-        assert isinstance(histories, ListColumn)  # as ``ModelKind.schema`` has it
-        example = np.repeat(np.arange(count_examples(histories)), np.diff(histories.offsets))
-        pairs = np.unique(np.stack([example, histories.values.astype(np.int64)], axis=1), axis=0)
-        example, past = pairs.T
-        left_out = candidates[past] & (past != items[example]) & (counts[past] >= counts[items[example]])
-        above = above - np.bincount(example[left_out], minlength=len(items))
-        above[example[past == items[example]]] = LEFT_OUT
-    return np.where(known, above, NEVER).astype(np.int32)
+def transitions(config: TrainConfig, schema: Schema, table: Table) -> Pairs:
+    """How often each item came right after another in training; of a long log, in the last lines of it.
+
+    A line has its own item after the last one of its history. Of a dataset that is split by leave-one-out, which trains
+    on each user's last line alone, the neighbours in the history count, too: they are the items of the lines before.
+
+    Args:
+      config: The run's configuration, of a model with a history.
+      schema: The features that the model reads, read from a folder.
+      table: The table of the items.
+
+    Raises:
+      DatasetError: If the dataset cannot be read.
+    """
+    options = schema.preparation.get("options", {})
+    whole = isinstance(options, Mapping) and options.get("split_by") == LEAVE_ONE_OUT
+    assert schema.folder is not None  # as ``popular_items`` has seen
+    split, read = Split(schema.folder, schema, "train"), 0
+    merged, waiting = Pairs.merged([]), list[Pairs]()
+    for columns in _positive(schema, split.read(reversed(split.blocks))):
+        lists, items = _history(config, columns), _items(config, columns)
+        before, after = neighbours(lists, items) if whole else (_last(lists), items)
+        waiting.append(Pairs.counted(before[before >= 0], after[before >= 0], table.rows))
+        # As many as were merged before, so that each pair is sorted a few times and not once a block.
+        if sum(len(piece.keys) for piece in waiting) > max(_MERGED, len(merged.keys)):
+            merged, waiting = Pairs.merged([merged, *waiting]), []
+        read += len(before)
+        if read >= _PAIRS:
+            break
+    return Pairs.merged([merged, *waiting])
+
+
+def neighbours(lists: ListColumn, items: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Every item of each list with the next one, the last with the example's own: (n,) int64 each.
+
+    Args:
+      lists: Of ``examples`` examples, rows.
+      items: (examples,) rows, what follows each list.
+    """
+    lengths = np.diff(lists.offsets)
+    values = lists.values[lists.offsets[0] : lists.offsets[-1]].astype(np.int64)
+    after = np.append(values[1:], 0)
+    after[(np.cumsum(lengths) - 1)[lengths > 0]] = items[lengths > 0]
+    return values, after[: len(values)]
+
+
+def _scores(config: TrainConfig, schema: Schema, order: ItemOrder, split: str) -> RankScores:
+    """The ranks of a split's examples by an order of items."""
+    assert schema.folder is not None  # as ``popular_items`` has seen
+    blocks = Split(schema.folder, schema, split)
+    ranks = [_ranks(config, order, columns) for columns in _positive(schema, blocks.read(blocks.blocks))]
+    candidates = int(order.candidates.sum())
+    return RankScores(ranks=np.concatenate(ranks), candidates=candidates, at=config.evaluate.at)
+
+
+def _positive(schema: Schema, blocks: Iterator[Mapping[str, Column]]) -> Iterator[Mapping[str, Column]]:
+    """The examples that a user turned to: of a dataset with labels those of label 1."""
+    for columns in blocks:
+        yield gather_all(columns, np.flatnonzero(np.asarray(columns[LABEL]) > 0)) if schema.labels else columns
+
+
+def _ranks(config: TrainConfig, order: ItemOrder, columns: Mapping[str, Column]) -> np.ndarray:
+    """(examples,) int32: how many other candidates come before or beside an example's item."""
+    items, nothing = _items(config, columns), np.empty(0, np.int64)
+    last, left_out = np.full(len(items), -1), (nothing, nothing)
+    repeated = np.zeros(len(items), bool)
+    if ranking_kind(config.model).history(config.model):
+        lists = _history(config, columns)
+        last = _last(lists)
+        if config.evaluate.leave_out_history:
+            example = np.repeat(np.arange(count_examples(lists)), np.diff(lists.offsets))
+            past = lists.values[lists.offsets[0] : lists.offsets[-1]].astype(np.int64)
+            left_out = (example, past)
+            repeated[example[past == items[example]]] = True
+    above = order.ranks(items, last=last, left_out=left_out)
+    return np.where(order.candidates[items], np.where(repeated, LEFT_OUT, above), NEVER).astype(np.int32)
+
+
+def _items(config: TrainConfig, columns: Mapping[str, Column]) -> np.ndarray:
+    return np.asarray(columns[ranking_kind(config.model).item(config.model)]).astype(np.int64)
+
+
+def _history(config: TrainConfig, columns: Mapping[str, Column]) -> ListColumn:
+    lists = columns[ranking_kind(config.model).history(config.model)]
+    assert isinstance(lists, ListColumn)  # as ``ModelKind.schema`` has it
+    return lists
+
+
+def _last(lists: ListColumn) -> np.ndarray:
+    """(examples,) int64, the last item of each list, -1 of an empty one."""
+    last = np.full(count_examples(lists), -1, np.int64)
+    filled = np.diff(lists.offsets) > 0
+    last[filled] = lists.values[lists.offsets[1:][filled] - 1]
+    return last

@@ -74,7 +74,7 @@ def _run(args: argparse.Namespace, company: Company) -> int:
     from jrec.app.report.ranking import evaluated
     from jrec.app.report.terminal import judgement_lines
     from jrec.app.report.writing import PAGE_FILE
-    from jrec.app.run_folder import find_checkpoint
+    from jrec.app.run_record import find_run
     from jrec.run.processes import first
 
     if args.group:
@@ -100,7 +100,7 @@ def _run(args: argparse.Namespace, company: Company) -> int:
     for remark in unknown.remarks():
         print(remark, file=sys.stderr)
     if args.out:
-        history = find_checkpoint(pathlib.Path(args.checkpoint))[0] / METRICS_FILE
+        history = find_run(args.checkpoint)[0].folder / METRICS_FILE
         content = write_report(
             args.out,
             config=config,

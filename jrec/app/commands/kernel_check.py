@@ -10,7 +10,8 @@ import jax
 import numpy as np
 
 from jrec.app.config import TrainConfig
-from jrec.app.run_folder import KERNELS_FILE, began
+from jrec.app.run_folder import KERNELS_FILE
+from jrec.app.run_record import TrainedRun
 from jrec.errors import ConfigError, JrecError
 from jrec.files import load_json, save_json
 from jrec.ops import verdicts
@@ -95,8 +96,8 @@ def _keep(folder: pathlib.Path, classes: Sequence[KernelClass], *, resume: bool,
     A kernel that the run began with but that its verdict now rejects, as on another GPU, is not used: a message says
     so, and XLA computes instead, so bits may differ from an uninterrupted run's.
     """
-    path, taken = folder / KERNELS_FILE, verdicts.let_in(classes)
-    if resume and began(folder):
+    path, taken, began = folder / KERNELS_FILE, verdicts.let_in(classes), TrainedRun(folder).began
+    if resume and began:
         if not path.is_file():
             return
         remedy = "delete it, and the run goes on with the kernels that are fastest now"
@@ -110,7 +111,7 @@ def _keep(folder: pathlib.Path, classes: Sequence[KernelClass], *, resume: bool,
                 " all the same"
             )
         verdicts.agree(kernel_class for kernel_class in taken if str(kernel_class) in before)
-    elif (overwrite or not began(folder)) and jax.process_index() == 0:
+    elif (overwrite or not began) and jax.process_index() == 0:
         folder.mkdir(parents=True, exist_ok=True)
         save_json(path, {"taken": sorted(map(str, taken))}, kind="jrec-run-kernels", version=1)
 

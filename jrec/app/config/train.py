@@ -109,7 +109,8 @@ class EvaluateConfig(Section):
       final_splits: The splits for the evaluation at the end, read in full; splits that the dataset lacks are left out.
       early_stopping: When to end training early.
       baselines: Whether the report compares the model with logistic regression and with popularity, which are fitted to
-        the training split on the CPU; "auto" does up to 10 million training examples.
+        the training split on the CPU, or a model that ranks items with popularity and transitions; "auto" does up to 10
+        million training examples.
       group: A categorical feature of one id an example, such as a user: the report then has AUC by its values (GAUC).
       at: Of a model that ranks items (``model.kind`` "hstu", "sasrec" or "two_tower"): the k of HR@k and NDCG@k.
       leave_out_history: Of such a model: whether the items of a history are left out where the item after it is ranked

@@ -19,8 +19,8 @@ from jrec.app.imports.dlrm import DLRMWeights, Joined, read_dlrm
 from jrec.app.imports.torch_file import read_state_dict
 from jrec.app.loaders import train_loader
 from jrec.app.report.running_auc import RunningAuc
-from jrec.app.run_dataset import keep_dataset
-from jrec.app.run_folder import CHECKPOINT_FOLDER, new_run_folder
+from jrec.app.run_folder import new_run_folder
+from jrec.app.run_record import TrainedRun
 from jrec.checkpoint import Checkpoints
 from jrec.checkpoint.manifest import VALUES, TableShape
 from jrec.checkpoint.sources import FixedRows, HostPiece, Piece
@@ -94,9 +94,10 @@ def import_dlrm(
     held = dict(zip(numbers, sources, strict=True))
     about = {"command": "jrec import-dlrm", "checkpoint": str(path)}
     with new_run_folder(config, about, overwrite=overwrite, inputs=[path, data, *([rows] if rows else [])]) as folder:
-        keep_dataset(folder, schema.identity, resume=False)
+        record = TrainedRun(folder)
+        record.keep_dataset(schema.identity)
         loader = train_loader(config, schema, layout)
-        Checkpoints(folder / CHECKPOINT_FOLDER, fingerprint=run_identity(config, schema, layout)).save(
+        Checkpoints(record.checkpoints, fingerprint=run_identity(config, schema, layout)).save(
             0,
             arrays={**arrays, **learned},
             sources=[_source(config, layout, held, row_numbers)],

@@ -94,7 +94,7 @@ class RankingPredictor(Predictor):
     @functools.cached_property
     def _ranker(self) -> ItemRanker:
         run = self.run
-        return ItemRanker(run.run, run.config, run.schema, run.catalogue)
+        return ItemRanker(run.reading)
 
     @functools.cached_property
     @override

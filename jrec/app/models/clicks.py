@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from jrec.app.config.model import MultiTaskSection
     from jrec.app.config.typed_toml import Section
     from jrec.app.evaluate import RestoredRun
-    from jrec.app.models.catalogue import Catalogue
     from jrec.app.models.predictor import Predictor
+    from jrec.app.models.reading import Reading
     from jrec.app.report.metrics import Scores
     from jrec.app.report.ranking import AnyScores
     from jrec.app.report.running_auc import RunningAuc
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from jrec.nn.dense_encoding import Boundaries
     from jrec.nn.optimizer import Loss
     from jrec.ops.layout import EmbeddingLayout, FeatureConfig
-    from jrec.run.run import Run
     from jrec.sharding import Plan
 
 
@@ -142,19 +141,11 @@ class ClickKind[S: Section](ModelKind[S]):
 
     @override
     def scores(
-        self,
-        predictions: Iterable[tuple[Any, Batch]],
-        run: Run,
-        config: TrainConfig,
-        schema: Schema,
-        *,
-        catalogue: Catalogue | None,
-        check: bool,
-        on_batch: Callable[[], None],
+        self, predictions: Iterable[tuple[Any, Batch]], reading: Reading, *, check: bool, on_batch: Callable[[], None]
     ) -> Scores:
         from jrec.app.models.scored import collected
 
-        return collected(predictions, tasks=config.model.multi_task.tasks, check=check, on_batch=on_batch)
+        return collected(predictions, tasks=reading.config.model.multi_task.tasks, check=check, on_batch=on_batch)
 
     @override
     def running_auc(self, config: TrainConfig, devices: int | None) -> RunningAuc:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from jrec.app.evaluate import RestoredRun
     from jrec.app.models.catalogue import Catalogue
     from jrec.app.models.predictor import Predictor
+    from jrec.app.models.reading import Reading
     from jrec.app.report.ranking import AnyScores
     from jrec.app.report.running_auc import NoRunningAuc, RunningAuc
     from jrec.batch import Batch
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from jrec.nn.optimizer import Loss, SparseModel
     from jrec.ops.layout import EmbeddingLayout
     from jrec.run.export import Exportable
-    from jrec.run.run import Run
     from jrec.sharding import Plan
 
 FACTORY_KEYS = ("factory", "options", "embedding_dim", "pooling", "table_dtype", "features")
@@ -209,24 +209,13 @@ class ModelKind[S: Section](abc.ABC):
 
     @abc.abstractmethod
     def scores(
-        self,
-        predictions: Iterable[tuple[Any, Batch]],
-        run: Run,
-        config: TrainConfig,
-        schema: Schema,
-        *,
-        catalogue: Catalogue | None,
-        check: bool,
-        on_batch: Callable[[], None],
+        self, predictions: Iterable[tuple[Any, Batch]], reading: Reading, *, check: bool, on_batch: Callable[[], None]
     ) -> AnyScores:
         """The scores of this process's examples.
 
         Args:
           predictions: Pairs of outputs and the process's own batch, in order.
-          run: The run, as its last step left it.
-          config: Its configuration.
-          schema: What the model reads.
-          catalogue: From ``catalogue``.
+          reading: What is scored.
           check: Whether an output that is NaN or infinite raises here.
           on_batch: Called after each batch.
 

@@ -10,17 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from jrec.app.config import TrainConfig
-from jrec.app.models.catalogue import Catalogue
 from jrec.app.models.next_items import SEEN, TARGET
 from jrec.app.models.ranking import ranking_kind
+from jrec.app.models.reading import Reading
 from jrec.app.report.metrics import check_finite
 from jrec.app.report.ranking import LEFT_OUT, NEVER, RankScores
 from jrec.batch import Batch
-from jrec.data.schema import Schema
 from jrec.mesh.route import AXIS
 from jrec.nn.ranking import BLOCK, ranks, top_k
-from jrec.run.run import Run
 
 _SCORES = 1 << 24  # that are held at once
 _LEAST = 256
@@ -30,22 +27,20 @@ class ItemRanker:
     """All items of a run as its last step left them, to be ranked for users; each process ranks for its own.
 
     Args:
-      run: The run.
-      config: Its configuration.
-      schema: The features that its model reads.
-      catalogue: The items, where a tower makes their vectors (``catalogue_of``); None for all rows of the table but the
-        one for unknown values, as they are.
+      reading: The run. Without a catalogue the items are all rows of their table but the one for unknown values, as
+        they are.
     """
 
-    def __init__(self, run: Run, config: TrainConfig, schema: Schema, catalogue: Catalogue | None = None):
+    def __init__(self, reading: Reading):
+        run, config, schema = reading.run, reading.config, reading.schema
         table = ranking_kind(config.model).item_table(config.model, schema)
-        if catalogue is None:
+        if reading.catalogue is None:
             self._rows = np.delete(np.arange(table.rows), [] if table.oov_row is None else table.oov_row)
             vectors = np.asarray(run.table(table.name), np.float32)[self._rows]
             # Scores are cosines, as ``item_vectors`` has them. A row of zeros stays one, in place of NaN.
             vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), np.float32(1e-6))
         else:
-            self._rows, vectors = catalogue.rows, item_vectors(run, config, schema, catalogue)
+            self._rows, vectors = reading.catalogue.rows, item_vectors(reading)
         self._vectors, self.candidates = jnp.asarray(vectors), len(vectors)
         # Absent items are -1, which indexes the last element: it stays without a place, too.
         self._place = np.full(table.rows + 1, -1, np.int32)
@@ -107,19 +102,18 @@ class ItemRanker:
         return {"left_out": histories.astype(np.int32), "block": block, "mesh": self._mesh}
 
 
-def item_vectors(run: Run, config: TrainConfig, schema: Schema, catalogue: Catalogue) -> np.ndarray:
+def item_vectors(reading: Reading) -> np.ndarray:
     """(items, dim) float32 of length one: what the item tower makes of a catalogue, in every process.
 
     Args:
-      run: The run, whose rows in host memory are flushed.
-      config: Its configuration.
-      schema: The features that its model reads.
-      catalogue: The items.
+      reading: The run, whose rows in host memory are flushed, and the items.
 
     Raises:
       DivergedError: If a vector is NaN or infinite.
     """
-    packer = ranking_kind(config.model).packer(config, schema, run.layout, training=False)
+    run, config, catalogue = reading.run, reading.config, reading.catalogue
+    assert catalogue is not None  # the caller has items whose vectors a tower makes
+    packer = ranking_kind(config.model).packer(config, reading.schema, run.layout, training=False)
     size = config.data.eval_batch_size
     blocks = []
     for begin in range(0, len(catalogue.rows), size):

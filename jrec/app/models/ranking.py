@@ -15,13 +15,12 @@ if TYPE_CHECKING:
     from jrec.app.config import ModelConfig, TrainConfig
     from jrec.app.config.typed_toml import Section
     from jrec.app.evaluate import RestoredRun
-    from jrec.app.models.catalogue import Catalogue
     from jrec.app.models.predictor import Predictor
+    from jrec.app.models.reading import Reading
     from jrec.app.report.ranking import AnyScores, RankScores
     from jrec.app.report.running_auc import NoRunningAuc
     from jrec.batch import Batch
     from jrec.run.export import Exportable
-    from jrec.run.run import Run
     from jrec.serving.format import Retrieval
 
 RANKING_KEYS = ("embedding_dim", "table_dtype", "compute_dtype", "dropout")
@@ -126,19 +125,11 @@ class RankingKind[S: Section](ModelKind[S]):
 
     @override
     def scores(
-        self,
-        predictions: Iterable[tuple[Any, Batch]],
-        run: Run,
-        config: TrainConfig,
-        schema: Schema,
-        *,
-        catalogue: Catalogue | None,
-        check: bool,
-        on_batch: Callable[[], None],
+        self, predictions: Iterable[tuple[Any, Batch]], reading: Reading, *, check: bool, on_batch: Callable[[], None]
     ) -> RankScores:
         from jrec.app.models.rank_items import ItemRanker
 
-        return ItemRanker(run, config, schema, catalogue).scores(predictions, on_batch=on_batch)
+        return ItemRanker(reading).scores(predictions, on_batch=on_batch)
 
     @override
     def running_auc(self, config: TrainConfig, devices: int | None) -> NoRunningAuc:

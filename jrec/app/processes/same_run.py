@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from jrec import environment
 from jrec.app.config import TrainConfig
 from jrec.app.dataset import RunData
-from jrec.app.run_folder import CONFIG_FILE, MANIFEST, manifests
+from jrec.app.run_record import CONFIG_FILE, MANIFEST, manifests
 from jrec.data.fae.manifest import MANIFEST_FILE
 from jrec.data.schema import SCHEMA_FILE
 from jrec.files import sha256_of

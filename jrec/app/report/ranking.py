@@ -123,18 +123,23 @@ def units(at: tuple[int, ...]) -> dict[str, str]:
 
 
 def lines(content: Mapping[str, Any]) -> Iterator[str]:
-    """The metrics of every split beside popularity's, for the terminal."""
+    """The metrics of every split beside the baselines', for the terminal."""
     names = metric_names(content["ranking"]["at"])
     yield f"{'split':<22}" + "".join(f"{name:>10}" for name, _ in names.values())
     for split, metrics in content["splits"].items():
         yield f"{split:<22}" + "".join(f"{metrics[key]:>10.4f}" for key in names)
-        if (popular := popularity(content, split)) is not None:
-            yield f"{f'  popularity, {split}':<22}" + "".join(f"{popular[key]:>10.4f}" for key in names)
+        for baseline, of_baseline in baselines(content, split).items():
+            yield f"{f'  {baseline}, {split}':<22}" + "".join(f"{of_baseline[key]:>10.4f}" for key in names)
 
 
-def popularity(content: Mapping[str, Any], split: str) -> Mapping[str, float] | None:
-    """The metrics of ranking by training counts; None where they were not computed."""
-    return content.get("baselines", {}).get("popularity", {"splits": {}})["splits"].get(split)
+_BASELINES = {"popularity": "popularity does", "transitions": "transitions do"}
+
+
+def baselines(content: Mapping[str, Any], split: str) -> dict[str, Mapping[str, float]]:
+    """By baseline the metrics of ranking a split's items by it, of those that were computed."""
+    sections = content.get("baselines", {})
+    computed = {name: sections[name]["splits"] for name in _BASELINES if name in sections}
+    return {name: splits[split] for name, splits in computed.items() if split in splits}
 
 
 def findings(content: Mapping[str, Any]) -> dict[str, list[str]]:
@@ -142,12 +147,13 @@ def findings(content: Mapping[str, Any]) -> dict[str, list[str]]:
     split, metrics = list(content["splits"].items())[-1]
     names = metric_names(content["ranking"]["at"])
     warnings, advice = [], []
-    if (popular := popularity(content, split)) is not None:
-        worse = [key for key in names if metrics[key] <= popular[key]]
+    for baseline, of_baseline in baselines(content, split).items():
+        worse = [key for key in names if metrics[key] <= of_baseline[key]]
         if worse:
-            comparisons = ", ".join(f"{names[key][0]} {metrics[key]:.4f} against {popular[key]:.4f}" for key in worse)
-            warnings.append(f"the model ranks {split}'s items no better than their popularity does: {comparisons}")
-            advice.append("more epochs=, another optimizer.learning_rate and optimizer.embedding.learning_rate")
+            figures = ", ".join(f"{names[key][0]} {metrics[key]:.4f} against {of_baseline[key]:.4f}" for key in worse)
+            warnings.append(f"the model ranks {split}'s items no better than their {_BASELINES[baseline]}: {figures}")
+    if warnings:
+        advice.append("more epochs=, another optimizer.learning_rate and optimizer.embedding.learning_rate")
     repeated = metrics["repeated_items"] / metrics["examples"]
     if repeated > _MANY:
         warnings.append(

@@ -8,7 +8,7 @@ from typing import Any
 from jrec.app.report import ranking
 from jrec.app.report.groups import LEAST
 
-BASELINES = {"logistic_regression": "logistic regression", "popularity": "popularity"}
+BASELINES = {"logistic_regression": "logistic regression", "popularity": "popularity", "transitions": "transitions"}
 """The baselines, and what texts call them."""
 
 

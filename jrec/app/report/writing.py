@@ -15,7 +15,7 @@ split the bins of its calibration. Each part of a run may give sections of its o
 ``caches``: hits of tensor-train tables' caches in training (``HitRates``)
 ``growing``: rows that tables which grow gave to values and took away (``GrowingTables.sections``)
 ``evaluations``: how many took place during training, when, and their share of the time
-``baselines``: metrics of logistic regression and of popularity (``jrec.app.baselines``)
+``baselines``: metrics of logistic regression and of popularity, or of orders of items (``jrec.app.baselines``)
 ``groups``: AUC and log loss within the values of ``evaluate.group`` (``jrec.app.report.groups``)
 ``slices``: log loss and calibration within slices of the last split (``jrec.app.report.slices``)
 ``ranking``: how items were ranked, where the model ranks them (``jrec.app.report.ranking``)

@@ -6,7 +6,9 @@ has is no column. A column's values may be of unlike types, such as 7 and "7", w
 
 from __future__ import annotations
 
+import functools
 import json
+import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -51,20 +53,9 @@ class JsonLines:
     """
 
     def __init__(self, path: str):
-        import pyarrow as pa
-
         self._path = path
-        names: dict[str, list[Any]] = {}
-        shown = 0
-        for block in read_blocks(path):
-            objects, _ = _objects(block)
-            for line in objects:
-                for name, value in line.items():
-                    names.setdefault(name, []).append(value)
-            shown += block.text.size
-            if shown >= _SHOWN_BYTES:
-                break
-        self.schema = pa.schema([(name, _array(values, path, name).type) for name, values in names.items()])
+        # A log is opened several times, to be checked, counted and read; its first lines tell the same each time.
+        self.schema = _columns(path) if places.is_remote(path) else _columns_at(path, _stamp(path))
 
     def batches(
         self, names: list[str], rows: int, categories: Sequence[str]
@@ -87,6 +78,36 @@ class JsonLines:
                 columns = [_array([line.get(name) for line in lines], self._path, name) for name in names]
                 own = {row - start: said for row, said in bad.items() if start <= row < start + rows}
                 yield block.bytes_read / size, pa.RecordBatch.from_arrays(columns, names), own
+
+
+def _columns(path: str) -> pa.Schema:
+    """The columns that the first lines of a file have, and their types."""
+    import pyarrow as pa
+
+    names: dict[str, list[Any]] = {}
+    shown = 0
+    for block in read_blocks(path):
+        objects, _ = _objects(block)
+        for line in objects:
+            for name, value in line.items():
+                names.setdefault(name, []).append(value)
+        shown += block.text.size
+        if shown >= _SHOWN_BYTES:
+            break
+    return pa.schema([(name, _array(values, path, name).type) for name, values in names.items()])
+
+
+@functools.lru_cache(maxsize=1024)
+def _columns_at(path: str, stamp: tuple[int, ...]) -> pa.Schema:
+    """``_columns`` of a file as it was at a ``_stamp``."""
+    del stamp
+    return _columns(path)
+
+
+def _stamp(path: str) -> tuple[int, ...]:
+    """Numbers of a file of this machine, some of which change when its content does."""
+    stat = pathlib.Path(path).stat()
+    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
 def _objects(block: Block) -> tuple[list[dict[str, Any]], dict[int, tuple[str, bytes]]]:

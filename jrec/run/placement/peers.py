@@ -253,14 +253,26 @@ def _accept(
                 f"process {min(missing)[0]} did not connect to port {listener.getsockname()[1]} of this one within"
                 f" {wait:g} s; let the processes' machines reach each other at all ports, and look at its output"
             ) from error
-        connection.settimeout(_HELLO_SECONDS)
-        try:
-            said = connection.recv(_HELLO.size, socket.MSG_WAITALL)
-        except OSError:
-            said = b""
+        said = _received(connection, _HELLO.size, _HELLO_SECONDS)
         sent_token, process, number = _HELLO.unpack(said) if len(said) == _HELLO.size else (b"", -1, -1)
         if not secrets.compare_digest(sent_token, token) or (process, number) not in missing:
             connection.close()
             continue
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connections[process, number] = connection
+
+
+def _received(connection: socket.socket, size: int, seconds: float) -> bytes:
+    """The first ``size`` bytes of a connection; fewer where it ends, or does not send them within ``seconds``."""
+    # A socket with a timeout does not wait for all of them, whatever MSG_WAITALL asks for.
+    deadline, content = time.monotonic() + seconds, b""
+    while len(content) < size and (remaining := deadline - time.monotonic()) > 0:
+        connection.settimeout(remaining)
+        try:
+            part = connection.recv(size - len(content))
+        except OSError:
+            break
+        if not part:
+            break
+        content += part
+    return content

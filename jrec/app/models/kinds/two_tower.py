@@ -228,7 +228,7 @@ class TwoTowerKind(RankingKind[TwoTowerSection]):
                 f"model.factory is {run.config.model.factory}, but only jrec.nn.TwoTower can be exported as two towers;"
                 " `jrec predict --k` ranks by yours"
             )
-        vectors = item_vectors(run.run, run.config, run.schema, run.catalogue)
+        vectors = item_vectors(run.reading)
         return dataclasses.replace(
             source,
             model=run.model.for_users(),
