@@ -30,7 +30,7 @@ from jrec.progress import Progress
 PIECE = 1 << 18  # rows that are read at a time
 WITHIN = 2e-2
 """The greatest difference of a loss, by the loss, that the order of float32 sums is taken for."""
-FIRST, SAME, CLOSE = "all others beside it", "the same bits", "close"
+FIRST, SAME, CLOSE = "the others are beside it", "the same bits", "close"
 _QUIET = (
     "log.every_steps=1", "log.tensorboard=false", "log.to=[]", "log.progress='off'", "log.trace=false",
     "evaluate.every_steps=0", "evaluate.early_stopping.patience=0", "evaluate.final_splits=[]",
@@ -109,7 +109,7 @@ def ways(config: TrainConfig, devices: Sequence[int]) -> list[Way]:
             f" (data.micro_batches is {config.data.micro_batches}); choose another number of --devices"
         )
     first = Way(name="one device", keys=("tables.tier='sharded'",))
-    found = [
+    chosen_ways = [
         first,
         dataclasses.replace(first, name="one device, killed and resumed", killed=True, like=first.name),
         Way(name="rows in host memory", keys=("tables.tier='host'",), like=first.name),
@@ -118,14 +118,14 @@ def ways(config: TrainConfig, devices: Sequence[int]) -> list[Way]:
         on_all = f"mesh.devices={number}"
         several = Way(name=f"{number} devices", keys=(*first.keys, on_all), devices=number)
         name = several.name
-        found += [
+        chosen_ways += [
             several,
             dataclasses.replace(several, name=f"{name}, killed and resumed", killed=True, like=name),
             Way(name=f"{name}, rows in host memory", keys=("tables.tier='host'", on_all), devices=number, like=name),
         ]
         if _plannable(config):
-            found.append(dataclasses.replace(several, name=f"{name}, by a plan", planned=True))
-    return found
+            chosen_ways.append(dataclasses.replace(several, name=f"{name}, by a plan", planned=True))
+    return chosen_ways
 
 
 def prove(
@@ -171,18 +171,18 @@ def prove(
             yield result
 
 
-def verdict(result: Result, others: dict[str, Result]) -> str:
+def verdict(result: Result, before: dict[str, Result]) -> str:
     """Whether a way came to what it has to: ``FIRST``, ``SAME``, ``CLOSE``, or what is wrong.
 
     Args:
       result: What it came to.
-      others: What the ways before it came to, by name.
+      before: What the ways before it came to, by name.
     """
-    if not others:
+    if not before:
         return FIRST
     if not (like := result.way.like):
         return CLOSE if result.loss_difference <= WITHIN else "another model"
-    return SAME if result.digests == others[like].digests else f"not the bits of {like!r}"
+    return SAME if result.digests == before[like].digests else f"not the bits of {like!r}"
 
 
 def holds(verdict: str) -> bool:
@@ -301,7 +301,7 @@ def _short(digest: Any) -> str:
 
 def pairs(results: Iterable[Result]) -> Iterator[tuple[Result, str]]:
     """Each result with its verdict."""
-    others: dict[str, Result] = {}
+    before: dict[str, Result] = {}
     for result in results:
-        yield result, verdict(result, others)
-        others[result.way.name] = result
+        yield result, verdict(result, before)
+        before[result.way.name] = result

@@ -48,8 +48,8 @@ class Embed(nnx.Module):
       features: Elements of a row.
       dtype: The dtype of the vectors; None for float32.
       param_dtype: The dtype of the stored rows, float32, bfloat16 or float16.
-      embedding_init: Makes the first rows, from a key, shape and dtype; None takes that of ``nnx.Embed``, which holds
-        the table about three times over while it makes it (``uniform_rows`` does not).
+      embedding_init: Makes the first rows, from a key, shape and dtype; None takes the default of ``nnx.Embed``, which
+        holds the table about three times over while it makes it (``uniform_rows`` does not).
       capacity: As of ``jrec.Table``.
       implementation: As of ``jrec.Table``.
       rngs: The key of the first rows is ``rngs.params()``, as in ``nnx.Embed``.
@@ -84,7 +84,7 @@ class Embed(nnx.Module):
         self.dtype, self.param_dtype = dtype or jnp.float32, param_dtype
 
     def __call__(self, inputs: jax.Array) -> jax.Array:
-        """The rows of ids of any shape, (*shape, features); those of an id past the table are NaN."""
+        """The rows of ids of any shape, (*shape, features); an id past the table gives NaN."""
         vectors = embedding_bag(self.embedding.get_value(), inputs.reshape(-1))
         return vectors.reshape(*inputs.shape, self.features).astype(self.dtype)
 

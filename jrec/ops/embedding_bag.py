@@ -38,8 +38,8 @@ def embedding_bag(
     ``sum`` adds ``weights * row``; ``mean`` divides that by the number of ids in the bag, ``sqrtn`` by its square root;
     ``max`` takes the elementwise maximum of ``weights * row``. Empty bags are zero.
 
-    The gradient of a ``jrec.Table`` is the rows that were read (``jrec.RowGradients``). That of an array is an array of
-    the table's size, as ``jax.grad`` promises, made by a casted gather-reduce. Forward mode (``jax.jvp``,
+    The gradient of a ``jrec.Table`` is the rows that were read (``jrec.RowGradients``). The gradient of an array is an
+    array of the table's size, as ``jax.grad`` promises, made by a casted gather-reduce. Forward mode (``jax.jvp``,
     ``jax.linearize``) and derivatives of any order (``jax.hessian``) are lookups and casted gather-reduces, too.
 
     Args:

@@ -56,7 +56,7 @@ class Table:
       implementation: As of ``embedding_bag``, for lookups and updates alike.
 
     Attributes:
-      array: (rows, dim), the rows as an array. Its gradient is of the table's size, as that of a softmax over all rows.
+      array: (rows, dim), the rows as an array, as a softmax over all rows needs it. Its gradient is of that size, too.
       shape, dtype, ndim: Of the array.
 
     Raises:
@@ -77,8 +77,8 @@ class Table:
             check_count("capacity", capacity, 1)
         array = checked_table(rows, "rows")
         count, dim = array.shape
-        of = TableType(count, dim, np.dtype(array.dtype), capacity, implementation)
-        return _Make(of)(array) if isinstance(array, Tracer) else _unchecked_table(array, of)
+        table = TableType(count, dim, np.dtype(array.dtype), capacity, implementation)
+        return _Make(table)(array) if isinstance(array, Tracer) else _unchecked_table(array, table)
 
     @property
     def type(self) -> TableType:
@@ -121,7 +121,7 @@ class RowGradients:
     Two of one table may be added, and one be multiplied by a number.
 
     Attributes:
-      parts: What was looked up, and the gradients of it; those of several lookups are a sum.
+      parts: What was looked up, and the gradients of it; several parts are a sum.
       table: The type of the table.
     """
 
@@ -275,7 +275,7 @@ class RowGradientsType(hijax.HiType):
     """The JAX type of ``RowGradients``.
 
     The type of a table does not say how many lookups there will be, so that its cotangent's sizes are open, None; every
-    value has a type with sizes. Open types equal those of all sizes, which JAX asks where it checks a cotangent. Two
+    value has a type with sizes. An open type equals a type of any size, which JAX asks where it checks a cotangent. Two
     types with sizes are equal only where these are, so that no compiled program is taken for another.
     """
 
@@ -738,13 +738,13 @@ def _casted(gradients: Any) -> Any:
 
 
 def _added(gradients: Any, other: Any) -> Any:
-    mine, others = jax.typeof(gradients), jax.typeof(other)
-    if not isinstance(others, RowGradientsType) or mine.table != others.table:
+    first, second = jax.typeof(gradients), jax.typeof(other)
+    if not isinstance(second, RowGradientsType) or first.table != second.table:
         raise TypeError(
-            f"row gradients are added to those of the same table, but {mine} were added to {others}; the optimizers"
+            f"row gradients are added to those of the same table, but {first} were added to {second}; the optimizers"
             " of tables are in jrec.optax"
         )
-    return _ToGradients((mine, others), _joined)(gradients, other)
+    return _ToGradients((first, second), _joined)(gradients, other)
 
 
 def _scaled(gradients: Any, factor: Any) -> Any:
@@ -761,9 +761,9 @@ def _summed_over(gradients: Any, axis_name: str) -> Any:
 # In arrays
 
 
-def _unchecked_table(rows: Any, of: Any) -> Table:
+def _unchecked_table(rows: Any, like: Any) -> Table:
     table = object.__new__(Table)
-    table.array, table.capacity, table.implementation = rows, of.capacity, of.implementation
+    table.array, table.capacity, table.implementation = rows, like.capacity, like.implementation
     return table
 
 
@@ -865,7 +865,7 @@ def _within_capacity(gradients: RowGradients) -> RowGradients:
 
 
 def _merged(bags: Bags) -> Bags:
-    """The bags of several batches, which are the leading axis, as those of one."""
+    """The bags of several batches, which are the leading axis, as the bags of one."""
     if bags.offsets is None:
         ids, weights = (None if x is None else x.reshape(-1, x.shape[-1]) for x in (bags.ids, bags.weights))
         assert ids is not None

@@ -42,7 +42,7 @@ class Pairs:
 
 
 class ItemOrder:
-    """Items by how often they came right after a given one, those of equal times by how often they are there at all.
+    """Items by how often they came right after a given one, items of equal times by how often they are there at all.
 
     Without pairs it is the order of popularity, the same for every user.
 

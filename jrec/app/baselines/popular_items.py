@@ -61,7 +61,7 @@ def transitions(config: TrainConfig, schema: Schema, table: Table) -> Pairs:
     """How often each item came right after another in training; of a long log, in the last lines of it.
 
     A line has its own item after the last one of its history. Of a dataset that is split by leave-one-out, which trains
-    on each user's last line alone, the neighbours in the history count, too: they are the items of the lines before.
+    only on each user's last line, the neighbours in the history count, too: they are the items of the lines before.
 
     Args:
       config: The run's configuration, of a model with a history.
@@ -113,7 +113,7 @@ def _scores(config: TrainConfig, schema: Schema, order: ItemOrder, split: str) -
 
 
 def _positive(schema: Schema, blocks: Iterator[Mapping[str, Column]]) -> Iterator[Mapping[str, Column]]:
-    """The examples that a user turned to: of a dataset with labels those of label 1."""
+    """The examples that a user turned to: of a dataset with labels, items of label 1."""
     for columns in blocks:
         yield gather_all(columns, np.flatnonzero(np.asarray(columns[LABEL]) > 0)) if schema.labels else columns
 
