@@ -242,6 +242,58 @@ def test_jvp(rows):
     np.testing.assert_allclose(moved[1], 2 * embedding_bag(rows, IDS), rtol=1e-6)
 
 
+def test_linearize_and_shapes(rows):
+    table = Table(rows)
+    direction = jax.grad(loss_of)(table)
+    _, change = jax.linearize(loss_of, table)
+    np.testing.assert_allclose(change(direction), direction.squared_norm(), rtol=1e-5)
+    assert jax.eval_shape(loss_of, table).shape == ()
+    assert "RowGradients[37,4] of 6 lookups" in str(jax.make_jaxpr(jax.grad(loss_of))(table))
+    assert float(jax.lax.fori_loop(0, 3, lambda i, total: total + loss_of(table), 0.0)) == pytest.approx(
+        3 * float(loss_of(rows)), rel=1e-6
+    )
+
+
+def conditional(table):
+    return jax.lax.cond(True, loss_of, lambda table: 0.0, table)
+
+
+# What the documentation names: where JAX learns one of these, its line goes there and here.
+UNSUPPORTED = {
+    "checkpoint": (lambda table: jax.grad(jax.checkpoint(loss_of))(table), Exception, ""),
+    "grad of cond": (lambda table: jax.jit(jax.grad(conditional))(table), Exception, ""),
+    "device_put": (jax.device_put, NotImplementedError, "does not yet support"),
+    "second derivative": (
+        lambda table: jax.grad(lambda table: jax.grad(loss_of)(table).squared_norm())(table),
+        NotImplementedError,
+        "a second derivative by a jrec.Table",
+    ),
+    "a gradient each": (
+        lambda table: jax.vmap(lambda one: jax.grad(loss_of)(table, one[None]))(IDS),
+        NotImplementedError,
+        "jax.vmap of the gradient of a jrec.Table",
+    ),
+    "grad of shard_map": (
+        lambda table: jax.jit(jax.grad(lambda table: _sharded(table)))(table),
+        NotImplementedError,
+        "take the gradient inside of it",
+    ),
+}
+
+
+def _sharded(table):
+    mesh = jax.make_mesh((1,), ("d",), axis_types=(AxisType.Auto,))
+    return jax.shard_map(loss_of, mesh=mesh, in_specs=(TableSpec(),), out_specs=P(), check_vma=False)(table)
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_what_is_not_supported_raises(rows, name):
+    function, error, text = UNSUPPORTED[name]
+    with pytest.raises(error, match=re.escape(text) or None):
+        function(Table(rows))
+    assert float(jax.jit(conditional)(Table(rows))) == pytest.approx(float(loss_of(rows)), rel=1e-6)
+
+
 @pytest.fixture(scope="module")
 def mesh():
     return jax.make_mesh((4,), ("d",), axis_types=(AxisType.Auto,))

@@ -10,9 +10,10 @@ Algorithm 3). Rows are summed where somebody looks at them; an optimizer's step 
 
 Everything of jrec that touches ``jax.experimental.hijax`` is in this file. What JAX 0.11.2 does not do for such types:
 
-* ``jax.checkpoint`` of a lookup, and ``jax.grad`` of ``lax.cond``, fail inside JAX; look up outside of them, and give
-  them what was looked up.
+* ``jax.checkpoint`` of a lookup, and under ``jax.jit`` the gradient of a ``lax.cond`` around one, fail inside JAX; look
+  up outside of them.
 * ``jax.shard_map`` of a table must be under ``jax.jit``, and its gradient be taken inside (``summed_over``).
+* ``jax.device_put`` takes no such values; make the table of an array that is where it should be.
 """
 
 from __future__ import annotations
@@ -403,9 +404,19 @@ class _Operation(hijax.HiPrim):
         self.in_avals, self.out_aval, self.params = operands, result, {"operands": operands, **params}
         super().__init__()
 
+    def batch(self, axis_data: Any, args: Any, dims: Any) -> Any:
+        raise NotImplementedError(
+            "jax.vmap of the gradient of a jrec.Table, or over tables; map the loss, and take the gradient of its sum"
+        )
+
+    def vjp_fwd(self, nonzero: Any, *args: Any) -> Any:
+        raise NotImplementedError("a second derivative by a jrec.Table; take it by an array of the rows that matter")
+
 
 class _Lookup(_Operation):
-    """Sums of rows over bags; ``bags`` are the leaves of ``Bags`` in the canonical forms of ``lookup``."""
+    """Sums of rows over bags; ``leaves`` are the arrays of ``Bags`` in the canonical forms of ``lookup``."""
+
+    lin, linearized = hijax.linearize_from_jvp
 
     def __init__(self, table: TableType, leaves: tuple[Any, ...], structure: Any):
         bags = jax.tree.unflatten(structure, leaves)
@@ -492,12 +503,12 @@ class _Pick(_Operation):
     """A lookup's tangent: the same sums, of the rows of a tangent of the table."""
 
     def __init__(self, lookup: _Lookup, moved: RowGradientsType):
-        super().__init__((moved, lookup.leaves), lookup.out_aval, structure=lookup.structure, moved=moved)
+        super().__init__((moved, lookup.leaves), lookup.out_aval, lookup=lookup, structure=lookup.structure)
 
     def expand(self, moved: RowGradients, leaves: tuple[Any, ...]) -> jax.Array:
         bags, (numbers, values) = jax.tree.unflatten(self.structure, leaves), _summed(moved)
         if not len(numbers):
-            return jnp.zeros((bags.num_bags, self.moved.table.dim), jnp.float32)
+            return jnp.zeros(self.out_aval.shape, jnp.float32)
         place = jnp.minimum(jnp.searchsorted(numbers, bags.ids), len(numbers) - 1).astype(jnp.int32)
         place = jnp.where((numbers[place] == bags.ids) & (bags.ids >= 0), place, -1)
         return _sums(values, dataclasses.replace(bags, ids=place, cast=None), None)
@@ -505,6 +516,8 @@ class _Pick(_Operation):
 
 class _Make(_Operation):
     """A table of an array that a traced function computes."""
+
+    lin, linearized = hijax.linearize_from_jvp
 
     def __init__(self, table: TableType):
         super().__init__((table.lo_ty()[0],), table, table=table)
@@ -527,6 +540,8 @@ class _Make(_Operation):
 
 class _Array(_Operation):
     """The rows as an array; the backward pass makes a gradient of all of them."""
+
+    lin, linearized = hijax.linearize_from_jvp
 
     def __init__(self, table: TableType):
         super().__init__((table,), table.lo_ty()[0], table=table)
