@@ -59,8 +59,9 @@ def test_the_navigation_has_every_page():
 
 
 def test_a_page_is_read_in_one_sitting():
-    """Pages that tell of one thing; those that list every key or every name are not read from end to end."""
-    told = [page for page in DOCS.rglob("*.md") if page.parent.name != "api" and page.name != "configuration.md"]
+    """Pages that tell of one thing; those that list every key, name or claim are not read from end to end."""
+    lists = ("configuration.md", "results_tensor_trains.md", "results_hot_rows.md", "results_placement.md")
+    told = [page for page in DOCS.rglob("*.md") if page.parent.name != "api" and page.name not in lists]
     words = {str(page.relative_to(DOCS)): len(page.read_text().split()) for page in told}
     assert len(words) > 40
     assert not {page: count for page, count in words.items() if count > 2_500}
