@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Sequence
 from typing import Any
 
@@ -356,7 +357,23 @@ def _times_by_pattern(
     texts = Spans(buffer, starts, ends).array()
     times = compute.strptime(texts, format=pattern, unit="us", error_is_null=True)
     codes = np.where(times.is_null().to_numpy(zero_copy_only=False), NOT_TIME, OK)
+    # Arrow takes the 30th of February for the 1st of March. Most early days are printed as they were written.
+    early = compute.less_equal(compute.day(times), 3).fill_null(False)
+    written, days = texts.filter(early), times.filter(early).cast(pa.timestamp("s"))
+    printed = compute.strftime(days, format=pattern).cast(pa.large_string())
+    doubtful = written.filter(compute.not_equal(written, printed)).unique()
+    if wrong := [text for text in doubtful.to_pylist() if not _has_day(text, pattern)]:
+        codes[compute.is_in(texts, pa.array(wrong, pa.large_string())).to_numpy(zero_copy_only=False)] = NOT_TIME
     return codes, times.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
+
+
+def _has_day(text: str, pattern: str) -> bool:
+    """Whether a date's month has its day, as far as Python knows the pattern, too."""
+    try:
+        datetime.datetime.strptime(text, pattern)
+    except ValueError as error:
+        return "range" not in str(error)
+    return True
 
 
 def time_reason(unit: str) -> str:

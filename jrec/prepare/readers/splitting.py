@@ -59,7 +59,7 @@ def split(text: bytes, dialect: Dialect) -> SplitLines:
     buffer[: len(text)] = np.frombuffer(text, np.uint8)
     num_lines = count_lines(text)
     read = [field.kind != "skip" for field in dialect.fields]
-    starts, ends = np.zeros((2, sum(read), num_lines), np.int64)
+    starts, ends = np.empty((2, sum(read), num_lines), np.int64)
     bad = np.empty((num_lines, 2), np.int64)
     delimiter = np.frombuffer(dialect.delimiter.encode(), np.uint8)
     slots = np.where(read, np.cumsum(read) - 1, -1)
