@@ -126,6 +126,8 @@ def test_a_trained_model_beats_popularity(trained, capsys):
     page = (folder / "run" / "report" / "report.html").read_text()
     assert "NDCG@2 by step" in page
     assert "test HR@2" in page
+    assert "popularity of item" in page
+    assert "transitions of item" in page
     assert "AUC" not in page.split("<h2>Configuration")[0]
     capsys.readouterr()
     assert cli.main(["eval", str(folder / "run"), str(folder / "data")]) == 0
