@@ -29,7 +29,7 @@ def block_of(numbers: np.ndarray) -> LongTexts:
     nibbles = (mixed.view(np.uint8)[:, :, None] >> np.array([0, 4], np.uint8)) & 15
     digits = np.frombuffer(b"0123456789abcdef", np.uint8)[nibbles.reshape(len(numbers), -1)[:, :LENGTH]]
     ends = np.arange(len(numbers) + 1, dtype=np.int64) * LENGTH
-    return LongTexts.among(digits.reshape(-1), ends, 0)[1]
+    return LongTexts.among(digits.reshape(-1), ends[:-1], ends[1:], 0)[1]
 
 
 def main() -> None:

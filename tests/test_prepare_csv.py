@@ -191,7 +191,7 @@ def test_fixed_length(tmp_path):
         (LISTS, "y\tc\tw\n1\ta,b,c\t1,2,3\n", "'c' holds 'a,b,c', which has more than max_length = 2 values"),
         (LISTS, "y\tc\tw\n1\ta,b\t1\n", "'w' holds '1', which is not one weight for each value of 'c'"),
         (LISTS, "y\tc\tw\n1\ta,b\t1,x\n", "'w' holds '1,x', which is not a number"),
-        (LISTS, "y\tc\tw\n1\ta,b\t1,1e999\n", "'w' holds '1,1e999', which is not finite"),
+        (LISTS, "y\tc\tw\n1\ta,b\t1,1e999\n", "'w' holds '1,1e999', which is not a finite number"),
         (LISTS, "y\tc\tw\n1\ta,b\t1,1e39\n", "'w' holds '1,1e39', which has a weight too large for float32"),
     ],
 )

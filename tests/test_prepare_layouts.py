@@ -227,6 +227,23 @@ def test_dates_of_other_patterns(tmp_path, pattern):
             made(tmp_path, schema, f"y,t\n1,{wrong}\n", overwrite=True)
 
 
+@pytest.mark.parametrize(
+    ("pattern", "good", "wrong"),
+    [
+        ("%d.%m.%Y", "29.2.2024", "30.02.2024"),
+        ("%d.%m.%Y", "01.03.2023", "29.02.2023"),
+        ("%y%m%d%H", "14030100", "14022900"),
+        ("%d-%b-%Y %H:%M", "1-May-2024 07:05", "31-Apr-2024 07:05"),
+    ],
+)
+def test_days_that_no_month_has(tmp_path, pattern, good, wrong):
+    """Arrow takes the 30th of February for the 1st of March."""
+    schema = LABEL + f'[time]\ncolumn = "t"\nformat = "{pattern}"\n[[categorical]]\ncolumn = "t"\npart = "hour"\n'
+    made(tmp_path, schema, f"y,t\n1,{good}\n0,{good}\n")
+    with pytest.raises(DatasetError, match=f"log:3: field 't' holds '{wrong}', which does not fit the pattern"):
+        made(tmp_path, schema, f"y,t\n1,{good}\n1,{wrong}\n", overwrite=True)
+
+
 def test_a_joined_file_and_parts_in_encodings_of_their_own(tmp_path, monkeypatch):
     monkeypatch.setattr("jrec.prepare.parts.PART_BYTES", 40)
     schema = 'encoding = "latin-1"\n' + LABEL + '[[categorical]]\ncolumn = "c"\n'

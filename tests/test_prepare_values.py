@@ -176,7 +176,7 @@ def test_fractions_of_seconds_order_examples(tmp_path):
 )  # fmt: skip
 def test_dates_that_are_none(text):
     content, bounds = spans.joined([text, "2024-02-29"])
-    codes, _ = spans.times_of(content, np.stack([bounds[:-1], bounds[1:]], 1), "iso")
+    codes, _ = spans.times_of(content, bounds[:-1], bounds[1:], "iso")
     assert codes.tolist() == [spans.NOT_TIME, 0]
 
 
@@ -189,7 +189,7 @@ MINUTE, DAY = datetime.timedelta(minutes=1), datetime.timedelta(minutes=1439)
 )
 def test_dates_are_those_of_python(moment, mark):
     content, bounds = spans.joined([moment.isoformat(mark)])
-    codes, values = spans.times_of(content, np.array([bounds]), "iso")
+    codes, values = spans.times_of(content, bounds[:-1], bounds[1:], "iso")
     utc = moment.replace(tzinfo=moment.tzinfo or datetime.UTC)
     since = utc - datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
     assert (codes[0], values[0]) == (0, since // datetime.timedelta(microseconds=1))

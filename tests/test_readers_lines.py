@@ -12,7 +12,7 @@ from jrec.prepare.readers import lines
 
 
 def read(path, **options):
-    return [(b.line, b.text.tobytes()) for b in lines.read_blocks(str(path), **options)]
+    return [(b.line, b.text) for b in lines.read_blocks(str(path), **options)]
 
 
 @hypothesis.given(

@@ -1,7 +1,9 @@
 """Models of sequences by the command, from a log to a served request."""
 
+import collections
 import csv
 import dataclasses
+import itertools
 import json
 import random
 
@@ -15,6 +17,8 @@ from test_serve import ARROW, ask, running
 
 import jrec
 from jrec import cli
+from jrec.app.baselines import popular_items
+from jrec.app.config import DataConfig, ModelConfig, TrainConfig
 from jrec.app.export import export_run
 from jrec.data.schema import DatasetError, Schema
 from jrec.errors import ConfigError
@@ -107,6 +111,26 @@ def trained(prepared):
     return (*train(folder, "run"), folder, lines)
 
 
+@pytest.mark.parametrize("split_by", ["leave-one-out", "time"])
+def test_transitions_are_counted_of_what_is_trained(split_by, prepared, tmp_path):
+    """Of users' last lines all neighbours; of all lines, whose histories repeat each other, only what came last."""
+    folder, _ = prepared
+    arguments = ["prepare", "csv", "--schema", str(folder / "log.toml"), "--input", str(folder / "log.csv"), "--quiet"]
+    assert cli.main([*arguments, "--no-labels", "--split-by", split_by, "--out", str(tmp_path / "data")]) == 0
+    schema, wanted = Schema.load(tmp_path / "data"), collections.Counter()
+    _, columns = read_dataset(tmp_path / "data")
+    trained = schema.splits["train"].examples
+    for history, item in list(zip(columns["history"], columns["item"], strict=True))[:trained]:
+        pairs = list(itertools.pairwise([*map(int, history), int(item)]))
+        wanted.update(pairs if split_by == "leave-one-out" else pairs[-1:])
+    config = TrainConfig(data=DataConfig(path="data"), model=ModelConfig(kind="sasrec"))
+    kind, table = config.model.of_kind, schema.table("item")
+    counted = popular_items.transitions(config, kind.schema(config.model, schema), table)
+    pairs = zip(*(numbers.tolist() for numbers in np.divmod(counted.keys, table.rows)), strict=True)
+    assert dict(zip(pairs, counted.times.tolist(), strict=True)) == wanted
+    assert counted.times.max() > 2
+
+
 @pytest.mark.slow
 def test_a_trained_model_beats_popularity(trained, capsys):
     report, records, folder, _ = trained
@@ -126,6 +150,8 @@ def test_a_trained_model_beats_popularity(trained, capsys):
     page = (folder / "run" / "report" / "report.html").read_text()
     assert "NDCG@2 by step" in page
     assert "test HR@2" in page
+    assert "popularity of item" in page
+    assert "transitions of item" in page
     assert "AUC" not in page.split("<h2>Configuration")[0]
     capsys.readouterr()
     assert cli.main(["eval", str(folder / "run"), str(folder / "data")]) == 0

@@ -111,7 +111,8 @@ def test_predict_says_how_many_values_training_did_not_see(shop, tmp_path, capsy
     rows = Encoder(Schema.load(folder / "monday")).columns(columns).ids["item"]
     share = np.mean(rows == Schema.load(folder / "monday").table("item").oov_row)
     assert f"item {share:.1%} of 200, in training" in said
-    assert "user 10.5% of 200" in said  # the next day has users of its own
+    trained = jrec.load_run(run).restored.run.growing_tables.sections()["user"]["oov_share"]
+    assert f"user 10.5% of 200, in training {trained:.1%}" in said  # the next day has users of its own
     assert "warning" not in said
     out.unlink()
     assert cli.main([*arguments, str(folder / "other.csv")]) == 0

@@ -80,8 +80,12 @@ class LoadedRun:
         return self._predictor.encoder
 
     def _unknown(self) -> UnknownValues:
-        growing = {name: own.rows for name, own in self._predictor.growing.items()}
-        return UnknownValues(self.restored.schema, growing)
+        schema, growing = self.restored.schema, self._predictor.growing
+        unknown = UnknownValues(schema, {name: keys.rows for name, keys in growing.items()})
+        for feature in schema.categorical:
+            if feature.table in growing:  # the dataset cannot say it, the run can
+                unknown.features[feature.name].trained = growing[feature.table].vocabulary.oov_share
+        return unknown
 
     @functools.cached_property
     def unknown(self) -> UnknownValues:

@@ -218,30 +218,11 @@ def canonical_end(buffer, start, end):
 
 
 @compiled
-def canonical_spans(buffer, spans):
-    """Rewrites texts in place: (n, 2) int64, where they begin and end, becomes where they do then."""
-    rewritten = np.empty_like(spans)
-    for i in range(spans.shape[0]):
-        rewritten[i, 0] = spans[i, 0]
-        rewritten[i, 1] = canonical_end(buffer, spans[i, 0], spans[i, 1])
-    return rewritten
-
-
-@compiled
-def canonical_texts(buffer, bounds):
-    """Rewrites consecutive texts in place; returns the (n + 1,) int64 bounds of the new texts."""
-    rewritten = np.empty_like(bounds)
-    at = rewritten[0] = bounds[0]
-    for i in range(bounds.shape[0] - 1):
-        start = bounds[i]
-        end = canonical_end(buffer, start, bounds[i + 1])
-        if at == start:
-            at = end
-        else:
-            for j in range(start, end):
-                buffer[at] = buffer[j]
-                at += 1
-        rewritten[i + 1] = at
+def canonical_ends(buffer, starts, ends):
+    """Rewrites texts in place; returns the (n,) int64 places where they end then."""
+    rewritten = np.empty_like(ends)
+    for i in range(starts.shape[0]):
+        rewritten[i] = canonical_end(buffer, starts[i], ends[i])
     return rewritten
 
 

@@ -13,12 +13,12 @@ So equal texts have equal keys on every machine and in every run, and ``bucket``
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numba
 import numpy as np
 
-from jrec.data.canonical import canonical_texts
+from jrec.data.canonical import canonical_ends
 from jrec.kernel_cache import compiled
 
 if TYPE_CHECKING:
@@ -87,11 +87,16 @@ def _hex8(buffer, start, digit_of):
 
 
 @compiled
-def hex8_key(buffer, start, end):
-    """(is it 8 hexadecimal digits of either case, the key of their lower-case form)."""
-    if end - start != 8:
-        return False, MISSING
-    return _hex8(buffer, start, _HEX_DIGITS)
+def hex8_keys(buffer, starts, ends):
+    """(n,) uint64 keys of 8 hexadecimal digits of either case, or blanks, and whether the texts are such: (n,) bool."""
+    keys = np.empty(starts.shape[0], np.uint64)
+    valid = np.ones(starts.shape[0], np.bool_)
+    for i in range(keys.shape[0]):
+        if ends[i] - starts[i] == 8:
+            valid[i], keys[i] = _hex8(buffer, starts[i], _HEX_DIGITS)
+        else:
+            valid[i], keys[i] = starts[i] == ends[i], MISSING
+    return keys, valid
 
 
 @compiled
@@ -161,18 +166,18 @@ def integer_keys(values):
 
 
 @compiled
-def hash_texts(buffer, ends, seed):
-    """(n,) keys and, of texts whose keys are hashes, fingerprints of the texts between successive ``ends``."""
-    keys = np.empty(ends.shape[0] - 1, np.uint64)
-    fingerprints = np.zeros(ends.shape[0] - 1, np.uint64)
-    for i in range(ends.shape[0] - 1):
-        if ends[i + 1] - ends[i] == 8:  # in this loop a sixth of what a call of short_key takes: 2.3 ns, not 13.7
-            short, keys[i] = _hex8(buffer, ends[i], _LOWER_HEX_DIGITS)
+def hash_texts(buffer, starts, ends, seed):
+    """(n,) keys and, of texts whose keys are hashes, fingerprints of the texts that begin and end there."""
+    keys = np.empty(starts.shape[0], np.uint64)
+    fingerprints = np.zeros(starts.shape[0], np.uint64)
+    for i in range(starts.shape[0]):
+        if ends[i] - starts[i] == 8:  # in this loop a sixth of what a call of short_key takes: 2.3 ns, not 13.7
+            short, keys[i] = _hex8(buffer, starts[i], _LOWER_HEX_DIGITS)
             if short:
                 continue
-        short, keys[i] = short_key(buffer, ends[i], ends[i + 1])
+        short, keys[i] = short_key(buffer, starts[i], ends[i])
         if not short:
-            keys[i], fingerprints[i] = hash_text(buffer, ends[i], ends[i + 1], seed)
+            keys[i], fingerprints[i] = hash_text(buffer, starts[i], ends[i], seed)
     return keys, fingerprints
 
 
@@ -198,19 +203,55 @@ def value_keys(values: np.ndarray | pa.Array, seed: int, *, canonical: bool = Fa
         import pyarrow as pa
 
         values = pa.array(values).cast(pa.large_string())
-    buffer, bounds = text_bounds(values)
-    return hash_texts(buffer, canonical_texts(buffer, bounds) if canonical else bounds, np.uint64(seed))[0]
+    buffer, starts, ends = Spans.of(values)
+    if canonical:
+        ends = canonical_ends(buffer, starts, ends)
+    return hash_texts(buffer, starts, ends, np.uint64(seed))[0]
 
 
-def text_bounds(texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-    """The bytes of texts, a LargeStringArray or LargeBinaryArray without nulls, and (texts + 1,) int64 bounds."""
-    _, ends, content = texts.buffers()
-    if not len(texts):
-        return np.zeros(1, np.uint8), np.zeros(1, np.int64)
-    bounds = np.array(np.frombuffer(ends, np.int64)[texts.offset : texts.offset + len(texts) + 1])
-    if content is None or bounds[0] == bounds[-1]:
-        return np.zeros(1, np.uint8), bounds - bounds[0]
-    return np.frombuffer(content, np.uint8)[bounds[0] : bounds[-1]].copy(), bounds - bounds[0]
+class Spans(NamedTuple):
+    """Texts in a buffer of uint8, and where each begins and ends in it, (n,) int64."""
+
+    buffer: np.ndarray
+    starts: np.ndarray
+    ends: np.ndarray
+
+    @classmethod
+    def of(cls, texts: pa.Array) -> Spans:
+        """A copy of texts, a LargeStringArray or LargeBinaryArray without nulls."""
+        _, ends, content = texts.buffers()
+        if not len(texts):
+            return cls(np.zeros(1, np.uint8), *np.zeros((2, 0), np.int64))
+        bounds = np.frombuffer(ends, np.int64)[texts.offset : texts.offset + len(texts) + 1]
+        first, last = bounds[0], bounds[-1]
+        buffer = np.zeros(1, np.uint8) if first == last else np.frombuffer(content, np.uint8)[first:last].copy()
+        bounds = bounds - first
+        return cls(buffer, bounds[:-1], bounds[1:])
+
+    def array(self) -> pa.Array:
+        """The texts as a LargeStringArray, of bytes that need not be UTF-8."""
+        import pyarrow as pa
+
+        bounds = np.concatenate([[0], np.cumsum(self.ends - self.starts)])
+        content = gather_texts(self.buffer, self.starts, self.ends)
+        return pa.LargeStringArray.from_buffers(len(self.starts), pa.py_buffer(bounds), pa.py_buffer(content))
+
+
+def gather_texts(buffer: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """(bytes,) uint8: texts one after the other."""
+    out = np.empty(int((ends - starts).sum()), np.uint8)
+    _copy(buffer, starts, ends, out)
+    return out
+
+
+@compiled
+def _copy(buffer, starts, ends, out):
+    """Copies the texts between ``starts`` and ``ends`` one after the other into ``out``."""
+    at = 0
+    for i in range(starts.shape[0]):
+        for j in range(starts[i], ends[i]):
+            out[at] = buffer[j]
+            at += 1
 
 
 def is_text(keys: np.ndarray) -> np.ndarray:

@@ -21,23 +21,24 @@ class LongTexts(NamedTuple):
     buffer: np.ndarray
 
     @classmethod
-    def among(cls, buffer: np.ndarray, ends: np.ndarray, seed: int) -> tuple[np.ndarray, LongTexts]:
-        """(n,) uint64 keys of the texts between successive ``ends``, and those texts whose keys are hashes."""
-        keys, fingerprints = hash_texts(buffer, ends, np.uint64(seed))
+    def among(cls, buffer: np.ndarray, starts: np.ndarray, ends: np.ndarray, seed: int) -> tuple[np.ndarray, LongTexts]:
+        """(n,) uint64 keys of texts that begin and end there, and those texts whose keys are hashes."""
+        keys, fingerprints = hash_texts(buffer, starts, ends, np.uint64(seed))
         long = np.flatnonzero(is_text(keys))
-        return keys, cls(long, keys[long], fingerprints[long], ends[long], ends[long + 1], buffer)
+        return keys, cls(long, keys[long], fingerprints[long], starts[long], ends[long], buffer)
 
     @classmethod
     def joined(cls, pieces: Sequence[LongTexts]) -> LongTexts:
         """The texts of one or more, in one buffer."""
-        if len(pieces) == 1:
-            return pieces[0]
-        begins = np.cumsum([0, *(len(piece.buffer) for piece in pieces[:-1])])
+        buffers = {id(piece.buffer): piece.buffer for piece in pieces}
+        begins = dict(zip(buffers, np.cumsum([0, *map(len, buffers.values())]).tolist(), strict=False))
         moved = [
-            piece._replace(starts=piece.starts + begin, ends=piece.ends + begin)
-            for piece, begin in zip(pieces, begins, strict=True)
+            piece._replace(starts=piece.starts + begin, ends=piece.ends + begin, buffer=piece.buffer[:0])
+            for piece in pieces
+            for begin in [begins[id(piece.buffer)]]
         ]
-        return cls(*(np.concatenate(arrays) for arrays in zip(*moved, strict=True)))
+        joined = cls(*(np.concatenate(arrays) for arrays in zip(*moved, strict=True)))
+        return joined._replace(buffer=np.concatenate([*buffers.values()]) if len(buffers) > 1 else pieces[0].buffer)
 
     def take(self, which: np.ndarray | slice) -> LongTexts:
         """Some of them, in the same buffer."""

@@ -1,25 +1,24 @@
-"""Fields that a schema asks to be read in more ways than one: numbers with words for missing values, labels, times.
-
-The parser's kernel finds where such fields are, and these kernels read them, so that other fields take no longer.
-"""
+"""Kernels for values that a schema reads in more ways than one: numbers with words for missing ones, labels, times."""
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from jrec.data.scan import NOT_FINITE, OK, check_text, parse_integer, parse_number
+from jrec.data.keys import Spans
+from jrec.data.scan import NOT_FINITE, OK, SLOW, check_text, parse_integer, parse_number
 from jrec.kernel_cache import compiled
 
-SLOW = -1
 NOT_LABEL, NOT_TIME, MISSING_VALUE = 20, 21, 22
 NO_TIME = np.iinfo(np.int64).min  # a missing time
 MICROSECONDS = {"seconds": 1_000_000, "milliseconds": 1000, "microseconds": 1, "nanoseconds": 0}
 _WORDS = ("true", "t", "yes", "y", "false", "f", "no", "n")
 _POSITIVE_WORDS = 4
 _LIMIT = 1 << 62
+_SHORT, _ZERO, _ONE, _NINE, _TEN = (np.uint64(number) for number in (15, 48, 1, 9, 10))
 
 
 def joined(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
@@ -30,30 +29,30 @@ def joined(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
 
 
 @compiled
-def match_texts(buffer, spans, texts, ends, fold):
+def match_texts(buffer, starts, ends, texts, limits, fold):
     """Which text a field is.
 
     Args:
       buffer: uint8.
-      spans: (n, 2) int64, where fields begin and end.
-      texts, ends: The texts to look for, from ``joined``.
+      starts, ends: (n,) int64, where texts begin and end.
+      texts, limits: The texts to look for, from ``joined``.
       fold: Whether A to Z match a to z; texts are in lower case.
 
     Returns:
       (n,) int64, -1 where it is none of them.
     """
-    matches = np.full(spans.shape[0], -1, np.int64)
-    for i in range(spans.shape[0]):
-        start, length = spans[i, 0], spans[i, 1] - spans[i, 0]
-        for k in range(ends.shape[0] - 1):
-            if ends[k + 1] - ends[k] != length:
+    matches = np.full(starts.shape[0], -1, np.int64)
+    for i in range(starts.shape[0]):
+        start, length = starts[i], ends[i] - starts[i]
+        for k in range(limits.shape[0] - 1):
+            if limits[k + 1] - limits[k] != length:
                 continue
             same = True
             for j in range(length):
                 c = buffer[start + j]
                 if fold and 65 <= c <= 90:
                     c |= 32
-                if c != texts[ends[k] + j]:
+                if c != texts[limits[k] + j]:
                     same = False
                     break
             if same:
@@ -63,48 +62,57 @@ def match_texts(buffer, spans, texts, ends, fold):
 
 
 @compiled
-def parse_numbers(buffer, spans, point):
+def parse_numbers(buffer, starts, ends, point):
     """(n,) int64 codes of ``scan`` or SLOW, and (n,) float64 values, NaN of blanks and of what is no number.
 
     ``point`` is the decimal mark's byte.
     """
-    codes = np.zeros(spans.shape[0], np.int64)
-    values = np.full(spans.shape[0], np.nan, np.float64)
-    for i in range(spans.shape[0]):
-        if spans[i, 0] < spans[i, 1]:
-            code, value = parse_number(buffer, spans[i, 0], spans[i, 1], point)
-            codes[i] = code
-            if code == OK:
-                values[i] = value
+    codes = np.zeros(starts.shape[0], np.int64)
+    values = np.full(starts.shape[0], np.nan, np.float64)
+    for i in range(starts.shape[0]):
+        whole, at, end = np.uint64(0), np.uint64(starts[i]), np.uint64(ends[i])
+        if at == end:
+            continue
+        if end - at <= _SHORT:  # most numbers are short and whole: a third of what parse_number takes
+            while at < end and np.uint64(buffer[at]) - _ZERO <= _NINE:
+                whole = whole * _TEN + (np.uint64(buffer[at]) - _ZERO)
+                at += _ONE
+            if at == end:
+                values[i] = np.float64(whole)
+                continue
+        code, value = parse_number(buffer, starts[i], ends[i], point)
+        codes[i] = code
+        if code == OK:
+            values[i] = value
     return codes, values
 
 
 @compiled
-def integers_of(buffer, spans):
+def integers_of(buffer, starts, ends):
     """(n,) int64 codes of ``scan.parse_integer``, and (n,) int64 values."""
-    codes = np.zeros(spans.shape[0], np.int64)
-    values = np.zeros(spans.shape[0], np.int64)
-    for i in range(spans.shape[0]):
-        codes[i], values[i] = parse_integer(buffer, spans[i, 0], spans[i, 1])
+    codes = np.zeros(starts.shape[0], np.int64)
+    values = np.zeros(starts.shape[0], np.int64)
+    for i in range(starts.shape[0]):
+        codes[i], values[i] = parse_integer(buffer, starts[i], ends[i])
     return codes, values
 
 
 @compiled
-def check_texts(buffer, spans):
+def check_texts(buffer, starts, ends):
     """(n,) int64 codes of ``scan.check_text``."""
-    codes = np.zeros(spans.shape[0], np.int64)
-    for i in range(spans.shape[0]):
-        codes[i] = check_text(buffer, spans[i, 0], spans[i, 1])
+    codes = np.zeros(starts.shape[0], np.int64)
+    for i in range(starts.shape[0]):
+        codes[i] = check_text(buffer, starts[i], ends[i])
     return codes
 
 
 @compiled
-def _parse_labels(buffer, spans):
+def _parse_labels(buffer, starts, ends):
     """(n,) int64 codes, OK or NOT_LABEL, and (n,) float64 values of labels that are numbers."""
-    codes = np.zeros(spans.shape[0], np.int64)
-    values = np.zeros(spans.shape[0], np.float64)
-    for i in range(spans.shape[0]):
-        start, end = spans[i, 0], spans[i, 1]
+    codes = np.zeros(starts.shape[0], np.int64)
+    values = np.zeros(starts.shape[0], np.float64)
+    for i in range(starts.shape[0]):
+        start, end = starts[i], ends[i]
         if end - start == 1 and (buffer[start] == 48 or buffer[start] == 49):
             values[i] = buffer[start] - 48
             continue
@@ -117,53 +125,59 @@ def _parse_labels(buffer, spans):
 
 
 def numbers_of(
-    buffer: np.ndarray, spans: np.ndarray, missing: Sequence[str], decimal: str = "."
+    buffer: np.ndarray, starts: np.ndarray, ends: np.ndarray, missing: Sequence[str], decimal: str = "."
 ) -> tuple[np.ndarray, np.ndarray]:
     """Codes and values of numbers; those that are one of the texts ``missing``, or blank, are NaN."""
-    codes, values = parse_numbers(buffer, spans, ord(decimal))
+    codes, values = parse_numbers(buffer, starts, ends, ord(decimal))
     for i in np.flatnonzero(codes == SLOW).tolist():
-        values[i] = float(buffer[spans[i, 0] : spans[i, 1]].tobytes().replace(decimal.encode(), b"."))
+        values[i] = float(buffer[starts[i] : ends[i]].tobytes().replace(decimal.encode(), b"."))
         codes[i] = NOT_FINITE if np.isinf(values[i]) else OK
     if missing:
-        absent = match_texts(buffer, spans, *joined(missing), False) >= 0
+        absent = match_texts(buffer, starts, ends, *joined(missing), False) >= 0
         codes[absent], values[absent] = OK, np.nan
     return codes, values
 
 
 def labels_of_texts(
-    buffer: np.ndarray, spans: np.ndarray, positive: Sequence[str], missing: Sequence[str] | None = None
+    buffer: np.ndarray,
+    starts: np.ndarray,
+    ends: np.ndarray,
+    positive: Sequence[str],
+    missing: Sequence[str] | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Codes and values of labels.
 
     Args:
       buffer: uint8.
-      spans: (n, 2) int64, where fields begin and end.
+      starts, ends: (n,) int64, where texts begin and end.
       positive: The texts of labels that are 1, all others being 0. Without them labels are 0, 1, -1, or words.
       missing: Texts that stand for a missing label, as a blank does then; None where no label may be missing.
 
     Returns:
       (n,) int64 codes, OK or NOT_LABEL, and (n,) float64 in {-1, 0, 1}, or NaN where the label is missing.
     """
-    codes, values = _labels_of_texts(buffer, spans, positive)
+    codes, values = _labels_of_texts(buffer, starts, ends, positive)
     if missing is not None:
-        absent = spans[:, 0] == spans[:, 1]
+        absent = starts == ends
         if missing:
-            absent |= match_texts(buffer, spans, *joined(missing), False) >= 0
+            absent |= match_texts(buffer, starts, ends, *joined(missing), False) >= 0
         codes, values = np.where(absent, OK, codes), np.where(absent, np.nan, values)
     return codes, values
 
 
-def _labels_of_texts(buffer: np.ndarray, spans: np.ndarray, positive: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+def _labels_of_texts(
+    buffer: np.ndarray, starts: np.ndarray, ends: np.ndarray, positive: Sequence[str]
+) -> tuple[np.ndarray, np.ndarray]:
     """Codes and values of labels, of which none is missing."""
     if positive:
-        values = (match_texts(buffer, spans, *joined(positive), False) >= 0).astype(np.float64)
-        return check_texts(buffer, spans), values
-    codes, values = _parse_labels(buffer, spans)
+        values = (match_texts(buffer, starts, ends, *joined(positive), False) >= 0).astype(np.float64)
+        return check_texts(buffer, starts, ends), values
+    codes, values = _parse_labels(buffer, starts, ends)
     if codes.any():
-        exact, numbers = numbers_of(buffer, spans, ())  # such as 1.000000000000000000
+        exact, numbers = numbers_of(buffer, starts, ends, ())  # such as 1.000000000000000000
         number = (exact == OK) & ((numbers == 0) | (np.abs(numbers) == 1))
         codes[number], values = OK, np.where(number, numbers, values)
-        word = match_texts(buffer, spans, *joined(_WORDS), True)
+        word = match_texts(buffer, starts, ends, *joined(_WORDS), True)
         codes[word >= 0] = OK
         values = np.where(word >= 0, word < _POSITIVE_WORDS, values)
     return codes, values
@@ -288,11 +302,11 @@ def _decimal(buffer, start, end, micros):
 
 
 @compiled
-def _parse_times(buffer, spans, iso, micros):
-    codes = np.zeros(spans.shape[0], np.int64)
-    values = np.zeros(spans.shape[0], np.int64)
-    for i in range(spans.shape[0]):
-        start, end = spans[i, 0], spans[i, 1]
+def _parse_times(buffer, starts, ends, iso, micros):
+    codes = np.zeros(starts.shape[0], np.int64)
+    values = np.zeros(starts.shape[0], np.int64)
+    for i in range(starts.shape[0]):
+        start, end = starts[i], ends[i]
         if start == end:
             codes[i] = NOT_TIME
         elif iso:
@@ -303,13 +317,13 @@ def _parse_times(buffer, spans, iso, micros):
 
 
 def times_of(
-    buffer: np.ndarray, spans: np.ndarray, unit: str, missing: Sequence[str] | None = None
+    buffer: np.ndarray, starts: np.ndarray, ends: np.ndarray, unit: str, missing: Sequence[str] | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Codes and microseconds since 1970 of times.
 
     Args:
       buffer: uint8.
-      spans: (n, 2) int64, where fields begin and end.
+      starts, ends: (n,) int64, where texts begin and end.
       unit: "iso", a pattern of strptime, or a key of ``MICROSECONDS``, of which there may be fractions; what is below
         a microsecond is cut.
       missing: Texts that stand for a missing time, as a blank does then; None where no time may be missing.
@@ -318,31 +332,48 @@ def times_of(
       (n,) int64 codes, OK or NOT_TIME, and (n,) int64 microseconds, ``NO_TIME`` of missing ones.
     """
     if missing is not None:
-        codes, values = times_of(buffer, spans, unit)
-        absent = match_texts(buffer, spans, *joined(["", *missing]), False) >= 0
+        codes, values = times_of(buffer, starts, ends, unit)
+        absent = match_texts(buffer, starts, ends, *joined(["", *missing]), False) >= 0
         return np.where(absent, OK, codes), np.where(absent, NO_TIME, values)
     if "%" in unit:
-        return _times_by_pattern(buffer, spans, unit)
-    codes, values = _parse_times(buffer, spans, unit == "iso", MICROSECONDS.get(unit, 0))
+        return _times_by_pattern(buffer, starts, ends, unit)
+    codes, values = _parse_times(buffer, starts, ends, unit == "iso", MICROSECONDS.get(unit, 0))
     for i in np.flatnonzero(codes == SLOW).tolist():
-        code, number = parse_number(buffer, spans[i, 0], spans[i, 1])
-        number = float(buffer[spans[i, 0] : spans[i, 1]].tobytes()) if code in (OK, SLOW) else np.inf
+        code, number = parse_number(buffer, starts[i], ends[i])
+        number = float(buffer[starts[i] : ends[i]].tobytes()) if code in (OK, SLOW) else np.inf
         micros = number * (MICROSECONDS[unit] or 1e-3)
         codes[i] = OK if abs(micros) < _LIMIT else NOT_TIME
         values[i] = round(micros) if codes[i] == OK else 0
     return codes, values
 
 
-def _times_by_pattern(buffer: np.ndarray, spans: np.ndarray, pattern: str) -> tuple[np.ndarray, np.ndarray]:
+def _times_by_pattern(
+    buffer: np.ndarray, starts: np.ndarray, ends: np.ndarray, pattern: str
+) -> tuple[np.ndarray, np.ndarray]:
     import pyarrow as pa
     import pyarrow.compute
 
     compute: Any = pyarrow.compute  # whose functions exist at run time only
-    content, place = buffer.tobytes(), [slice(*span) for span in spans.tolist()]
-    texts = pa.array([content[one].decode(errors="replace") for one in place], pa.string())
+    texts = Spans(buffer, starts, ends).array()
     times = compute.strptime(texts, format=pattern, unit="us", error_is_null=True)
     codes = np.where(times.is_null().to_numpy(zero_copy_only=False), NOT_TIME, OK)
+    # Arrow takes the 30th of February for the 1st of March. Most early days are printed as they were written.
+    early = compute.less_equal(compute.day(times), 3).fill_null(False)
+    written, days = texts.filter(early), times.filter(early).cast(pa.timestamp("s"))
+    printed = compute.strftime(days, format=pattern).cast(pa.large_string())
+    doubtful = written.filter(compute.not_equal(written, printed)).unique()
+    if wrong := [text for text in doubtful.to_pylist() if not _has_day(text, pattern)]:
+        codes[compute.is_in(texts, pa.array(wrong, pa.large_string())).to_numpy(zero_copy_only=False)] = NOT_TIME
     return codes, times.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
+
+
+def _has_day(text: str, pattern: str) -> bool:
+    """Whether a date's month has its day, as far as Python knows the pattern, too."""
+    try:
+        datetime.datetime.strptime(text, pattern)
+    except ValueError as error:
+        return "range" not in str(error)
+    return True
 
 
 def time_reason(unit: str) -> str:

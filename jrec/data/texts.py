@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jrec.data.keys import is_text, mix64
+from jrec.data.keys import gather_texts, is_text, mix64
 from jrec.data.long_texts import LongTexts
 from jrec.data.schema import DatasetError
 from jrec.kernel_cache import compiled
@@ -39,16 +39,6 @@ def _insert(keys, fingerprints, table_keys, table_fingerprints, fresh):
         elif table_fingerprints[slot] != fingerprints[i]:
             return i
     return -1
-
-
-@compiled
-def _copy(buffer, starts, ends, out):
-    """Copies the texts between ``starts`` and ``ends`` one after the other into ``out``."""
-    at = 0
-    for i in range(starts.shape[0]):
-        for j in range(starts[i], ends[i]):
-            out[at] = buffer[j]
-            at += 1
 
 
 class TextStore:
@@ -109,7 +99,7 @@ class TextStore:
         if clash >= 0:
             raise self._same_hash(buffer[starts[clash] : ends[clash]])
         starts, ends = starts[fresh], ends[fresh]
-        self._pieces.append((keys[fresh], fingerprints[fresh], ends - starts, _gathered(buffer, starts, ends)))
+        self._pieces.append((keys[fresh], fingerprints[fresh], ends - starts, gather_texts(buffer, starts, ends)))
         self._held, self._held_bytes = self._held + len(starts), self._held_bytes + int((ends - starts).sum())
         self._held_bytes += _TEXT_BYTES * len(starts)
 
@@ -127,7 +117,7 @@ class TextStore:
             self._pieces.clear()
             ends = np.cumsum(lengths)
             order = np.argsort(keys)
-            content = _gathered(content, (ends - lengths)[order], ends[order])
+            content = gather_texts(content, (ends - lengths)[order], ends[order])
             run = _Run(keys[order], fingerprints[order], self._bytes + np.cumsum(lengths[order]), content)
             run.append_to(self._path)
             self._runs.append(self._runs[-1] + len(keys))
@@ -192,7 +182,7 @@ class TextStore:
             raise self._same_hash(content[starts[k] : ends[k]])
         kept = np.concatenate([np.ones(min(len(keys), 1), np.bool_), ~again])
         starts, ends = starts[kept], ends[kept]
-        return _Run(keys[kept], fingerprints[kept], np.cumsum(ends - starts), _gathered(content, starts, ends))
+        return _Run(keys[kept], fingerprints[kept], np.cumsum(ends - starts), gather_texts(content, starts, ends))
 
     def texts_of(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The texts of the hashes among (n,) ``keys``: (hashes,) int64 ends, and uint8 bytes; the store is merged.
@@ -210,12 +200,12 @@ class TextStore:
                 stored = _Run.mapped(self._path, first, min(first + self._piece, self._runs[-1]))
                 at = np.searchsorted(stored.keys, ordered[a:b])
                 starts, ends = stored.ends[at] - stored.ends[0], stored.ends[at + 1] - stored.ends[0]
-                gathered.append(_gathered(stored.content, starts, ends))
+                gathered.append(gather_texts(stored.content, starts, ends))
                 lengths[a:b] = ends - starts
         ends, place = np.cumsum(lengths), np.empty_like(order)
         place[order] = np.arange(len(order))
         ends, lengths = ends[place], lengths[place]
-        return np.cumsum(lengths), _gathered(np.concatenate(gathered), ends - lengths, ends)
+        return np.cumsum(lengths), gather_texts(np.concatenate(gathered), ends - lengths, ends)
 
 
 def budget_of(tables: int) -> int:
@@ -277,10 +267,3 @@ def _empty(path: pathlib.Path) -> None:
     """Makes a store's files, without texts."""
     for name in _SUFFIXES:
         _file(path, name).write_bytes(b"\0" * 8 if name == "ends" else b"")
-
-
-def _gathered(buffer: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """(bytes,) uint8: texts one after the other."""
-    out = np.empty(int((ends - starts).sum()), np.uint8)
-    _copy(buffer, starts, ends, out)
-    return out

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 import numpy as np
 
 from jrec.data.column_forms import Form, brief
-from jrec.data.keys import text_bounds, value_keys
+from jrec.data.keys import Spans, value_keys
 from jrec.data.schema import DatasetError, Schema
 from jrec.data.vocabulary import HashedTable, KeyTable, Vocabulary
 from jrec.data.vocabulary_file import load_table
@@ -235,7 +235,8 @@ class ValueRows:
             return
         unknown = rows == row
         if form.is_text:
-            empty = np.diff(text_bounds(form.values)[1]) == 0
+            texts = Spans.of(form.values)
+            empty = texts.starts == texts.ends
             values, unknown = values - int(np.count_nonzero(empty)), unknown & ~empty
         some = (brief(str(_text(form.values, k))) for k in np.flatnonzero(unknown)[:1000].tolist())
         # Vocabularies of a user's own need not say it.

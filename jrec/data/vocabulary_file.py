@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jrec.data.keys import decode_keys, hash_texts, text_bounds
+from jrec.data.keys import Spans, decode_keys, hash_texts
 from jrec.data.long_texts import LongTexts
 from jrec.data.parquet import read_batches
 from jrec.data.schema import DatasetError, Schema, Table
@@ -198,16 +198,16 @@ def _read_keys(path: pathlib.Path, table: Table, key_seed: int) -> np.ndarray:
 
 def long_texts(path: pathlib.Path, key_seed: int) -> Iterator[LongTexts]:
     """The texts of a vocabulary whose keys are hashes."""
-    for buffer, ends in _texts(path):
-        yield LongTexts.among(buffer, ends, key_seed)[1]
+    for texts in _texts(path):
+        yield LongTexts.among(*texts, key_seed)[1]
 
 
-def _texts(path: pathlib.Path) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Pieces of the column of values: uint8 bytes, and (values + 1,) int64 bounds in them."""
+def _texts(path: pathlib.Path) -> Iterator[Spans]:
+    """Pieces of the column of values."""
     import pyarrow as pa
 
     for batch in _batches(path, ["value"]):
-        yield text_bounds(batch.column(0).fill_null("").cast(pa.large_string()))
+        yield Spans.of(batch.column(0).fill_null("").cast(pa.large_string()))
 
 
 def _buckets_digest(row_of_bucket: np.ndarray, key_seed: int) -> str:

@@ -14,10 +14,10 @@ import numpy as np
 from jrec.data.columns import Column, gather_all
 from jrec.data.schema import DatasetError
 from jrec.data.texts import TextStore
-from jrec.prepare.readers.columnar import Rows, parse_rows
-from jrec.prepare.readers.lines import Block, read_blocks, transcoded
+from jrec.prepare.readers.columnar import Rows, parse_rows, rows_of_lines
+from jrec.prepare.readers.lines import Block, count_lines, read_blocks, transcoded
 from jrec.prepare.readers.log_format import Chunk, LogFormat, has_label
-from jrec.prepare.readers.parse import BadLine, Dialect, ParsedBlock, Parser, sort_bad_lines
+from jrec.prepare.readers.parse import BadLine, Dialect, sort_bad_lines
 from jrec.prepare.readers.streams import Input
 from jrec.prepare.readers.tables import read_rows
 from jrec.prepare.spill import Spill
@@ -96,7 +96,7 @@ class Log:
     @property
     def lines(self) -> int:
         """How many lines of the last text file were read."""
-        return 0 if self._last is None else self._last.line - 1 + int(np.count_nonzero(self._last.text == ord("\n")))
+        return 0 if self._last is None else self._last.line - 1 + count_lines(self._last.text)
 
     @property
     def labelled(self) -> bool:
@@ -115,8 +115,8 @@ class Log:
         with concurrent.futures.ThreadPoolExecutor(self._threads) as pool:
             pending: collections.deque[tuple[int, concurrent.futures.Future]] = collections.deque()
             try:
-                for done, parser, block in self._blocks():
-                    pending.append((done + block.bytes_read, pool.submit(self._parse, parser, block)))
+                for done, dialect, block in self._blocks():
+                    pending.append((done + block.bytes_read, pool.submit(self._parse, dialect, block)))
                     if len(pending) > self._threads:
                         yield self._take(pending, advance, bad)
                 while pending:
@@ -128,7 +128,6 @@ class Log:
     def _blocks(self):
         done = 0
         for one, dialect in zip(self._inputs, self._dialects, strict=True):
-            parser = Parser(dialect, self._key_seed)
             with one.errors_by_name():
                 blocks: Iterator[Block | Rows]
                 blocks = (
@@ -139,12 +138,12 @@ class Log:
                 for block in blocks:
                     if isinstance(block, Block):
                         self._last = block = transcoded(block, dialect.encoding)
-                    yield done, parser, dataclasses.replace(block, path=one.name)
+                    yield done, dialect, dataclasses.replace(block, path=one.name)
             done += one.bytes
 
-    def _parse(self, parser: Parser, block: Block | Rows) -> tuple[Any, list[BadLine]]:
-        parsed: ParsedBlock
-        parsed = parser(block) if isinstance(block, Block) else parse_rows(block, parser.dialect, self._key_seed)
+    def _parse(self, dialect: Dialect, block: Block | Rows) -> tuple[Any, list[BadLine]]:
+        rows = rows_of_lines(block, dialect) if isinstance(block, Block) else block
+        parsed = parse_rows(rows, dialect, self._key_seed)
         converted = self._source.convert(parsed)
         return converted, parsed.bad
 

@@ -162,7 +162,7 @@ class JoinedDelimited(Delimited):
         if not len(lacking):
             return 0, ""
         row = int(lacking[0])
-        line = parsed.block.line + int(parsed.places[row, 0])
+        line = parsed.block.line + int(parsed.lines[row])
         return len(lacking), f"{parsed.field_texts(lacking[:1], key)[0]} at {parsed.block.path}:{line}"
 
     @property
@@ -263,7 +263,7 @@ class _SideFile(Delimited):
         self.check(parsed)
         return _Piece(
             columns={n: c.copy() if isinstance(c, np.ndarray) else c for n, c in parsed.columns.items()},
-            lines=parsed.places[:, 0] + parsed.block.line,
+            lines=parsed.lines + parsed.block.line,
             texts=_texts_by_column(parsed),
         )
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from jrec.data.column_forms import Form, brief, by_name, form_of
 from jrec.data.columns import Column, ListColumn, count_examples
-from jrec.data.keys import MISSING, text_bounds, value_keys
+from jrec.data.keys import MISSING, Spans, hex8_keys, value_keys
 from jrec.data.scan import OK
 from jrec.data.schema import DatasetError
 from jrec.data.spans import numbers_of, time_reason, times_of
@@ -28,8 +28,7 @@ from jrec.prepare.readers.parse import Dialect, Field, ParsedBlock, without_miss
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_HEX_TAG = 8
-_NO_BLOCK = Block(path="", line=0, text=np.empty(0, np.uint8), bytes_read=0)
+_NO_BLOCK = Block(path="", line=0, text=b"", bytes_read=0)
 
 
 class RawColumns(ParsedBlock):
@@ -72,7 +71,7 @@ def parsed_columns(fields: Sequence[Field], columns: Any, key_seed: int) -> RawC
     return RawColumns(
         dialect=Dialect(fields=tuple(fields)),
         columns=read,
-        places=np.empty((next(iter(lengths.values()), 0), 3), np.int64),
+        lines=np.empty(next(iter(lengths.values()), 0), np.int64),
         bad=[],
         long_texts=None,
         block=_NO_BLOCK,
@@ -152,7 +151,7 @@ def _elements(field: Field, example: int, text: str) -> list[str]:
 def _numbers(field: Field, form: Form) -> np.ndarray:
     """(values,) float64, NaN where missing."""
     if form.is_text:
-        codes, values = numbers_of(*_spans(_filled(form.values)), field.missing, field.decimal)
+        codes, values = numbers_of(*Spans.of(_filled(form.values)), field.missing, field.decimal)
         if (wrong := codes != OK).any():
             k = int(wrong.argmax())
             raise _refused(field, form, k, form.values[k].as_py(), "is not a finite number")
@@ -200,7 +199,7 @@ def _times(field: Field, form: Form) -> np.ndarray:
 
         texts = pa.array(form.values, mask=None if form.present is None else ~form.present).cast(pa.large_string())
     absent = field.missing if field.blank else None
-    codes, values = times_of(*_spans(texts.fill_null(b"" if form.is_text else "")), field.unit, absent)
+    codes, values = times_of(*Spans.of(texts.fill_null(b"" if form.is_text else "")), field.unit, absent)
     if (wrong := codes != OK).any():
         k = int(wrong.argmax())
         raise _refused(field, form, k, texts[k].as_py(), time_reason(field.unit))
@@ -210,12 +209,6 @@ def _times(field: Field, form: Form) -> np.ndarray:
 def _filled(texts: pa.Array) -> pa.Array:
     """Texts with "" in place of nulls. Arrow takes a while even where there are none."""
     return texts.fill_null(b"") if texts.null_count else texts
-
-
-def _spans(texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-    """The bytes of texts without nulls, and (texts, 2) int64, where each begins and ends."""
-    content, bounds = text_bounds(texts)
-    return content, np.stack([bounds[:-1], bounds[1:]], 1)
 
 
 def _keys(field: Field, form: Form, key_seed: int) -> np.ndarray:
@@ -228,37 +221,25 @@ def _keys(field: Field, form: Form, key_seed: int) -> np.ndarray:
     elif form.is_text:
         values = _filled(values)
     if field.kind == "hex":
-        return _hex_keys(field, form, values, key_seed)
+        return _hex_keys(field, form, values)
     keys = value_keys(values, key_seed, canonical=field.canonical)
     if form.present is not None:
         keys[~form.present] = MISSING
     return keys
 
 
-def _hex_keys(field: Field, form: Form, values: np.ndarray | pa.Array, key_seed: int) -> np.ndarray:
-    import pyarrow as pa
-    import pyarrow.compute
-
+def _hex_keys(field: Field, form: Form, values: np.ndarray | pa.Array) -> np.ndarray:
     if isinstance(values, np.ndarray):
         if form.present is None or form.present.any():
             raise DatasetError(
                 f"column {field.name!r} holds integers; give texts of 8 hexadecimal digits, as the log has"
             )
         return np.full(len(values), MISSING, np.uint64)
-    compute: Any = pyarrow.compute  # whose functions exist at run time only
-    keys = value_keys(values, key_seed, canonical=False)
-    if not _no_hex(keys).any():
-        return keys
-    lower = compute.ascii_lower(values.cast(pa.large_string()))  # capitals are rare
-    keys = value_keys(lower, key_seed, canonical=False)
-    if (wrong := _no_hex(keys)).any():
-        k = int(wrong.argmax())
+    keys, valid = hex8_keys(*Spans.of(values))
+    if not valid.all():
+        k = int((~valid).argmax())
         raise _refused(field, form, k, values[k].as_py(), "is not 8 hexadecimal digits")
     return keys
-
-
-def _no_hex(keys: np.ndarray) -> np.ndarray:
-    return (keys != MISSING) & (keys >> np.uint64(56) != _HEX_TAG)
 
 
 def _refused(field: Field, form: Form, k: int, value: object, reason: str) -> DatasetError:

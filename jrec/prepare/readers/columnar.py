@@ -15,11 +15,11 @@ import numpy as np
 
 from jrec.data import spans
 from jrec.data.arrow_values import EXACT, PRINTED, is_list, plain, plain_type, texts_of
-from jrec.data.canonical import canonical_texts
+from jrec.data.canonical import canonical_ends
 from jrec.data.columns import Column, ListColumn, gather_all
-from jrec.data.keys import MISSING, integer_keys, text_bounds
+from jrec.data.keys import MISSING, Spans, hex8_keys, integer_keys, text_key
 from jrec.data.long_texts import LongTexts
-from jrec.data.scan import BLANK, MULTI, NOT_FINITE, NOT_NUMBER, OK, WEIGHTS, parse_printed_lists
+from jrec.data.scan import BLANK, NOT_FINITE, NOT_HEX, NOT_NUMBER, OK, parse_printed_lists
 from jrec.data.schema import DatasetError
 from jrec.kernel_cache import compiled
 from jrec.prepare.readers.lines import Block
@@ -29,12 +29,13 @@ from jrec.prepare.readers.parse import (
     Field,
     ParsedBlock,
     any_of_list,
+    header_hint,
     read_labels,
     reason_of,
-    resolve_slow,
     shown,
     without_missing,
 )
+from jrec.prepare.readers.splitting import SplitLines, split
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -54,34 +55,67 @@ class Rows:
     Attributes:
       path: The file.
       line: The number of the first row, counted from 1.
-      batch: The rows; it has the dialect's fields.
+      batch: The rows of a table, or a text's lines; it has the dialect's fields.
       bytes_read: How far into the file reading has come.
       bad: By row that could not be read at all, why, and its text; its values are null.
+      block: The lines of a text that the rows are; None for rows of a table.
     """
 
     path: str
     line: int
-    batch: pa.RecordBatch
+    batch: pa.RecordBatch | SplitLines
     bytes_read: int
     bad: Mapping[int, tuple[str, bytes]] = dataclasses.field(default_factory=dict)
+    block: Block | None = None
+
+
+def rows_of_lines(block: Block, dialect: Dialect) -> Rows:
+    """A row for each line of a block."""
+    lines = split(block.text, dialect)
+    texts = block.line_texts(list(lines.bad)) if lines.bad else []
+    bad = {
+        line: (reason if text.strip(b"\r") else "the line is empty", text)
+        for (line, reason), text in zip(lines.bad.items(), texts, strict=True)
+    }
+    return Rows(path=block.path, line=block.line, batch=lines, bytes_read=block.bytes_read, bad=bad, block=block)
 
 
 @dataclasses.dataclass
 class ParsedRows(ParsedBlock):
-    """The good rows of a record batch. Of ``places`` there is only the first column."""
+    """The good rows of a record batch, or of lines."""
 
-    batch: pa.RecordBatch
+    batch: pa.RecordBatch | SplitLines
 
     def line_texts(self, rows: np.ndarray) -> list[bytes]:
-        """The rows' values as texts; what a text holds of line ends is blank."""
+        """The lines of (n,) rows as they stand in the file.
+
+        Of a table the rows' values as texts, in which line ends are blanks.
+        """
+        if self.block.text:
+            return self.block.line_texts(self.lines[rows].tolist())
         fields = [field for field in self.dialect.fields if field.kind != "skip"]
-        columns = [_row_texts(self.batch.column(field.name), field, self.places[rows, 0]) for field in fields]
+        columns = [_row_texts(self.batch, field, self.lines[rows]) for field in fields]
         return [_DELIMITER.join(one).replace(b"\n", b" ") for one in zip(*columns, strict=True)]
 
     def field_texts(self, rows: np.ndarray, name: str) -> list[str]:
         """The values of a field, for messages."""
         (field,) = (field for field in self.dialect.fields if field.name == name)
-        return [shown(text) for text in _row_texts(self.batch.column(name), field, self.places[rows, 0])]
+        return [shown(text) for text in _row_texts(self.batch, field, self.lines[rows])]
+
+    def reject(self, wrong: np.ndarray, name: str, reason: str) -> None:
+        """Moves the rows where ``wrong`` is true to the bad lines: "field NAME holds VALUE, which REASON"."""
+        if not wrong.any():
+            return
+        rows = np.flatnonzero(wrong)
+        numbers, texts = (self.block.line + self.lines[rows]).tolist(), self.line_texts(rows)
+        for number, value, text in zip(numbers, self.field_texts(rows, name), texts, strict=True):
+            why = f"field {name!r} holds {value}, which {reason}{header_hint(self.dialect, name, value)}"
+            self.bad.append(BadLine(self.block.path, number, why, text))
+        self.keep(np.flatnonzero(~wrong))
+
+    def keep(self, rows: np.ndarray) -> None:
+        """Leaves out all but (n,) rows."""
+        self.columns, self.lines = gather_all(self.columns, rows), self.lines[rows]
 
 
 class _Read(NamedTuple):
@@ -115,26 +149,42 @@ def parse_rows(rows: Rows, dialect: Dialect, seed: int) -> ParsedRows:
         try:
             read = _read(field, column, seed)
         except pa.ArrowException as error:
+            dtype = "texts" if isinstance(column, Spans) else column.type
             raise DatasetError(
-                f"{rows.path}: column {field.name!r} of {column.type} cannot be read ({_first_line(error)}) in rows"
+                f"{rows.path}: column {field.name!r} of {dtype} cannot be read ({_first_line(error)}) in rows"
                 f" {rows.line:,} to {rows.line + batch.num_rows - 1:,}; cast it to texts or integers"
             ) from error
         columns[field.name] = read.values
         if read.texts is not None and len(read.texts.keys):
             texts.append(read.texts._replace(field=np.full(len(read.texts.keys), index, np.int64)))
-        wrong = (read.codes != OK) & (field_of < 0)
-        field_of[wrong], code_of[wrong] = index, read.codes[wrong]
+        if read.codes.any():
+            wrong = (read.codes != OK) & (field_of < 0)
+            field_of[wrong], code_of[wrong] = index, read.codes[wrong]
     parsed = ParsedRows(
         dialect=dialect,
         columns=columns,
-        places=np.arange(batch.num_rows, dtype=np.int64)[:, None],
+        lines=np.arange(batch.num_rows, dtype=np.int64),
         bad=[],
         long_texts=LongTexts.joined(texts) if texts else None,
-        block=Block(path=rows.path, line=rows.line, text=np.empty(0, np.uint8), bytes_read=rows.bytes_read),
+        block=rows.block or Block(path=rows.path, line=rows.line, text=b"", bytes_read=0),
         batch=batch,
     )
     _leave_out(parsed, field_of, code_of, rows.bad)
+    if dialect.skip_lines:
+        _reject_headers(parsed, seed)
     return parsed
+
+
+def _reject_headers(parsed: ParsedRows, seed: int) -> None:
+    """Rejects lines that repeat the header, as where files were put together: where all is text, nothing else would."""
+    dialect = parsed.dialect
+    if (name := next((field.name for field in dialect.fields if field.kind == "text"), None)) is None:
+        return
+    wrong = parsed.numbers(name) == text_key(name, seed)
+    rows = np.flatnonzero(wrong)
+    header = dialect.delimiter.join(field.name for field in dialect.fields).encode().replace(b'"', b"")
+    wrong[rows] = [line.rstrip(b"\r").replace(b'"', b"") == header for line in parsed.line_texts(rows)]
+    parsed.reject(wrong, name, "is the column's own name, as the others are")
 
 
 def _leave_out(
@@ -153,29 +203,31 @@ def _leave_out(
         field = parsed.dialect.fields[index]
         rows = bad[field_of[bad] == index]
         codes = code_of[rows].tolist()
-        texts = _row_texts(parsed.batch.column(field.name), field, rows)
+        texts = _row_texts(parsed.batch, field, rows)
         for row, code, text in zip(rows.tolist(), codes, texts, strict=True):
             reasons[row] = reason_of(parsed.dialect, field, code, text)
     for row, text in zip(bad.tolist(), parsed.line_texts(bad), strict=True):
         parsed.bad.append(BadLine(block.path, block.line + row, reasons[row], text))
     field_of[list(unread)] = 0
-    kept = np.flatnonzero(field_of < 0)
-    parsed.columns = gather_all(parsed.columns, kept)
-    parsed.places = parsed.places[kept]
+    parsed.keep(np.flatnonzero(field_of < 0))
 
 
 def _first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 
-def _read(field: Field, column: pa.Array, seed: int) -> _Read:
+def _read(field: Field, column: pa.Array | Spans, seed: int) -> _Read:
+    """Reads a column of a table, or a field of a text's lines."""
+    lines = isinstance(column, Spans)
     if field.kind in ("texts", "weights"):
-        return _lists(field, column, seed)
+        return _lists(field, column.array() if lines else column, seed)
     if field.kind in ("text", "hex"):
-        read = _keys(field, column, seed)
+        read = _keys_of_texts(field, column, seed) if lines else _keys(field, column, seed)
         return read._replace(values=without_missing(read.values, field, seed)) if field.missing else read
-    values, codes, absent = _numbers(field, plain(column))
-    return _Read(values, np.where(absent, OK if field.blank else BLANK, codes))
+    values, codes, absent = _numbers_of_texts(field, column, field.decimal) if lines else _numbers(field, plain(column))
+    may_be_blank = field.blank and field.kind != "integer"  # no integer stands for a missing one
+    codes[absent] = OK if may_be_blank else BLANK
+    return _Read(values, codes)
 
 
 def _numbers(field: Field, column: pa.Array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -197,20 +249,24 @@ def _numbers(field: Field, column: pa.Array) -> tuple[np.ndarray, np.ndarray, np
         column = column.cast(pa.timestamp("us", zone), safe=not nanoseconds).cast(pa.int64())
         values, codes = column.fill_null(spans.NO_TIME).to_numpy(), np.full(len(column), OK)
     else:
-        buffer, bounds = text_bounds(_texts(column, field).fill_null(b""))
-        where = np.stack([bounds[:-1], bounds[1:]], axis=1)
-        absent = bounds[:-1] == bounds[1:]
-        if field.kind == "label":
-            codes, values = read_labels(field, buffer, where)
-        elif field.kind == "time":
-            codes, values = spans.times_of(buffer, where, field.unit, field.missing if field.blank else None)
-        elif field.kind == "integer":
-            codes, values = spans.integers_of(buffer, where)
-        else:
-            decimal = field.decimal if kinds.is_large_binary(column.type) else "."
-            codes, values = spans.numbers_of(buffer, where, field.missing, decimal)
-            if not field.blank and field.missing:
-                codes = np.where(np.isnan(values) & (codes == OK), spans.MISSING_VALUE, codes)
+        decimal = field.decimal if kinds.is_large_binary(column.type) else "."
+        return _numbers_of_texts(field, _spans(column, field), decimal)
+    return values, codes, absent
+
+
+def _numbers_of_texts(field: Field, texts: Spans, decimal: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Values and codes of numbers, labels or times, and which of them are blank; ``decimal`` is numbers' mark."""
+    absent = texts.starts == texts.ends
+    if field.kind == "label":
+        codes, values = read_labels(field, texts)
+    elif field.kind == "time":
+        codes, values = spans.times_of(*texts, field.unit, field.missing if field.blank else None)
+    elif field.kind == "integer":
+        codes, values = spans.integers_of(*texts)
+    else:
+        codes, values = spans.numbers_of(*texts, field.missing, decimal)
+        if not field.blank and field.missing:
+            codes = np.where(np.isnan(values) & (codes == OK), spans.MISSING_VALUE, codes)
     return values, codes, absent
 
 
@@ -305,14 +361,21 @@ def _keys(field: Field, column: pa.Array, seed: int) -> _Read:
             if column.null_count:
                 keys[_nulls(column)] = MISSING
             return _Read(keys, np.full(len(keys), OK))
-    buffer, bounds = text_bounds(_texts(column, field).fill_null(b""))
+    texts = _spans(column, field)
+    ascii_only = texts.buffer.min() > 0 and texts.buffer.max() < 128
+    return _keys_of_texts(field, texts, seed, ascii_only=ascii_only)
+
+
+def _keys_of_texts(field: Field, texts: Spans, seed: int, *, ascii_only: bool = False) -> _Read:
+    """Keys of texts; of those that are known to be ASCII without NULs nobody checks the bytes."""
+    if field.kind == "hex":
+        keys, valid = hex8_keys(*texts)
+        return _Read(keys, np.where(valid, OK, NOT_HEX))
+    codes = np.full(len(texts.starts), OK) if ascii_only else spans.check_texts(*texts)
     if field.canonical:
-        bounds = canonical_texts(buffer, bounds)
-    keys, texts = LongTexts.among(buffer, bounds, seed)
-    codes = np.full(len(keys), OK)
-    if buffer.min() == 0 or buffer.max() >= 128:
-        codes = spans.check_texts(buffer, np.stack([bounds[:-1], bounds[1:]], axis=1))
-    return _Read(keys, codes, texts)
+        texts = texts._replace(ends=canonical_ends(*texts))
+    keys, long = LongTexts.among(*texts, seed)
+    return _Read(keys, codes, long)
 
 
 def _dictionary_keys(field: Field, column: pa.DictionaryArray, seed: int) -> _Read:
@@ -372,26 +435,26 @@ def _lists(field: Field, column: pa.Array, seed: int) -> _Read:
 
 def _printed_lists(field: Field, texts: pa.Array, seed: int) -> _Read:
     """Lists from texts that hold lists as JSON or Python prints them, read as in a text file."""
-    buffer, bounds = text_bounds(texts)
+    buffer, starts, ends = Spans.of(texts)
     for line_end in b"\r\n":  # of JSON that is printed in several lines; inside of quotes it has none
         buffer[buffer == line_end] = ord(" ")
     most = len(texts) + int(np.count_nonzero(buffer == ord(",")))
-    lists, pool, weights = np.empty((1, len(texts), 2), np.int64), np.empty(most, np.uint64), np.empty(most)
-    slow, long, long_keys = np.empty((most, 4), np.int64), np.empty((most, 3), np.int64), np.empty((most, 2), np.uint64)
-    kind = MULTI if field.kind == "texts" else WEIGHTS
-    codes, counts = parse_printed_lists(
-        buffer, bounds, kind, field.canonical, np.uint64(seed), lists, pool, weights, slow, long, long_keys
+    keys, weights, long_keys = np.empty(most, np.uint64), np.empty(most), np.empty((most, 2), np.uint64)
+    slow, long = np.empty((most, 3), np.int64), np.empty((most, 2), np.int64)
+    of_texts = field.kind == "texts"
+    codes, offsets, num_slow, num_long = parse_printed_lists(
+        buffer, starts, ends, of_texts, field.canonical, np.uint64(seed), keys, weights, slow, long, long_keys
     )
-    offsets = np.concatenate([[0], lists[0, :, 1]])
-    if field.kind == "weights":
-        resolve_slow(slow[: counts[1]], buffer, np.empty((0, 0)), weights)
-        read: Column = ListColumn(offsets, weights[: counts[3]])
-        codes[(codes == OK) & any_of_list(offsets, np.isinf(read.values))] = NOT_FINITE
-        return _Read(read, codes)
-    read = ListColumn(offsets, pool[: counts[3]])
-    long, long_keys = long[: counts[2]], long_keys[: counts[2]]
-    long_texts = LongTexts(long[:, 0], long_keys[:, 0], long_keys[:, 1], long[:, 1], long[:, 2], buffer)
-    return _Read(without_missing(read, field, seed) if field.missing else read, codes, long_texts)
+    if not of_texts:
+        for element, start, end in slow[:num_slow].tolist():
+            weights[element] = float(buffer[start:end].tobytes())
+        numbers = ListColumn(offsets, weights[: offsets[-1]])
+        codes[(codes == OK) & any_of_list(offsets, np.isinf(numbers.values))] = NOT_FINITE
+        return _Read(numbers, codes)
+    lists: Column = ListColumn(offsets, keys[: offsets[-1]])
+    long, long_keys = long[:num_long], long_keys[:num_long]
+    long_texts = LongTexts(long[:, 0], long_keys[:, 0], long_keys[:, 1], long[:, 0], long[:, 1], buffer)
+    return _Read(without_missing(lists, field, seed) if field.missing else lists, codes, long_texts)
 
 
 def _elements(lists: pa.Array) -> tuple[np.ndarray, pa.Array]:
@@ -480,11 +543,13 @@ def is_readable(dtype: pa.DataType) -> bool:
     return _reads(Field(name="", kind="text"), plain_type(dtype.value_type) if is_list(dtype) else dtype)
 
 
-def _row_texts(column: pa.Array, field: Field, rows: np.ndarray) -> list[bytes]:
+def _row_texts(batch: pa.RecordBatch | SplitLines, field: Field, rows: np.ndarray) -> list[bytes]:
     """The values of (n,) rows as texts, for messages; null is blank."""
     import pyarrow as pa
 
-    column = plain(column)
+    if isinstance(batch, SplitLines):
+        return batch.texts(field.name, rows)
+    column = plain(batch.column(field.name))
     if not is_list(column.type):
         return _texts(column.take(pa.array(rows)), field).fill_null(b"").to_pylist()
     lengths, elements = _elements(column)
@@ -507,7 +572,7 @@ def split_texts(texts: pa.Array, separator: str) -> tuple[np.ndarray, pa.Array]:
     lists = compute.split_pattern(texts, pattern=separator.encode())
     filled = compute.binary_length(texts).to_numpy(zero_copy_only=False) > 0
     lengths = compute.list_value_length(lists).to_numpy(zero_copy_only=False) * filled
-    return lengths, lists.filter(pa.array(filled)).flatten().cast(pa.large_binary())
+    return lengths, lists.filter(pa.array(filled)).flatten().view(pa.large_string())
 
 
 def sampled(column: pa.Array) -> tuple[list[str], bool]:
@@ -517,6 +582,12 @@ def sampled(column: pa.Array) -> tuple[list[str], bool]:
         column = plain(column.flatten())
     texts = _texts(column, Field(name="", kind="text")).fill_null(b"").to_pylist()
     return [text.decode(errors="replace") for text in texts], many
+
+
+def _spans(column: pa.Array, field: Field) -> Spans:
+    """Values of a plain type as texts; null is blank."""
+    texts = _texts(column, field)
+    return Spans.of(texts.fill_null(b"") if texts.null_count else texts)
 
 
 def _texts(column: pa.Array, field: Field) -> pa.Array:

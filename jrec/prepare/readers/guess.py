@@ -126,8 +126,8 @@ def _first_lines(path: str) -> tuple[list[str], list[str]]:
     if block is None:
         raise DatasetError(f"{path} is empty; a schema cannot be guessed from it")
     refuse_json(path)
-    encoding, stated = _encoding_of(block.text.tobytes())
-    lines = block.text.tobytes().decode(encoding, errors="replace").split("\n")[:-1]
+    encoding, stated = _encoding_of(block.text)
+    lines = block.text.decode(encoding, errors="replace").split("\n")[:-1]
     return [line.removesuffix("\r") for line in lines[:_SAMPLE_ROWS]], stated
 
 

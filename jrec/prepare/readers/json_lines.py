@@ -91,7 +91,7 @@ def _columns(path: str) -> pa.Schema:
         for line in objects:
             for name, value in line.items():
                 names.setdefault(name, []).append(value)
-        shown += block.text.size
+        shown += len(block.text)
         if shown >= _SHOWN_BYTES:
             break
     return pa.schema([(name, _array(values, path, name).type) for name, values in names.items()])
@@ -113,7 +113,7 @@ def _stamp(path: str) -> tuple[int, ...]:
 def _objects(block: Block) -> tuple[list[dict[str, Any]], dict[int, tuple[str, bytes]]]:
     """The object of each line, an empty one for a line that is none, and why it is none by line."""
     decode, objects, bad = msgspec.json.Decoder().decode, list[dict[str, Any]](), dict[int, tuple[str, bytes]]()
-    for number, line in enumerate(block.text.tobytes().removesuffix(b"\n").split(b"\n")):
+    for number, line in enumerate(block.text.removesuffix(b"\n").split(b"\n")):
         value, line = None, line.strip()
         if number == 0 and block.line == 1:
             line = line.removeprefix(_MARK)

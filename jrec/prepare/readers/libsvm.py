@@ -12,13 +12,13 @@ HINT = "; a libsvm line is LABEL INDEX:VALUE INDEX:VALUE …, its fields separat
 _NEWLINE, _RETURN, _SPACE, _TAB, _HASH, _COLON = 10, 13, 32, 9, 35, 58
 
 
-def rewritten(text: np.ndarray) -> np.ndarray:
-    """(bytes,) uint8: whole lines as ``COLUMNS``: the label, then all indices, then all values.
+def rewritten(text: bytes) -> bytes:
+    """Whole lines as ``COLUMNS``: the label, then all indices, then all values.
 
     A comment behind "#" is dropped. A line that is none of libsvm's stays as it is, and so has too few fields.
     """
     out = np.empty(len(text), np.uint8)
-    return out[: _rewrite(text, out)]
+    return out[: _rewrite(np.frombuffer(text, np.uint8), out)].tobytes()
 
 
 @compiled

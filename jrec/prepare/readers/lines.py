@@ -11,7 +11,7 @@ import os
 import pathlib
 import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import BinaryIO
 
 import numpy as np
@@ -46,14 +46,19 @@ class Block:
     Attributes:
       path: The file.
       line: The number of the first line, counted from 1.
-      text: uint8, every line ended by a newline.
+      text: The lines, each ended by a newline.
       bytes_read: How far into the file on disk (compressed, if it is) reading has come.
     """
 
     path: str
     line: int
-    text: np.ndarray
+    text: bytes
     bytes_read: int
+
+    def line_texts(self, lines: Sequence[int]) -> list[bytes]:
+        """Some lines, counted from 0, without their newlines."""
+        split = self.text.split(b"\n")
+        return [split[line] for line in lines]
 
 
 def check_inputs(paths: list[str], *, keep_order: bool) -> None:
@@ -90,6 +95,11 @@ def check_inputs(paths: list[str], *, keep_order: bool) -> None:
         )
 
 
+def count_lines(text: bytes) -> int:
+    """The newlines of a text, by NumPy in a quarter of the time that bytes.count takes."""
+    return int(np.count_nonzero(np.frombuffer(text, np.uint8) == ord("\n")))
+
+
 def is_compressed(path: str) -> bool:
     """Whether a file of text is compressed, by its first bytes."""
     return places.begins_with(path, 8).startswith((GZIP, *_COMPRESSED))
@@ -98,7 +108,7 @@ def is_compressed(path: str) -> bool:
 def first_line(path: str) -> bytes:
     """The first line of a file without its line end; empty if there is none."""
     for block in read_blocks(path, block_bytes=1 << 16):
-        return block.text.tobytes().split(b"\n", 1)[0].removesuffix(b"\r")
+        return block.text.split(b"\n", 1)[0].removesuffix(b"\r")
     return b""
 
 
@@ -108,7 +118,7 @@ def transcoded(block: Block, encoding: str) -> Block:
     Raises:
       DatasetError: If the text is not of that encoding, or is UTF-8 already.
     """
-    text = block.text.tobytes()
+    text = block.text
     if encoding == "utf-8" or text.isascii():
         return block
     with contextlib.suppress(UnicodeDecodeError):
@@ -124,7 +134,7 @@ def transcoded(block: Block, encoding: str) -> Block:
             f"{block.path}:{block.line + text.count(10, 0, error.start)}: byte {text[error.start]:#04x} is no character"
             f" of {encoding}; set another encoding, such as latin-1, which has all bytes"
         ) from error
-    return dataclasses.replace(block, text=np.frombuffer(text, np.uint8))
+    return dataclasses.replace(block, text=text)
 
 
 def refuse_json(path: str) -> None:
@@ -245,31 +255,28 @@ def _cut(
     line, rest = 1, b""
     while True:
         data = file.read(block_bytes)
-        text = rest + data
+        ended = not data
         if beginning:
-            text, beginning = text.removeprefix(_BYTE_ORDER_MARK), False
-        if data:
-            end = text.rfind(b"\n") + 1
-            rest = text[end:]
-            if not end:
-                if len(rest) > MAX_LINE_BYTES:
-                    raise DatasetError(
-                        f"{path}:{line}: a line of more than {MAX_LINE_BYTES >> 20} MiB; is this a text file with one"
-                        " example a line?"
-                    )
-                continue
-            text = text[:end]
-        elif text:
+            data, beginning = data.removeprefix(_BYTE_ORDER_MARK), False
+        end = data.rfind(b"\n") + 1
+        if not (end or ended):
+            rest += data
+            if len(rest) > MAX_LINE_BYTES:
+                raise DatasetError(
+                    f"{path}:{line}: a line of more than {MAX_LINE_BYTES >> 20} MiB; is this a text file with one"
+                    " example a line?"
+                )
+            continue
+        text = b"".join((rest, memoryview(data)[:end]))  # the one copy
+        rest = data[end:]
+        if ended and text:
             text += b"\n"
-        else:
-            return
         while skip_lines and text:
             skip_lines -= 1
             line += 1
             text = text[text.index(b"\n") + 1 :]
         if text:
-            array = np.frombuffer(text, np.uint8)
-            yield Block(path=path, line=line, text=array, bytes_read=tell())
-            line += int(np.count_nonzero(array == ord("\n")))
-        if not data:
+            yield Block(path=path, line=line, text=text, bytes_read=tell())
+            line += count_lines(text)
+        if ended:
             return

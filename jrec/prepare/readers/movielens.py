@@ -114,7 +114,7 @@ class MovieLens(LogFormat):
             movies=parsed.numbers("movie"),
             labels=(parsed.numbers("rating") >= LIKED).astype(np.float32) if "rating" in parsed.columns else None,
             times=parsed.numbers("timestamp") if "timestamp" in parsed.columns else None,
-            lines=parsed.places[:, 0] + first,
+            lines=parsed.lines + first,
             path=parsed.block.path,
         )
 

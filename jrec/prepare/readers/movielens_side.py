@@ -51,7 +51,7 @@ def encode_texts(texts: list[str], seed: int) -> tuple[np.ndarray, LongTexts]:
     encoded = [t.encode("utf-8") for t in texts]
     buffer = np.frombuffer(b"".join(encoded) + b"\0", np.uint8)
     ends = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
-    return LongTexts.among(buffer, ends, seed)
+    return LongTexts.among(buffer, ends[:-1], ends[1:], seed)
 
 
 def positions(ids: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
