@@ -6,7 +6,9 @@ is the rows that were read. Losses are compared before anything is timed. The ot
 slots and gradient would not fit the machine's memory (``--peer-rows``).
 
     step                jrec, beside table[ids] and optax
-    step, two phases    jrec, beside jrec's own two-phase step (``jrec.lookup``, ``jrec.apply_gradients``)
+    step, two phases    jrec, beside jrec's own two-phase step (``jrec.lookup``, ``jrec.apply_gradients``): the same
+                        program to the last operation, but JAX dispatches one with types of its own by Python
+    dispatch            how long a call keeps the host, while the step before computes; and that of the two-phase step
 
 Examples:
   python -m benchmarks.sparse_gradients
@@ -18,6 +20,8 @@ from __future__ import annotations
 import functools
 import gc
 import itertools
+import statistics
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -34,7 +38,7 @@ PEER_ROWS = 25_600_000
 DIM, BAGS, LENGTH, RATE = 16, 4096, 20, 0.05
 SLOTS: dict[str, Any] = {"initial_accumulator": 0.1, "eps": 1e-7}  # as optax
 PEER, PHASES = "table[ids] and optax", "jrec.lookup and apply_gradients"
-COMPARED_STEPS, TOLERANCE = 4, 1e-4
+COMPARED_STEPS, TOLERANCE, DISPATCHES = 4, 1e-4, 200
 Step = Callable[[], jax.Array]
 
 
@@ -57,17 +61,31 @@ def measure(report: harness.Report, rows: int, *, with_peer: bool) -> None:
     batches = [batch(rows, seed) for seed in range(4)]
     for metric, peer, make in (("step", PEER, dense_step), ("step, two phases", PHASES, two_phase_step)):
         ours = row_step(rows, batches)
-        if make is dense_step and not with_peer:
+        if not with_peer:
             report.compare(case, metric, harness.timed(ours))
-            continue
+            return
         theirs = make(rows, batches)
         for number in range(COMPARED_STEPS):
             own, other = float(ours()), float(theirs())
             if not np.isclose(own, other, rtol=TOLERANCE):
                 raise SystemExit(f"{case}: step {number} has loss {own}, but {other} with {peer}")
         report.compare(case, metric, harness.timed(ours), peer=peer, theirs=harness.timed(theirs))
+        if make is two_phase_step:
+            report.add(case, "dispatch", 1e3 * _dispatch(ours), "ms")
+            report.add(case, "dispatch, two phases", 1e3 * _dispatch(theirs), "ms")
         del ours, theirs
         gc.collect()
+
+
+def _dispatch(step: Step) -> float:
+    """Seconds until a call returns, median."""
+    seconds = []
+    for _ in range(DISPATCHES):
+        begin = time.perf_counter()
+        value = step()
+        seconds.append(time.perf_counter() - begin)
+        value.block_until_ready()
+    return statistics.median(seconds)
 
 
 def batch(rows: int, seed: int) -> tuple[jax.Array, jax.Array]:
