@@ -1,5 +1,7 @@
 """``jrec.Table``: row gradients by JAX's own transformations, equal to the dense gradient."""
 
+import copy
+import pickle
 import re
 
 import jax
@@ -106,6 +108,26 @@ def test_weights_have_gradients(rows):
         check(of_table, expected[0])
         np.testing.assert_allclose(of_weights, expected[1], rtol=1e-6)
     np.testing.assert_allclose(jax.grad(loss, argnums=1)(Table(rows), weights), expected[1], rtol=1e-6)
+
+
+def test_what_lies_outside_of_bags_stays_outside_when_lookups_are_joined(rows):
+    def loss(table):  # one after the other, so that each has a neighbour whose bag it could end in
+        first = embedding_bag(table, jnp.array([1, 2, 30, 31]), jnp.array([0, 1, 2]))
+        second = embedding_bag(table, jnp.array([4, 5, 6]), jnp.array([0, 2]))
+        return jnp.sum(first**2) + jnp.sum(second**3)
+
+    gradients = jax.jit(jax.grad(loss))(Table(rows))
+    check(gradients, dense_gradient(loss, rows))
+    numbers = np.asarray(gradients.rows()[0])
+    assert numbers[numbers < ROWS].tolist() == [1, 2, 4, 5]
+
+
+def test_tables_are_copied_and_pickled(rows):
+    table = Table(rows, capacity=5, implementation="xla")
+    for same in (copy.deepcopy(table), pickle.loads(pickle.dumps(table))):
+        assert jax.typeof(same) == jax.typeof(table)
+        np.testing.assert_array_equal(same.array, rows)
+    check(copy.deepcopy(jax.grad(loss_of)(Table(rows))), dense_gradient(loss_of, rows))
 
 
 @pytest.mark.parametrize("capacity", [None, 16])
@@ -237,6 +259,10 @@ def test_jvp(rows):
     value, change = jax.jvp(loss_of, (Table(rows),), (direction,))
     expected = jax.jvp(loss_of, (rows,), (direction.array(),))
     np.testing.assert_allclose((value, change), expected, rtol=1e-5)
+    others = jax.grad(loss_of)(Table(rows), jnp.array([[7, 8]]))  # of rows most of which are not looked up
+    np.testing.assert_allclose(
+        jax.jvp(loss_of, (Table(rows),), (others,))[1], jax.jvp(loss_of, (rows,), (others.array(),))[1], rtol=1e-5
+    )
     weights = jnp.ones(IDS.shape)
     moved = jax.jvp(lambda w: embedding_bag(Table(rows), IDS, weights=w), (weights,), (2 * weights,))
     np.testing.assert_allclose(moved[1], 2 * embedding_bag(rows, IDS), rtol=1e-6)

@@ -19,6 +19,7 @@ Everything of jrec that touches ``jax.experimental.hijax`` is in this file. What
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, override
 
@@ -111,6 +112,10 @@ class Table:
         """Waits for the rows; returns the table."""
         self.array.block_until_ready()
         return self
+
+    def __reduce__(self) -> Any:  # copies and pickles
+        options = {"capacity": self.capacity, "implementation": self.implementation}
+        return functools.partial(Table, **options), (self.array,)
 
     def __repr__(self) -> str:
         return str(jax.typeof(self))
@@ -901,8 +906,9 @@ def _concatenated(several: Sequence[Bags]) -> Bags:
             length = bags.ids.shape[1]
             of_bags = jnp.arange(bags.num_bags + 1, dtype=jnp.int32) * jnp.int32(length)
         else:
-            # What lies past the last bag becomes part of it: as no id.
-            own = jnp.where(jnp.arange(bags.capacity) < of_bags[-1], own, -1)
+            # What lies before the first bag or past the last one becomes part of a bag: as no id.
+            place = jnp.arange(bags.capacity)
+            own = jnp.where((place >= of_bags[0]) & (place < of_bags[-1]), own, -1)
         ids.append(own)
         offsets.append(of_bags[:-1] + jnp.int32(begin))
         if any(one.weights is not None for one in several):
