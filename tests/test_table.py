@@ -136,9 +136,14 @@ def test_several_lookups_add_up(rows, capacity):
         bags = embedding_bag(table, jnp.array([1, 2, 3]), jnp.array([0, 2, 3]), weights=jnp.array([1.0, 2.0, 3.0]))
         return loss_of(table) + jnp.sum(jnp.tanh(embedding_bag(table, jnp.array([7, 7])))) + jnp.sum(bags**2)
 
+    def of_one_form(table):
+        weighted = embedding_bag(table, IDS[::-1], weights=jnp.full(IDS.shape, 0.5))
+        return loss_of(table) + jnp.sum(weighted**2)
+
     table = Table(rows, capacity=capacity)
-    check(jax.grad(loss)(table), dense_gradient(loss, rows))
-    check(jax.jit(jax.grad(loss))(table), dense_gradient(loss, rows))
+    for function in (loss, of_one_form):
+        check(jax.grad(function)(table), dense_gradient(function, rows))
+        check(jax.jit(jax.grad(function))(table), dense_gradient(function, rows))
 
 
 @pytest.mark.parametrize("capacity", [None, ROWS])

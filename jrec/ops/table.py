@@ -34,6 +34,7 @@ from jrec.ops.arrays import RoundingKey, Slots, Step
 from jrec.ops.dispatch import Implementation
 from jrec.ops.doors import check_count, checked_optimizer, checked_slots, checked_step, checked_table
 from jrec.ops.gather_reduce import lookup_of_table
+from jrec.ops.joined_bags import joined, merged
 from jrec.ops.row_update import casted_gather_reduce, casted_update
 from jrec.ops.tensor_cast import cast_of
 from jrec.ops.types import Bags, Cast
@@ -465,7 +466,7 @@ class _Lookup(_Operation):
             jnp.broadcast_to(leaf, (axis_data.size, *leaf.shape)) if axis is None else jnp.moveaxis(leaf, axis, 0)
             for leaf, axis in zip(leaves, of_leaves, strict=True)
         ]
-        bags = _merged(jax.tree.unflatten(self.structure, leaves))
+        bags = merged(jax.tree.unflatten(self.structure, leaves))
         sums = look_up(table, bags)
         return sums.reshape(axis_data.size, *self.out_aval.shape), 0
 
@@ -764,7 +765,7 @@ def _added(gradients: Any, other: Any) -> Any:
             f"row gradients are added to those of the same table, but {first} were added to {second}; the optimizers"
             " of tables are in jrec.optax"
         )
-    return _ToGradients((first, second), _joined)(gradients, other)
+    return _ToGradients((first, second), _sum)(gradients, other)
 
 
 def _scaled(gradients: Any, factor: Any) -> Any:
@@ -814,7 +815,7 @@ def _joint(gradients: RowGradients) -> tuple[Cast, jax.Array | None, jax.Array]:
     if len(parts) == 1:
         bags, of_bags = parts[0]
     else:
-        bags, of_bags = _concatenated([bags for bags, _ in parts]), jnp.concatenate([values for _, values in parts])
+        bags, of_bags = joined([bags for bags, _ in parts]), jnp.concatenate([values for _, values in parts])
     return cast_of(bags, table.rows, implementation=table.implementation), bags.weights, of_bags
 
 
@@ -840,7 +841,7 @@ def _with_cast(gradients: RowGradients) -> RowGradients:
     if len(gradients.parts) == 1:
         ((bags, values),) = gradients.parts
     elif gradients.parts:
-        bags = _concatenated([bags for bags, _ in gradients.parts])
+        bags = joined([bags for bags, _ in gradients.parts])
         values = jnp.concatenate([values for _, values in gradients.parts])
     else:
         return gradients
@@ -850,7 +851,7 @@ def _with_cast(gradients: RowGradients) -> RowGradients:
     return RowGradients(((dataclasses.replace(bags, cast=cast), values),), gradients.table)
 
 
-def _joined(gradients: RowGradients, other: RowGradients) -> RowGradients:
+def _sum(gradients: RowGradients, other: RowGradients) -> RowGradients:
     return _within_capacity(RowGradients((*gradients.parts, *other.parts), gradients.table))
 
 
@@ -865,7 +866,7 @@ def _gathered(gradients: RowGradients, axis_name: str) -> RowGradients:
         bags, values = jax.tree.map(
             lambda array: jax.lax.all_gather(array, axis_name), (dataclasses.replace(bags, cast=None), values)
         )
-        parts.append((_merged(bags), values.reshape(-1, values.shape[-1])))
+        parts.append((merged(bags), values.reshape(-1, values.shape[-1])))
     return _within_capacity(RowGradients(parts, gradients.table))
 
 
@@ -876,46 +877,9 @@ def _within_capacity(gradients: RowGradients) -> RowGradients:
         return gradients
     if not gradients.parts:
         return _nothing(table)
-    bags = _concatenated([bags for bags, _ in gradients.parts])
+    bags = joined([bags for bags, _ in gradients.parts])
     of_bags = jnp.concatenate([values for _, values in gradients.parts])
     cast = cast_of(bags, table.rows, unique_capacity=most, implementation=table.implementation)
     values = casted_gather_reduce(cast, of_bags, bags.weights, implementation=table.implementation)
     numbers = jnp.where(jnp.arange(most) < cast.num_unique, cast.rows, -1)
     return _of_rows(table, numbers, jnp.where(cast.num_unique > most, jnp.nan, values))
-
-
-def _merged(bags: Bags) -> Bags:
-    """The bags of several batches, which are the leading axis, as the bags of one."""
-    if bags.offsets is None:
-        ids, weights = (None if x is None else x.reshape(-1, x.shape[-1]) for x in (bags.ids, bags.weights))
-        assert ids is not None
-        return Bags(ids=ids, weights=weights)
-    each = [jax.tree.map(lambda leaf, i=i: leaf[i], dataclasses.replace(bags, cast=None)) for i in range(len(bags.ids))]
-    return _concatenated(each)
-
-
-def _concatenated(several: Sequence[Bags]) -> Bags:
-    """The bags of several lookups of a table, one after the other, in ragged form if there are several."""
-    if len(several) == 1:
-        return several[0]
-    begins = np.cumsum([0, *(bags.capacity for bags in several)])
-    ids, offsets, weights = [], [], []
-    for bags, begin in zip(several, begins, strict=False):
-        of_bags, own = bags.offsets, bags.ids.reshape(-1)
-        if of_bags is None:
-            length = bags.ids.shape[1]
-            of_bags = jnp.arange(bags.num_bags + 1, dtype=jnp.int32) * jnp.int32(length)
-        else:
-            # What lies before the first bag or past the last one becomes part of a bag: as no id.
-            place = jnp.arange(bags.capacity)
-            own = jnp.where((place >= of_bags[0]) & (place < of_bags[-1]), own, -1)
-        ids.append(own)
-        offsets.append(of_bags[:-1] + jnp.int32(begin))
-        if any(one.weights is not None for one in several):
-            ones = jnp.ones(bags.capacity, jnp.float32) if bags.weights is None else bags.weights.reshape(-1)
-            weights.append(ones)
-    return Bags(
-        ids=jnp.concatenate(ids),
-        offsets=jnp.concatenate([*offsets, jnp.full((1,), begins[-1], jnp.int32)]),
-        weights=jnp.concatenate(weights) if weights else None,
-    )
