@@ -144,6 +144,7 @@ def test_tensor_trains_and_quantized_rows(tmp_path):
     close(got[20:], want[20:])
 
 
+@pytest.mark.filterwarnings("ignore::jrec.data.unknown.UnknownValuesWarning")  # most values asked for are new
 def test_values_of_growing_tables_have_the_rows_that_the_run_gives_them(tmp_path):
     asked = growing_columns(50, 33)
     batches = {"batches": growing_columns}
