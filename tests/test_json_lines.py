@@ -153,3 +153,9 @@ def test_columns_are_told_once_until_the_file_changes(tmp_path, monkeypatch):
     write(path, [{"a": "x", "b": 0.5}])
     assert column_types(str(path)) == {"a": pa.string(), "b": pa.float64()}
     assert len(decoded) == 2
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path):
+    for name in ("absent.jsonl", "absent.parquet"):
+        with pytest.raises(DatasetError, match=name):
+            column_types(str(tmp_path / name))

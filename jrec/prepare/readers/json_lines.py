@@ -55,7 +55,8 @@ class JsonLines:
     def __init__(self, path: str):
         self._path = path
         # A log is opened several times, to be checked, counted and read; its first lines tell the same each time.
-        self.schema = _columns(path) if places.is_remote(path) else _columns_at(path, _stamp(path))
+        stamp = None if places.is_remote(path) else _stamp(path)
+        self.schema = _columns(path) if stamp is None else _columns_at(path, stamp)
 
     def batches(
         self, names: list[str], rows: int, categories: Sequence[str]
@@ -104,9 +105,12 @@ def _columns_at(path: str, stamp: tuple[int, ...]) -> pa.Schema:
     return _columns(path)
 
 
-def _stamp(path: str) -> tuple[int, ...]:
-    """Numbers of a file of this machine, some of which change when its content does."""
-    stat = pathlib.Path(path).stat()
+def _stamp(path: str) -> tuple[int, ...] | None:
+    """Numbers of a file of this machine, some of which change when its content does; None where there is no file."""
+    try:
+        stat = pathlib.Path(path).stat()
+    except OSError:  # whoever reads it says so
+        return None
     return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
