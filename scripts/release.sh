@@ -31,7 +31,7 @@ trap 'rm -rf "$work"' EXIT
 "$UV" pip install --quiet --python "$work/env/bin/python" "$wheel"
 export JREC_CACHE="$work/cache" NUMBA_CACHE_DIR="$work/kernels"
 # README's first table has a hundred million rows; less will do.
-python3 -c 'import re; print(*re.findall(r"```python\n(.*?)```", open("README.md").read(), re.DOTALL))' |
+python3 -c 'import re; print(*re.findall(r"```python\n(.*?)```", open("README.md").read(), re.DOTALL), sep="")' |
   sed 's/100_000_000/100_000/' >"$work/readme.py"
 cd "$work" # not the checkout, whose jrec would be imported
 env/bin/python readme.py
