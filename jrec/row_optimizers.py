@@ -1,8 +1,9 @@
 """Row optimizers: name, hyperparameters, slots, and the mathematics of one step on the touched rows of a table.
 
 Each equals the optax optimizer of its name on a table where every row is touched, and leaves untouched rows and their
-slots bit-identical (*lazy*). A step is written once, in terms of ``StepMath``: XLA runs it on gathered rows, the GPU
-kernels on register tiles. Only the CPU's native kernels have a wording of their own (``jrec.native.optimizer_steps``).
+slots bit-identical (*lazy*); an *exact* one (``Exact``) equals it on every table. A step is written once, in terms of
+``StepMath``: XLA runs it on gathered rows, the GPU kernels on register tiles. Only the CPU's native kernels have a
+wording of their own (``jrec.native.optimizer_steps``).
 
 Common to all, in this order: the gradient is multiplied by ``gradient_scale`` (one over the loss scale), clipped to the
 row norm ``max_row_norm``, and ``weight_decay * row`` is added (L2, on touched rows).
@@ -15,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 import numbers
 from collections.abc import Callable, Mapping
+from math import ceil, log, pi, sqrt
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from jrec.bounds import Range
@@ -65,6 +67,19 @@ class StepMath(Protocol):
         """Values over entry ``moment`` of the optimizer's ``bias_corrections``."""
         ...
 
+    @property
+    def taken(self) -> jax.Array:
+        """Row scalars: how many steps were taken before; NaN from ``MOST_STEPS`` on. Only exact optimizers read it."""
+        ...
+
+    def tail(self, number: int, *, after: bool = False) -> jax.Array:
+        """Row scalars: entry ``number`` of the optimizer's ``tail_numbers`` before this step, or after it."""
+        ...
+
+    def exp(self, x: jax.Array, /) -> jax.Array:
+        """Elementwise exponentials."""
+        ...
+
     def sqrt(self, x: jax.Array, /) -> jax.Array:
         """Elementwise square roots."""
         ...
@@ -104,6 +119,8 @@ class RowOptimizer:
 
     name: ClassVar[str]  # in configurations
     optax_name: ClassVar[str | None] = None  # the optax function that computes the same on dense arrays
+    has_tail: ClassVar[bool] = False  # whether ``current`` rows are others than the table's
+    takes_schedule: ClassVar[bool] = True  # whether the learning rate may be a schedule
     slots: ClassVar[Mapping[str, SlotShape]] = {}  # name -> shape, of the subclass
 
     def __post_init__(self) -> None:
@@ -171,9 +188,41 @@ class RowOptimizer:
         gradients = gradients * math.spread(math.gradient_scale)
         if self.max_row_norm is not None:
             gradients = math.clipped(gradients, self.max_row_norm)
-        if self.weight_decay:
-            gradients = gradients + self.weight_decay * rows
+        if self.gradient_decay:
+            gradients = gradients + self.gradient_decay * rows
         return gradients
+
+    @property
+    def gradient_decay(self) -> float:
+        """The weight decay that is added to gradients, for each unit of a row."""
+        return self.weight_decay
+
+    def tail_numbers(self, step: jax.Array) -> jax.Array:
+        """What ``current`` rows are computed with after ``step`` steps, () int32: (n,) float32; of ``Exact`` only."""
+        import jax.numpy as jnp
+
+        del step
+        return jnp.zeros(0, jnp.float32)
+
+    def current(self, rows: jax.Array, slots: Slots, math: StepMath) -> jax.Array:
+        """The rows that a lookup reads, values, where the table holds ``rows`` and their ``slots`` before this step."""
+        del slots, math
+        return rows
+
+    def settled(self, rows: jax.Array, slots: Slots, math: StepMath) -> jax.Array:
+        """What the table holds of rows that a lookup before this step reads, with their slots then; values."""
+        del slots, math
+        return rows
+
+    @property
+    def slot_decays(self) -> Mapping[str, float]:
+        """What a step without a gradient multiplies each slot by, of exact optimizers."""
+        return {}
+
+    @property
+    def row_decay(self) -> float:
+        """What a step without a gradient multiplies rows by."""
+        return 1.0
 
     def bias_corrections(self, count: Any) -> tuple[Any, Any]:
         """What ``StepMath.unbiased`` divides the first and the second moment by.
@@ -399,6 +448,272 @@ class RowWiseAdam(Adam):
         return super().row_change(gradients, {**slots, "nu": math.spread(slots["nu"])}, math)
 
 
+MOST_STEPS = 1 << 24
+"""Exact optimizers count steps in float32, as slots are; from this one on their rows are NaN."""
+
+
+def taken_before(step: jax.Array) -> jax.Array:
+    """``StepMath.taken`` of step number ``step``, () int32: () float32."""
+    import jax.numpy as jnp
+
+    return jnp.where(step < MOST_STEPS, step.astype(jnp.float32), jnp.float32(jnp.nan))
+
+
+LAST = "last"
+"""The slot of an exact optimizer that counts the steps of the table up to the row's last one."""
+_NODES = 8  # of the quadrature: enough for 3e-7 with the default decays, whatever eps, gradients and step
+_NEGLIGIBLE = 1e-8  # the share of a tail that is cut off
+_CORE = 0.35  # the share of a tail's terms between whose ends the nodes lie
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Exact(RowOptimizer):
+    """Base of the optimizers that step all rows of a table at the cost of those that are touched.
+
+    A lazy optimizer leaves out what optax does to a row that a batch does not touch: its moments decay, and they still
+    move it. Here a row is stepped for all steps that it missed when it is read or touched again. What it missed is not
+    summed up step by step: the table holds each row *where it would come to rest* if no gradient came any more, so that
+    the moments' remaining movement, the *tail*, is behind it; a read adds the part of the tail that is still to come.
+
+      current = stored + tail(moments decayed to now, now);  after a step: stored = stepped - tail(moments, now + 1)
+
+    A tail is a sum over future steps with numbers that all rows share, ``tail_numbers``, of any schedule: nothing is
+    stored of a row but the number of its last step. A row that missed hundreds of steps costs no more than one that
+    missed none.
+
+    Whoever reads rows without their slots reads where they come to rest, which differs from the current row by what the
+    moments of its last steps still move it.
+    """
+
+    has_tail: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.weight_decay:
+            raise ValueError(
+                f"weight_decay of {type(self).__name__} is {self.weight_decay}, but is added to gradients, which rows"
+                " that no batch touches do not have; leave it out, or take ExactAdamW, which decays all rows"
+            )
+
+    def tail_of(self, slots: Slots, math: StepMath, *, after: bool) -> jax.Array:
+        """Values: how far ``slots`` at this step, or after it, will still move their rows; they are subtracted."""
+        raise NotImplementedError
+
+    def decayed(self, slots: Slots, math: StepMath) -> tuple[Slots, jax.Array]:
+        """The slots before this step, and how many steps the rows missed, row scalars."""
+        missed = math.taken - slots[LAST]
+        of_name = {}
+        for name, decay in self.slot_decays.items():
+            factor = _power(decay, missed, math)
+            of_name[name] = slots[name] * (math.spread(factor) if self.slots[name] == "element" else factor)
+        return of_name, missed
+
+    def current(self, rows: jax.Array, slots: Slots, math: StepMath) -> jax.Array:
+        """See the base class."""
+        decayed, missed = self.decayed(slots, math)
+        return self._unsettled(rows, decayed, missed, math)
+
+    def settled(self, rows: jax.Array, slots: Slots, math: StepMath) -> jax.Array:
+        """See the base class."""
+        return rows - self.tail_of(slots, math, after=False) if self.has_tail else rows
+
+    def _unsettled(self, rows: jax.Array, decayed: Slots, missed: jax.Array, math: StepMath) -> jax.Array:
+        if self.row_decay != 1:
+            rows = rows * math.spread(_power(self.row_decay, missed, math))
+        return rows + self.tail_of(decayed, math, after=False) if self.has_tail else rows
+
+    def step_rows(self, rows: jax.Array, gradients: jax.Array, slots: Slots, math: StepMath) -> tuple[jax.Array, Slots]:
+        """One step on gathered rows; see the class."""
+        decayed, missed = self.decayed(slots, math)
+        rows = self._unsettled(rows, decayed, missed, math)
+        if self.row_decay != 1:
+            rows = rows - (1 - self.row_decay) * rows
+        rows, new_slots = RowOptimizer.step_rows(self, rows, gradients, decayed, math)
+        if self.has_tail:
+            rows = rows - self.tail_of(new_slots, math, after=True)
+        return rows, {**new_slots, LAST: math.taken + 0 * missed + 1}
+
+
+def _power(base: float, exponents: jax.Array, math: StepMath) -> jax.Array:
+    """Row scalars: the powers of a number in [0, 1], 1 where the exponent is 0."""
+    if base == 0:
+        return math.where(exponents > 0, 0 * exponents, 1.0)
+    return math.exp(exponents * log(base))
+
+
+def _rates(optimizer: RowOptimizer, step: jax.Array, terms: int) -> jax.Array:
+    """The learning rates of the next steps, (terms,) float32."""
+    import jax
+    import jax.numpy as jnp
+
+    return jax.vmap(optimizer.learning_rate_at)(step + jnp.arange(terms, dtype=jnp.int32))
+
+
+def _terms(ratio: float, what: str) -> int:
+    """How many terms of a tail count, each ``ratio`` of the one before.
+
+    Raises:
+      ValueError: If they do not become fewer.
+    """
+    if ratio >= 0.9995:
+        raise ValueError(f"{what}: an exact optimizer's rows would not come to rest within 36,000 steps")
+    return 0 if ratio == 0 else ceil(log(_NEGLIGIBLE) / log(ratio))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExactMomentum(Exact, Momentum):
+    """``Momentum`` of all rows (``optax.sgd(momentum=...)``) at the cost of those that are touched; see ``Exact``."""
+
+    name: ClassVar[str] = "exact_momentum"
+    optax_name: ClassVar[str | None] = None
+    slots: ClassVar[Mapping[str, SlotShape]] = {**Momentum.slots, LAST: "row"}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _terms(self.momentum, f"momentum is {self.momentum}")
+
+    @property
+    def slot_decays(self) -> Mapping[str, float]:
+        """What a step without a gradient multiplies ``trace`` by."""
+        return {"trace": self.momentum}
+
+    def tail_numbers(self, step: jax.Array) -> jax.Array:
+        """The sum of the coming steps' learning rates, each times the share of ``trace`` that is left: (1,)."""
+        import jax.numpy as jnp
+
+        terms = _terms(self.momentum, "")
+        powers = [self.momentum ** (k + (2 if self.nesterov else 1)) for k in range(terms)]
+        return jnp.sum(_rates(self, step, terms) * jnp.asarray(powers, jnp.float32))[None]
+
+    def tail_of(self, slots: Slots, math: StepMath, *, after: bool) -> jax.Array:
+        """See ``Exact``."""
+        return math.spread(math.tail(0, after=after)) * slots["trace"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExactRMSProp(Exact, RMSProp):
+    """``RMSProp`` of all rows (``optax.rmsprop``): ``nu`` decays in all steps. A row moves only where it is touched."""
+
+    name: ClassVar[str] = "exact_rmsprop"
+    optax_name: ClassVar[str | None] = None
+    has_tail: ClassVar[bool] = False
+    slots: ClassVar[Mapping[str, SlotShape]] = {**RMSProp.slots, LAST: "row"}
+
+    @property
+    def slot_decays(self) -> Mapping[str, float]:
+        """What a step without a gradient multiplies ``nu`` by."""
+        return {"nu": self.decay}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExactAdam(Exact, Adam):
+    """``optax.adam`` of all rows at the cost of those that are touched; see ``Exact``.
+
+    With ``P_k = lr_k * (b1**k / (1 - b1**t)) * y_k`` and ``y_k = sqrt((1 - b2**t) / b2**k)`` of the k-th coming step,
+    of number ``t``, the tail is ``mu * sum(P_k / (sqrt(nu) + eps * y_k))``: a smooth function of ``log y`` summed with
+    weights that all rows share. It is computed as ``mu * sum(w_j / (sqrt(nu) + e_j))`` with 8 nodes and weights that
+    give the same sums of polynomials up to degree 7 between them.
+    """
+
+    name: ClassVar[str] = "exact_adam"
+    optax_name: ClassVar[str | None] = None
+    slots: ClassVar[Mapping[str, SlotShape]] = {**Adam.slots, LAST: "row"}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._tail_terms()
+
+    def _tail_terms(self) -> int:
+        ratio = self.b1 / sqrt(self.b2) if self.b1 else 0.0
+        most = (
+            "sqrt(b2)"
+            if self.row_decay == 1
+            else f"sqrt(b2) * {self.row_decay:.4g}, the share of a row that decay leaves"
+        )
+        return _terms(ratio / self.row_decay, f"b1 is {self.b1} and b2 {self.b2}, but b1 must be below {most}")
+
+    @property
+    def slot_decays(self) -> Mapping[str, float]:
+        """What a step without a gradient multiplies ``mu`` and ``nu`` by."""
+        return {"mu": self.b1, "nu": self.b2}
+
+    def tail_numbers(self, step: jax.Array) -> jax.Array:
+        """The weights ``w_j`` and the nodes ``e_j`` of the class, (16,): Chebyshev's in ``log y``."""
+        import jax.numpy as jnp
+        import numpy as np
+
+        terms = self._tail_terms()
+        if terms == 0:
+            return jnp.concatenate([jnp.zeros(_NODES, jnp.float32), jnp.ones(_NODES, jnp.float32)])
+        k = np.arange(1, terms + 1)
+        first, second = self.bias_corrections(step.astype(jnp.float32) + jnp.asarray(k, jnp.float32))
+        shares = _rates(self, step, terms) * jnp.asarray((self.b1 / self.row_decay) ** k, jnp.float32) / first
+        logs = 0.5 * (jnp.log(second) - jnp.asarray(k * log(self.b2), jnp.float32))
+        shares = shares * jnp.exp(logs)
+        low, high = logs[0], logs[min(terms, max(2, ceil(_CORE * terms))) - 1]
+        middle, half = (low + high) / 2, (high - low) / 2
+        at = jnp.where(half > 0, (logs - middle) / jnp.where(half > 0, half, jnp.float32(1)), jnp.float32(0))
+        # Chebyshev's polynomials of a point, and at the nodes, where they are orthogonal: so the weights are sums.
+        polynomials = [jnp.ones_like(at), at]
+        while len(polynomials) < _NODES:
+            polynomials.append(2 * at * polynomials[-1] - polynomials[-2])
+        moments = jnp.stack([jnp.sum(shares * polynomial) for polynomial in polynomials])
+        angles = (2 * np.arange(_NODES) + 1) * pi / (2 * _NODES)
+        at_nodes = np.cos(np.arange(_NODES) * angles[:, None]) * np.where(np.arange(_NODES) == 0, 1, 2) / _NODES
+        weights = jnp.sum(jnp.asarray(at_nodes, jnp.float32) * moments[None, :], axis=1)
+        nodes = jnp.float32(self.eps) * jnp.exp(middle + half * jnp.asarray(np.cos(angles), jnp.float32))
+        return jnp.concatenate([weights, nodes])
+
+    def tail_of(self, slots: Slots, math: StepMath, *, after: bool) -> jax.Array:
+        """See ``Exact``."""
+        root, total = math.sqrt(slots["nu"]), None
+        for j in range(_NODES):
+            weight, node = (math.spread(math.tail(number, after=after)) for number in (j, _NODES + j))
+            term = weight / (root + node)
+            total = term if total is None else total + term
+        assert total is not None
+        return slots["mu"] * total
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExactAdamW(ExactAdam):
+    """``optax.adamw`` of all rows at the cost of those that are touched; see ``ExactAdam``.
+
+    ``weight_decay`` is decoupled: every step multiplies every row by ``1 - learning_rate * weight_decay``.
+
+    Raises:
+      ValueError: If the learning rate is a schedule: what it has decayed rows by would have to be known of every step.
+    """
+
+    name: ClassVar[str] = "exact_adamw"
+    takes_schedule: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if callable(self.learning_rate):
+            raise ValueError(
+                "learning_rate of ExactAdamW is a schedule, but rows that missed steps are decayed for all of them at"
+                " once; give it a number, or ExactAdam a schedule"
+            )
+        if not 0 < self.row_decay <= 1:
+            raise ValueError(
+                f"learning_rate * weight_decay of ExactAdamW is {self.learning_rate * self.weight_decay}, but must be"
+                " at least 0 and below 1"
+            )
+        RowOptimizer.__post_init__(self)
+        self._tail_terms()
+
+    @property
+    def row_decay(self) -> float:
+        """What a step without a gradient multiplies rows by."""
+        assert not callable(self.learning_rate)
+        return 1 - self.learning_rate * self.weight_decay
+
+    @property
+    def gradient_decay(self) -> float:
+        """None: the decay is no part of gradients."""
+        return 0.0
+
+
 RowOptimizers = RowOptimizer | Callable[[str], RowOptimizer | None]
 """One optimizer of all tables, or a function from a table's (or a stack's) name to its own, None for a frozen one."""
 
@@ -409,6 +724,10 @@ def optimizer_of(optimizers: RowOptimizers | None, name: str) -> RowOptimizer | 
 
 
 ROW_OPTIMIZERS: Mapping[str, type[RowOptimizer]] = {
-    kind.name: kind for kind in (SGD, Momentum, Adagrad, RowWiseAdagrad, RMSProp, Adam, RowWiseRMSProp, RowWiseAdam)
-}
+    kind.name: kind
+    for kind in (
+        SGD, Momentum, Adagrad, RowWiseAdagrad, RMSProp, Adam, RowWiseRMSProp, RowWiseAdam,
+        ExactMomentum, ExactRMSProp, ExactAdam, ExactAdamW,
+    )
+}  # fmt: skip
 """jrec's row optimizers by their names in configurations."""

@@ -13,6 +13,9 @@ import ml_dtypes
 import numpy as np
 from hypothesis import strategies as st
 
+from jrec import ops
+from jrec.row_optimizers import Exact, RowOptimizer
+
 DTYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 EPSILON = {"float32": 2.0**-23, "bfloat16": 2.0**-8, "float16": 2.0**-10}
 ID_KINDS = ("uniform", "identical", "power law", "half padding", "all padding")
@@ -197,6 +200,46 @@ def slack(case: Case) -> float:
     return 5e-5 + 2e-6 * (int(np.bincount(real).max()) if real.size else 0)
 
 
+def made(kind: type[RowOptimizer], **common: object) -> RowOptimizer:
+    """An optimizer of what its kind takes: exact ones decay no gradients, and AdamW has no schedule."""
+    if issubclass(kind, Exact) and kind is not ops.ExactAdamW:
+        common.pop("weight_decay", None)
+    if not kind.takes_schedule and callable(rate := common["learning_rate"]):
+        common["learning_rate"] = float(rate(0))
+    return kind(**common)
+
+
+LAZY = {
+    ops.ExactMomentum: ops.Momentum, ops.ExactRMSProp: ops.RMSProp, ops.ExactAdam: ops.Adam, ops.ExactAdamW: ops.Adam
+}  # fmt: skip
+
+
+def _exact_step(
+    optimizer: Exact, rows: np.ndarray, gradients: np.ndarray, slots: dict[str, np.ndarray], *, step: int, scale: float
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """``textbook_step`` where rows lie at rest: all coming movements are summed, term by term."""
+    o, kind = optimizer, type(optimizer)
+    of_momentum, of_nu = getattr(o, "momentum", None), getattr(o, "b2", getattr(o, "decay", None))
+    decays = {"trace": of_momentum, "mu": getattr(o, "b1", None), "nu": of_nu}
+    stays = 1 - o.learning_rate * o.weight_decay if kind is ops.ExactAdamW else 1.0
+    own = {name: getattr(o, name) for name in (f.name for f in LAZY[kind].hyperparameters())}
+    lazy = LAZY[kind](learning_rate=o.learning_rate, max_row_norm=o.max_row_norm, **own)
+
+    def coming(state: dict[str, np.ndarray], first: int) -> np.ndarray:
+        total, state = np.zeros_like(rows), dict(state)
+        for number in range(first, first + (0 if kind is ops.ExactRMSProp else 300)):
+            zero = np.zeros_like(rows)
+            moved, state = textbook_step(lazy, zero, zero, state, step=number, scale=1.0)
+            total = total + moved / stays ** (number - first + 1)
+        return total
+
+    missed = (step - slots["last"])[:, None]
+    state = {name: slots[name] * decays[name] ** missed for name in kind.slots if name != "last"}
+    now = rows * stays**missed - coming(state, step)
+    new, state = textbook_step(lazy, stays * now, gradients, state, step=step, scale=scale)
+    return new + coming(state, step + 1), {**state, "last": np.full_like(slots["last"], step + 1)}
+
+
 def textbook_step(
     optimizer: object, rows: np.ndarray, gradients: np.ndarray, slots: dict[str, np.ndarray], *, step: int, scale: float
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
@@ -210,6 +253,8 @@ def textbook_step(
       step: How many steps were taken before.
       scale: Multiplies the gradients.
     """
+    if isinstance(optimizer, Exact):
+        return _exact_step(optimizer, rows, gradients, slots, step=step, scale=scale)
     o, kind = optimizer, type(optimizer).__name__
     rate = o.learning_rate(step) if callable(o.learning_rate) else o.learning_rate
     rate = float(rate)

@@ -17,7 +17,7 @@ from jrec.app import config as configs
 from jrec.app.config import TrainConfig, differences, load_config, save_config
 from jrec.app.config.typed_toml import describe, keys
 from jrec.errors import ConfigError, value_errors_are_config_errors
-from jrec.row_optimizers import ROW_OPTIMIZERS
+from jrec.row_optimizers import ROW_OPTIMIZERS, Exact
 
 SHIPPED = sorted((pathlib.Path(__file__).parents[1] / "configs").glob("*.toml"))
 
@@ -352,11 +352,23 @@ def test_papers_architectures():
 
 @pytest.mark.parametrize("name", ROW_OPTIMIZERS)
 def test_a_configuration_has_every_hyperparameter_of_the_row_optimizer_and_its_defaults(name):
-    config = configs.EmbeddingOptimizerConfig(name=name, learning_rate=0.5, weight_decay=0.25, max_row_norm=2.0)
-    optimizer = config.build(lambda step: step + 1)
-    assert optimizer.learning_rate(3) == 2.0
-    wanted = ROW_OPTIMIZERS[name](learning_rate=optimizer.learning_rate, weight_decay=0.25, max_row_norm=2.0)
-    assert optimizer == wanted
+    kind = ROW_OPTIMIZERS[name]
+    decay = 0.0 if issubclass(kind, Exact) and kind.takes_schedule else 0.1
+    config = configs.EmbeddingOptimizerConfig(name=name, learning_rate=0.5, weight_decay=decay, max_row_norm=2.0)
+    if kind.takes_schedule:
+        optimizer = config.build(lambda step: step + 1)
+        assert optimizer.learning_rate(3) == 2.0
+    else:
+        with pytest.raises(ConfigError, match=f"name is '{name}', which takes no schedule of learning rates"):
+            config.build(configs.LRScheduleConfig(warmup_steps=2).build(10))
+        optimizer = config.build(configs.LRScheduleConfig().build(10))
+        assert optimizer.learning_rate == 0.5
+    assert optimizer == kind(learning_rate=optimizer.learning_rate, weight_decay=decay, max_row_norm=2.0)
+
+
+def test_exact_optimizers_refuse_a_decay_of_touched_rows_only():
+    with pytest.raises(ConfigError, match=r"optimizer.embedding: weight_decay of ExactAdam is 0.1.*ExactAdamW"):
+        configs.EmbeddingOptimizerConfig(name="exact_adam", weight_decay=0.1)
 
 
 def test_the_defaults_that_configured_runs_have_always_had():
@@ -372,6 +384,10 @@ def test_the_defaults_that_configured_runs_have_always_had():
         "adam": {"b1": 0.9, "b2": 0.999, "eps": 1e-8},
         "rowwise_rmsprop": {"decay": 0.9, "eps": 1e-14},
         "rowwise_adam": {"b1": 0.9, "b2": 0.999, "eps": 1e-8},
+        "exact_momentum": {"momentum": 0.9, "nesterov": False},
+        "exact_rmsprop": {"decay": 0.9, "eps": 1e-14},
+        "exact_adam": {"b1": 0.9, "b2": 0.999, "eps": 1e-8},
+        "exact_adamw": {"b1": 0.9, "b2": 0.999, "eps": 1e-8},
     }
 
 

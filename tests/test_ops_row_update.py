@@ -31,6 +31,10 @@ CASES = {
     "adam": (ops.Adam(learning_rate=SCHEDULE, eps=1e-3, weight_decay=0.02, max_row_norm=3.0), (S[3], S[5], S[12])),
     "row-wise rmsprop": (ops.RowWiseRMSProp(learning_rate=0.05, decay=0.8, eps=1e-3), (S[4], S[11])),
     "row-wise adam": (ops.RowWiseAdam(learning_rate=SCHEDULE, eps=1e-3, weight_decay=0.02), (S[3], S[8], S[13])),
+    "exact momentum": (ops.ExactMomentum(learning_rate=0.1, nesterov=True, max_row_norm=1.0), (S[1], S[7])),
+    "exact rmsprop": (ops.ExactRMSProp(learning_rate=0.05, decay=0.8, eps=1e-3), (S[4], S[8])),
+    "exact adam": (ops.ExactAdam(learning_rate=SCHEDULE, eps=1e-3, max_row_norm=3.0), (S[3], S[5], S[12])),
+    "exact adamw": (ops.ExactAdamW(learning_rate=0.1, eps=1e-3, weight_decay=0.02), (S[8], S[13])),
 }
 STEPS = 3
 

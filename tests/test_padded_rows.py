@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import reference
 from flax import nnx
 from grids import some_of
 from pallas_interpreter import interpreted
@@ -23,7 +24,7 @@ from jrec.row_optimizers import ROW_OPTIMIZERS
 from jrec.run.checkpoint import StateRows, dense_arrays, restore_state
 
 COMMON = {"learning_rate": lambda step: 0.5 / (step + 1), "weight_decay": 0.01, "max_row_norm": 1.5}
-OPTIMIZERS = [kind(**COMMON) for kind in ROW_OPTIMIZERS.values()]
+OPTIMIZERS = [reference.made(kind, **COMMON) for kind in ROW_OPTIMIZERS.values()]
 KEY = jax.random.key_data(jax.random.key(5))
 ROWS, BAGS = 40, 30
 

@@ -21,6 +21,7 @@ OPTIMIZERS = (
     ops.Adam(**COMMON),
     ops.RowWiseRMSProp(**COMMON),
     ops.RowWiseAdam(**COMMON),
+    *(reference.made(kind, **COMMON) for kind in reference.LAZY),
 )
 
 

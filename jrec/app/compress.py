@@ -25,6 +25,7 @@ from jrec.app.tables import in_cores, train_override
 from jrec.checkpoint import Checkpoints, CopiedRows
 from jrec.checkpoint.manifest import VALUES
 from jrec.checkpoint.saved import SavedTable
+from jrec.checkpoint.settled import SETTLED
 from jrec.data.schema import Schema
 from jrec.errors import ConfigError, value_errors_are_config_errors
 from jrec.ops.layout import EmbeddingLayout, TableConfig
@@ -186,6 +187,13 @@ def _selected(run: OpenedRun, selection: Selection) -> list[TableConfig]:
             raise ConfigError(f"--tables: the run has no table {name!r}, only {', '.join(tables)}")
         if name not in whole:
             raise ConfigError(f"--tables: {name} is of tier {tables[name].tier!r}; only whole tables are compressed")
+    exact = run.saved.manifest.meta.get(SETTLED, {})
+    if named := [name for name in selection.tables if name in exact]:
+        raise ConfigError(
+            f"--tables: {named[0]} is trained by {exact[named[0]]['name']!r}, but the slices of a tensor train by lazy"
+            " optimizers only; train the table by one of them"
+        )
+    whole = {name: t for name, t in whole.items() if name not in exact}
     largest = sorted(whole.values(), key=lambda t: -t.rows)[: selection.largest]
     chosen = {t.name for t in largest} | set(selection.tables)
     chosen |= {name for name, t in whole.items() if selection.min_rows and t.rows >= selection.min_rows}
@@ -291,6 +299,8 @@ def _write(
     for name, cores in trains.items():
         learned |= {path: np.asarray(core) for path, core in core_arrays(layout, name, cores).items()}
     meta: dict[str, Any] = {"meta": meta_of(run.saved)}
+    if SETTLED in run.saved.manifest.meta:
+        meta[SETTLED] = run.saved.manifest.meta[SETTLED]
     about = {"command": "jrec compress", "checkpoint": str(run.saved.folder)}
     options: dict[str, Any] = {"overwrite": overwrite, "inputs": [run.folder, run.config.data.path]}
     with contextlib.ExitStack() as stack:

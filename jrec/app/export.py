@@ -55,10 +55,11 @@ def export_run(
         )
     run = load_opened(opened, rows=kind.exports_vectors)
     with run.advising():
+        saved = run.saved.current()
         source = Exportable(
             model=run.model,
             layout=run.layout,
-            rows=lambda table, rows: run.saved.table(table).read(VALUES, rows),
+            rows=lambda table, rows: saved.table(table).read(VALUES, rows),
             growing=run.run.growing,
             dense=tuple(feature.name for feature in run.schema.dense),
             schema=run.schema,

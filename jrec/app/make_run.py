@@ -86,6 +86,7 @@ def check_pipeline(config: TrainConfig) -> None:
     in_place.check_pipeline(
         config.tables.host,
         planned=config.planned,
+        exact=config.optimizer.embedding.exact,
         implementation=None if named == "auto" else named,
         key="tables.host.pipeline",
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
@@ -14,11 +14,15 @@ import numpy as np
 from jrec.checkpoint import chunks
 from jrec.checkpoint.files import read_arrays
 from jrec.checkpoint.manifest import ARRAYS, ROWS, TABLES, VALUES, Manifest, PieceRecord, TableRecord, read_manifest
+from jrec.checkpoint.settled import SETTLED, Conversion, Settled
 from jrec.errors import CheckpointError
 from jrec.ops.layout import Stack
+from jrec.row_optimizers import RowOptimizer
 
 if TYPE_CHECKING:
     from jrec.host.table import HostTable
+
+_AT_ONCE = 1 << 16  # rows that are read to be converted
 
 
 class Saved:
@@ -35,6 +39,28 @@ class Saved:
         self.folder = folder
         self.manifest: Manifest = read_manifest(folder)
         self._tables: dict[str, SavedTable] = {}
+        self._conversions: Mapping[str, Conversion] = {}
+
+    def read_by(self, optimizers: Callable[[str], RowOptimizer | None]) -> Saved:
+        """The checkpoint as a run reads it: rows that exact optimizers stored are then as it needs them.
+
+        Args:
+          optimizers: By table, the optimizer that goes on with its rows and slots; None to read current rows.
+
+        Returns:
+          The checkpoint itself if it is so already.
+        """
+        stored = {name: Settled.from_meta(meta) for name, meta in self.manifest.meta.get(SETTLED, {}).items()}
+        conversions = {name: one for name, of in stored.items() if (one := of.read_by(optimizers(name))) is not None}
+        if not conversions:
+            return self
+        converted = Saved(self.folder)
+        converted._conversions = conversions
+        return converted
+
+    def current(self) -> Saved:
+        """The checkpoint, read by whoever only predicts (``read_by``)."""
+        return self.read_by(lambda table: None)
 
     @property
     def step(self) -> int:
@@ -62,7 +88,8 @@ class Saved:
                     " use the run's own configuration"
                 )
             record = self.manifest.tables[name]
-            self._tables[name] = SavedTable(self.folder / TABLES / record.shape.folder, record)
+            folder = self.folder / TABLES / record.shape.folder
+            self._tables[name] = SavedTable(folder, record, self._conversions.get(name))
         return self._tables[name]
 
     def stack_tables(self, stack: Stack) -> list[SavedTable]:
@@ -117,10 +144,11 @@ class SavedTable:
     Args:
       folder: The table's folder.
       record: What the manifest says of it.
+      conversion: What is done to rows that are read; None to read them as they are stored.
     """
 
-    def __init__(self, folder: pathlib.Path, record: TableRecord):
-        self.record, self._folder = record, folder
+    def __init__(self, folder: pathlib.Path, record: TableRecord, conversion: Conversion | None = None):
+        self.record, self._folder, self._conversion = record, folder, conversion
         self._pieces = [_Piece(folder / piece.folder, piece, record) for piece in record.pieces]
 
     def read(self, array: str, rows: np.ndarray) -> np.ndarray:
@@ -132,6 +160,22 @@ class SavedTable:
 
     def read_into(self, array: str, rows: np.ndarray, out: np.ndarray) -> None:
         """As ``read``, into an array of the shape and dtype that it returns."""
+        if self._conversion is None:
+            self._read_stored(array, rows, out)
+        else:
+            for begin in range(0, rows.size, _AT_ONCE):
+                some = slice(begin, begin + _AT_ONCE)
+                out[some] = self._conversion(self._all_stored(rows[some]))[array]
+
+    def _all_stored(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+        arrays = {}
+        for array in (VALUES, *self.record.shape.slots):
+            shape, dtype = self.record.shape.array(array)
+            arrays[array] = np.empty((rows.size, *shape), jnp.dtype(dtype))
+            self._read_stored(array, rows, arrays[array])
+        return arrays
+
+    def _read_stored(self, array: str, rows: np.ndarray, out: np.ndarray) -> None:
         self._fill_first(array, rows, out)
         read = np.zeros(rows.size, bool)
         for piece in self._pieces:
@@ -145,6 +189,23 @@ class SavedTable:
 
     def written(self, arrays: list[str]) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
         """What was written, chunk by chunk, later pieces after earlier ones: rows' numbers and arrays by name."""
+        if (conversion := self._conversion) is not None:
+            names = [VALUES, *self.record.shape.slots]
+            chunks = self._every(names) if conversion.moves_first_values else self._written(names)
+            for rows, stored in chunks:
+                converted = conversion(stored)
+                yield rows, {name: converted[name] for name in arrays}
+            return
+        yield from self._written(arrays)
+
+    def _every(self, arrays: list[str]) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
+        """All rows, whether they were written or not."""
+        for begin in range(0, self.record.shape.rows, _AT_ONCE):
+            rows = np.arange(begin, min(begin + _AT_ONCE, self.record.shape.rows))
+            stored = self._all_stored(rows)
+            yield rows, {name: stored[name] for name in arrays}
+
+    def _written(self, arrays: list[str]) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
         for piece in self._pieces:
             for number in range(piece.chunks):
                 yield piece.rows(number), {name: piece.chunk(name, number) for name in arrays}

@@ -173,6 +173,14 @@ class HostTable:
         self._store.fetch(rows, out, {}, self.threads)
         return out
 
+    def read_all(self, rows: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """``read`` with the rows' slots, float32, (n, dim) or (n,) by name."""
+        rows = checked_rows(rows, self.stack, ascending=False)
+        out = np.empty((rows.size, self.dim), self.dtype)
+        slots = {n: np.empty((rows.size, *s.shape[1:]), np.float32) for n, s in self._store.slots.items()}
+        self._store.fetch(rows, out, slots, self.threads)
+        return out, slots
+
     def gather_reduce(
         self, bags: Bags, *, make: bool = False, mark: bool = False, out: np.ndarray | None = None
     ) -> np.ndarray:
@@ -231,7 +239,7 @@ class HostTable:
           step: The number of steps that the table took before.
           gradient_scale: A factor of the gradients: one over the loss scale.
           rounding_key: (2,) uint32, for stochastic rounding of 16-bit rows; None rounds to nearest.
-          hyperparameters: (len(Hyper),) int32, what a jitted step computed of ``step``, ``gradient_scale`` and
+          hyperparameters: (HYPER_WORDS,) int32, what a jitted step computed of ``step``, ``gradient_scale`` and
             ``rounding_key`` (``jrec.native.hyper``), in their place. A learning rate that is a schedule then has the
             bits of rows on the device.
           made: Whether the lookup made and marked the rows: ``gather_reduce`` with ``make`` and ``mark``, of bags

@@ -16,9 +16,11 @@ import jax.numpy as jnp
 
 from jrec.mesh.allreduce import pick
 from jrec.mesh.exchange import Kind, swap, swap_padded
+from jrec.mesh.retrieve import Current, as_stored, gather
 from jrec.mesh.route import SendRoute
 from jrec.mesh.step import StepOptions
 from jrec.ops.gather_reduce import gather_reduce
+from jrec.row_optimizers import Slots
 
 
 @jax.tree_util.register_dataclass
@@ -81,15 +83,27 @@ class Sent:
             kind=kind,
         )
 
-    def pooled(self, shard: jax.Array, *, options: StepOptions | None = None) -> jax.Array:
+    def pooled(
+        self,
+        shard: jax.Array,
+        slots: Slots | None = None,
+        current: Current = as_stored,
+        *,
+        options: StepOptions | None = None,
+    ) -> jax.Array:
         """(num_bags, dim) float32: for each of this device's bags, the sum of its lookups in the route.
 
         Args:
           shard: (S, dim).
+          slots: The shard's slots; needed where ``current`` reads them.
+          current: See ``retrieve``.
           options: The step's options; only ``implementation`` is read.
         """
-        named = None if options is None else options.implementation
-        sums = gather_reduce(shard, self.rows, self.offsets, weights=self.weights, implementation=named)
+        rows, named = self.rows, None if options is None else options.implementation
+        if current is not as_stored:
+            shard = gather(shard, slots or {}, jnp.maximum(rows, 0), current)
+            rows = jnp.where(rows < 0, rows, jnp.arange(rows.size, dtype=jnp.int32))
+        sums = gather_reduce(shard, rows, self.offsets, weights=self.weights, implementation=named)
         # As sums go back along the lines, ``answers`` is what this device sends now, and ``sends`` what it gets.
         lines = sums.reshape(*self.at.shape, -1)
         arrived = swap(lines, self.answers, self.sends, kind=self.kind)

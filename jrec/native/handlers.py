@@ -136,6 +136,8 @@ def _set_table(job, frame, operands, scratch):
         put_i64(job, seg.SLOT0, data(result(frame, scratch + 1)))
     if buffers > 2:
         put_i64(job, seg.SLOT1, data(result(frame, scratch + 2)))
+    if buffers > 3:
+        put_i64(job, seg.SLOT2, data(result(frame, scratch + 3)))
     if num_arguments(frame) > operands + buffers:
         put_i64(job, seg.ROUNDING_ROWS, data(argument(frame, operands + buffers)))
 

@@ -10,7 +10,7 @@ from jrec.native import segment_kernels as kernels
 from jrec.native import threads as thread_pool
 from jrec.native.compile import pointer
 from jrec.native.host_cast import checked_ids, thread_count
-from jrec.native.hyper import Hyper, host_hyperparameters, kind_of
+from jrec.native.hyper import HYPER_WORDS, host_hyperparameters, kind_of
 from jrec.ops.row_optimizers import RowOptimizer
 from jrec.ops.storage import real_dim
 from jrec.ops.types import Cast
@@ -129,7 +129,7 @@ def casted_update(
     if hyperparameters is None:
         hyper = host_hyperparameters(optimizer, step, gradient_scale, _checked_key(rounding_key))
     else:
-        _check_array("hyperparameters", hyperparameters, (len(Hyper),), np.int32)
+        _check_array("hyperparameters", hyperparameters, (HYPER_WORDS,), np.int32)
         hyper = np.ascontiguousarray(hyperparameters)
     job = _segment_job(bag_gradients, sources, offsets, weights)
     segments, wide = min(int(cast.num_unique), rows.size), rows.dtype == np.int64
@@ -178,7 +178,7 @@ def _set_table(
         raise ValueError(
             f"{type(optimizer).__name__} keeps slots {sorted(optimizer.slots)}, but was given {sorted(slots)}"
         )
-    for word, (name, shape) in zip((J.SLOT0, J.SLOT1), optimizer.slots.items(), strict=False):
+    for word, (name, shape) in zip((J.SLOT0, J.SLOT1, J.SLOT2), optimizer.slots.items(), strict=False):
         _check_array(f"slot {name!r}", slots[name], table.shape if shape == "element" else table.shape[:1])
         _check_writable(f"slot {name!r}", slots[name])
         job[word] = pointer(slots[name])

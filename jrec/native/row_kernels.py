@@ -59,7 +59,11 @@ class Job(enum.IntEnum):
     SLOT1_WIDTH = 17
     SLOT1_INITIAL = 18
     SLOT1_VALUES = 19
-    ABSENT = 20  # set to 1 if a row is not made
+    SLOT2 = 20
+    SLOT2_WIDTH = 21
+    SLOT2_INITIAL = 22
+    SLOT2_VALUES = 23
+    ABSENT = 24  # set to 1 if a row is not made
 
 
 class Table(enum.IntEnum):
@@ -74,7 +78,8 @@ class Table(enum.IntEnum):
 JOB_WORDS, TABLE_WORDS = len(Job), len(Table)
 (
     ACTION, ROWS, COUNT, TABLE, DTYPE, DIM, VALUES, MADE, DIRTY, MARK, TABLES, NUM_TABLES,
-    SLOT0, SLOT0_WIDTH, SLOT0_INITIAL, SLOT0_VALUES, SLOT1, SLOT1_WIDTH, SLOT1_INITIAL, SLOT1_VALUES, ABSENT,
+    SLOT0, SLOT0_WIDTH, SLOT0_INITIAL, SLOT0_VALUES, SLOT1, SLOT1_WIDTH, SLOT1_INITIAL, SLOT1_VALUES,
+    SLOT2, SLOT2_WIDTH, SLOT2_INITIAL, SLOT2_VALUES, ABSENT,
 ) = (int(word) for word in Job)  # fmt: skip
 BASE, KEY0, KEY1, SCALE = (int(word) for word in Table)
 
@@ -145,7 +150,7 @@ def _prefetch(job, i):
         size = dim * (4 if get_i64(job, DTYPE) == F32 else 2)
         for byte in range(0, size, 64):
             prefetch(get_i64(job, TABLE) + row * size + byte)
-        for word in (SLOT0, SLOT1):
+        for word in (SLOT0, SLOT1, SLOT2):
             if get_i64(job, word) != 0:
                 width = 4 * get_i64(job, word + 1)
                 for byte in range(0, width, 64):
@@ -160,7 +165,7 @@ def _fetch(job, i, row, size):
         _copy(out, get_i64(job, TABLE) + row * size, get_i64(job, DIM), dtype)
     else:
         _initial_row(job, row, out)
-    for slot in (SLOT0, SLOT1):
+    for slot in (SLOT0, SLOT1, SLOT2):
         if get_i64(job, slot + 3) != 0:
             width = get_i64(job, slot + 1)
             out = get_i64(job, slot + 3) + 4 * width * i
@@ -173,7 +178,7 @@ def _fetch(job, i, row, size):
 @inlined
 def _store(job, i, row, size):
     _copy(get_i64(job, TABLE) + row * size, get_i64(job, VALUES) + i * size, get_i64(job, DIM), get_i64(job, DTYPE))
-    for slot in (SLOT0, SLOT1):
+    for slot in (SLOT0, SLOT1, SLOT2):
         if get_i64(job, slot) != 0:
             width = get_i64(job, slot + 1)
             _copy(get_i64(job, slot) + 4 * width * row, get_i64(job, slot + 3) + 4 * width * i, width, F32)
@@ -185,7 +190,7 @@ def _store(job, i, row, size):
 def _make(job, row, size):
     if not _has(get_i64(job, MADE), row):
         _initial_row(job, row, get_i64(job, TABLE) + row * size)
-        for slot in (SLOT0, SLOT1):
+        for slot in (SLOT0, SLOT1, SLOT2):
             if get_i64(job, slot) != 0:
                 width = get_i64(job, slot + 1)
                 _fill(get_i64(job, slot) + 4 * width * row, width, get_i64(job, slot + 2))

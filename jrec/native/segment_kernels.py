@@ -28,7 +28,18 @@ from jrec.native.accumulate import (
 )
 from jrec.native.compile import c_function, inlined, kernel
 from jrec.native.memory import get_f32, get_i32, get_i64, prefetch, put_f32, put_i32, put_i64
-from jrec.native.optimizer_steps import ADAM, ROWWISE_ADAGRAD, ROWWISE_ADAM, ROWWISE_RMSPROP, SGD, update_row
+from jrec.native.optimizer_steps import (
+    ADAM,
+    EXACT_ADAM,
+    EXACT_ADAMW,
+    EXACT_MOMENTUM,
+    EXACT_RMSPROP,
+    ROWWISE_ADAGRAD,
+    ROWWISE_ADAM,
+    ROWWISE_RMSPROP,
+    SGD,
+    update_row,
+)
 
 CHUNK = 2048  # cost of a chunk: ten microseconds of rows in cache, far above the price of handing it out
 PIECE = 4096  # lookups; at least CHUNK, so that at most one long segment begins, and one goes on, in any chunk
@@ -69,13 +80,14 @@ class Job(enum.IntEnum):
     STRIDE = 25  # elements from row to row of the table and of its slots; at least DIM
     UNSIGNED = 26  # 1 where ROWS are uint32, of a table of up to 2^32 - 1 rows
     ROUNDING_ROWS = 27  # int32, what stochastic rounding hashes in place of ROWS, or 0
+    SLOT2 = 28
 
 
 JOB_WORDS = len(Job)
 (
     SOURCE, DTYPE, DIM, SOURCE_ROWS, INDICES, CAPACITY, OFFSETS, LENGTH, SEGMENTS, WEIGHTS, POSITIONS, OUT,
     SEGMENT_COST, PARTIALS, LONG, ERROR, ROWS, TABLE, TABLE_DTYPE, TABLE_ROWS, KIND, SLOT0, SLOT1, HYPER, GRADIENTS,
-    STRIDE, UNSIGNED, ROUNDING_ROWS,
+    STRIDE, UNSIGNED, ROUNDING_ROWS, SLOT2,
 ) = (int(word) for word in Job)  # fmt: skip
 
 malloc = c_function("malloc", types.int64, types.int64)
@@ -180,7 +192,8 @@ def _update(job, s, gradient, scratch):
         number = row if numbers == 0 else np.int64(get_i32(numbers, s))
         update_row(
             get_i64(job, KIND), get_i64(job, TABLE), get_i64(job, TABLE_DTYPE), row, number, get_i64(job, DIM),
-            get_i64(job, STRIDE), gradient, get_i64(job, SLOT0), get_i64(job, SLOT1), get_i64(job, HYPER), scratch,
+            get_i64(job, STRIDE), gradient, get_i64(job, SLOT0), get_i64(job, SLOT1), get_i64(job, SLOT2),
+            get_i64(job, HYPER), scratch,
         )  # fmt: skip
 
 
@@ -202,10 +215,12 @@ def _prefetch_row(job, s):
             prefetch(get_i64(job, SLOT0) + 4 * row)
         elif kind != SGD:
             _prefetch_lines(get_i64(job, SLOT0) + 4 * at, 4 * dim)
-        if kind == ADAM:
+        if kind in (ADAM, EXACT_ADAM, EXACT_ADAMW):
             _prefetch_lines(get_i64(job, SLOT1) + 4 * at, 4 * dim)
-        elif kind == ROWWISE_ADAM:
+        elif kind in (ROWWISE_ADAM, EXACT_MOMENTUM, EXACT_RMSPROP):
             prefetch(get_i64(job, SLOT1) + 4 * row)
+        if kind in (EXACT_ADAM, EXACT_ADAMW):
+            prefetch(get_i64(job, SLOT2) + 4 * row)
 
 
 @inlined

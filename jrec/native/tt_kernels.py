@@ -209,7 +209,7 @@ def step_slice(job, digit, gradient):
     size, none = get_i64(job, RANK) * get_i64(job, COLUMNS), np.int64(0)
     kind, core, hyper = get_i64(job, KIND), get_i64(job, CORE), get_i64(job, HYPER)
     slots = get_i64(job, SLOT0), get_i64(job, SLOT1)
-    update_row(kind, core, np.int64(F32), digit, digit, size, size, gradient, slots[0], slots[1], hyper, none)
+    update_row(kind, core, np.int64(F32), digit, digit, size, size, gradient, slots[0], slots[1], none, hyper, none)
 
 
 @inlined

@@ -86,6 +86,7 @@ class EmbeddingCollection(nnx.Module):
         typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
         self.key_implementation = str(jax.random.key_impl(key)) if typed else ""
         self.key = TableKey(jax.random.key_data(key) if typed else key)
+        self.exact = False  # whether rows are read with the slots of exact optimizers; ``SparseOptimizer`` says so
 
     def table_key(self) -> jax.Array:
         """The key of the initial rows, wherever they are.
@@ -207,8 +208,10 @@ class EmbeddingCollection(nnx.Module):
         """Phase one: activations (num_bags, dim) by stack, and what their backward pass needs.
 
         Raises:
-          ValueError: If a stack has no bags, or its rows are not in here.
+          ValueError: If a stack has no bags, or its rows are not in here; if an exact optimizer trains rows, which are
+            looked up by ``SparseOptimizer.lookup``.
         """
+        self._check_not_exact()
         return look_up(self.with_own({}, bags=bags), bags, self.contexts(), self.implementation)
 
     def cache_hits(self, slots: Mapping[str, Mapping[str, Any]]) -> dict[str, CacheHits]:
@@ -246,7 +249,15 @@ class EmbeddingCollection(nnx.Module):
         Example:
           >>> vectors = nnx.jit(lambda model, ids: model.embeddings.lookup_feature("user", ids))(model, users)
         """
+        self._check_not_exact()
         return lookup_feature(self, name, ids, weights)
+
+    def _check_not_exact(self) -> None:
+        if self.exact:
+            raise ValueError(
+                "rows are trained by an exact optimizer, which reads them with its slots: look them up by"
+                " optimizer.lookup(model, bags), the method of jrec.nn.SparseOptimizer"
+            )
 
     def _unique_capacity(self, name: str, rows: jax.Array, bags: Bags) -> int:
         stack = self.layout.stacks[name]

@@ -18,7 +18,7 @@ from jrec.nn.update import apply_gradients, joined_bags, step_contexts, step_sto
 from jrec.ops.layout import EmbeddingLayout, Stack
 from jrec.ops.rounding import derived_key
 from jrec.ops.types import Bags
-from jrec.row_optimizers import BagGradients, RowOptimizer
+from jrec.row_optimizers import BagGradients, Exact, RowOptimizer
 from jrec.tiers.store import look_up
 
 Loss = Callable[[Any, Batch], jax.Array]
@@ -118,6 +118,8 @@ class SparseOptimizer(nnx.Module):
         own = {table.name: self.of(stack.name) for stack in trains for table in stack.tables}
         named = {name: cores for name in own if name not in tables} if isinstance(cores, RowOptimizer) else cores or {}
         self._cores = _by_stack(trains, embedding, {**own, **named}, "cores")
+        _check_cores(trains, self.of, self.cores_of)
+        model.embeddings.exact = self.has_tail
         slots = model.embeddings.init_slots(self.of, cores=self.cores_of)
         self.slots = nnx.Dict(
             {stack: nnx.Dict({name: RowSlot(slot) for name, slot in fresh.items()}) for stack, fresh in slots.items()}
@@ -143,6 +145,21 @@ class SparseOptimizer(nnx.Module):
         """The row optimizer of a stack; None where its rows are frozen."""
         return dict(self._rows)[stack]
 
+    @property
+    def has_tail(self) -> bool:
+        """Whether lookups read other rows than tables hold, by slots: of exact optimizers."""
+        return any(optimizer is not None and optimizer.has_tail for _, optimizer in self._rows)
+
+    def lookup(self, model: Any, bags: Mapping[str, Bags]) -> tuple[dict[str, jax.Array], dict[str, Any]]:
+        """``EmbeddingCollection.lookup`` of rows as they are before the next step, which exact optimizers need.
+
+        Raises:
+          ValueError: As ``EmbeddingCollection.lookup``.
+        """
+        embeddings = model.embeddings
+        contexts, stores = step_contexts(embeddings, self), step_stores(embeddings, self, {}, bags)
+        return look_up(stores, bags, contexts, embeddings.implementation)
+
     def cores_of(self, stack: str) -> RowOptimizer | None:
         """The row optimizer of the cores of a tensor-train table; None where they are frozen."""
         return None if self.of(stack) is None else dict(self._cores)[stack]
@@ -166,7 +183,7 @@ class SparseOptimizer(nnx.Module):
 
         Args:
           model: The optimizer's model, which holds all of its rows.
-          residuals: The residuals of ``EmbeddingCollection.lookup``, by stack.
+          residuals: The residuals of ``EmbeddingCollection.lookup``, or of ``lookup``, by stack.
           dense_gradients: The gradients of ``nnx.Param``, as from ``nnx.grad``.
           activation_gradients: (num_bags, dim) float32 by stack: the loss's gradient of the activations.
           gradient_scale: A factor of all gradients before they are clipped, such as one over the loss scale; None for
@@ -281,6 +298,20 @@ def _check_kinds(dense: Any, embedding: Any, cores: Any, tables: Mapping[str, An
                 f"{name} is {_named(optimizer)}, but rows and cores are trained by a row optimizer, as"
                 " jrec.ops.Adagrad(learning_rate=0.1)"
             )
+
+
+def _check_cores(
+    trains: Sequence[Stack], of: Callable[[str], RowOptimizer | None], cores_of: Callable[[str], RowOptimizer | None]
+) -> None:
+    """Refuses exact optimizers for tensor trains, whose slices are not read one by one."""
+    for stack in trains:
+        for optimizer, key in ((cores_of(stack.name), "cores"), (of(stack.name), "tables")):
+            if isinstance(optimizer, Exact):
+                name = stack.tables[0].name
+                raise ValueError(
+                    f"table {name!r} is a tensor train, but by {key} it would be trained by {type(optimizer).__name__};"
+                    f" give it a lazy optimizer, as tables={{{name!r}: jrec.ops.Adam(learning_rate=0.001)}}"
+                )
 
 
 def _named(optimizer: Any) -> str:

@@ -151,7 +151,7 @@ def accumulated_step(
     for batch, count in zip(batches, counts, strict=True):
         # A mean of means would weigh examples of short micro-batches more; by their shares the sum is the mean of all.
         share = count / total
-        activations, residuals = embeddings.lookup(batch.bags)
+        activations, residuals = optimizer.lookup(model, batch.bags)
         (own, logits), (dense, gradients) = _gradients(model, activations, batch, loss, None)
         own = jnp.where(embeddings.rows_left_out(residuals) > 0, jnp.nan, own)
         value, outputs = value + own * share, [*outputs, logits]
@@ -167,15 +167,21 @@ def predict_on(
     stores: Stores,
     batch: Batch,
     *,
+    optimizer: SparseOptimizer | None = None,
     communication: Communication | None = None,
 ) -> jax.Array:
     """Logits, (examples,) float32, of the model in eval mode; it stays as it is, and so does all of its state.
 
-    Devices that do not compute get zeros. Arguments as in ``train_step_on``.
+    Devices that do not compute get zeros. Arguments as in ``train_step_on``; ``optimizer`` is needed where it is exact,
+    since rows are then read with their slots.
     """
     embeddings = model.embeddings
-    every = embeddings.with_own(stores, bags=batch.bags)
-    contexts = embeddings.contexts(communication=communication)
+    if optimizer is None or not optimizer.has_tail:
+        every = embeddings.with_own(stores, bags=batch.bags)
+        contexts = embeddings.contexts(communication=communication)
+    else:
+        every = step_stores(embeddings, optimizer, stores, batch.bags)
+        contexts = step_contexts(embeddings, optimizer, communication)
     activations, _ = look_up(every, batch.bags, contexts, embeddings.implementation)
     graph, state = nnx.split(model)
 

@@ -35,6 +35,10 @@ from jrec.ops.types import Cast as Cast
 from jrec.row_optimizers import SGD as SGD
 from jrec.row_optimizers import Adagrad as Adagrad
 from jrec.row_optimizers import Adam as Adam
+from jrec.row_optimizers import ExactAdam as ExactAdam
+from jrec.row_optimizers import ExactAdamW as ExactAdamW
+from jrec.row_optimizers import ExactMomentum as ExactMomentum
+from jrec.row_optimizers import ExactRMSProp as ExactRMSProp
 from jrec.row_optimizers import Momentum as Momentum
 from jrec.row_optimizers import RMSProp as RMSProp
 from jrec.row_optimizers import RowOptimizer as RowOptimizer

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jrec.ops import rounding
 from jrec.ops.platforms import cpu_or_other
 from jrec.ops.sizes import all_static
-from jrec.row_optimizers import RowOptimizer, Slots
+from jrec.row_optimizers import RowOptimizer, Slots, taken_before
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -23,15 +23,18 @@ class ArrayMath:
       gradient_scale: () float32.
       corrections: The optimizer's ``bias_corrections``.
       step: () int32, how many steps were taken before, for a ``step_rows`` of its own form.
+      tails: The optimizer's ``tail_numbers`` before the step and after it.
     """
 
     learning_rate: jax.Array
     gradient_scale: jax.Array
     corrections: tuple[Any, Any]
     step: jax.Array
+    tails: tuple[jax.Array, jax.Array]
 
     sqrt = staticmethod(jnp.sqrt)
     rsqrt = staticmethod(jax.lax.rsqrt)
+    exp = staticmethod(jnp.exp)
 
     @staticmethod
     def of(optimizer: RowOptimizer, step: jax.Array, gradient_scale: jax.Array) -> ArrayMath:
@@ -41,7 +44,17 @@ class ArrayMath:
             gradient_scale=gradient_scale,
             corrections=optimizer.bias_corrections((step + 1).astype(jnp.float32)),
             step=step,
+            tails=(optimizer.tail_numbers(step), optimizer.tail_numbers(step + 1)),
         )
+
+    @property
+    def taken(self) -> jax.Array:
+        """How many steps were taken before, () float32."""
+        return taken_before(self.step)
+
+    def tail(self, number: int, *, after: bool = False) -> jax.Array:
+        """An entry of ``tails``, () float32."""
+        return self.tails[after][number]
 
     def spread(self, scalars: jax.Array) -> jax.Array:
         """(n,) as (n, 1); () as it is."""

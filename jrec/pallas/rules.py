@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jrec.pallas.tile import Tile
-from jrec.row_optimizers import RowOptimizer, Slots, SlotShape
+from jrec.row_optimizers import Exact, RowOptimizer, Slots, SlotShape, taken_before
 
 State = Slots  # by name: values, or row scalars for a row slot
 
@@ -43,6 +43,8 @@ class Step:
       learning_rate: Row scalars.
       gradient_scale: Row scalars.
       factors: Row scalars, one over each of the optimizer's ``bias_corrections``.
+      taken: Row scalars, steps before this one.
+      tails: Row scalars: the optimizer's ``tail_numbers`` before the step, and after it.
     """
 
     tile: Tile
@@ -51,9 +53,16 @@ class Step:
     learning_rate: jax.Array
     gradient_scale: jax.Array
     factors: tuple[jax.Array, jax.Array]
+    taken: jax.Array
+    tails: tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]
 
     sqrt = staticmethod(jnp.sqrt)
     rsqrt = staticmethod(jax.lax.rsqrt)
+    exp = staticmethod(jnp.exp)
+
+    def tail(self, number: int, *, after: bool = False) -> jax.Array:
+        """An entry of ``tails``."""
+        return self.tails[after][number]
 
     def spread(self, scalars: jax.Array) -> jax.Array:
         """Row scalars as values."""
@@ -83,16 +92,23 @@ def rule_of(optimizer: RowOptimizer, dim: int) -> Rule:
     Raises:
       NotImplementedError: For one whose step is not given by ``slot_terms`` and ``row_change``.
     """
-    if not optimizer.has_terms:
+    if not (optimizer.has_terms or isinstance(optimizer, Exact)):
         raise NotImplementedError(
             f"{type(optimizer).__name__} has a step_rows of its own, which runs in no Pallas kernel; define slot_terms"
             " and row_change, or use implementation='xla' or None"
         )
-    return Rule(optimizer=dataclasses.replace(optimizer, learning_rate=0.0), dim=dim)
+    if optimizer.takes_schedule:
+        optimizer = dataclasses.replace(optimizer, learning_rate=0.0)
+    return Rule(optimizer=optimizer, dim=dim)
 
 
 def hyperparameters(optimizer: RowOptimizer, step: jax.Array, gradient_scale: jax.Array) -> jax.Array:
-    """What a kernel needs of a step, (4,) float32: learning rate, gradient scale, one over the bias corrections."""
+    """What a kernel needs of a step, float32.
+
+    (5,): learning rate, gradient scale, one over the bias corrections, steps before this one; of an exact optimizer
+    further its ``tail_numbers`` before the step and after it.
+    """
     corrections = optimizer.bias_corrections((step + 1).astype(jnp.float32))
     factors = [1 / jnp.asarray(correction, jnp.float32) for correction in corrections]
-    return jnp.stack([optimizer.learning_rate_at(step), gradient_scale, *factors])
+    numbers = jnp.stack([optimizer.learning_rate_at(step), gradient_scale, *factors, taken_before(step)])
+    return jnp.concatenate([numbers, optimizer.tail_numbers(step), optimizer.tail_numbers(step + 1)])

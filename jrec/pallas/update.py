@@ -25,7 +25,7 @@ class Target(NamedTuple):
       table: (num_rows, dim), written in place.
       slots: The slots by name, (num_rows, dim) or (num_rows,) float32, written in place.
       rows: (n,) int32, the table row of each item; ``num_rows`` and more is padding.
-      hyper: (4,) float32, see ``rules.hyperparameters``.
+      hyper: (5,) float32 or more, see ``rules.hyperparameters``.
       key: (2,) uint32 of stochastic rounding, or None.
       rounding_rows: (n,) int32, the number of each item's row for stochastic rounding; None for the row itself.
     """
@@ -85,11 +85,18 @@ class Updater:
     def apply(self, target: Target, old: Loaded, gradients: jax.Array) -> None:
         """Writes rows and slots after a step along ``gradients``, values."""
         tile, ops = self.tile, self.ops
-        rate, scale, first, second = (
-            ops.load_scalars(tile, target.hyper, tile.row_scalars(i, jnp.int32)) for i in range(4)
+        rate, scale, first, second, taken, *tails = (
+            ops.load_scalars(tile, target.hyper, tile.row_scalars(i, jnp.int32)) for i in range(target.hyper.shape[0])
         )
         step = rules.Step(
-            tile=tile, ops=ops, dim=self.rule.dim, learning_rate=rate, gradient_scale=scale, factors=(first, second)
+            tile=tile,
+            ops=ops,
+            dim=self.rule.dim,
+            learning_rate=rate,
+            gradient_scale=scale,
+            factors=(first, second),
+            taken=taken,
+            tails=(tuple(tails[: len(tails) // 2]), tuple(tails[len(tails) // 2 :])),
         )
         optimizer = self.rule.optimizer
         gradients = optimizer.prepare(old.rows, gradients, step)

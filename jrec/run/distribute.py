@@ -87,12 +87,20 @@ def distribute(
       options: The factory's own keyword arguments, in JSON types.
 
     Raises:
-      ConfigError: If plan, mesh and tables do not go together, a table that grows is a tensor train or frozen, or
-        ``host.pipeline`` is "off", but the run needs it.
+      ConfigError: If plan, mesh and tables do not go together, a table that grows is a tensor train or frozen,
+        ``host.pipeline`` is "off", but the run needs it, or ``training`` is false after steps of an exact optimizer.
       PlanError: If the devices cannot hold the plan.
       ProcessError: If another process cannot be reached.
     """
     host, layout, made = host or HostOptions(), model.embeddings.layout, model
+    if optimizer.has_tail and not training:
+        taken = optimizer.dense.step.get_value()
+        if not isinstance(taken, jax.ShapeDtypeStruct) and int(taken):
+            raise ConfigError(
+                f"an exact optimizer took {int(taken):,} steps on the model, whose rows are read with its slots, but"
+                " training=False lets these go; leave it out, or restore a checkpoint into a model made anew"
+            )
+        model.embeddings.exact = False  # a checkpoint's rows are made current when they are read
     cast = cast or ("host" if jax.default_backend() == "cpu" else "none")
     first_key: jax.Array = model.embeddings.table_key() if key is None else key
     held: ModelRows | None = None

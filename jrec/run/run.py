@@ -72,7 +72,12 @@ class Run:
         self.mesh, self.plan = (None, None) if state.setup is None else (state.setup.mesh, state.setup.plan)
         planned, implementation = self.plan is not None, model.embeddings.implementation
         in_place = state.training and reads_in_place(
-            self.layout, host, planned=planned, implementation=implementation, key="HostOptions.pipeline"
+            self.layout,
+            host,
+            planned=planned,
+            exact=optimizer.has_tail,
+            implementation=implementation,
+            key="HostOptions.pipeline",
         )
         self._feeds = Feeds(state, host=host, in_place=in_place, cast=cast)
         self._record = record

@@ -11,6 +11,7 @@ import numpy as np
 
 from jrec.checkpoint import Checkpoints, Saved
 from jrec.checkpoint.save import Written
+from jrec.checkpoint.settled import SETTLED
 from jrec.outputs import check_output, kind_of
 from jrec.run.checkpoint import dense_arrays, restore_state
 from jrec.run.identity import Description, check_identity, meta_of
@@ -69,6 +70,8 @@ class RunCheckpoints:
                 check_output(folder / "step")  # a dataset or an export takes no checkpoints
             self._checkpoints = self._open(folder)
         state = self._state
+        if settled := state.settled():
+            about = {**about, SETTLED: {table: of_table.meta() for table, of_table in settled.items()}}
         self._checkpoints.save(
             step,
             arrays=dense_arrays(state.state, {**arrays, **state.growing.state()}, state.layout),
@@ -93,6 +96,9 @@ class RunCheckpoints:
         check_identity(saved, {**self._identity, **expected}, optimizers=self._state.training)
         self.finish()
         self._checkpoints = None
+        given, saved = saved, saved.read_by(self._state.optimizer_of_table)
+        if any(self._state.optimizer_of_table(table) is not None for table in saved.manifest.meta.get(SETTLED, {})):
+            slots = True  # lookups read them
         state, arrays = restore_state(
             saved,
             self._state.state,
@@ -106,7 +112,8 @@ class RunCheckpoints:
         self._state.restore(saved, state, rows=rows)
         if goes_on:
             self._checkpoints = self._open(saved.folder.parent)
-            self._checkpoints.restored(saved)
+            if saved is given:  # else the next checkpoint is whole: other learning rates store all rows otherwise
+                self._checkpoints.restored(saved)
         return Loaded(meta=meta_of(saved), arrays=arrays)
 
     def written(self) -> Written | None:

@@ -9,15 +9,17 @@ import jax
 import numpy as np
 
 from jrec.checkpoint import Saved
+from jrec.checkpoint.settled import Settled
 from jrec.checkpoint.sources import CheckpointSource
 from jrec.data.growing_tables import GrowingTables, Grown
 from jrec.mesh.communication import state_of_first
 from jrec.mesh.route import MeshRows
 from jrec.nn import SparseOptimizer
 from jrec.nn.optimizer import SparseModel
+from jrec.ops.current_rows import current_on_host
 from jrec.ops.layout import EmbeddingLayout, Stack
 from jrec.ops.types import Bags
-from jrec.row_optimizers import optimizer_of
+from jrec.row_optimizers import RowOptimizer, optimizer_of
 from jrec.run.checkpoint import StateRows
 from jrec.run.feeds.feed import Ready
 from jrec.run.options import HostOptions
@@ -27,6 +29,8 @@ from jrec.run.placement.setup import MeshSetup
 from jrec.run.placement.sharded_tier import ShardedTier
 from jrec.run.placement.tiers import CoresTier, HostTier, ModelTier, Tier
 from jrec.run.step import FlatState, HostResults, Metrics, State, StepOn, StepResults, compile_run
+
+_MOST = 1 << 16  # rows that are read at once
 
 
 class RunState:
@@ -181,11 +185,32 @@ class RunState:
             for table, base in zip(stack.tables, stack.bases, strict=True):
                 if table.name == name:
                     here = (ids >= table.first_row) & (ids < table.first_row + table.rows)
-                    parts.append((here, self.tiers[stack.name].read(ids[here] - table.first_row + base)))
+                    parts.append((here, self._read(stack, ids[here] - table.first_row + base)))
         out = np.empty((ids.size, parts[0][1].shape[1]), np.result_type(*(part.dtype for _, part in parts)))
         for here, part in parts:
             out[here] = part
         return out
+
+    def _read(self, stack: Stack, addresses: np.ndarray) -> np.ndarray:
+        """The rows at addresses of one table as lookups read them."""
+        tier, optimizer = self.tiers[stack.name], optimizer_of(self._optimizer, stack.name)
+        if optimizer is None or not optimizer.has_tail or stack.compressed:
+            return tier.read(addresses)
+        step = int(self.modules()[1].step)
+        pieces = np.array_split(addresses, max(1, -(-addresses.size // _MOST)))
+        return np.concatenate([current_on_host(optimizer, *tier.read_all(some), step) for some in pieces])
+
+    def optimizer_of_table(self, name: str) -> RowOptimizer | None:
+        """The optimizer of a table's uncompressed rows; None of frozen ones, and in a run that only predicts."""
+        stacks = (s.name for s in self.layout.members if not s.compressed and name in (t.name for t in s.tables))
+        return optimizer_of(self._optimizer, next(stacks))
+
+    def settled(self) -> dict[str, Settled]:
+        """How the rows are stored that exact optimizers step, by table."""
+        names = [table.name for stack in self.layout.members if not stack.compressed for table in stack.tables]
+        owns = {name: own for name in names if (own := self.optimizer_of_table(name)) is not None and own.has_tail}
+        step = int(self.modules()[1].step) if owns else 0
+        return {name: Settled.of(own, step) for name, own in owns.items()}
 
     def _new_lines(self, grown: Grown) -> NewInStacks:
         """Where rows on devices get first values, by stack."""

@@ -240,10 +240,11 @@ def compile_run(
         )
 
     def infer(state: State, rows: StackRows, host: HostRows, prepared: StepBatch) -> jax.Array:
-        model, _ = nnx.merge(graph, state)
+        model, optimizer = nnx.merge(graph, state)
         prepared = prepared if mesh is None else local_view(prepared)
         stores, batch = _stores(rows, host, prepared)
-        logits = predict_on(model, stores, batch, communication=together)
+        # Without slots there is nothing to read beside rows, which were made current when they were loaded.
+        logits = predict_on(model, stores, batch, optimizer=optimizer if training else None, communication=together)
         return logits if together is None else jax.tree.map(together.of_examples, logits)
 
     def renew(state: State, rows: StackRows, words: jax.Array, new: NewInStacks) -> tuple[State, dict[str, MeshRows]]:

@@ -9,13 +9,14 @@ import jax
 import jax.numpy as jnp
 
 from jrec.mesh.step import StepOptions
+from jrec.ops.current_rows import current_rows, numbered
 from jrec.ops.gather_reduce import gather_reduce_call
 from jrec.ops.lookup import Residuals, squared_gradient_norm
 from jrec.ops.row_optimizers import Slots
 from jrec.ops.row_update import casted_update_call
 from jrec.ops.storage import padded_dim, strip
 from jrec.ops.tensor_cast import tensor_cast
-from jrec.ops.types import Bags
+from jrec.ops.types import Bags, Cast
 from jrec.tiers.store import Context, Deferred, Update
 
 
@@ -31,6 +32,7 @@ class LocalRows:
         whole stack.
       dim: How many elements of a row are real.
       unique_capacity: How many unique rows fit into a cast that ``lookup`` makes; None for all.
+      fetched: Whether the array has no other rows than those that the bags read.
     """
 
     values: jax.Array
@@ -38,24 +40,39 @@ class LocalRows:
     addresses: jax.Array | None = None
     dim: int = dataclasses.field(metadata={"static": True})
     unique_capacity: int | None = dataclasses.field(default=None, metadata={"static": True})
+    fetched: bool = dataclasses.field(default=False, metadata={"static": True})
 
     def lookup(self, bags: Bags, context: Context) -> Deferred[tuple[jax.Array, Residuals]]:
         """Defers one gather-reduce of the array, and casts the ids if the bags have no cast; see ``Store``."""
-        call = gather_reduce_call(self.padded(self.values, context), bags.ids, bags.offsets, weights=bags.weights)
+        values, read = self.values, bags
+        if context.has_tail:
+            values, read, bags = self._current(bags, context)
+        call = gather_reduce_call(self.padded(values, context), read.ids, read.offsets, weights=read.weights)
 
         def finish(pooled: jax.Array) -> tuple[jax.Array, Residuals]:
-            cast = bags.cast
-            if cast is None:
-                cast = tensor_cast(
-                    bags.ids,
-                    bags.offsets,
-                    num_rows=self.values.shape[0],
-                    unique_capacity=self.unique_capacity,
-                    implementation=context.options.implementation,
-                )
+            cast = self._cast(bags, context)
             return strip(pooled, self.dim), Residuals(cast=cast, weights=bags.weights)
 
         return Deferred(call=call, finish=finish)
+
+    def _cast(self, bags: Bags, context: Context) -> Cast:
+        if bags.cast is not None:
+            return bags.cast
+        return tensor_cast(
+            bags.ids,
+            bags.offsets,
+            num_rows=self.values.shape[0],
+            unique_capacity=self.unique_capacity,
+            implementation=context.options.implementation,
+        )
+
+    def _current(self, bags: Bags, context: Context) -> tuple[jax.Array, Bags, Bags]:
+        """The rows that the bags read as they are now, bags that number these, and the bags with their cast."""
+        if self.fetched:
+            return context.current(strip(self.values, self.dim), self.slots), bags, bags
+        cast, optimizer = self._cast(bags, context), context.row_optimizer
+        rows = current_rows(optimizer, self.values, self.slots, cast.rows, context.options.step, dim=self.dim)
+        return rows, numbered(bags, cast), dataclasses.replace(bags, cast=cast)
 
     def update(self, residuals: Residuals, gradients: jax.Array, context: Context) -> LocalUpdate:
         """Defers one casted update of the array; see ``Store``."""
@@ -115,5 +132,5 @@ def of_batch(values: jax.Array, slots: Slots, bags: Bags) -> tuple[LocalRows, Ba
     capacity, cast = values.shape[0], bags.cast
     numbers = jnp.arange(cast.rows.shape[0], dtype=jnp.int32)
     numbered: Any = jnp.where(numbers < cast.num_unique, numbers, jnp.int32(capacity))
-    rows = LocalRows(values=values, slots=slots, addresses=cast.rows, dim=values.shape[1])
+    rows = LocalRows(values=values, slots=slots, addresses=cast.rows, dim=values.shape[1], fetched=True)
     return rows, dataclasses.replace(bags, cast=dataclasses.replace(cast, rows=numbered))

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jrec.mesh.allreduce import SharedGradients, shared_gradients
 from jrec.mesh.exchange import Exchange
-from jrec.mesh.retrieve import retrieve
+from jrec.mesh.retrieve import as_stored, retrieve
 from jrec.mesh.route import AXIS, MeshRows, Route
 from jrec.mesh.send import Sent
 from jrec.mesh.step import StepOptions
@@ -72,8 +72,10 @@ class PlannedRows:
         if route.send is not None:
             sent = Sent.open(route.send, kind=kind)
         # All requests are out before the first answer is waited for: answers and pooled sums travel side by side.
-        table = retrieve(self.rows, route, exchange)
-        away = None if sent is None else sent.pooled(self.rows.sharded, options=context.options)
+        current, away = context.current if context.has_tail else as_stored, None
+        table = retrieve(self.rows, route, exchange, current)
+        if sent is not None:
+            away = sent.pooled(self.rows.sharded, self.rows.sharded_slots, current, options=context.options)
         residuals = PlannedResiduals(
             bags=BagResiduals(cast=bags.cast, weights=bags.weights), exchange=exchange, sent=sent
         )

@@ -25,7 +25,7 @@ class PooledUpdate:
 
     Attributes:
       gradients: (num_bags, dim) float32 or bfloat16, the loss's gradient of the pooled rows.
-      hyperparameters: (len(Hyper),) int32, the step's learning rate, gradient scale, rounding key and whatever
+      hyperparameters: (HYPER_WORDS,) int32, the step's learning rate, gradient scale, rounding key and whatever
         else the native kernels read (``jrec.native.hyper``). The step computes them, so that schedules have the same
         bits as for rows on the device.
     """

@@ -15,9 +15,10 @@ import jax
 
 from jrec.mesh.communication import Communication
 from jrec.mesh.step import StepOptions
+from jrec.ops.current_rows import current
 from jrec.ops.dispatch import Call, Implementation
 from jrec.ops.gather_reduce import gather_reduce_together
-from jrec.ops.row_optimizers import RowOptimizer
+from jrec.ops.row_optimizers import RowOptimizer, Slots
 from jrec.ops.row_update import casted_update_together
 from jrec.ops.types import Bags
 
@@ -30,7 +31,8 @@ class Context:
 
     Attributes:
       options: Steps taken before, the stack's rounding key, and the implementation of the ops.
-      optimizer: The optimizer of rows; None to predict, and for frozen rows.
+      optimizer: The optimizer of rows, which also says what a lookup reads of them; None for frozen rows, and where
+        nothing is updated and rows are read as they lie.
       cores: The optimizer of tensor-train cores, to which a slice is a row; None for ``optimizer``.
       pad_rows: Whether kernels want rows in memory to be a multiple of 16 bytes.
       communication: The other devices, inside ``shard_map``; None on a single device.
@@ -48,6 +50,15 @@ class Context:
         if self.optimizer is None:
             raise ValueError("rows are updated, but no optimizer was given")
         return self.optimizer
+
+    def current(self, values: jax.Array, slots: Slots) -> jax.Array:
+        """Rows as lookups read them, from those that the table holds and their slots (``jrec.ops.current_rows``)."""
+        return values if self.optimizer is None else current(self.optimizer, values, slots, self.options.step)
+
+    @property
+    def has_tail(self) -> bool:
+        """Whether lookups read other rows than the table holds."""
+        return self.optimizer is not None and self.optimizer.has_tail
 
     @property
     def together(self) -> Communication:

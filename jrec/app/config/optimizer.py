@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, override
 
 from jrec.app.config.typed_toml import Amount, Choices, Count, Range, Section, toml_value
-from jrec.errors import ConfigError
+from jrec.errors import ConfigError, value_errors_are_config_errors
 from jrec.row_optimizers import ROW_OPTIMIZERS, Adagrad, BagGradients, RowOptimizer, RowWiseAdagrad, SlotShape
 
 if TYPE_CHECKING:
@@ -196,6 +196,8 @@ class LRScheduleConfig(Section):
         self.check_length(total_steps, key=key)
         start = self.decay_start or self.warmup_steps
         length = self.decay_steps or total_steps - start
+        if self.kind == "constant" and not self.warmup_steps:
+            return _constant
 
         def factor(step: object) -> Any:
             count = jnp.asarray(step, jnp.float32) + (1 - first_step)
@@ -210,6 +212,13 @@ class LRScheduleConfig(Section):
             return up * (self.end_factor + (1 - self.end_factor) * left)
 
         return factor
+
+
+def _constant(step: object) -> Any:
+    import jax.numpy as jnp
+
+    del step
+    return jnp.float32(1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -265,6 +274,8 @@ class EmbeddingOptimizerConfig(_Optimizer):
     @override
     def check(self) -> None:
         super().check()
+        with value_errors_are_config_errors(self.SECTION):
+            ROW_OPTIMIZERS[self.name](**self.hyperparameters())
         for table, own in self.tables.items():
             key = f"{self.SECTION}.tables.{table}"
             set_too = [*own.given(), *(["lr_schedule"] if own.lr_schedule is not None else [])]
@@ -305,6 +316,12 @@ class EmbeddingOptimizerConfig(_Optimizer):
         own = self.tables.get(table, TableOptimizerConfig())
         return self.of(table), own.lr_schedule
 
+    @property
+    def exact(self) -> bool:
+        """Whether any table has an exact optimizer, whose lookups read slots."""
+        trained = (self, *(of_table for table in self.tables if (of_table := self.of(table)) is not None))
+        return any(ROW_OPTIMIZERS[one.name].has_tail for one in trained)
+
     def slots(self, table: str) -> Mapping[str, SlotShape]:
         """The slots of a table's rows (``RowOptimizer.slots``)."""
         trained = self.of(table) if table in self.tables else self
@@ -316,9 +333,16 @@ class EmbeddingOptimizerConfig(_Optimizer):
         Args:
           factor: The learning rate's factor, by step (``LRScheduleConfig.build``).
         """
-        values = self.hyperparameters()
+        values, kind = self.hyperparameters(), ROW_OPTIMIZERS[self.name]
         rate = values.pop("learning_rate")
-        return ROW_OPTIMIZERS[self.name](learning_rate=lambda step: rate * factor(step), **values)
+        if kind.takes_schedule:
+            return kind(learning_rate=lambda step: rate * factor(step), **values)
+        if factor is not _constant:
+            raise ConfigError(
+                f"{self.SECTION}.name is {self.name!r}, which takes no schedule of learning rates; set"
+                ' lr_schedule.kind = "constant" without warmup_steps, or choose another name'
+            )
+        return kind(learning_rate=rate, **values)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

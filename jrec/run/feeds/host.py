@@ -184,7 +184,7 @@ def _in_order(rows: Rows, devices: int) -> Rows:
 
 
 def unique_rows(read: Mapping[str, BatchRows], tables: Mapping[str, HostTable]) -> dict[str, Rows]:
-    """A batch's rows from host memory, without slots, zeros behind them up to a static size.
+    """A batch's rows from host memory, zeros behind them up to a static size; slots only where lookups read them.
 
     Args:
       read: By stack.
@@ -193,7 +193,13 @@ def unique_rows(read: Mapping[str, BatchRows], tables: Mapping[str, HostTable]) 
     rows = {}
     for name, of_stack in read.items():
         size, table = of_stack.most if of_stack.room is None else of_stack.room, tables[name]
-        values = np.zeros((size, table.dim), table.dtype)
-        values[: of_stack.addresses.size] = table.read(of_stack.addresses)
-        rows[name] = Rows(values=values, slots={})
+
+        def padded(array: np.ndarray, size: int = size) -> Any:
+            return np.concatenate([array, np.zeros((size - len(array), *array.shape[1:]), array.dtype)])
+
+        if table.optimizer is not None and table.optimizer.has_tail:
+            values, slots = table.read_all(of_stack.addresses)
+        else:
+            values, slots = table.read(of_stack.addresses), {}
+        rows[name] = Rows(values=padded(values), slots={slot: padded(array) for slot, array in slots.items()})
     return rows

@@ -38,7 +38,7 @@ READ, LOOKUP, STEP, UPDATE = "read", "lookup", "device step", "update"
 
 
 def reads_in_place(
-    layout: EmbeddingLayout, host: HostOptions, *, planned: bool, implementation: str | None, key: str
+    layout: EmbeddingLayout, host: HostOptions, *, planned: bool, exact: bool, implementation: str | None, key: str
 ) -> bool:
     """Whether a run pools and updates its rows in host memory in place, as ``host.pipeline`` says.
 
@@ -46,34 +46,38 @@ def reads_in_place(
       layout: The run's tables.
       host: How its rows in host memory travel.
       planned: See ``needs_pipeline``.
+      exact: See ``needs_pipeline``.
       implementation: See ``needs_pipeline``.
       key: What ``host.pipeline`` is called in messages.
 
     Raises:
       ConfigError: If the pipeline is "off", but the run needs it.
     """
-    check_pipeline(host, planned=planned, implementation=implementation, key=key)
+    check_pipeline(host, planned=planned, exact=exact, implementation=implementation, key=key)
     wanted = bool(layout.host_stacks) and host.pipeline != "on"
-    return wanted and needs_pipeline(planned=planned, implementation=implementation) is None
+    return wanted and needs_pipeline(planned=planned, exact=exact, implementation=implementation) is None
 
 
-def check_pipeline(host: HostOptions, *, planned: bool, implementation: str | None, key: str) -> None:
+def check_pipeline(host: HostOptions, *, planned: bool, exact: bool, implementation: str | None, key: str) -> None:
     """Raises ConfigError if the pipeline is "off", but the run needs it. Starts JAX's devices only where it is off."""
     if host.pipeline != "off":
         return
-    if (reason := needs_pipeline(planned=planned, implementation=implementation)) is not None:
+    if (reason := needs_pipeline(planned=planned, exact=exact, implementation=implementation)) is not None:
         raise ConfigError(f"{key} is 'off', but {reason}; set it to 'auto' or leave it out")
 
 
-def needs_pipeline(*, planned: bool, implementation: str | None) -> str | None:
+def needs_pipeline(*, planned: bool, exact: bool, implementation: str | None) -> str | None:
     """Why rows in host memory cannot be read in place, or None where they can.
 
     Args:
       planned: Whether a plan places the run's rows.
+      exact: Whether an exact optimizer steps rows.
       implementation: The implementation of the embedding ops that the model names; None where it names none.
     """
     if planned:
         return "a plan places the run's rows (plan, mesh.devices or schedule 'fae'), and only the pipeline follows one"
+    if exact:
+        return "an exact optimizer reads rows with their slots, which only the pipeline brings to a step"
     if (platform := jax.devices()[0].platform) != "cpu":
         return f"the device is a {platform.upper()}, which only the pipeline brings rows to"
     if implementation not in (None, "native"):

@@ -8,7 +8,8 @@ are written take memory.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 
 import jax
 import numpy as np
@@ -110,28 +111,42 @@ class ShardedTier(Tier):
     def read(self, addresses: np.ndarray) -> np.ndarray:
         """See ``Tier``; of several processes all get them."""
         pieces = np.array_split(addresses, max(1, -(-addresses.size // _MOST)))
-        return np.concatenate([self._read(some) for some in pieces])
+        return np.concatenate([self._read(some, [VALUES])[VALUES] for some in pieces])
 
-    def _read(self, addresses: np.ndarray) -> np.ndarray:
+    def read_all(self, addresses: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """See ``Tier``; of several processes all get them."""
+        arrays = self._read(addresses, [VALUES, *self.rows.sharded_slots])
+        return arrays.pop(VALUES), arrays
+
+    def _read(self, addresses: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
         setup, held, number = self._setup, self.rows, self._number(addresses)
         where = setup.plan.locate(self.stack.tables[number].name, addresses - self.stack.bases[number])
-        out = np.zeros((addresses.size, self.stack.dim), held.sharded.dtype)
-        shared, lines = where.tier == REPLICATED, where.tier == SHARDED
-        out[shared] = np.asarray(held.replicated.addressable_shards[0].data[where.offset[shared].astype(np.int32)])
-        if lines.any():
-            # Sizes are powers of two, so that reads of any number of rows share few compiled programs.
-            count = int(lines.sum())
-            places = np.zeros((2, 1 << int(np.ceil(np.log2(count)))), np.int32)
-            places[:, :count] = where.owner[lines], where.offset[lines]
-            everywhere = NamedSharding(setup.mesh, PartitionSpec())
-            out[lines] = np.asarray(_gather(everywhere, setup.plan.devices)(held.sharded, *places))[:count]
-        if (on_host := where.tier == HOST).any():
+        shared, lines, on_host = (where.tier == tier for tier in (REPLICATED, SHARDED, HOST))
+        sharded, replicated = (
+            held.sharded_slots | {VALUES: held.sharded},
+            held.replicated_slots | {VALUES: held.replicated},
+        )
+        copies, count = where.offset[shared].astype(np.int32), int(lines.sum())
+        # Sizes are powers of two, so that reads of any number of rows share few compiled programs.
+        places = np.zeros((2, 1 << max(0, count - 1).bit_length()), np.int32)
+        places[:, :count] = where.owner[lines], where.offset[lines]
+        from_lines = _gather(NamedSharding(setup.mesh, PartitionSpec()), setup.plan.devices)
+        out = {}
+        for name in names:
+            array = sharded[name]
+            out[name] = np.zeros((addresses.size, *array.shape[1:]), array.dtype)
+            out[name][shared] = np.asarray(replicated[name].addressable_shards[0].data[copies])
+            if count:
+                out[name][lines] = np.asarray(from_lines(array, *places))[:count]
+        if on_host.any():
             assert self._table is not None  # the plan has rows there
             asked = addresses[on_host].astype(self.stack.address_dtype)
             own = setup.owners.of(self.stack, asked) == setup.owners.process
-            own_rows = np.zeros((asked.size, self.stack.dim), out.dtype)
-            own_rows[own] = self._table.read(asked[own])
-            out[on_host] = _from_owners(own_rows, own)
+            values, slots = self._table.read_all(asked[own])
+            for name in names:
+                own_rows = np.zeros((asked.size, *out[name].shape[1:]), out[name].dtype)
+                own_rows[own] = values if name == VALUES else slots[name]
+                out[name][on_host] = _from_owners(own_rows, own)
         return out
 
     def _number(self, addresses: np.ndarray) -> int:
@@ -233,9 +248,13 @@ def _gather(everywhere: NamedSharding, devices: int) -> jax.stages.Wrapped:
     """Reads lines of devices' shards. All shards together may have more lines than int32 numbers, each has fewer."""
 
     def read(rows: jax.Array, owners: jax.Array, offsets: jax.Array) -> jax.Array:
-        return rows.reshape(devices, -1, rows.shape[-1])[owners, offsets]
+        return rows.reshape(devices, -1, *rows.shape[1:])[owners, offsets]
 
     return jax.jit(read, out_shardings=everywhere)
+
+
+def _bytes(rows: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(rows).view(np.uint8).reshape(len(rows), rows.itemsize * math.prod(rows.shape[1:]))
 
 
 def _from_owners(rows: np.ndarray, own: np.ndarray) -> np.ndarray:
@@ -244,7 +263,7 @@ def _from_owners(rows: np.ndarray, own: np.ndarray) -> np.ndarray:
         return rows
     from jax.experimental import multihost_utils
 
-    every, owned = multihost_utils.process_allgather((rows.view(np.uint8), own))
+    every, owned = multihost_utils.process_allgather((_bytes(rows), own))
     # Each row comes from one process, the others add zeros: of bytes the sum is exact, whatever bits a float has.
     bits = np.sum(np.where(np.asarray(owned)[:, :, None], np.asarray(every), 0), axis=0, dtype=np.uint8)
     return bits.view(rows.dtype).reshape(rows.shape)

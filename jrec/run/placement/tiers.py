@@ -63,6 +63,10 @@ class Tier:
         """
         raise NotImplementedError
 
+    def read_all(self, addresses: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """``read`` with the rows' slots, as ``optimizer.init`` shapes them."""
+        raise NotImplementedError
+
     def load(self, saved: Saved, *, slots: bool) -> None:
         """Takes over the rows of a checkpoint, but for those in the run's state.
 
@@ -96,7 +100,16 @@ class ModelTier(Tier):
 
     def read(self, addresses: np.ndarray) -> np.ndarray:
         """See ``Tier``; without the zeros that follow padded rows."""
-        return np.asarray(self._arrays()[VALUES][addresses.astype(np.int32)])[:, : self.stack.dim]
+        return self._read(VALUES, addresses)
+
+    def read_all(self, addresses: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """See ``Tier``."""
+        slots = {name: self._read(name, addresses) for name in self._arrays() if name != VALUES}
+        return self.read(addresses), slots
+
+    def _read(self, array: str, addresses: np.ndarray) -> np.ndarray:
+        lines = np.asarray(self._arrays()[array][addresses.astype(np.int32)])
+        return lines[:, : self.stack.dim] if lines.ndim == 2 else lines
 
 
 class HostTier(Tier):
@@ -121,6 +134,10 @@ class HostTier(Tier):
     def read(self, addresses: np.ndarray) -> np.ndarray:
         """Rows as the last step left them, (n, dim), read where they lie in host memory."""
         return self._table.read(addresses.astype(self.stack.address_dtype))
+
+    def read_all(self, addresses: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """See ``Tier``."""
+        return self._table.read_all(addresses.astype(self.stack.address_dtype))
 
     def load(self, saved: Saved, *, slots: bool) -> None:
         """See ``Tier``; rows that the checkpoint does not have become what they were at first."""

@@ -1,0 +1,336 @@
+"""Exact row optimizers: every row as ``optax`` on the whole table has it, wherever rows lie, whenever they are read."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import shop_logs
+from distribute_cases import DENSE, columns, layout_of, mesh_of, three_tiers
+from flax import nnx
+
+import jrec
+from jrec import nn, ops, serving
+from jrec.app.compress import Selection, compress_run
+from jrec.app.evaluate import restore_run
+from jrec.app.export import export_run
+from jrec.data import pack_batch
+from jrec.data.blocks import ShardReader
+from jrec.data.schema import Schema
+from jrec.errors import ConfigError
+from jrec.ops.current_rows import current
+from jrec.row_optimizers import MOST_STEPS
+from jrec.serving.encode import model_inputs
+
+STEPS = 200
+WARMUP = optax.warmup_cosine_decay_schedule(0.0, 0.02, 20, 2 * STEPS)
+CASES = {
+    "adam": (ops.ExactAdam(learning_rate=0.02), optax.adam(0.02)),
+    "adam by a schedule": (ops.ExactAdam(learning_rate=WARMUP), optax.adam(WARMUP)),
+    "adam of other decays": (ops.ExactAdam(learning_rate=0.02, b1=0.5, b2=0.9), optax.adam(0.02, b1=0.5, b2=0.9)),
+    "adam without momentum": (ops.ExactAdam(learning_rate=0.02, b1=0.0), optax.adam(0.02, b1=0.0)),
+    "adamw": (ops.ExactAdamW(learning_rate=0.02, weight_decay=0.1), optax.adamw(0.02, weight_decay=0.1)),
+    "momentum": (ops.ExactMomentum(learning_rate=WARMUP), optax.sgd(WARMUP, momentum=0.9)),
+    "nesterov": (
+        ops.ExactMomentum(learning_rate=0.02, nesterov=True), optax.sgd(0.02, momentum=0.9, nesterov=True)
+    ),
+    "rmsprop": (ops.ExactRMSProp(learning_rate=0.02, eps=1e-8), optax.rmsprop(0.02, eps=1e-8)),
+}  # fmt: skip
+
+
+def gradient(rows, number, scale):
+    """Of touched rows: a pull, and noise, without which Adam's steps near a minimum are those of rounding errors."""
+    key = jax.random.fold_in(jax.random.key(7), number)
+    return scale * (0.1 * rows + jax.random.normal(key, rows.shape, jnp.float32))
+
+
+@functools.cache
+def touched(rows, steps, most):
+    """The rows of each step, skewed by Zipf's law, padded: (steps, most)."""
+    rng, shares = np.random.default_rng(0), 1 / np.arange(1, rows + 1) ** 1.05
+    drawn = [np.unique(rng.choice(rows, most, p=shares / shares.sum())) for _ in range(steps)]
+    return np.stack([np.pad(ids, (0, most - ids.size), constant_values=rows) for ids in drawn]).astype(np.int32)
+
+
+@pytest.mark.parametrize("implementation", ["xla", "native"])
+@pytest.mark.parametrize("scale", [1.0, 1e-7], ids=["gradients", "gradients below eps"])
+@pytest.mark.parametrize("name", CASES)
+def test_rows_are_those_of_optax_on_the_whole_table(name, scale, implementation):
+    rows, (optimizer, dense) = 400, CASES[name]
+    first = jax.random.normal(jax.random.key(0), (rows, 5), jnp.float32)
+    ids = touched(rows, STEPS, 16)
+
+    @jax.jit
+    def whole(table, state, rows_of, number):
+        at = table.at[rows_of].get(mode="fill", fill_value=0)
+        gradients = jnp.zeros_like(table).at[rows_of].set(gradient(at, number, scale), mode="drop")
+        with jax.numpy_dtype_promotion("standard"):
+            updates, state = dense.update(gradients, state, table)
+        return optax.apply_updates(table, updates), state
+
+    @jax.jit
+    def sparse(table, slots, rows_of, number):
+        def of_rows(array):
+            return array.at[rows_of].get(mode="fill", fill_value=0)
+
+        at = current(optimizer, of_rows(table), {k: of_rows(slot) for k, slot in slots.items()}, number)
+        gradients = gradient(at, number, scale)
+        return ops.row_update(
+            optimizer, table, slots, rows_of, gradients, step=number, implementation=implementation
+        )  # fmt: skip
+
+    expected, state = first, dense.init(first)
+    table, slots = first, optimizer.init(first)
+    for number in range(STEPS):
+        expected, state = whole(expected, state, ids[number], number)
+        table, slots = sparse(table, slots, ids[number], jnp.int32(number))
+    now = current(optimizer, table, slots, STEPS)
+    moved, away = jnp.linalg.norm(expected - first), jnp.linalg.norm(now - expected)
+    # A row of size 1 that moves by as much is rounded in each of its steps, by 6e-8 each.
+    assert away < 4e-6 * moved + 1e-7 * jnp.linalg.norm(first)
+    if optimizer.has_tail and name != "adam without momentum" and scale == 1.0:
+        assert jnp.linalg.norm(table - expected) > 100 * away  # what is stored is not what is read
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: ops.ExactAdam(learning_rate=0.1, weight_decay=0.1), "take ExactAdamW, which decays all rows"),
+        (lambda: ops.ExactAdamW(learning_rate=WARMUP), "learning_rate of ExactAdamW is a schedule"),
+        (lambda: ops.ExactAdamW(learning_rate=2.0, weight_decay=1.0), r"learning_rate \* weight_decay .* is 2.0"),
+        (lambda: ops.ExactAdam(learning_rate=0.1, b1=0.99, b2=0.9), r"b1 must be below sqrt\(b2\): an exact"),
+        (lambda: ops.ExactAdamW(learning_rate=0.5, weight_decay=0.3), r"below sqrt\(b2\) \* 0.85, the share"),
+        (lambda: ops.ExactMomentum(learning_rate=0.1, momentum=0.9999), "momentum is 0.9999: an exact"),
+    ],
+)
+def test_what_cannot_be_exact_is_refused(make, said):
+    with pytest.raises(ValueError, match=said):
+        make()
+
+
+def test_rows_are_no_numbers_where_steps_are_no_longer_counted():
+    optimizer = ops.ExactAdam(learning_rate=0.1)
+    table = jnp.ones((3, 4))
+    for step, finite in ((MOST_STEPS - 2, True), (MOST_STEPS, False)):
+        new, slots = ops.row_update(optimizer, table, optimizer.init(table), jnp.arange(2), jnp.ones((2, 4)), step=step)
+        assert np.isfinite(new[:2]).all() == finite
+        assert slots["last"][0] == step + 1 or not finite
+
+
+def test_tensor_trains_are_refused():
+    layout = jrec.EmbeddingLayout.build(
+        [jrec.TableConfig(name="user", rows=300, dim=8, tier="tt", tt_shape=jrec.TTShape.search(300, 8, ranks=2))],
+        [jrec.FeatureConfig(name="user", table="user")],
+    )
+    with pytest.raises(ValueError, match="'user' is a tensor train, but by cores it would be trained by ExactAdam"):
+        modules(layout, ops.ExactAdam(learning_rate=0.1))
+
+
+def test_own_loops_look_up_by_the_optimizer():
+    optimizer, _ = CASES["adam by a schedule"]
+    batches = [pack_batch(layout_of(), columns(number), dense=DENSE) for number in range(8)]
+    losses, models = {}, {}
+    for way in ("train_step", "update", "accumulated_step"):
+        model, sparse = modules(layout_of(), optimizer)
+        losses[way], models[way] = [], (model, sparse)
+        for batch in batches:
+            if way == "train_step":
+                value, _ = nn.train_step(model, sparse, batch)
+            elif way == "accumulated_step":
+                value, _ = nn.accumulated_step(model, sparse, [batch])
+            else:
+                activations, residuals = sparse.lookup(model, batch.bags)
+
+                def loss(model, activations, batch=batch):
+                    return nn.binary_cross_entropy(model.logits(batch.dense, activations, batch.bags), batch)
+
+                value, gradients = nnx.value_and_grad(loss, argnums=(0, 1))(model, activations)
+                sparse.update(model, residuals, *gradients)
+            losses[way].append(float(value))
+    expected, *_ = trained_whole("adam by a schedule", 8)
+    for way, of_way in losses.items():
+        np.testing.assert_allclose(of_way, expected, rtol=1e-5, err_msg=way)
+    model, sparse = models["update"]
+    for look_up in (
+        lambda: model.embeddings.lookup(batches[0].bags),
+        lambda: model.embeddings.lookup_feature("user", np.arange(3)),
+    ):
+        with pytest.raises(ValueError, match=r"look them up by optimizer.lookup\(model, bags\)"):
+            look_up()
+    with pytest.raises(ConfigError, match="an exact optimizer took 8 steps on the model"):
+        jrec.distribute(model, sparse, training=False)
+
+
+# Runs.
+
+
+def modules(layout, optimizer, tables=None):
+    config = nn.DLRMConfig(num_dense=2, bottom_mlp=(16, 8), top_mlp=(16, 1))
+    model = nn.DLRM(config, layout, rngs=nnx.Rngs(0))
+    return model, nn.SparseOptimizer(model, dense=optax.sgd(0.05), embedding=optimizer, tables=tables or {})
+
+
+@functools.cache
+def trained_whole(name, steps, optimizer=None):
+    """Losses, tables and predictions of the model with its stacks as parameters of optax, all rows in every step."""
+    dense = CASES[name][1]
+    optimizer = optimizer or CASES[name][0]
+    layout = layout_of()
+    model, _ = modules(layout, optimizer)
+    stack = layout.members[0]
+    graph, params, rest = nnx.split(model, nnx.Param, ...)
+    table, of_params = model.embeddings.arrays()[stack.name], optax.sgd(0.05)
+
+    def logits(params, table, batch):
+        bags = batch.bags[stack.name]
+        rows = jnp.where((bags.ids < 0)[..., None], 0, table[jnp.maximum(bags.ids, 0)])
+        if bags.weights is not None:
+            rows = rows * bags.weights[..., None]
+        if bags.offsets is None:
+            sums = jnp.sum(rows, axis=1)
+        else:
+            segments = jnp.searchsorted(bags.offsets, jnp.arange(rows.shape[0]), side="right") - 1
+            sums = jax.ops.segment_sum(rows, segments, bags.num_bags)
+        return nnx.merge(graph, params, rest).logits(batch.dense, {stack.name: sums}, batch.bags)
+
+    @jax.jit
+    def step(params, table, states, batch):
+        def loss(params, table):
+            return nn.binary_cross_entropy(logits(params, table, batch), batch)
+
+        value, gradients = jax.value_and_grad(loss, argnums=(0, 1))(params, table)
+        with jax.numpy_dtype_promotion("standard"):
+            changes = of_params.update(gradients[0], states[0], params), dense.update(gradients[1], states[1], table)
+        new = optax.apply_updates(params, changes[0][0]), optax.apply_updates(table, changes[1][0])
+        return value, *new, (changes[0][1], changes[1][1])
+
+    states, losses = (of_params.init(params), dense.init(table)), []
+    for number in range(steps):
+        batch = pack_batch(layout, columns(number), dense=DENSE)
+        value, params, table, states = step(params, table, states, batch)
+        losses.append(float(value))
+    rows = np.asarray(table)
+    tables = {t.name: rows[base : base + t.rows] for t, base in zip(stack.tables, stack.bases, strict=True)}
+    return losses, tables, np.asarray(jax.jit(logits)(params, table, pack_batch(layout, columns(99), dense=DENSE)))
+
+
+def placed(place, optimizer, **options):
+    tiers = [("user", "host")] if place == "host" else []
+    if place == "mesh":
+        options["mesh"] = mesh_of(4)
+    elif place.startswith("plan-"):
+        devices = int(place.removeprefix("plan-"))
+        options |= {"plan": three_tiers(devices, layout_of()), "mesh": None if devices == 1 else mesh_of(devices)}
+    return jrec.distribute(*modules(layout_of(tiers=tiers), optimizer), **options)
+
+
+def assert_close(rows, expected):
+    """Of a whole table: where a gradient's terms cancel, rounding errors decide a part of an element's step."""
+    assert np.linalg.norm(rows - expected) < 2e-5 * np.linalg.norm(expected)
+
+
+PLACES = ("device", "host", "mesh", "plan-1", "plan-4")
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("name", ["adam by a schedule", *(pytest.param(n, marks=pytest.mark.full) for n in CASES)])
+def test_a_run_is_that_of_the_whole_table_wherever_rows_lie(name, place, tmp_path):
+    steps = 24
+    expected, tables, logits = trained_whole(name, steps)
+    run, losses = placed(place, CASES[name][0]), []
+    with run, run.feed((columns(number) for number in range(steps)), dense=DENSE) as batches:
+        step = run.compile()
+        for batch in batches:
+            losses.append(float(step(batch)[0]))
+            if run.steps == steps // 2:
+                run.save(tmp_path)
+        np.testing.assert_allclose(losses, expected, rtol=1e-5)
+        for table, rows in tables.items():
+            assert_close(run.table(table), rows)
+        close = {"rtol": 1e-4, "atol": 1e-5}
+        np.testing.assert_allclose(run.predict(columns(99), dense=DENSE, batch_size=16), logits, **close)
+        after = {table: run.table(table) for table in tables}
+    run = placed(place, CASES[name][0])
+    run.restore(tmp_path)
+    with run, run.feed((columns(number) for number in range(steps // 2, steps)), dense=DENSE) as batches:
+        step = run.compile()
+        assert [float(step(batch)[0]) for batch in batches] == losses[steps // 2 :]
+        for table, rows in after.items():
+            np.testing.assert_array_equal(run.table(table), rows)
+
+
+@pytest.mark.parametrize("place", ["device", pytest.param("host", marks=pytest.mark.full), "plan-4"])
+def test_a_run_goes_on_by_another_schedule(place, tmp_path):
+    half, steps = 12, 24
+    later = optax.linear_schedule(0.03, 0.001, steps)
+    CASES["two schedules"] = (
+        None,
+        optax.adam(lambda count: jnp.where(count < half, WARMUP(count), later(count))),
+    )
+    first, second = (ops.ExactAdam(learning_rate=schedule) for schedule in (WARMUP, later))
+    _, tables, _ = trained_whole("two schedules", steps, first)
+    run = placed(place, first)
+    with run, run.feed((columns(number) for number in range(half)), dense=DENSE) as batches:
+        step = run.compile()
+        for batch in batches:
+            step(batch)
+        run.save(tmp_path)
+        before = {table: run.table(table) for table in tables}
+    run = placed(place, second)
+    run.restore(tmp_path)
+    for table, rows in before.items():
+        np.testing.assert_allclose(run.table(table), rows, rtol=1e-5, atol=1e-6, err_msg=table)
+    with run, run.feed((columns(number) for number in range(half, steps)), dense=DENSE) as batches:
+        step = run.compile()
+        for batch in batches:
+            step(batch)
+            if run.steps == half + 2:
+                run.save(tmp_path)  # all rows, since those of the first checkpoint are stored by the first schedule
+                now = {table: run.table(table) for table in tables}
+        for table, rows in tables.items():
+            assert_close(run.table(table), rows)
+    run = placed(place, second)
+    run.restore(tmp_path)
+    for table, rows in now.items():
+        np.testing.assert_array_equal(run.table(table), rows)
+
+
+@pytest.mark.parametrize("place", ["device", "host", "plan-4"])
+@pytest.mark.parametrize("name", ["adamw", pytest.param("adam by a schedule", marks=pytest.mark.full)])
+def test_a_run_that_only_predicts_needs_no_slots(name, place, tmp_path):
+    run = placed(place, CASES[name][0])
+    with run, run.feed((columns(number) for number in range(6)), dense=DENSE) as batches:
+        step = run.compile()
+        for batch in batches:
+            step(batch)
+        run.save(tmp_path)
+        logits, tables = run.predict(columns(99), dense=DENSE), {table: run.table(table) for table in ("user", "item")}
+    # Another learning rate, which no reader may take.
+    run = placed(place, type(CASES[name][0])(learning_rate=0.5), training=False)
+    run.restore(tmp_path)
+    with run:
+        np.testing.assert_allclose(run.predict(columns(99), dense=DENSE), logits, rtol=1e-4, atol=1e-5)
+        for table, rows in tables.items():
+            np.testing.assert_allclose(run.table(table), rows, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("keys", [(), pytest.param(("tables.tier='host'",), marks=pytest.mark.full)])
+def test_a_configured_run_is_evaluated_exported_and_resumed(keys, tmp_path):
+    shop_logs.write_log(tmp_path / "log.csv")
+    dataset = shop_logs.prepare(tmp_path, tmp_path / "log.csv", "data")
+    own = ("name='exact_adam'", "learning_rate=0.05")
+    keys = (*keys, *(f"optimizer.embedding.{key}" for key in own), "lr_schedule.kind='warmup_linear'", "epochs=2")
+    run = shop_logs.trained(tmp_path, dataset, *keys)
+    want = restore_run(run).scores("test")
+    export_run(run, tmp_path / "export")
+    model = serving.load(tmp_path / "export")
+    (shard,) = Schema.load(dataset).splits["test"].shards
+    inputs = model_inputs(ShardReader(dataset, shard).read(0), model.manifest)
+    np.testing.assert_allclose(model.logits_of(*inputs), want.logits, rtol=2e-5, atol=2e-6)
+    with pytest.raises(ConfigError, match="user is trained by 'exact_adam', but the slices of a tensor train by lazy"):
+        compress_run(run, tmp_path / "small", Selection(rank=2, tables=("user",)))
+    shop_logs.trained(tmp_path, dataset, *keys, "epochs=3", resume=True)
+    after = restore_run(run).scores("test").logits
+    assert 1e-3 < np.abs(after - want.logits).max() < 1
