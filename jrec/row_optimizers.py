@@ -72,8 +72,12 @@ class StepMath(Protocol):
         """Row scalars: how many steps were taken before; NaN from ``MOST_STEPS`` on. Only exact optimizers read it."""
         ...
 
-    def tail(self, number: int, *, after: bool = False) -> jax.Array:
+    def tail(self, number: Any, *, after: bool = False) -> jax.Array:
         """Row scalars: entry ``number`` of the optimizer's ``tail_numbers`` before this step, or after it."""
+        ...
+
+    def summed(self, term: Callable[[Any], jax.Array], count: int, /) -> jax.Array:
+        """The sum of ``term(0)`` to ``term(count - 1)``, in this order."""
         ...
 
     def exp(self, x: jax.Array, /) -> jax.Array:
@@ -121,6 +125,7 @@ class RowOptimizer:
     optax_name: ClassVar[str | None] = None  # the optax function that computes the same on dense arrays
     has_tail: ClassVar[bool] = False  # whether ``current`` rows are others than the table's
     takes_schedule: ClassVar[bool] = True  # whether the learning rate may be a schedule
+    decays_gradients: ClassVar[bool] = True  # whether ``weight_decay`` is added to gradients, as optax's chains do
     slots: ClassVar[Mapping[str, SlotShape]] = {}  # name -> shape, of the subclass
 
     def __post_init__(self) -> None:
@@ -188,14 +193,9 @@ class RowOptimizer:
         gradients = gradients * math.spread(math.gradient_scale)
         if self.max_row_norm is not None:
             gradients = math.clipped(gradients, self.max_row_norm)
-        if self.gradient_decay:
-            gradients = gradients + self.gradient_decay * rows
+        if self.decays_gradients and self.weight_decay:
+            gradients = gradients + self.weight_decay * rows
         return gradients
-
-    @property
-    def gradient_decay(self) -> float:
-        """The weight decay that is added to gradients, for each unit of a row."""
-        return self.weight_decay
 
     def tail_numbers(self, step: jax.Array) -> jax.Array:
         """What ``current`` rows are computed with after ``step`` steps, () int32: (n,) float32; of ``Exact`` only."""
@@ -486,6 +486,7 @@ class Exact(RowOptimizer):
     """
 
     has_tail: ClassVar[bool] = True
+    decays_gradients: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -666,13 +667,13 @@ class ExactAdam(Exact, Adam):
 
     def tail_of(self, slots: Slots, math: StepMath, *, after: bool) -> jax.Array:
         """See ``Exact``."""
-        root, total = math.sqrt(slots["nu"]), None
-        for j in range(_NODES):
+        root = math.sqrt(slots["nu"])
+
+        def term(j: Any) -> jax.Array:
             weight, node = (math.spread(math.tail(number, after=after)) for number in (j, _NODES + j))
-            term = weight / (root + node)
-            total = term if total is None else total + term
-        assert total is not None
-        return slots["mu"] * total
+            return weight / (root + node)
+
+        return slots["mu"] * math.summed(term, _NODES)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -707,11 +708,6 @@ class ExactAdamW(ExactAdam):
         """What a step without a gradient multiplies rows by."""
         assert not callable(self.learning_rate)
         return 1 - self.learning_rate * self.weight_decay
-
-    @property
-    def gradient_decay(self) -> float:
-        """None: the decay is no part of gradients."""
-        return 0.0
 
 
 RowOptimizers = RowOptimizer | Callable[[str], RowOptimizer | None]

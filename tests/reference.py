@@ -202,7 +202,7 @@ def slack(case: Case) -> float:
 
 def made(kind: type[RowOptimizer], **common: object) -> RowOptimizer:
     """An optimizer of what its kind takes: exact ones decay no gradients, and AdamW has no schedule."""
-    if issubclass(kind, Exact) and kind is not ops.ExactAdamW:
+    if not kind.decays_gradients and kind is not ops.ExactAdamW:
         common.pop("weight_decay", None)
     if not kind.takes_schedule and callable(rate := common["learning_rate"]):
         common["learning_rate"] = float(rate(0))
@@ -218,7 +218,7 @@ def _exact_step(
     optimizer: Exact, rows: np.ndarray, gradients: np.ndarray, slots: dict[str, np.ndarray], *, step: int, scale: float
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """``textbook_step`` where rows lie at rest: all coming movements are summed, term by term."""
-    o, kind = optimizer, type(optimizer)
+    o, kind, rate = optimizer, type(optimizer), optimizer.learning_rate
     of_momentum, of_nu = getattr(o, "momentum", None), getattr(o, "b2", getattr(o, "decay", None))
     decays = {"trace": of_momentum, "mu": getattr(o, "b1", None), "nu": of_nu}
     stays = 1 - o.learning_rate * o.weight_decay if kind is ops.ExactAdamW else 1.0
@@ -226,18 +226,22 @@ def _exact_step(
     lazy = LAZY[kind](learning_rate=o.learning_rate, max_row_norm=o.max_row_norm, **own)
 
     def coming(state: dict[str, np.ndarray], first: int) -> np.ndarray:
-        total, state = np.zeros_like(rows), dict(state)
-        for number in range(first, first + (0 if kind is ops.ExactRMSProp else 300)):
-            zero = np.zeros_like(rows)
-            moved, state = textbook_step(lazy, zero, zero, state, step=number, scale=1.0)
-            total = total + moved / stays ** (number - first + 1)
-        return total
+        """What steps ``first``, ``first + 1``, … without gradients subtract from rows."""
+        if kind is ops.ExactRMSProp:
+            return np.zeros_like(rows)
+        after = np.arange(1, 301)[:, None, None]  # 0.9**300 is 2e-14
+        rates = np.asarray(rate((first + after - 1).astype(np.float32)) if callable(rate) else rate, np.float64)
+        if kind is ops.ExactMomentum:
+            return np.sum(rates * state["trace"] * o.momentum ** (after + o.nesterov), axis=0)
+        mu, nu, count = state["mu"] * o.b1**after, state["nu"] * o.b2**after, first + after
+        moved = rates * (mu / (1 - o.b1**count)) / (np.sqrt(nu / (1 - o.b2**count)) + o.eps)
+        return np.sum(moved / stays**after, axis=0)
 
     missed = (step - slots["last"])[:, None]
     state = {name: slots[name] * decays[name] ** missed for name in kind.slots if name != "last"}
-    now = rows * stays**missed - coming(state, step)
+    now = rows * stays**missed + coming(state, step)
     new, state = textbook_step(lazy, stays * now, gradients, state, step=step, scale=scale)
-    return new + coming(state, step + 1), {**state, "last": np.full_like(slots["last"], step + 1)}
+    return new - coming(state, step + 1), {**state, "last": np.full_like(slots["last"], step + 1)}
 
 
 def textbook_step(

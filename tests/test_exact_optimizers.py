@@ -163,6 +163,35 @@ def test_own_loops_look_up_by_the_optimizer():
         jrec.distribute(model, sparse, training=False)
 
 
+def test_lookups_of_plain_arrays_are_given_optimizer_and_slots():
+    optimizer, dense = CASES["adam"]
+    tables = {"a": jax.random.normal(jax.random.key(0), (60, 5)), "b": jax.random.normal(jax.random.key(1), (9, 3))}
+    expected, state = tables, dense.init(tables)
+    slots = jrec.init_slots(optimizer, tables)
+    rng = np.random.default_rng(0)
+    for step in range(12):
+        bags = {name: jrec.Bags(ids=jnp.asarray(rng.integers(-1, len(t), (8, 2)))) for name, t in tables.items()}
+
+        def pooled(tables, bags=bags):
+            return {n: jnp.where((b.ids < 0)[..., None], 0, tables[n][b.ids]).sum(axis=1) for n, b in bags.items()}
+
+        def loss(activations, step=step):
+            return sum(jnp.sum(jnp.sin(a + step)) for a in activations.values())
+
+        gradients = jax.grad(lambda tables, pooled=pooled, loss=loss: loss(pooled(tables)))(expected)
+        read, residuals = jrec.lookup(tables, bags, optimizer=optimizer, slots=slots, step=step)
+        for name, vectors in pooled(expected).items():
+            np.testing.assert_allclose(read[name], vectors, rtol=1e-5, atol=1e-5)
+        with jax.numpy_dtype_promotion("standard"):
+            updates, state = dense.update(gradients, state, expected)
+        expected = optax.apply_updates(expected, updates)
+        tables, slots = jrec.apply_gradients(optimizer, tables, slots, residuals, jax.grad(loss)(read), step=step)
+    with pytest.raises(ValueError, match=r"'a'.*looked up as they lie, but ExactAdam reads them with their slots"):
+        jrec.apply_gradients(optimizer, tables, slots, jrec.lookup(tables, bags)[1], read, step=step)
+    with pytest.raises(ValueError, match="slots are named"):
+        jrec.lookup(tables, bags, optimizer=optimizer)
+
+
 # Runs.
 
 

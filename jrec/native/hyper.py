@@ -103,7 +103,7 @@ def _values(optimizer: RowOptimizer, rate: Any, scale: Any, corrections: tuple[A
     values: dict[int, Any] = {
         Hyper.LEARNING_RATE: rate,
         Hyper.SCALE: scale,
-        Hyper.WEIGHT_DECAY: optimizer.gradient_decay,
+        Hyper.WEIGHT_DECAY: optimizer.weight_decay if optimizer.decays_gradients else 0.0,
         Hyper.MAX_NORM: np.inf if optimizer.max_row_norm is None else optimizer.max_row_norm,
         Hyper.CORRECTION1: corrections[0],
         Hyper.CORRECTION2: corrections[1],

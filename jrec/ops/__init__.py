@@ -1,5 +1,6 @@
 """Functional embedding operations over plain arrays: lookups, casts, gather-reduces and row updates."""
 
+from jrec.ops.current_rows import current_rows as current_rows
 from jrec.ops.embedding_bag import embedding_bag as embedding_bag
 from jrec.ops.gather_reduce import gather_reduce as gather_reduce
 from jrec.ops.ids import checked_ids as checked_ids

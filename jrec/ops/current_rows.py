@@ -35,9 +35,17 @@ def current(optimizer: RowOptimizer, values: jax.Array, slots: Slots, step: jax.
 
 
 def current_rows(
-    optimizer: RowOptimizer, table: jax.Array, slots: Slots, rows: jax.Array, step: jax.Array | int, *, dim: int
+    optimizer: RowOptimizer,
+    table: jax.Array,
+    slots: Slots,
+    rows: jax.Array,
+    step: jax.Array | int,
+    *,
+    dim: int | None = None,
 ) -> jax.Array:
-    """``current`` of ``table[rows]``; numbers outside of the table read any row.
+    """Rows as an exact optimizer's lookup reads them: every row of the table after all steps that it took.
+
+    Numbers outside of the table read any row. Of an optimizer that is not exact these are ``table[rows]``.
 
     Args:
       optimizer: The table's optimizer.
@@ -45,11 +53,17 @@ def current_rows(
       slots: The table's slots.
       rows: (...) int32.
       step: () int32, how many steps were taken before.
-      dim: How many elements of a row are real.
+      dim: How many elements of a row are real, where rows are padded; None for all.
 
     Returns:
       (..., dim) of the table's dtype.
+
+    Example:
+      >>> rule = jrec.ops.ExactAdam(learning_rate=0.01)
+      >>> table = jnp.zeros((1000, 16))
+      >>> vectors = jrec.ops.current_rows(rule, table, rule.init(table), jnp.array([3, 999]), step=0)
     """
+    dim = table.shape[1] if dim is None else dim
     flat = rows.reshape(-1)
 
     def of_rows(array: jax.Array) -> jax.Array:

@@ -21,6 +21,7 @@ from jax.sharding import PartitionSpec
 
 from jrec.ops import rounding
 from jrec.ops.arrays import Activations, Count, RoundingKey, Scalar, Scale, Slots, Step, Tables
+from jrec.ops.current_rows import current_rows, numbered
 from jrec.ops.dispatch import Implementation
 from jrec.ops.doors import (
     about,
@@ -45,13 +46,15 @@ from jrec.row_optimizers import RowOptimizers, optimizer_of
 class Residuals:
     """What a lookup leaves for its backward pass: the cast of the ids, their weights, and of what table they are.
 
-    The table's ``width`` and ``dtype`` are static; where they are None, nobody compares them.
+    The table's ``width`` and ``dtype`` are static, and so is whether rows were read as an ``exact`` optimizer needs it;
+    where they are None, nobody compares them.
     """
 
     cast: Cast
     weights: jax.Array | None = None
     width: int | None = known()
     dtype: str | None = known()
+    exact: bool | None = known()
 
 
 @auto_inside(lambda tables, bags, **_: (_like_bags_of(tables, bags), PartitionSpec()))
@@ -60,6 +63,9 @@ def lookup(
     bags: Mapping[str, Bags],
     *,
     unique_capacities: Mapping[str, int] | None = None,
+    optimizer: RowOptimizers | None = None,
+    slots: Mapping[str, Slots] | None = None,
+    step: Step = 0,
     implementation: Implementation | None = None,
 ) -> tuple[dict[str, Activations], dict[str, Residuals]]:
     """Pools the rows of every bag, and casts the ids for the backward pass where the loader did not.
@@ -69,8 +75,13 @@ def lookup(
       bags: What to look up in each table; a table without bags is an error, as are bags without a table. JAX wraps
         int64 ids that are given to a jitted function; convert them by ``jrec.checked_ids``.
       unique_capacities: How many unique rows fit, by table. Tables that are not named, and all for None, have room for
-        every row; bags that bring a cast keep its capacity. Of rows that do not fit the activations are right, but
-        ``apply_gradients`` leaves them as they are: whoever sets a capacity must check ``rows_left_out``.
+        every row; bags that bring a cast keep its capacity. Of rows that do not fit the activations are right (NaN with
+        an exact optimizer), but ``apply_gradients`` leaves them as they are: whoever sets a capacity must check
+        ``rows_left_out``.
+      optimizer: As ``apply_gradients`` takes it; needed where it is exact (``ExactAdam`` and the like), as are
+        ``slots`` and ``step``, with which such rows are read.
+      slots: The slots by table.
+      step: () int32, how many steps were taken before.
       implementation: See ``gather_reduce``.
 
     Returns:
@@ -79,9 +90,14 @@ def lookup(
 
     Raises:
       ValueError: If tables and bags have different names, a capacity has no table, shapes or dtypes do not fit, a cast
-        is of other bags or another table, or, outside jit, offsets are malformed.
+        is of other bags or another table, an exact optimizer comes without slots, or, outside jit, offsets are
+        malformed.
     """
     _same_names("bags", bags, tables)
+    exact = {name for name in tables if (own := optimizer_of(optimizer, name)) is not None and own.has_tail}
+    if exact:
+        _same_names("slots", slots or {}, tables)
+        step = checked_step(step)
     capacities = dict(unique_capacities or {})
     if unknown := sorted(capacities.keys() - tables.keys()):
         raise ValueError(f"unique_capacities name {unknown}, but the tables are {sorted(tables)}")
@@ -89,14 +105,19 @@ def lookup(
     for name, table in tables.items():
         with about(f"table {name!r}"):
             rows, formed[name] = checked_table(table), (bag := formed_bags(bags[name]))
+            if slots is not None and name in exact:
+                room, rule = capacities.get(name), checked_optimizer(optimizer_of(optimizer, name))
+                cast = cast_of(bag, rows.shape[0], unique_capacity=room, implementation=implementation)
+                formed[name] = dataclasses.replace(bag, cast=cast)
+                rows, bag = current_rows(rule, rows, slots[name], cast.rows, step), numbered(bag, cast)
             calls.append(gather_reduce_call(rows, bag.ids, bag.offsets, weights=bag.weights))
     activations = dict(zip(tables, gather_reduce_together(calls, implementation, tables=True), strict=True))
     for (name, bag), table in zip(formed.items(), tables.values(), strict=True):
         with about(f"table {name!r}"):
             room = capacities.get(name)
             cast = cast_of(bag, table.shape[0], unique_capacity=room, implementation=implementation)
-        width = static(table.shape[1])
-        residuals[name] = Residuals(cast=cast, weights=bag.weights, width=width, dtype=table.dtype.name)
+        of_table = {"width": static(table.shape[1]), "dtype": table.dtype.name, "exact": name in exact}
+        residuals[name] = Residuals(cast=cast, weights=bag.weights, **of_table)
     return activations, residuals
 
 
@@ -168,6 +189,11 @@ def apply_gradients(
         with about(f"table {name!r}"):
             looked_up, rows = _checked(residuals[name]), checked_table(table)
             _check_same_table(looked_up, rows)
+            if rule.has_tail and looked_up.exact is False:
+                raise ValueError(
+                    f"its rows were looked up as they lie, but {type(rule).__name__} reads them with their slots; give"
+                    " lookup the optimizer, its slots and the step, too"
+                )
             key = None
             if rounding_key is not None and rows.dtype.itemsize < 4:
                 key = rounding.derived_key(rounding_key, number[name])

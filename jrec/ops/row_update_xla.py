@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -52,9 +54,13 @@ class ArrayMath:
         """How many steps were taken before, () float32."""
         return taken_before(self.step)
 
-    def tail(self, number: int, *, after: bool = False) -> jax.Array:
+    def tail(self, number: Any, *, after: bool = False) -> jax.Array:
         """An entry of ``tails``, () float32."""
         return self.tails[after][number]
+
+    def summed(self, term: Callable[[Any], jax.Array], count: int, /) -> jax.Array:
+        """The sum of ``term(0)`` to ``term(count - 1)``."""
+        return functools.reduce(jnp.add, map(term, range(count)))
 
     def spread(self, scalars: jax.Array) -> jax.Array:
         """(n,) as (n, 1); () as it is."""

@@ -140,7 +140,7 @@ def _prepared(request: UpdateRequest, rule: Rule) -> tuple[_Work, _Variant]:
     if config is None:
         config = tune(
             dim=request.table.shape[1],
-            itemsize=request.table.dtype.itemsize,
+            itemsize=rule.access(request.table.dtype.itemsize),
             length=None,
             element_slots=sum(shape == "element" for _, shape in rule.slots),
         )
@@ -162,7 +162,7 @@ def _casted_update(work: list[_Work], *, variants: tuple[_Variant, ...], interpr
 def _steps(work: _Work, variant: _Variant, interpret: Interpret) -> Steps:
     """Pieces first, then all rows in one launch: those with long segments wait for pieces while the others stream."""
     table, config = work.target.table, variant.config
-    dim, itemsize = table.shape[1], table.dtype.itemsize
+    dim, itemsize = table.shape[1], variant.rule.access(table.dtype.itemsize)
     # As refs, so that every launch of the update writes the same arrays where they are.
     work = work._replace(target=in_place(work.target))
     levels, runs = yield from make_pieces(dim, work.gather, work.offsets, config, interpret)

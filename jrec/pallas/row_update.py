@@ -65,7 +65,7 @@ def row_update(
         elements = sum(shape == "element" for _, shape in rule.slots)
         config = tune(
             dim=table.shape[1],
-            itemsize=table.dtype.itemsize,
+            itemsize=rule.access(table.dtype.itemsize),
             length=1,
             element_slots=elements,
         )
@@ -91,7 +91,7 @@ def _row_update(
     config: TuningConfig,
     interpret: Interpret,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    tile = Tile.of(target.table.shape[1], target.table.dtype.itemsize, chunks=config.chunks)
+    tile = Tile.of(target.table.shape[1], rule.access(target.table.dtype.itemsize), chunks=config.chunks)
     updater = Updater(tile=tile, ops=ops_for(interpret), rule=rule, rounding=rounding)
     target = in_place(target)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +13,7 @@ import jax.numpy as jnp
 from jrec.pallas.tile import Tile
 from jrec.row_optimizers import Exact, RowOptimizer, Slots, SlotShape, taken_before
 
+NUMBERS = 5  # of ``hyperparameters`` before an optimizer's ``tail_numbers``
 State = Slots  # by name: values, or row scalars for a row slot
 
 
@@ -31,6 +34,14 @@ class Rule:
         """The slots' names and shapes."""
         return tuple(self.optimizer.slots.items())
 
+    def access(self, itemsize: int) -> int:
+        """The bytes of an element by which tiles are chosen, where the table's has ``itemsize``.
+
+        The sums of an exact optimizer take a thread the registers of the rows again: with eight elements of 16 bits a
+        thread they would not fit.
+        """
+        return max(itemsize, 4) if self.optimizer.has_tail else itemsize
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Step:
@@ -44,7 +55,7 @@ class Step:
       gradient_scale: Row scalars.
       factors: Row scalars, one over each of the optimizer's ``bias_corrections``.
       taken: Row scalars, steps before this one.
-      tails: Row scalars: the optimizer's ``tail_numbers`` before the step, and after it.
+      tails: From a number and whether it is of after the step to row scalars, an entry of ``tail_numbers``.
     """
 
     tile: Tile
@@ -54,15 +65,19 @@ class Step:
     gradient_scale: jax.Array
     factors: tuple[jax.Array, jax.Array]
     taken: jax.Array
-    tails: tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]
+    tails: Callable[[Any, bool], jax.Array]
 
     sqrt = staticmethod(jnp.sqrt)
     rsqrt = staticmethod(jax.lax.rsqrt)
     exp = staticmethod(jnp.exp)
 
-    def tail(self, number: int, *, after: bool = False) -> jax.Array:
-        """An entry of ``tails``."""
-        return self.tails[after][number]
+    def tail(self, number: Any, *, after: bool = False) -> jax.Array:
+        """See ``StepMath``."""
+        return self.tails(number, after)
+
+    def summed(self, term: Callable[[Any], jax.Array], count: int, /) -> jax.Array:
+        """See ``StepMath``; a loop, so that numbers of all terms do not take registers at once."""
+        return jax.lax.fori_loop(1, count, lambda j, total: total + term(j), term(0))
 
     def spread(self, scalars: jax.Array) -> jax.Array:
         """Row scalars as values."""

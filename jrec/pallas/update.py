@@ -85,9 +85,13 @@ class Updater:
     def apply(self, target: Target, old: Loaded, gradients: jax.Array) -> None:
         """Writes rows and slots after a step along ``gradients``, values."""
         tile, ops = self.tile, self.ops
-        rate, scale, first, second, taken, *tails = (
-            ops.load_scalars(tile, target.hyper, tile.row_scalars(i, jnp.int32)) for i in range(target.hyper.shape[0])
-        )
+
+        def number(i: Any) -> jax.Array:
+            return ops.load_scalars(tile, target.hyper, tile.row_scalars(i, jnp.int32))
+
+        rate, scale, first, second, taken = map(number, range(rules.NUMBERS))
+        # Read where they are used: all of them at once would take a thread's registers.
+        tails = (target.hyper.shape[0] - rules.NUMBERS) // 2
         step = rules.Step(
             tile=tile,
             ops=ops,
@@ -96,15 +100,15 @@ class Updater:
             gradient_scale=scale,
             factors=(first, second),
             taken=taken,
-            tails=(tuple(tails[: len(tails) // 2]), tuple(tails[len(tails) // 2 :])),
+            tails=lambda i, after: number(rules.NUMBERS + i + tails * after),
         )
         optimizer = self.rule.optimizer
         gradients = optimizer.prepare(old.rows, gradients, step)
         rows, slots = optimizer.step_rows(old.rows, gradients, old.slots, step)
         if self.rounding is not None:
             key = [ops.spread(tile, ops.load_scalars(tile, target.key, tile.row_scalars(i, jnp.int32))) for i in (0, 1)]
-            number = ops.spread(tile, old.number)
-            rows = self.rounding(rows, target.table.dtype, key[0], key[1], number, tile.columns())
+            of_row = ops.spread(tile, old.number)
+            rows = self.rounding(rows, target.table.dtype, key[0], key[1], of_row, tile.columns())
         ops.store_rows(tile, target.table, old.address, rows)
         for name, shape in self.rule.slots:
             store = ops.store_rows if shape == "element" else ops.store_scalars

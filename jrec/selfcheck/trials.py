@@ -32,6 +32,7 @@ _BESIDE_DIM = 12  # of the second table where two share launches: other lanes an
 _BESIDE = ops.SGD(learning_rate=0.1)
 _PLAIN = {"learning_rate": 0.1}
 _FULL = {"learning_rate": lambda step: 0.5 / (step + 1), "weight_decay": 0.01, "max_row_norm": 1.5}
+_EXACT = {"learning_rate": 0.1, "max_row_norm": 1.5}
 
 
 class Wrong(Exception):  # noqa: N818, it is a judgement, not an error
@@ -331,7 +332,8 @@ def _optimizer(kernel_class: KernelClass, sizes: Sizes) -> tuple[ops.RowOptimize
     if kernel_class.dtype != "float32":  # rounded stochastically
         numbers = np.random.default_rng(0).integers(-(2**31), 2**31, sizes.room).astype(np.int32)
         options |= {"rounding_key": np.array([1234567, 7654321], np.uint32), "rounding_rows": numbers}
-    return OPTIMIZERS[kernel_class.optimizer](**_FULL), options
+    kind = OPTIMIZERS[kernel_class.optimizer]
+    return kind(**_FULL if kind.decays_gradients else _EXACT), options
 
 
 def _table(
