@@ -160,10 +160,11 @@ def measure(report: harness.Report, name: str, workload: workloads.Workload, sid
         report.add(case, f"first dispatch, {side}{note}", first, "s", details={"made in": round(made - begin, 2)})
         run.fed()
         number = itertools.count()
-        budget = SECONDS if steps == STEPS else 0.01
-        taken = _seconds(lambda: run.placed(next(number)), run.wait, budget=budget)
+        budget, parts = (SECONDS, 5) if steps == STEPS else (0.01, 1)
+        taken = _seconds(lambda: run.placed(next(number)), run.wait, budget=budget, parts=parts)
         _add(report, case, f"{side}{note}", taken, workload, steps)
-        _add(report, case, f"{side}, fed{note}", _seconds(run.fed, run.wait, budget=2 * budget), workload, steps)
+        taken_fed = _seconds(run.fed, run.wait, budget=2 * budget, parts=parts)
+        _add(report, case, f"{side}, fed{note}", taken_fed, workload, steps)
         keep = None
         if traces is not None and (name, side) in TRACED:
             keep = traces / f"{name}_{side}{note}".replace(", ", "_").replace(" ", "_")
