@@ -168,9 +168,9 @@ class CompiledKernel:
       registers: Registers of a thread.
       spills: Bytes of spill stores and loads that ptxas added.
       stack_bytes: Bytes of a thread's stack frame.
-      shared_bytes: Static and dynamic shared memory of a thread block, bytes.
+      shared_bytes: Static and dynamic shared memory of a thread block, bytes; only the static one by jax 0.12.
       instructions: Machine instructions of its code.
-      grid: Thread blocks of a launch.
+      grid: Thread blocks of a launch; 0 by jax 0.12, which does not dump the code of the host.
       launches: How often the program's HLO launches it; a launch inside a loop counts once.
     """
 
@@ -301,10 +301,10 @@ def _launched(executable: jax.stages.Compiled) -> list[str]:
 def _kernel(ptx: str, host: str, launches: int) -> CompiledKernel:
     entry = re.search(r"\.entry (\w+?)(?:_mosaic_gpu_kernel)?\(", ptx)
     launched = re.search(r"@mosaic_gpu_launch_kernel\(ptr %0((?:, i32 \d+)+),", host)
-    if entry is None or launched is None:
+    if entry is None or (host and launched is None):
         raise RuntimeError(f"Mosaic's dump has changed its form: no entry or launch in {ptx[:200]!r}, {host[:200]!r}")
     # Grid, cluster and block, three numbers each, then dynamic shared memory.
-    numbers = [int(n) for n in re.findall(r"i32 (\d+)", launched[1])]
+    numbers = [int(n) for n in re.findall(r"i32 (\d+)", launched[1])] if launched else [0] * 10
     return CompiledKernel(
         name=entry[1],
         ptx=ptx,
