@@ -177,6 +177,14 @@ def test_a_case_is_not_to_blame_where_its_call_was_killed():
     assert resume.Cases(print, [*lines, {"begin": "b"}]).pending("abc") == ["c"]
 
 
+def test_the_next_call_says_what_a_killed_one_cut_off(first, tmp_path):
+    (tmp_path / "killed").mkdir()
+    (tmp_path / "killed" / "lines.jsonl").write_text('{"step": "good", "begin": "a"}\n{"step": "good", "metr')
+    _, kept, cases, lines = first("good", GOOD, earlier="killed")
+    assert lines[:2] == [{"step": "good", "begin": "a"}, {"step": "good", "cut": "a"}]
+    assert (kept["errors"], cases) == ([], ["b", "c", "a"])
+
+
 def test_figures_of_a_call_are_kept_for_the_pages(tmp_path, monkeypatch):
     def figure(case, value, device="NVIDIA H200; a CPU"):
         return {"case": case, "metric": "step", "value": value, "unit": "us", "device": device, "commit": "new"}
