@@ -26,7 +26,7 @@ import os
 import pathlib
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -182,17 +182,21 @@ def _add(report: harness.Report, case: str, side: str, taken: list[float], workl
 
 def _add_trace(report: harness.Report, case: str, side: str, trace: gpu_timing.Trace, steps: int,
                wall: float) -> None:  # fmt: skip
-    kernels = [[k.name, gpu_timing.rounded(k.count / steps), gpu_timing.rounded(1e6 * k.seconds / steps)]
-               for k in trace.kernels[:TOP]]  # fmt: skip
     seconds = sum(k.seconds for k in trace.kernels) / steps
     details = {
         "launches": gpu_timing.rounded(sum(k.count for k in trace.kernels) / steps),
         "of the time without a profiler": gpu_timing.rounded(seconds / wall),
         "of the traced span": gpu_timing.rounded(steps * seconds / trace.span),
-        "host calls": {name: gpu_timing.rounded(count / steps) for name, count in trace.calls.items()},
-        "kernels": kernels,
+        "launches in graphs": gpu_timing.rounded(trace.in_graphs / steps),
+        "host calls": _by_step(trace.calls, steps),
+        "kernels": _by_step(trace.kernels[:TOP], steps),
     }
     report.add(case, f"kernels' time, {side}", 1e6 * seconds, "us", details=details)
+
+
+def _by_step(summed: Iterable[gpu_timing.Kernel], steps: int) -> list[list[Any]]:
+    """Name, count and microseconds of a step."""
+    return [[k.name, gpu_timing.rounded(k.count / steps), gpu_timing.rounded(1e6 * k.seconds / steps)] for k in summed]
 
 
 def _compare(name: str, side: str, first: np.ndarray, losses: dict[str, np.ndarray]) -> None:
