@@ -21,36 +21,31 @@ import time
 
 import jax
 import jax.numpy as jnp
-import optax
-from flax import nnx
 
 import jrec
-from benchmarks import harness, models, workloads
-from jrec import ops
+from benchmarks import dispatched, harness, models, workloads
 from jrec.app.report.running_auc import RunningAuc
-from jrec.nn import DLRM, SparseOptimizer
 from jrec.run.feeds.ahead import AheadFeed
 from jrec.run.run import Run
 from jrec.run.step import FlatState, HostRows, Metrics, StackRows, StepBatch, StepResults
 
-MODELS = {"kaggle": ("kaggle", 2048), "dcnv2": ("mlperf-dcnv2", 6912)}  # workload, batch
+MODELS = ("kaggle", "dcnv2")
 ROWS = 1000  # of a table: no step reads them
-STEPS = (1, 16)
+STEPS = (1, dispatched.STEPS)
 DEVICES = (1, 8)
 
 
 def main() -> None:
     """Runs the benchmark."""
     parser = harness.parser(__doc__)
-    parser.add_argument("--model", nargs="+", choices=tuple(MODELS), default=list(MODELS))
+    parser.add_argument("--model", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--steps", nargs="+", type=int, default=list(STEPS), help="steps a dispatch (default: 1 16)")
     parser.add_argument("--devices", nargs="+", type=int, default=list(DEVICES), help="devices (default: 1 8)")
     arguments = parser.parse_args()
     jax.config.update("jax_num_cpu_devices", max(arguments.devices))
     with harness.Report(arguments, "feed") as report:
         for devices, name, steps in itertools.product(arguments.devices, arguments.model, arguments.steps):
-            workload, batch = MODELS[name]
-            measure(report, workloads.WORKLOADS[workload].with_rows_capped(ROWS).with_batch(batch), steps, devices)
+            measure(report, dispatched.workload_of(name).with_rows_capped(ROWS), steps, devices)
 
 
 def measure(report: harness.Report, workload: workloads.Workload, steps: int, devices: int) -> None:
@@ -80,12 +75,8 @@ def measure(report: harness.Report, workload: workloads.Workload, steps: int, de
 
 def _emptied(workload: workloads.Workload, devices: int) -> Run:
     """A run whose steps compute nothing."""
-    model = DLRM(models.dense_part(workload), models.layout(workload), rngs=nnx.Rngs(0))
-    rows = ops.RowWiseAdagrad(learning_rate=0.01)
     mesh = None if devices == 1 else jax.make_mesh((devices,), ("devices",), devices=jax.devices()[:devices])
-    run = jrec.distribute(
-        model, SparseOptimizer(model, dense=optax.adagrad(0.01), embedding=rows), mesh=mesh, cast="none"
-    )
+    run = jrec.distribute(*models.modules(workload), mesh=mesh, cast="none")
 
     def nothing(
         state: FlatState, rows: StackRows, host: HostRows, batch: StepBatch, metrics: Metrics | None = None

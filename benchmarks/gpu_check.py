@@ -19,11 +19,13 @@ from jrec.ops.verdicts import KernelClass, keep_verdicts, local_machine, read_ve
 from jrec.selfcheck import child
 from jrec.selfcheck.check import USUAL, parse_classes
 
-# The classes of the whole steps and of `jrec train` on a GPU's first call.
+# The classes of the whole steps and of `jrec train` on a GPU's first call, and what else they may need.
 CLASSES = (
     "tensor_cast int32 1",
     "gather_reduce float32 16", "casted_update float32 16 RowWiseAdagrad",
     "gather_reduce float32 128", "casted_update float32 128 RowWiseAdagrad",
+)  # fmt: skip
+MORE = (
     "casted_update float32 16 Adagrad",
     "row_update float32 16 RowWiseAdagrad", "row_update float32 128 RowWiseAdagrad", "row_update float32 16 Adagrad",
 )  # fmt: skip
@@ -47,14 +49,15 @@ def check(report: harness.Report, kernel_class: KernelClass, *, tiny: bool) -> N
 
 def work(arguments: argparse.Namespace, report: harness.Report, cases: resume.Cases) -> None:
     """Checks every class that was asked for."""
-    wanted = parse_classes(arguments.only)
+    wanted = parse_classes(arguments.only or (MORE if arguments.more else CLASSES))
     cases.run({str(one): functools.partial(check, report, one, tiny=arguments.tiny) for one in wanted})
 
 
 def main() -> None:
     """Checks the classes."""
     parser = gpu_run.parser(__doc__)
-    parser.add_argument("--only", nargs="+", metavar="CLASS", default=list(CLASSES), help="check only these classes")
+    parser.add_argument("--only", nargs="+", metavar="CLASS", help="check only these classes")
+    parser.add_argument("--more", action="store_true", help="check those of other optimizers, instead of the steps'")
     arguments = parser.parse_args()
     gpu_run.run(arguments, "gpu_check", functools.partial(work, arguments))
 

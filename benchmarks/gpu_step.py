@@ -26,30 +26,28 @@ import os
 import pathlib
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
 import numpy as np
-import optax
-from flax import nnx
 
 import jrec
-from benchmarks import gpu_run, gpu_timing, harness, models, plain_jax, resume, workloads
+from benchmarks import dispatched, gpu_run, gpu_timing, harness, models, plain_jax, resume, workloads
 from jrec import ops
 from jrec.app.report.running_auc import RunningAuc
 from jrec.batch import Batch
-from jrec.nn import DLRM, SparseOptimizer, binary_cross_entropy
+from jrec.nn import binary_cross_entropy
 from jrec.ops.dispatch import Implementation
 from jrec.run.feeds.feed import Ready
 from jrec.run.step import StepResults
 
-# workload, batch, the most rows of a table, and how many different batches take turns
+# The most rows of a table, and how many different batches take turns.
 MODELS = {
-    "kaggle": ("kaggle", 2048, 1 << 30, 32),
-    "kaggle, large batch": ("kaggle", 16_384, 1 << 30, 16),
-    "dcnv2": ("mlperf-dcnv2", 6912, 10_000_000, 4),
-    "rm1": ("rm1", 2048, 2_000_000, 8),
+    "kaggle": (1 << 30, 32),
+    "kaggle, large batch": (1 << 30, 16),
+    "dcnv2": (10_000_000, 4),
+    "rm1": (2_000_000, 8),
 }
 # of the embedding ops, the dense layers' dtype, the rows' optimizer, and how far losses may be from others', relatively
 SIDES: dict[str, tuple[Implementation, str, type[Any], float]] = {
@@ -68,7 +66,6 @@ CASES = (
 DEFAULT = 8
 TRACED = (("kaggle", "pallas"), ("kaggle", "xla"), ("dcnv2", "bfloat16"))  # cases whose trace is worth keeping whole
 TOP = 24
-STEPS = 16  # of a dispatch, as `jrec train` takes on a GPU
 SECONDS = 0.25  # of one measurement, about
 TINY = workloads.Workload(
     name="tiny", rows=(50, 30), dim=8, ids_per_bag=(2, 2), batch=8, num_dense=4, bottom=(16, 8), top=(16, 1)
@@ -83,16 +80,10 @@ class Dispatched:
 
     def __init__(self, workload: workloads.Workload, side: str, packed: list[Batch], *, steps: int) -> None:
         implementation, dtype, rows, _ = SIDES[side]
-        model = DLRM(
-            models.dense_part(workload, dtype),
-            models.layout(workload),
-            implementation=implementation,
-            rngs=nnx.Rngs(params=0),
-        )
         embedding = rows(learning_rate=0.01, initial_accumulator=0.1, eps=1e-7)
-        optimizer = SparseOptimizer(model, dense=optax.adagrad(0.01), embedding=embedding)
+        made = models.modules(workload, dtype=dtype, implementation=implementation, embedding=embedding)
         self.steps = steps
-        self._run = jrec.distribute(model, optimizer, cast="none")
+        self._run = jrec.distribute(*made, cast="none")
         self._step_on = self._run._state.compiled.with_loss(binary_cross_entropy, 1)
         self._metrics: Any = RunningAuc.empty()
         self._feed = self._run.feed(itertools.cycle(packed), steps=lambda _: steps)
@@ -160,10 +151,11 @@ def measure(report: harness.Report, name: str, workload: workloads.Workload, sid
         report.add(case, f"first dispatch, {side}{note}", first, "s", details={"made in": round(made - begin, 2)})
         run.fed()
         number = itertools.count()
-        budget = SECONDS if steps == STEPS else 0.01
-        taken = _seconds(lambda: run.placed(next(number)), run.wait, budget=budget)
+        budget, parts = (SECONDS, 5) if steps == dispatched.STEPS else (0.01, 1)
+        taken = _seconds(lambda: run.placed(next(number)), run.wait, budget=budget, parts=parts)
         _add(report, case, f"{side}{note}", taken, workload, steps)
-        _add(report, case, f"{side}, fed{note}", _seconds(run.fed, run.wait, budget=2 * budget), workload, steps)
+        taken_fed = _seconds(run.fed, run.wait, budget=2 * budget, parts=parts)
+        _add(report, case, f"{side}, fed{note}", taken_fed, workload, steps)
         keep = None
         if traces is not None and (name, side) in TRACED:
             keep = traces / f"{name}_{side}{note}".replace(", ", "_").replace(" ", "_")
@@ -190,17 +182,21 @@ def _add(report: harness.Report, case: str, side: str, taken: list[float], workl
 
 def _add_trace(report: harness.Report, case: str, side: str, trace: gpu_timing.Trace, steps: int,
                wall: float) -> None:  # fmt: skip
-    kernels = [[k.name, gpu_timing.rounded(k.count / steps), gpu_timing.rounded(1e6 * k.seconds / steps)]
-               for k in trace.kernels[:TOP]]  # fmt: skip
     seconds = sum(k.seconds for k in trace.kernels) / steps
     details = {
         "launches": gpu_timing.rounded(sum(k.count for k in trace.kernels) / steps),
         "of the time without a profiler": gpu_timing.rounded(seconds / wall),
         "of the traced span": gpu_timing.rounded(steps * seconds / trace.span),
-        "host calls": {name: gpu_timing.rounded(count / steps) for name, count in trace.calls.items()},
-        "kernels": kernels,
+        "launches in graphs": gpu_timing.rounded(trace.in_graphs / steps),
+        "host calls": _by_step(trace.calls, steps),
+        "kernels": _by_step(trace.kernels[:TOP], steps),
     }
     report.add(case, f"kernels' time, {side}", 1e6 * seconds, "us", details=details)
+
+
+def _by_step(summed: Iterable[gpu_timing.Kernel], steps: int) -> list[list[Any]]:
+    """Name, count and microseconds of a step."""
+    return [[k.name, gpu_timing.rounded(k.count / steps), gpu_timing.rounded(1e6 * k.seconds / steps)] for k in summed]
 
 
 def _compare(name: str, side: str, first: np.ndarray, losses: dict[str, np.ndarray]) -> None:
@@ -233,8 +229,8 @@ def measure_plain(report: harness.Report, name: str, workload: workloads.Workloa
 
 def workload_of(name: str) -> workloads.Workload:
     """The model at its batch, its tables capped so that they fit."""
-    workload, batch, rows, _ = MODELS[name]
-    return workloads.WORKLOADS[workload].with_rows_capped(rows).with_batch(batch)
+    rows, _ = MODELS[name]
+    return dispatched.workload_of(name).with_rows_capped(rows)
 
 
 def work(arguments: argparse.Namespace, report: harness.Report, cases: resume.Cases) -> None:
@@ -244,15 +240,16 @@ def work(arguments: argparse.Namespace, report: harness.Report, cases: resume.Ca
     made = {}
     for asked in arguments.case:
         name, _, side = asked.rpartition(", ")
-        different = 4 if tiny else MODELS[name][3]
+        different = 4 if tiny else MODELS[name][1]
         if side == PLAIN:
             plain = ONE_HOT if tiny else workload_of(name)
             made[asked] = functools.partial(measure_plain, report, name, plain, different=different, tiny=tiny)
             continue
         workload = TINY if tiny else workload_of(name)
         made[asked] = functools.partial(
-            measure, report, name, workload, side, losses=losses.setdefault(name, {}), steps=2 if tiny else STEPS,
-            different=different, captured=not arguments.uncaptured, traces=arguments.trace,
+            measure, report, name, workload, side, losses=losses.setdefault(name, {}),
+            steps=2 if tiny else dispatched.STEPS, different=different, captured=not arguments.uncaptured,
+            traces=arguments.trace,
         )  # fmt: skip
     if arguments.uncaptured:
         made = {f"{name}, uncaptured": case for name, case in made.items()}

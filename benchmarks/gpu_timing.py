@@ -16,7 +16,6 @@ costs a kernel:
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import functools
 import gzip
@@ -26,7 +25,7 @@ import statistics
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -170,12 +169,15 @@ class Trace:
       kernels: Kernels, copies and fills of the GPU's streams, the slowest first; on a CPU XLA's operations. () where
         the profiler does not work on this machine.
       span: Seconds from the start of the first to the end of the last.
-      calls: How often the host called each function of the CUDA driver or runtime.
+      calls: The host's calls of CUDA's driver and runtime, the slowest functions first; launches of single kernels are
+        not among them.
+      in_graphs: How many of the launches were nodes of CUDA graphs, as far as the profiler says so.
     """
 
     kernels: tuple[Kernel, ...] = ()
     span: float = 0.0
-    calls: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    calls: tuple[Kernel, ...] = ()
+    in_graphs: int = 0
 
 
 def profiled(run: Callable[[], Any]) -> tuple[Kernel, ...]:
@@ -213,8 +215,8 @@ def traced(run: Callable[[], Any], *, keep: pathlib.Path | None = None) -> Trace
 def trace_of(profile: Any) -> Trace:
     """What is of interest in the profiler's data."""
     events = list(_events(profile))
-    calls = collections.Counter(
-        event.name
+    calls = summed(
+        (re.sub(r" \(CudaGraph:\d+\)", "", event.name), event.duration_ns / 1e9)
         for plane in profile.planes
         if not plane.name.startswith(_DEVICE)
         for line in plane.lines
@@ -222,10 +224,11 @@ def trace_of(profile: Any) -> Trace:
         if re.match(_CALL, event.name)
     )
     return Trace(
-        kernels=summed((name, duration) for name, _, duration in events),
-        span=max((start + duration for _, start, duration in events), default=0.0)
-        - min((start for _, start, _ in events), default=0.0),
-        calls=dict(calls.most_common(12)),
+        kernels=summed((name, duration) for name, _, duration, _ in events),
+        span=max((start + duration for _, start, duration, _ in events), default=0.0)
+        - min((start for _, start, *_ in events), default=0.0),
+        calls=calls[:12],
+        in_graphs=sum(in_graph for *_, in_graph in events),
     )
 
 
@@ -239,8 +242,8 @@ def summed(events: Iterable[tuple[str, float]]) -> tuple[Kernel, ...]:
     return tuple(sorted(kernels, key=lambda kernel: -kernel.seconds))
 
 
-def _events(profile: Any) -> Iterator[tuple[str, float, float]]:
-    """(name, seconds at its start, seconds it took) of what ran on the devices."""
+def _events(profile: Any) -> Iterator[tuple[str, float, float, bool]]:
+    """(name, seconds at its start, seconds it took, whether a graph's node) of what ran on the devices."""
     planes = list(profile.planes)
     devices = [plane for plane in planes if plane.name.startswith(_DEVICE)]
     for plane in devices or planes:
@@ -250,4 +253,8 @@ def _events(profile: Any) -> Iterator[tuple[str, float, float]]:
             for event in line.events:
                 # A host's line mixes XLA's operations with Python's calls and the thread pool's.
                 if devices or (not event.name.startswith("end: ") and any(k == "hlo_op" for k, _ in event.stats)):
-                    yield " ".join(event.name.split())[:120], event.start_ns / 1e9, event.duration_ns / 1e9
+                    name, in_graph = (
+                        " ".join(event.name.split())[:120],
+                        any("graph_id" in key for key, _ in event.stats),
+                    )
+                    yield name, event.start_ns / 1e9, event.duration_ns / 1e9, in_graph

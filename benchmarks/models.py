@@ -85,6 +85,29 @@ def dense_part(workload: workloads.Workload, compute_dtype: str = "float32") -> 
     return dataclasses.replace(config, interaction="dcn", **crosses)
 
 
+def modules(
+    workload: workloads.Workload,
+    *,
+    dtype: str = "float32",
+    implementation: Implementation | None = None,
+    tables: EmbeddingLayout | None = None,
+    embedding: ops.RowOptimizer | None = None,
+) -> tuple[DLRM, SparseOptimizer]:
+    """The workload's DLRM with first weights, and its optimizer: Adagrad of the dense layers and of rows.
+
+    Args:
+      workload: The model.
+      dtype: The dense layers'.
+      implementation: The embedding ops'; None for the platform's default.
+      tables: The layout; None for that of ``layout``.
+      embedding: The rows' optimizer; None for row-wise Adagrad.
+    """
+    tables = layout(workload) if tables is None else tables
+    model = DLRM(dense_part(workload, dtype), tables, implementation=implementation, rngs=nnx.Rngs(params=0))
+    rows = ops.RowWiseAdagrad(learning_rate=0.01) if embedding is None else embedding
+    return model, SparseOptimizer(model, dense=optax.adagrad(0.01), embedding=rows)
+
+
 def training_run(
     workload: workloads.Workload,
     optimizer: str,

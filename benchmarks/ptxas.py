@@ -15,8 +15,7 @@ import struct
 import subprocess
 import tempfile
 
-ARCHITECTURE = "sm_90a"  # an H100 or H200
-_OPTIONS = ("-v", f"-arch={ARCHITECTURE}", "-O3")  # as XLA assembles Mosaic's kernels; a test compares the reports
+_OPTIONS = ("-v", "-O3")  # as XLA assembles Mosaic's kernels; a test compares the reports
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -92,7 +91,7 @@ def version(assembler: pathlib.Path) -> str:
 
 @functools.lru_cache(maxsize=512)
 def assemble(ptx: str, assembler: pathlib.Path | None = None) -> Assembled:
-    """Assembles one kernel for an H200.
+    """Assembles one kernel for the GPU that it names.
 
     Args:
       ptx: The kernel's code.
@@ -101,11 +100,14 @@ def assemble(ptx: str, assembler: pathlib.Path | None = None) -> Assembled:
     Raises:
       RuntimeError: Where ptxas is missing, or refuses the code.
     """
-    program = assembler or tool("ptxas")
+    program, target = assembler or tool("ptxas"), re.search(r"^\.target (\w+)", ptx, re.MULTILINE)
+    if target is None:
+        raise RuntimeError(f"the code names no GPU by .target: {ptx[:200]!r}")
     with tempfile.TemporaryDirectory() as folder:
         source, binary = pathlib.Path(folder, "kernel.ptx"), pathlib.Path(folder, "kernel.cubin")
         source.write_text(ptx)
-        done = subprocess.run([program, *_OPTIONS, source, "-o", binary], capture_output=True, text=True)
+        command = [program, *_OPTIONS, f"-arch={target[1]}", source, "-o", binary]
+        done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(f"{program} refuses a kernel: {done.stderr.strip()}")
         return Assembled(cubin=binary.read_bytes(), report=parse_report(done.stdout + done.stderr))

@@ -7,7 +7,8 @@ Each case prints a line when it begins and one when it ends, among the lines of 
     {"end": "kaggle", "seconds": 4.1}                       or   {"end": "kaggle", "error": "RuntimeError: …"}
 
 A later run reads them. What ended is skipped, be it with an error; what began and never ended took its process with it,
-or ran out of time: it is tried once more, after all others.
+or ran out of time: it is tried once more, after all others. Where the whole call was killed, which is not the case's
+fault, the next one adds a line, {"cut": "kaggle"}, and the case is tried again, however often.
 """
 
 from __future__ import annotations
@@ -40,6 +41,27 @@ def read_lines(path: pathlib.Path | None) -> Iterator[dict[str, Any]]:
                 yield line
 
 
+def figures(lines: Iterable[Line]) -> list[dict[str, Any]]:
+    """The lines that hold a figure, each figure once: of a case that was cut off and began anew, what came last."""
+    found, begun = {}, None
+    for line in lines:
+        begun = line.get("begin", begun)
+        if "metric" in line and "value" in line:
+            found[begun, line["case"], line["metric"]] = dict(line)
+    return list(found.values())
+
+
+def cut_off(lines: Iterable[Line]) -> str | None:
+    """The case that was under way when a call was killed; None where its process, or the call, came to an end."""
+    under_way = None
+    for line in lines:
+        if "begin" in line:
+            under_way = line["begin"]
+        elif line.keys() & {"end", "cut", "status"}:
+            under_way = None
+    return under_way
+
+
 def describe(error: BaseException) -> str:
     """One line for an exception: its type, the start of its message, and where it was raised."""
     where = ""
@@ -60,11 +82,14 @@ class Cases:
     def __init__(self, emit: Emit, earlier: Iterable[Line] | None = None) -> None:
         self._emit = emit
         self._begun: collections.Counter[str] = collections.Counter()
+        self._cut: collections.Counter[str] = collections.Counter()
         self._ended: set[str] = set()
         self.failed = 0
         for line in earlier or ():
             if isinstance(begun := line.get("begin"), str):
                 self._begun[begun] += 1
+            if isinstance(cut := line.get("cut"), str):
+                self._cut[cut] += 1
             if isinstance(ended := line.get("end"), str):
                 self._ended.add(ended)
 
@@ -74,7 +99,7 @@ class Cases:
         for key in keys:
             if key in self._ended:
                 continue
-            if self._begun[key] >= ATTEMPTS:
+            if self._begun[key] - self._cut[key] >= ATTEMPTS:
                 self._end(key, error=f"did not end in {ATTEMPTS} attempts: it hangs, crashes, or needs more time")
                 continue
             left.append(key)

@@ -40,7 +40,9 @@ class Entry:
     why: str
 
 
-def ledger(setup: Setup, parts: Sequence[PartLookups], batch: StepBatch, state: Any) -> list[Entry]:
+def ledger(
+    setup: Setup, parts: Sequence[PartLookups], batch: StepBatch, state: Any, *, counted: bool = False
+) -> list[Entry]:
     """All traffic of a step with the local-aggregated all-reduce.
 
     Args:
@@ -48,6 +50,7 @@ def ledger(setup: Setup, parts: Sequence[PartLookups], batch: StepBatch, state: 
       parts: the lookups of one batch, of all devices.
       batch: the batch in static sizes, without further windows.
       state: of model and optimizer, whose dense gradients are summed; arrays or shapes.
+      counted: Whether metrics count logits on the devices, as in a run, so that these do not travel.
     """
     devices, places = setup.devices, batch.places[setup.stack]
     others, ring = devices - 1, 2 * (devices - 1) / devices
@@ -67,7 +70,7 @@ def ledger(setup: Setup, parts: Sequence[PartLookups], batch: StepBatch, state: 
             ring * wide * buffer, f"room for {buffer:,} rows, of {copies:,} that are replicated",
         ),
         _entry("dense gradients", None, dense, dense, "nothing"),
-        _entry("logits, labels, mask", None, seen, seen, "nothing"),
+        *([] if counted else [_entry("logits, labels, mask", None, seen, seen, "nothing")]),
     ]  # fmt: skip
 
 

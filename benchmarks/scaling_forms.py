@@ -16,6 +16,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from benchmarks import harness, scaling_bytes, scaling_step, workloads
+from benchmarks.dispatched import dispatched
 from jrec.mesh.route import AXIS
 from jrec.run.placement.lookup_modes import LookupModes
 from jrec.sharding.hardware import load_hardware
@@ -70,9 +71,9 @@ def compiled_bytes(name: str, *, examples: int) -> list[dict[str, Any]]:
             auto.decide([{setup.stack: lookups}], workload.batch // DEVICES)
             sent = sum(bool(table.send) for table in auto.tables)
         (batch,) = scaling_step.mesh_batches(setup, [partitioned])
-        state, _, lowered = scaling_step.lowered(setup, mesh, batch, "cpu")
-        ledger = scaling_bytes.ledger(setup, lookups, batch, state)
-        collectives = scaling_step.collectives(lowered.compile().as_text() or "", DEVICES)
+        program = dispatched(setup, steps=1, mesh=mesh, implementation=None, batch=batch)
+        ledger = scaling_bytes.ledger(setup, lookups, batch, program.state.state, counted=True)
+        collectives = scaling_step.collectives(program.lower("cpu").compile().as_text() or "", DEVICES)
         moved, listed = sum(c.sent for c in collectives), sum(entry.moved for entry in ledger)
         assert abs(moved / listed - 1) < 1e-3, (
             f"{name}, {form}: {moved:,.0f} bytes in the program, {listed:,.0f} listed"

@@ -10,8 +10,6 @@ from typing import Any
 
 import jax
 import numpy as np
-import optax
-from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from benchmarks import models, workloads
@@ -21,7 +19,8 @@ from jrec.mesh.communication import Communication
 from jrec.mesh.exchange import Kind
 from jrec.mesh.route import AXIS, MeshRows
 from jrec.mesh.routing import WindowCapacity
-from jrec.nn import DLRM, DLRMConfig, SparseOptimizer
+from jrec.nn import DLRM, SparseOptimizer
+from jrec.ops.dispatch import Implementation
 from jrec.ops.layout import EmbeddingLayout
 from jrec.ops.row_optimizers import RowOptimizer
 from jrec.run.feeds.partitioned import stacked
@@ -150,20 +149,21 @@ def mesh_batches(setup: Setup, batches: Sequence[PartitionedBatch], *, windows: 
     return [StepBatch(batch=stacked(of.parts), places={stack.name: places}) for of in batches]
 
 
-def modules(setup: Setup) -> tuple[DLRM, SparseOptimizer]:
-    """The workload's model, and its optimizer with row-wise Adagrad."""
-    workload = setup.workload
-    config = DLRMConfig(num_dense=workload.num_dense, bottom_mlp=workload.bottom, top_mlp=workload.top)
-    model = DLRM(config, setup.layout, rngs=nnx.Rngs(params=0))
-    return model, SparseOptimizer(model, dense=optax.adagrad(0.01), embedding=OPTIMIZER)
+def modules(
+    setup: Setup, *, dtype: str = "float32", implementation: Implementation | None = None
+) -> tuple[DLRM, SparseOptimizer]:
+    """The workload's model, and its optimizer with row-wise Adagrad; see ``models.modules``."""
+    how = {"dtype": dtype, "implementation": implementation}
+    return models.modules(setup.workload, tables=setup.layout, embedding=OPTIMIZER, **how)
 
 
 def compiled(setup: Setup, mesh: Mesh) -> tuple[State, CompiledRun]:
     """The workload's model over a mesh."""
-    return compile_run(*modules(setup), mesh=mesh, communication=_together(setup))
+    return compile_run(*modules(setup), mesh=mesh, communication=together(setup))
 
 
-def _together(setup: Setup) -> Communication:
+def together(setup: Setup) -> Communication:
+    """How the devices of a plan work together."""
     return Communication(exchange=setup.exchange, computes=setup.plan.computes)
 
 
@@ -189,17 +189,6 @@ def abstract(tree: Any, mesh: Mesh, spec: PartitionSpec) -> Any:
     """Arrays as shapes on a mesh."""
     sharding = NamedSharding(mesh, spec)
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
-
-
-def lowered(
-    setup: Setup, mesh: Mesh, batch: StepBatch, platform: str
-) -> tuple[State, dict[str, MeshRows], jax.stages.Lowered]:
-    """The training step for devices that need not be there, and the shapes of its state and rows."""
-    together = _together(setup)
-    state, run = compile_run(*nnx.eval_shape(lambda: modules(setup)), mesh=mesh, communication=together)
-    state = abstract(state, mesh, PartitionSpec())
-    rows, placed = abstract_rows(setup, mesh), abstract(batch, mesh, PartitionSpec(AXIS))
-    return state, rows, run.step_on.trace(state, rows, {}, placed).lower(lowering_platforms=(platform,))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,8 @@
 
 A table stands between ``<!-- lines: NAME -->`` and ``<!-- end -->``; tables.toml says what NAME shows. A paper's
 claims, from claims.toml, stand between ``<!-- claims: PAPER -->`` and ``<!-- end -->``, and the count of every paper's
-verdicts between ``<!-- claims -->`` and ``<!-- end -->``.
+verdicts between ``<!-- claims -->`` and ``<!-- end -->``. Where lines of several GPUs are kept, each case has a row
+for each.
 
 Examples:
   python -m benchmarks.tables
@@ -29,7 +30,7 @@ _BLOCK = re.compile(r"(<!-- (lines|claims)(?:: ([^>]+?))? -->\n).*?(<!-- end -->
 
 Line = Mapping[str, Any]
 Results = Mapping[str, list[Line]]
-"""The lines of every benchmark, in their order, by the file's name without ``.jsonl``."""
+"""The lines of every benchmark, in their order, of all machines, by the file's name without ``.jsonl``."""
 
 
 def main() -> None:
@@ -49,10 +50,10 @@ def main() -> None:
 
 def read(folder: pathlib.Path) -> Results:
     """The lines of all machines' benchmarks."""
-    return {
-        path.stem: [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        for path in sorted(folder.glob("*/*.jsonl"))
-    }
+    found: dict[str, list[Line]] = {}
+    for path in sorted(folder.glob("*/*.jsonl")):
+        found.setdefault(path.stem, []).extend(map(json.loads, path.read_text(encoding="utf-8").splitlines()))
+    return found
 
 
 def pages() -> list[pathlib.Path]:
@@ -96,9 +97,13 @@ def table(specs: Mapping[str, Mapping[str, Any]], name: str, results: Results) -
     lines = [line for line in every if re.search(spec.get("cases", ""), line["case"])]
     rows = list(_columns(spec["columns"], lines) if "columns" in spec else _list(spec.get("pattern", ""), lines))
     if len(rows) <= 2:  # a title and a ruler
+        if spec.get("optional"):
+            yield "Not measured yet."
+            return
         raise LookupError(f"table {name!r} finds no line of {', '.join(spec['files'])}.jsonl")
     yield from rows
-    note = f"{spec.get('note', '')} Measured at commit {commits(lines)}.{ages.note(spec['files'])}"
+    note = spec.get("note", "").replace("{devices}", " and one ".join(dict.fromkeys(map(_device, lines))))
+    note = f"{note} Measured at commit {commits(lines)}.{ages.note(spec['files'])}"
     yield f"\n{note.lstrip()}"
 
 
@@ -111,18 +116,32 @@ def _columns(columns: Mapping[str, str], lines: list[Line]) -> Iterator[str]:
     """A row a case, a column a metric: the first line of each."""
     yield claims.row(["case", *columns.values()])
     yield claims.row(["---"] * (1 + len(columns)))
-    for case in dict.fromkeys(line["case"] for line in lines):
-        found = [next((line for line in lines if (line["case"], line["metric"]) == (case, m)), None) for m in columns]
+    said = _cases(lines)
+    for case in dict.fromkeys(said):
+        of_case = [line for line, named in zip(lines, said, strict=True) if named == case]
+        found = [next((line for line in of_case if line["metric"] == metric), None) for metric in columns]
         if any(found):
             yield claims.row([case, *("" if line is None else _value(line) for line in found)])
 
 
-def _list(pattern: str, lines: Iterable[Line]) -> Iterator[str]:
+def _list(pattern: str, lines: list[Line]) -> Iterator[str]:
     yield claims.row(["case", "metric", "figure"])
     yield claims.row(["---"] * 3)
-    for line in lines:
+    for line, case in zip(lines, _cases(lines), strict=True):
         if re.search(pattern, line["metric"]):
-            yield claims.row([line["case"], line["metric"], _value(line)])
+            yield claims.row([case, line["metric"], _value(line)])
+
+
+def _cases(lines: Iterable[Line]) -> list[str]:
+    """The lines' cases, each with its GPU where there are several."""
+    several = len({_device(line) for line in lines}) > 1
+    return [f"{line['case']}, {_device(line)}" if several else line["case"] for line in lines]
+
+
+def _device(line: Line) -> str:
+    """The GPU of a line; of one without a GPU no name, since all of these are compared on one machine."""
+    gpu, _, _ = line.get("device", "").partition(";")
+    return gpu.removeprefix("NVIDIA ") if gpu.startswith("NVIDIA ") else ""
 
 
 def _value(line: Line) -> str:

@@ -15,5 +15,6 @@ compile requirements/dev.txt --universal --python-version 3.12 --group dev --ext
 compile requirements/newest.txt --universal --python-version 3.12 --group test-tools --extra train pyproject.toml --upgrade
 compile requirements/docs.txt --universal --python-version 3.12 --group docs "$@"
 compile requirements/aot.txt --python-platform linux --python-version 3.12 --group aot --extra train pyproject.toml "$@"
+compile requirements/aot-newest.txt --python-platform linux --python-version 3.12 --group aot-newest --extra train pyproject.toml --upgrade
 echo "hatchling
 editables" | compile requirements/build.txt --universal --python-version 3.12 - "$@"

@@ -147,7 +147,11 @@ def check_program(name, function, *arguments, **options) -> Program:
       *arguments: Made by ``shape``.
       **options: Options of ``jax.jit``.
     """
-    program = compile_program(function, *arguments, **options)
+    return check_kernels(name, compile_program(function, *arguments, **options))
+
+
+def check_kernels(name, program: Program) -> Program:
+    """Checks what holds for every kernel of a program, by both ptxas, and counts them."""
     other = other_ptxas()
     for kernel in program.kernels:
         check_kernel(name, kernel)
@@ -158,10 +162,10 @@ def check_program(name, function, *arguments, **options) -> Program:
     return program
 
 
-def check_kernel(name, kernel: CompiledKernel) -> None:
+def check_kernel(name, kernel: CompiledKernel, *, architecture: str = ahead_of_time.H200.architecture) -> None:
     """Asserts that a kernel of ``name`` keeps its values in registers and has no atomics."""
     label = f"{name}: {kernel.name}"
-    assert ".target sm_90a" in kernel.ptx
+    assert f".target {architecture}\n" in kernel.ptx
     assert ".local" not in kernel.ptx, f"{label} keeps values in local memory"
     assert not re.search(r"\b(atom|red)\.", kernel.ptx), f"{label} has atomics"
     assert not kernel.spills, (

@@ -11,8 +11,7 @@ import re
 _FREE = frozenset(
     (
         "parameter", "constant", "bitcast", "get-tuple-element", "tuple", "after-all", "opt-barrier", "partition-id",
-        "replica-id", "add-dependency", "async-update", "async-done", "copy-done", "all-reduce-done", "all-gather-done",
-        "collective-permute-done", "send-done", "recv-done",
+        "replica-id", "add-dependency", "async-update",
     )
 )  # fmt: skip
 _INSTRUCTION = re.compile(r"^\s*(?:ROOT )?(%[\w.\-]+) = (.*?[\])}]|token\[\]) ([a-z][\w\-]*)\((.*)$")
@@ -102,7 +101,7 @@ def _launches(found: dict[str, list[Instruction]], name: str) -> Launches:
     loops: list[Loop] = []
     for instruction in found[name]:
         opcode = instruction.opcode
-        if opcode in _FREE:
+        if opcode in _FREE or opcode.endswith("-done"):
             continue
         if opcode == "while":
             parts = [_launches(found, n) for a in ("body", "condition") for n in instruction.called(a)]
@@ -149,11 +148,20 @@ def arrays(text: str, dtype: str, elements: int) -> list[str]:
             if instruction.opcode in ("while", "call", "conditional"):
                 attributes = ("body", "condition", "branch_computations", "to_apply")
                 waiting += [n for attribute in attributes for n in instruction.called(attribute)]
-            elif instruction.opcode not in _FREE:
+            elif instruction.opcode not in _FREE and not instruction.opcode.endswith("-done"):
                 shapes = re.findall(rf"\b{dtype}\[([\d,]*)\]", instruction.shape)
                 sizes = [math.prod(int(n) for n in dims.split(",") if n) for dims in shapes]
                 names += [instruction.name] * sizes.count(elements)
     return names
+
+
+def copies(text: str) -> list[str]:
+    """The shapes of the arrays that are copied as they are, loops' included, in no order."""
+    found, _ = computations(text)
+    fused = {n for of in found.values() for i in of if i.opcode.startswith("fusion") for n in i.called("calls")}
+    return [
+        i.shape for name, of in found.items() if name not in fused for i in of if i.opcode in ("copy", "copy-start")
+    ]
 
 
 def scatters(text: str) -> list[Instruction]:

@@ -8,14 +8,12 @@ import aot
 import hlo
 import jax
 import jax.numpy as jnp
-import optax
 import pytest
-from flax import nnx
+import thunks
 
-from benchmarks import models, workloads
+from benchmarks import ahead_of_time, workloads
+from benchmarks.dispatched import dispatched, workload_of
 from jrec import ops
-from jrec.nn import DLRM, SparseOptimizer
-from jrec.run.step import compile_run
 
 pytestmark = [pytest.mark.aot, aot.needs_environment()]
 
@@ -101,32 +99,48 @@ def test_long_segments_cost_short_ones_no_warps(dim, dtype, optimizer):
     assert last.registers <= 65_536 // (4 * 128)
 
 
-# The most launches of a whole step, and of those jrec's: one forward, or with bags of several lengths in a stack short
+# The most launches of a step, and of those jrec's: one forward, or with bags of several lengths in a stack short
 # segments, two levels of pieces and long ones; two or three of the cast; three or four of the update.
 @pytest.mark.parametrize(
-    ("name", "batch", "launched", "ours"),
-    [("kaggle", 2048, 71, 6), ("rm1", 2048, 63, 7), ("mlperf-dcnv2", 6912, 122, 11)],
+    ("model", "dtype", "launched", "ours"),
+    [("kaggle", "float32", 73, 6), ("rm1", "float32", 66, 7), ("dcnv2", "bfloat16", 141, 11)],
 )
-def test_a_whole_step(name, batch, launched, ours):
-    """The step as training runs it, its state donated: tables and slots are updated in place, nothing is made twice."""
-    workload = workloads.WORKLOADS[name].with_batch(batch)
-
-    def modules():
-        config, layout = models.dense_part(workload), models.layout(workload)
-        model = DLRM(config, layout, implementation="pallas", rngs=nnx.Rngs(params=0))
-        return model, SparseOptimizer(model, dense=optax.adagrad(0.1), embedding=OPTIMIZER)
-
-    state, run = compile_run(*nnx.eval_shape(modules))
-    state, example = (
-        jax.tree.map(lambda x: aot.shape(x.shape, x.dtype), x) for x in (state, models.batch(workload, seed=0))
+def test_steps_as_they_are_dispatched(model, dtype, launched, ours):
+    """16 steps in a scan: each is one CUDA graph, changes tables and slots in place, and makes nothing twice."""
+    workload = workload_of(model)
+    program = dispatched(workload, dtype=dtype, mesh=aot.mesh(1))
+    compiled = aot.check_kernels(model, ahead_of_time.program_of(program.lower(), thunks=True))
+    text, memory = compiled.executable.as_text(), compiled.executable.memory_analysis()
+    (loop,) = hlo.launches(text).loops
+    kernels = sum(kernel.launches for kernel in compiled.kernels)
+    sys.stdout.write(
+        f"\n{model}, {dtype}, batch {workload.batch:,}: {loop.once}, {kernels} of them jrec's; temporaries"
+        f" {memory.temp_size_in_bytes / 1e6:.1f} MB\n"
     )
-    launches, memory = _program(f"{name}, batch {batch:,}", run.step, state, example, donate_argnums=(0,))
-    assert not launches.loops
-    assert launches.kinds["custom-call"] <= ours
-    assert launches.total <= launched
-    stored = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(state))
+    assert (loop.trips, loop.once.loops) == (program.batch.steps, ())
+    assert loop.once.total <= launched
+    assert kernels <= ours
+    _check_one_graph(compiled)
+    assert ".remat" not in text, "XLA computes something twice to save memory"
+    assert set(hlo.copies(text)) <= {
+        "s32[]",
+        "f32[2,8192]{1,0}",
+    }  # once a dispatch: its count, and what metrics begin at
+    stored = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(program.state))
     assert memory.alias_size_in_bytes >= 0.999 * stored
     coalesced = workload.lookups * workload.dim * 4
     # Three cross layers keep their inputs, outputs and gradients, each as wide as the top MLP's input.
-    interactions = 3 * workload.cross_layers * batch * workloads.interaction_width(workload) * 4
+    interactions = 3 * workload.cross_layers * workload.batch * workloads.interaction_width(workload) * 4
     assert memory.temp_size_in_bytes <= coalesced / 8 + 64 * workload.lookups + 2**26 + interactions
+
+
+def _check_one_graph(compiled):
+    """A loop's step is one command buffer that holds every custom call; beside it only what begins the dispatch."""
+    program = thunks.parse(compiled.thunks)
+    (loop,) = [thunk for thunk in program.inside if thunk.kind == "kWhile"]
+    assert [thunk.kind for thunk in loop.part("body")] == [thunks.COMMAND_BUFFER]
+    (graph,) = loop.part("body")
+    inside = [thunk.kind for thunk in graph.every()]
+    assert inside.count("kCustomCall") == sum(kernel.launches for kernel in compiled.kernels)
+    outside = {thunk.kind for thunk in program.every(within=thunks.COMMAND_BUFFER)}
+    assert outside == {"program", "kCopy", "kCustomKernel", "kWhile", "condition", "body", thunks.COMMAND_BUFFER}

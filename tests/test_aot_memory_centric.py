@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from benchmarks import scaling_bytes, scaling_modes, scaling_step, workloads
+from benchmarks.dispatched import dispatched
 from jrec.mesh.route import AXIS
 from jrec.sharding.modes import expected_traffic
 
@@ -40,11 +41,9 @@ def case(request):
     setup = dataclasses.replace(setup, form="send", exchange=request.param)
     partitioned = scaling_step.partitioned_of(setup, seed=0)
     (batch,) = scaling_step.mesh_batches(setup, [partitioned])
-    state, rows, lowered = scaling_step.lowered(setup, aot.mesh(DEVICES, axis=AXIS), batch, "cuda")
-    compiled = lowered.compile()
-    return Case(
-        setup, scaling_step.lookups_of(setup, partitioned), batch, state, rows, compiled, str(compiled.as_text())
-    )
+    program = dispatched(setup, steps=1, mesh=aot.mesh(DEVICES, axis=AXIS), implementation="xla", batch=batch)
+    compiled, lookups = program.lower().compile(), scaling_step.lookups_of(setup, partitioned)
+    return Case(setup, lookups, batch, program.state.state, program.rows, compiled, str(compiled.as_text()))
 
 
 def test_sums_and_their_gradients_alone_travel(case):

@@ -11,11 +11,13 @@ import sys
 from typing import Any
 
 import aot
+import hlo
 import jax
 import numpy as np
 import pytest
 
-from benchmarks import scaling_bytes, scaling_step, workloads
+from benchmarks import ahead_of_time, scaling_bytes, scaling_step, workloads
+from benchmarks.dispatched import dispatched, workload_of
 from jrec.mesh.route import AXIS
 from jrec.sharding.hardware import grid, load_hardware
 
@@ -62,12 +64,12 @@ def make_case(workload, *, hosts=1, compiler_options=None, **how):
     partitioned = scaling_step.partitioned_of(setup, seed=0)
     (batch,) = scaling_step.mesh_batches(setup, [partitioned])
     mesh = aot.mesh(DEVICES // hosts, hosts=hosts, axis=AXIS)
-    state, rows, lowered = scaling_step.lowered(setup, mesh, batch, "cuda")
-    lookups = scaling_step.lookups_of(setup, partitioned)
-    ledger = scaling_bytes.ledger(setup, lookups, batch, state)
-    padded = scaling_bytes.ledger(dataclasses.replace(setup, exchange="padded"), lookups, batch, state)
+    program = dispatched(setup, steps=1, mesh=mesh, implementation="xla", batch=batch)
+    state, lookups = program.state.state, scaling_step.lookups_of(setup, partitioned)
+    ledger = scaling_bytes.ledger(setup, lookups, batch, state, counted=True)
+    padded = scaling_bytes.ledger(dataclasses.replace(setup, exchange="padded"), lookups, batch, state, counted=True)
     buffers = sum(entry.moved for entry in padded)
-    return Case(setup, batch, ledger, buffers, state, rows, lowered.compile(compiler_options))
+    return Case(setup, batch, ledger, buffers, state, program.rows, program.lower().compile(compiler_options))
 
 
 def _parameter(case, array):
@@ -170,8 +172,8 @@ def routed():
     partitioned = scaling_step.partitioned_of(setup, seed=0)
     (batch,) = scaling_step.mesh_batches(setup, [partitioned], windows=True)
     assert not batch.places[setup.stack].fits
-    state, rows, lowered = scaling_step.lowered(setup, aot.mesh(DEVICES, axis=AXIS), batch, "cuda")
-    return Case(setup, batch, [], 0.0, state, rows, lowered.compile())
+    program = dispatched(setup, steps=1, mesh=aot.mesh(DEVICES, axis=AXIS), implementation="xla", batch=batch)
+    return Case(setup, batch, [], 0.0, program.state.state, program.rows, program.lower().compile())
 
 
 def test_devices_that_route_copy_no_shard_and_send_no_table(routed):
@@ -184,3 +186,36 @@ def test_devices_that_route_copy_no_shard_and_send_no_table(routed):
 
 def test_local_rows_of_devices_that_route_do_not_wait_for_remote_ones(routed):
     _check_overlap(routed, room_of(routed).remote)
+
+
+# The most launches of a step without further windows, of jrec's kernels with them, and of a further window, of lookups
+# and of the update.
+@pytest.mark.parametrize(
+    ("model", "dtype", "launched", "ours", "windows"),
+    [("kaggle", "float32", 228, 26, (25, 42)), ("dcnv2", "bfloat16", 337, 37, (29, 46))],
+)
+def test_steps_as_they_are_dispatched(model, dtype, launched, ours, windows):
+    """16 steps in a scan, by jrec's kernels, with the loops over further windows that a run has."""
+    workload = workload_of(model)
+    setup = scaling_step.planned(workload.with_batch(DEVICES * workload.batch), HARDWARE[1])
+    program = dispatched(setup, dtype=dtype, mesh=aot.mesh(DEVICES, axis=AXIS))
+    compiled = aot.check_kernels(model, ahead_of_time.program_of(program.lower()))
+    text, memory = compiled.executable.as_text(), compiled.executable.memory_analysis()
+    (loop,) = hlo.launches(text).loops
+    kernels = sum(kernel.launches for kernel in compiled.kernels)
+    sys.stdout.write(
+        f"\n{model}, {dtype}, {DEVICES} devices of {workload.batch:,}: {loop.once}, {kernels} of them jrec's;"
+        f" temporaries {memory.temp_size_in_bytes / 1e6:.1f} MB\n"
+    )
+    assert loop.trips == program.batch.steps
+    assert sum(loop.once.kinds.values()) <= launched
+    assert kernels <= ours
+    assert [inner.trips for inner in loop.once.loops] == [None, None]
+    assert all(inner.once.total <= most for inner, most in zip(loop.once.loops, windows, strict=True))
+    rows = sum(
+        np.prod(x.sharding.shard_shape(x.shape), dtype=int) * x.dtype.itemsize for x in jax.tree.leaves(program.rows)
+    )
+    assert rows <= memory.alias_size_in_bytes
+    assert memory.temp_size_in_bytes < 0.25 * rows
+    # Of what is copied nothing is a row.
+    assert not [shape for shape in hlo.copies(text) if re.search(rf",{workload.dim}\]", shape)]

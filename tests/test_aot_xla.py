@@ -10,16 +10,13 @@ import aot
 import hlo
 import jax
 import jax.numpy as jnp
-import optax
 import pytest
 import xla_ptx
-from flax import nnx
 
-from benchmarks import mlperf, models, workloads
+from benchmarks import mlperf, workloads
+from benchmarks.dispatched import dispatched, workload_of
 from jrec import ops
-from jrec.nn import DLRM, DLRMConfig, SparseOptimizer
 from jrec.ops.types import Cast
-from jrec.run.step import StepBatch, compile_run
 
 pytestmark = [pytest.mark.aot, aot.needs_environment()]
 
@@ -126,29 +123,22 @@ def test_cast_and_update():
     assert len(hlo.arrays(text, "f32", UNIQUE * DIM)) == 1
 
 
-@pytest.mark.parametrize("name", ["kaggle", "rm1"])
-def test_a_whole_step(name):
-    """Forward, dense model, cast and update: no atomic additions of floats anywhere, and no array of a table's size."""
-    workload = workloads.WORKLOADS[name]
-    config = DLRMConfig(num_dense=workload.num_dense, bottom_mlp=workload.bottom, top_mlp=workload.top)
-
-    def modules():
-        model = DLRM(config, models.layout(workload), rngs=nnx.Rngs(params=0))
-        embedding = ops.RowWiseAdagrad(learning_rate=0.1)
-        return model, SparseOptimizer(model, dense=optax.adagrad(0.1), embedding=embedding)
-
-    state, run = compile_run(*nnx.eval_shape(modules))
-    given = StepBatch(batch=models.batch(workload, seed=0))
-    state, given = (jax.tree.map(lambda x: aot.shape(x.shape, x.dtype), x) for x in (state, given))
+@pytest.mark.parametrize("model", ["kaggle", "rm1"])
+def test_steps_as_they_are_dispatched(model):
+    """No atomic additions of floats but of the AUC's counts, whose sums are exact, and no array of a table's size."""
+    workload = workload_of(model)
+    program = dispatched(workload, mesh=aot.mesh(1), implementation="xla")
     with xla_ptx.captured() as (compiler, kernels):
-        lowered = run.step_on.trace(state, {}, {}, given).lower(lowering_platforms=("cuda",))
-        compiled = lowered.compile(compiler_options=compiler)
+        compiled = program.lower().compile(compiler_options=compiler)
     text, memory = compiled.as_text(), compiled.memory_analysis()
     coalesced = workload.lookups * workload.dim * 4
+    (loop,) = hlo.launches(text).loops
     coalesced_mb = coalesced / 1e6
-    _report(f"{name}, batch {workload.batch}: {hlo.launches(text)}; coalesced gradients {coalesced_mb:.1f} MB", memory)
-    assert _atomics(kernels) == {}
-    assert not hlo.launches(text).loops
+    _report(f"{model}, batch {workload.batch}: {loop.once}; coalesced gradients {coalesced_mb:.1f} MB", memory)
+    ((name, atomics),) = _atomics(kernels).items()
+    assert name.startswith("input_scatter_fusion")
+    assert len(atomics) == 1
+    assert (loop.trips, loop.once.loops) == (program.batch.steps, ())
     rows = sum(workload.rows)
     assert len(hlo.arrays(text, "f32", rows * workload.dim)) == 1  # the scatter into the donated table
     assert len(hlo.arrays(text, "f32", coalesced // 4)) <= 1

@@ -74,6 +74,29 @@ def test_without_columns_every_line_is_a_row(page):
     assert rows == ["| b | step | 1,234 ms (4.00x torch) |", "| b | more | 617.2 ms |"]
 
 
+def test_each_gpu_has_its_rows_and_is_named(tmp_path):
+    (tmp_path / "h100").mkdir()
+    (tmp_path / "h200").mkdir()
+    for gpu, value in (("H100 80GB HBM3", 2.0), ("H200", 1.0)):
+        measured = {**line("a", "step", value), "device": f"NVIDIA {gpu}; a CPU, 16 cores"}
+        (tmp_path / gpu[:4].lower() / "speed.jsonl").write_text(tables.json.dumps(measured) + "\n")
+    spec = {"files": ["speed"], "columns": {"step": "a step"}, "note": "On one {devices}."}
+    rows = list(tables.table({"speed": spec}, "speed", tables.read(tmp_path)))
+    assert rows[2:] == [
+        "| a, H100 80GB HBM3 | 2 ms |",
+        "| a, H200 | 1 ms |",
+        "\nOn one H100 80GB HBM3 and one H200. Measured at commit abc.",
+    ]
+
+
+def test_a_place_may_wait_for_its_lines(page):
+    assert page("lines: speed", cases="none", optional=True)[2:5] == [
+        "<!-- lines: speed -->",
+        "Not measured yet.",
+        "<!-- end -->",
+    ]
+
+
 def test_what_is_absent_is_named(page):
     for block, spec, match in (
         ("lines: sped", {}, "no table is called 'sped'"),

@@ -127,7 +127,8 @@ class _Line:
     def __init__(self, name, *events):
         self.name = name
         self.events = [
-            type("Event", (), {"name": n, "start_ns": at, "duration_ns": d, "stats": []})() for n, at, d in events
+            type("Event", (), {"name": n, "start_ns": at, "duration_ns": d, "stats": stats})()
+            for n, at, d, *stats in events
         ]
 
 
@@ -135,16 +136,25 @@ def test_of_a_gpu_trace_the_streams_alone_count():
     plane = type("Plane", (), {})
     gpu_plane, host = plane(), plane()
     gpu_plane.name, gpu_plane.lines = "/device:GPU:0", [
-        _Line("Stream #13(Compute)", ("sgemm", 1e6, 2000.0), ("sgemm", 1.003e6, 1000.0), ("memcpy", 1.005e6, 500.0)),
+        _Line(
+            "Stream #13(Compute)", ("sgemm", 1e6, 2000.0, ("cuda_graph_id", 7)), ("sgemm", 1.003e6, 1000.0),
+            ("memcpy", 1.005e6, 500.0),
+        ),
         _Line("XLA Modules", ("jit_run", 0.0, 9000.0)),
     ]  # fmt: skip
-    host.name, host.lines = "/host:CPU", [_Line("python", ("call", 0.0, 1e9), ("cuGraphLaunch", 5.0, 9.0))]
+    host.name, host.lines = "/host:CPU", [
+        _Line(
+            "python", ("call", 0.0, 1e9), ("cuGraphLaunch (CudaGraph:10)", 5.0, 9.0),
+            ("cuGraphLaunch (CudaGraph:3)", 15.0, 9.0),
+        )
+    ]  # fmt: skip
     trace = type("Trace", (), {"planes": [host, gpu_plane]})()
     found = gpu_timing.trace_of(trace)
     assert [(k.name, k.count) for k in found.kernels] == [("sgemm", 2), ("memcpy", 1)]
     assert found.kernels[0].seconds == pytest.approx(3e-6)
     assert found.span == pytest.approx(5.5e-6)
-    assert found.calls == {"cuGraphLaunch": 1}
+    assert [(call.name, call.count) for call in found.calls] == [("cuGraphLaunch", 2)]
+    assert found.in_graphs == 1
 
 
 @pytest.mark.parametrize("implementation", ["xla", pytest.param("pallas", marks=pytest.mark.slow)])

@@ -18,7 +18,7 @@ from jrec import moved
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-PINNED = ("dev", "docs", "aot", "ptxas", "newest", "build", "peers", "peers-fbgemm", "uv")
+PINNED = ("dev", "docs", "aot", "aot-newest", "ptxas", "newest", "build", "peers", "peers-fbgemm", "uv")
 HEAVY = (
     "numba",
     "pyarrow",
@@ -90,7 +90,7 @@ def test_requirements_are_exact_pins(name):
     assert _pins(name)
 
 
-@pytest.mark.parametrize("name", ["dev", "aot", "newest"])
+@pytest.mark.parametrize("name", ["dev", "aot", "aot-newest", "newest"])
 def test_pins_are_within_the_ranges_of_pyproject(name):
     pins = _pins(name)
     groups = PROJECT["dependency-groups"]
@@ -123,6 +123,7 @@ def test_environments_agree_on_their_common_pins():
 
 def test_the_newest_jax_is_newer_than_the_pinned_one():
     assert _pins("newest")["jax"] > _pins("dev")["jax"]
+    assert _pins("aot-newest")["jax"] == _pins("newest")["jax"]
 
 
 def _tracked():

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import types
 
 import jax
 import numpy as np
@@ -118,6 +119,14 @@ def test_nothing_is_checked_where_the_choice_is_made(checked, config_file, tmp_p
     prepare(config_file, tmp_path / "run")
     assert not checked
     assert not (tmp_path / "run").exists()
+
+
+def test_an_amd_gpu_is_told_of_at_the_start(checked, config_file, tmp_path, monkeypatch, capsys):
+    amd = types.SimpleNamespace(device_kind="AMD Instinct MI300X", compute_capability="gfx942")
+    monkeypatch.setattr(kernel_check.jax, "local_devices", lambda: [amd])
+    prepare(config_file, tmp_path / "run")
+    assert "AMD Instinct MI300X is an AMD GPU: XLA computes everything on it" in capsys.readouterr().err
+    assert not checked
 
 
 def test_a_driver_of_no_known_version_runs_no_kernel(checked, config_file, tmp_path, monkeypatch, capsys):

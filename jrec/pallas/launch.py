@@ -14,6 +14,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from jrec.pallas import inline, twins
+from jrec.pallas.capability import check_capability
 from jrec.pallas.tile import Tile
 
 Interpret = plgpu.InterpretGPUParams | None
@@ -99,10 +100,12 @@ def launch(jobs: Sequence[Job], *, interpret: Interpret) -> list[tuple[jax.Array
       Each job's outputs.
 
     Raises:
-      NotImplementedError: Inside a ``shard_map`` with ``check_vma=True``.
+      NotImplementedError: Inside a ``shard_map`` with ``check_vma=True``, or on a GPU that no kernel is compiled for.
     """
     jobs = list(jobs)
     check_manual_axes([job.operands for job in jobs])
+    if interpret is None:
+        check_capability()
     # A kernel has 4 KB of parameters, and jobs of one table share most operands: each array is passed once.
     inputs, places = _distinct([job.operands for job in jobs])
 

@@ -37,7 +37,13 @@ def prepare_kernels(config: TrainConfig, layout: EmbeddingLayout, *, resume: boo
       ConfigError: If JREC_KERNELS has an unknown value, or the file of the run's kernels is damaged.
     """
     mode = kernels_mode()
-    if config.tables.implementation != "auto" or jax.default_backend() != "gpu":
+    if jax.default_backend() != "gpu":
+        return
+    gpu = jax.local_devices()[0]
+    if str(getattr(gpu, "compute_capability", "")).startswith("gfx"):  # JAX's default backend is "gpu" with ROCm, too
+        _say(f"{gpu.device_kind} is an AMD GPU: XLA computes everything on it, and nobody has tried jrec there yet")
+        return
+    if config.tables.implementation != "auto":
         return
 
     def optimizer(table: str) -> str | None:

@@ -4,7 +4,7 @@
 
 Entries come sorted by right factor and are cut in runs; the left factors of a run lie below one another as one tall
 matrix, so that a thread uses what it loads of the right factor on many rows. Float32 right factors are multiplied by
-fused multiply-adds in registers; bfloat16 ones on the tensor cores where their tiles fit (``wgmma``).
+fused multiply-adds in registers; bfloat16 ones on a Hopper GPU's tensor cores where their tiles fit (``wgmma``).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import Ref
 
+from jrec.pallas.capability import HOPPER, capability
 from jrec.pallas.interpret import interpret_params
 from jrec.pallas.launch import Interpret, Job, launch
 from jrec.pallas.tt.block import divide
@@ -58,7 +59,7 @@ def grouped_products(
     check_int32("rows of left factors", left.shape[0] * height)
     check_int32("rows of right factors", right.shape[0] * right.shape[1])
     check_int32("rows of the result", capacity * height)
-    if config is None and fits:
+    if config is None and fits and capability()[0] == HOPPER:
         return wgmma_products(left, right, left_index, order, bounds, interpret=interpret_params())
     if config is None:
         config = tune_product(height=height, width=shape[2])

@@ -16,7 +16,7 @@ WGMMA_TERMS = 256  # that shared memory holds of a tile's right factor, with roo
 # Terms of a tile's left rows that registers hold at once. Beside an accumulator of 128 columns, 192 float32 terms
 # spill, and so do 128 with the addresses of a second load.
 _WGMMA_DEPTH, _WGMMA_DEPTH_OF_SEVERAL = 128, 64
-SHARED_BYTES = 227 * 1024  # that one block may have on a Hopper GPU
+SHARED_BYTES = 227 * 1024  # that one block may have on a Hopper GPU, where alone these tiles are used
 _SPLIT = 64
 _PIECE_FLOATS = 1 << 24  # of the lowest level's partial sums: 64 MiB
 

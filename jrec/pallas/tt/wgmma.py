@@ -20,6 +20,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, memref, vector
 
+from jrec.pallas.capability import HOPPER, capability
 from jrec.pallas.launch import Interpret, check_manual_axes
 from jrec.pallas.threads import constant, guarded, inline_op, not_negative, to_index
 from jrec.pallas.threads import when as when_true
@@ -45,7 +46,14 @@ def wgmma_products(
 
     Raises:
       ValueError: For shapes that no tile fits, from ``tune_wgmma``.
+      NotImplementedError: On a GPU that is no Hopper.
     """
+    major, minor = capability()
+    if major != HOPPER:
+        raise NotImplementedError(
+            f"wgmma is an instruction of Hopper GPUs (compute capability 9.0), and this one has {major}.{minor};"
+            " grouped_products takes multiply-adds there"
+        )
     height, terms, width = left.shape[1], right.shape[1], right.shape[2]
     if config is None:
         config = tune_wgmma(height=height, terms=terms, width=width)
