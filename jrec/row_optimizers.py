@@ -461,7 +461,7 @@ def taken_before(step: jax.Array) -> jax.Array:
 
 LAST = "last"
 """The slot of an exact optimizer that counts the steps of the table up to the row's last one."""
-_NODES = 8  # of the quadrature: enough for 3e-7 with the default decays, whatever eps, gradients and step
+_NODES = 8  # of the quadrature: enough for 5e-7 with the default decays, whatever eps, gradients and step
 _NEGLIGIBLE = 1e-8  # the share of a tail that is cut off
 _CORE = 0.35  # the share of a tail's terms between whose ends the nodes lie
 

@@ -94,6 +94,23 @@ def test_rows_are_those_of_optax_on_the_whole_table(name, scale, implementation)
         assert jnp.linalg.norm(table - expected) > 100 * away  # what is stored is not what is read
 
 
+@pytest.mark.parametrize("eps", [1e-3, 1e-8, 1e-20])
+@pytest.mark.parametrize("decays", [(0.9, 0.999), (0.5, 0.9), (0.9, 0.99)])
+def test_a_few_nodes_give_the_sum_of_all_coming_steps(decays, eps):
+    b1, b2 = decays
+    optimizer = ops.ExactAdam(learning_rate=lambda step: 0.1 / (1 + 0.01 * step), b1=b1, b2=b2, eps=eps)
+    roots = np.concatenate([[0.0], np.logspace(-18, 2, 200)])
+    for step in (0, 1, 7, 100, 10_000, 1_000_000):
+        numbers = np.asarray(optimizer.tail_numbers(jnp.int32(step)), np.float64)
+        tails = np.sum(numbers[:8] / (roots[:, None] + numbers[8:]), axis=1)
+        k = np.arange(1, 2_000)
+        rates, count = 0.1 / (1 + 0.01 * (step + k - 1)), step + k
+        # In float32, as optax has them: 1 - 0.999**1 is there 7e-6 off.
+        first, second = (np.asarray(x, np.float64) for x in optimizer.bias_corrections(np.float32(count)))
+        terms = rates * b1**k / first / (roots[:, None] * np.sqrt(b2**k / second) + eps)
+        np.testing.assert_allclose(tails, terms.sum(axis=1), rtol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("make", "said"),
     [

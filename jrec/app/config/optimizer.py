@@ -26,6 +26,7 @@ class _Rates(Section):
     Attributes:
       learning_rate: The learning rate, times the factor of ``[lr_schedule]``.
       weight_decay: What is added to a gradient for each unit of its parameter; of rows only of those that a step reads.
+        With "exact_adamw" every step takes ``learning_rate * weight_decay`` of every row, as AdamW does.
     """
 
     learning_rate: Amount = 0.01
