@@ -93,6 +93,11 @@ if __name__ == "__main__":
     sys.modules.setdefault("orbax.checkpoint", None)  # pyright: ignore[reportArgumentType] (as the command does)
     for name in sys.argv[1:]:
         importlib.import_module(name)
+    if "numba" in sys.modules:  # what its first kernel would load in every child, for half a second
+        from numba.core.registry import cpu_target
+
+        cpu_target.typing_context.refresh()
+        cpu_target.target_context.refresh()
     if (asked := serve()) is not None:
         sys.argv = asked.command
         if asked.command[0] == "jrec":
