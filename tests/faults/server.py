@@ -15,6 +15,7 @@ import pathlib
 import signal
 import sys
 import time
+from typing import Any
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -94,10 +95,11 @@ if __name__ == "__main__":
     for name in sys.argv[1:]:
         importlib.import_module(name)
     if "numba" in sys.modules:  # what its first kernel would load in every child, for half a second
-        from numba.core.registry import cpu_target
+        from numba.core import registry
 
-        cpu_target.typing_context.refresh()
-        cpu_target.target_context.refresh()
+        target: Any = registry.cpu_target
+        target.typing_context.refresh()
+        target.target_context.refresh()
     if (asked := serve()) is not None:
         sys.argv = asked.command
         if asked.command[0] == "jrec":
