@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import collections
 import contextlib
+import functools
 import json
 import os
 import pathlib
@@ -130,7 +131,20 @@ def chosen(cost: dict[str, float], ran: dict[str, int]) -> set[str]:
         kept.add(best)
         new = left.pop(best)
         left = {case: arcs & ~new for case, arcs in left.items()}
-    return kept
+    return kept - _needless(kept, cost, ran, by_file)
+
+
+def _needless(kept: set[str], cost: dict[str, float], ran: dict[str, int], by_file: dict[str, list[str]]) -> set[str]:
+    """Cases that were chosen for branches that those chosen after them run, too, the dearest first."""
+    outside, needless = ran.keys() - cost.keys(), set[str]()
+    dear = sorted((case for case in kept if cost[case] >= CHEAP), key=lambda case: (-cost[case], case))
+    cheap = functools.reduce(int.__or__, (ran.get(case, 0) for case in (kept - {*dear}) | outside), 0)
+    for case in dear:
+        others = functools.reduce(int.__or__, (ran.get(c, 0) for c in dear if c != case and c not in needless), cheap)
+        alone = len(kept.intersection(by_file[case.partition("::")[0]]) - needless) == 1
+        if not ran.get(case, 0) & ~others and not alone:
+            needless.add(case)
+    return needless
 
 
 def choose(folder: pathlib.Path, *, write: bool) -> None:

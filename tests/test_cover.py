@@ -32,6 +32,12 @@ def test_together_they_run_every_branch():
     assert len(kept) < len(cost)
 
 
+def test_a_case_that_later_choices_made_needless_is_left_out():
+    cost = {"a.py::first": 1.0, "a.py::second": 1.1, "a.py::third": 1.2}  # the first has the most branches by its time
+    ran = {"a.py::first": bits(1, 2, 3, 4), "a.py::second": bits(1, 2, 5), "a.py::third": bits(3, 4, 6)}
+    assert cover.chosen(cost, ran) == {"a.py::second", "a.py::third"}
+
+
 def test_branches_are_told_apart_by_file_and_case(tmp_path):
     for worker, rows in {"gw0": [(1, 1, 1, 2), (1, 2, 1, 2)], "gw1": [(2, 1, 1, 2), (2, 1, 2, 3)]}.items():
         with sqlite3.connect(tmp_path / f"coverage.{worker}") as database:

@@ -350,13 +350,16 @@ def history_batch(model, size, room):
 
 
 def test_a_tbsm_with_batch_norm_leaves_padded_examples_and_steps_out():
-    model = small_model("tbsm", batch_norm=True)
+    @nnx.jit
+    def logits_of(model, batch):
+        activations, _ = model.embeddings.lookup(batch.bags)
+        return model.logits(batch.dense, activations, batch.bags, mask=batch.mask)
+
     found = []
     for room in (6, 9):
         model = small_model("tbsm", batch_norm=True)
         batch = history_batch(model, 6, room)
-        activations, _ = model.embeddings.lookup(batch.bags)
-        logits = model.logits(batch.dense, activations, batch.bags, mask=batch.mask)
+        logits = logits_of(model, batch)
         found.append(
             (np.asarray(logits)[:6], [np.asarray(x) for x in jax.tree.leaves(nnx.state(model, nnx.BatchStat))])
         )

@@ -255,38 +255,40 @@ WRITERS = {
 }
 
 
+def answer(kind, path, value):
+    """What a writer is told: nothing, or why it is refused."""
+    try:
+        WRITERS[kind][0](path, value)
+    except OutputError as error:
+        return str(error)
+    return ""
+
+
 def serve(barrier, asked, said):
     """A process that writes what it is asked to, when the other one does."""
     while (work := asked.get()) is not None:
-        kind, path, value, delay = work
+        kind, path, delay = work
         barrier.wait()
         time.sleep(delay)
-        try:
-            WRITERS[kind][0](path, value)
-        except OutputError as error:
-            said.put(str(error))
-        else:
-            said.put("")
+        said.put(answer(kind, path, 2))
 
 
 @pytest.fixture(scope="module")
 def writers():
-    """Asks two processes to write at once, the second some seconds later; returns what they answer."""
+    """Has this process and another one write at once, the other some seconds later; returns what they are told."""
     process = multiprocessing.get_context("spawn")
-    barrier, said, asked = process.Barrier(2), process.Queue(), [process.Queue() for _ in range(2)]
-    both = [process.Process(target=serve, args=(barrier, queue, said), daemon=True) for queue in asked]
-    for one in both:
-        one.start()
+    barrier, said, asked = process.Barrier(2), process.Queue(), process.Queue()
+    other = process.Process(target=serve, args=(barrier, asked, said), daemon=True)
+    other.start()
 
     def write(kind, path, delay):
-        for value, queue in enumerate(asked, 1):
-            queue.put((kind, path, value, delay if value == 2 else 0))
-        return [said.get(timeout=120) for _ in asked]
+        asked.put((kind, path, delay))
+        barrier.wait()
+        return [answer(kind, path, 1), said.get(timeout=120)]
 
     yield write
-    for queue, one in zip(asked, both, strict=True):
-        queue.put(None)
-        one.join(60)
+    asked.put(None)
+    other.join(60)
 
 
 @pytest.mark.parametrize("kind", WRITERS)

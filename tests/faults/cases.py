@@ -154,7 +154,15 @@ def _with_catalogue(run: pathlib.Path) -> dict[str, bytes]:
 
 
 TIMES = ("*/timing.jsonl", "*/report/*", "*/manifest.json")  # seconds, versions of figures, seconds again
-_DATA = ("jrec.app.commands.prepare", "jrec.prepare.prepare", "jrec.prepare.joined", "numba", "jrec.prepare.reorder")
+_DATA = (
+    "jrec.app.commands.prepare",
+    "jrec.prepare.prepare",
+    "jrec.prepare.joined",
+    "numba",
+    "jrec.prepare.reorder",
+    "pandas",
+    "scipy.linalg",
+)
 _MODEL = (*_DATA, "jrec.app.loop", "jrec.app.report", "jrec.app.predict",
           "jrec.app.export", "jrec.serving.model", "jrec.app.imports", "jrec.app.compress", "jrec.app.preflight",
           "jrec.app.comparisons", "jrec.app.commands.kernel_check", "jrec.selfcheck.check", "optax")  # fmt: skip

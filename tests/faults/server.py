@@ -15,6 +15,7 @@ import pathlib
 import signal
 import sys
 import time
+from typing import Any
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -93,6 +94,12 @@ if __name__ == "__main__":
     sys.modules.setdefault("orbax.checkpoint", None)  # pyright: ignore[reportArgumentType] (as the command does)
     for name in sys.argv[1:]:
         importlib.import_module(name)
+    if "numba" in sys.modules:  # what its first kernel would load in every child, for half a second
+        from numba.core import registry
+
+        target: Any = registry.cpu_target
+        target.typing_context.refresh()
+        target.target_context.refresh()
     if (asked := serve()) is not None:
         sys.argv = asked.command
         if asked.command[0] == "jrec":
