@@ -112,7 +112,8 @@ def test_rows_are_read_of_shards_that_together_have_more_lines_than_int32_number
     tier.stack = types.SimpleNamespace(dim=2, bases=(0,), tables=(types.SimpleNamespace(name="t"),))
     tier._setup = types.SimpleNamespace(plan=plan, mesh=mesh)
     replicated = types.SimpleNamespace(addressable_shards=[types.SimpleNamespace(data=np.zeros((1, 2)))])
-    tier._rows = types.SimpleNamespace(sharded=Lines(4 * shard, 2), replicated=replicated)
+    arrays = {"sharded": Lines(4 * shard, 2), "replicated": replicated}
+    tier._rows = types.SimpleNamespace(**arrays, sharded_slots={}, replicated_slots={})
     np.testing.assert_array_equal(tier.read(np.arange(5))[:, 0], owner.astype(np.int64) * shard + offset)
 
 

@@ -56,5 +56,9 @@ Core = Float[Array, "_ _ _ _"]
 """A core of a tensor train, float32 or bfloat16."""
 RowSlots = dict[str, Float32[Array, "rows width"] | Float32[Array, "rows"]]
 """A table's optimizer slots by name, a number for each element or for each row."""
+AnyRows = Int32[_Arrays, "..."]
+"""Row numbers in any shape."""
+RowsOfAny = Float[Array, "... dim"]
+"""The rows of ``AnyRows``."""
 Slots = dict[str, Float32[Array, "..."]]
 """Optimizer slots by name, of one of several tables or cores."""

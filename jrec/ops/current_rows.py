@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jrec.ops.arrays import AnyRows, RowSlots, RowsOfAny, Step, Table
+from jrec.ops.doors import checked_optimizer, checked_slots, checked_step, checked_table
 from jrec.ops.gather_reduce import segment_of_entries
 from jrec.ops.row_update_xla import ArrayMath
 from jrec.ops.storage import strip
@@ -36,13 +38,13 @@ def current(optimizer: RowOptimizer, values: jax.Array, slots: Slots, step: jax.
 
 def current_rows(
     optimizer: RowOptimizer,
-    table: jax.Array,
-    slots: Slots,
-    rows: jax.Array,
-    step: jax.Array | int,
+    table: Table,
+    slots: RowSlots,
+    rows: AnyRows,
+    step: Step,
     *,
     dim: int | None = None,
-) -> jax.Array:
+) -> RowsOfAny:
     """Rows as an exact optimizer's lookup reads them: every row of the table after all steps that it took.
 
     Numbers outside of the table read any row. Of an optimizer that is not exact these are ``table[rows]``.
@@ -51,18 +53,23 @@ def current_rows(
       optimizer: The table's optimizer.
       table: (num_rows, dim or more).
       slots: The table's slots.
-      rows: (...) int32.
+      rows: (...) int32, such as ids.
       step: () int32, how many steps were taken before.
       dim: How many elements of a row are real, where rows are padded; None for all.
 
     Returns:
       (..., dim) of the table's dtype.
 
+    Raises:
+      ValueError: If the optimizer is none of jrec's, the slots are not its own, or shapes or dtypes do not fit.
+
     Example:
       >>> rule = jrec.ops.ExactAdam(learning_rate=0.01)
       >>> table = jnp.zeros((1000, 16))
       >>> vectors = jrec.ops.current_rows(rule, table, rule.init(table), jnp.array([3, 999]), step=0)
     """
+    table, rule = checked_table(table), checked_optimizer(optimizer)
+    slots, step, rows = checked_slots(rule, table, slots), checked_step(step), jnp.asarray(rows)
     dim = table.shape[1] if dim is None else dim
     flat = rows.reshape(-1)
 

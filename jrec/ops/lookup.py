@@ -189,7 +189,7 @@ def apply_gradients(
         with about(f"table {name!r}"):
             looked_up, rows = _checked(residuals[name]), checked_table(table)
             _check_same_table(looked_up, rows)
-            if rule.has_tail and looked_up.exact is False:
+            if checked_optimizer(rule).has_tail and looked_up.exact is False:
                 raise ValueError(
                     f"its rows were looked up as they lie, but {type(rule).__name__} reads them with their slots; give"
                     " lookup the optimizer, its slots and the step, too"

@@ -142,7 +142,8 @@ class ShardedTier(Tier):
             assert self._table is not None  # the plan has rows there
             asked = addresses[on_host].astype(self.stack.address_dtype)
             own = setup.owners.of(self.stack, asked) == setup.owners.process
-            values, slots = self._table.read_all(asked[own])
+            table = self._table
+            values, slots = (table.read(asked[own]), {}) if names == [VALUES] else table.read_all(asked[own])
             for name in names:
                 own_rows = np.zeros((asked.size, *out[name].shape[1:]), out[name].dtype)
                 own_rows[own] = values if name == VALUES else slots[name]
