@@ -2,6 +2,7 @@
 
 import functools
 
+import growing_cases
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -35,6 +36,10 @@ CASES = {
     "momentum": (ops.ExactMomentum(learning_rate=WARMUP), optax.sgd(WARMUP, momentum=0.9)),
     "nesterov": (
         ops.ExactMomentum(learning_rate=0.02, nesterov=True), optax.sgd(0.02, momentum=0.9, nesterov=True)
+    ),
+    "ema of gradients": (
+        ops.ExactMomentum(learning_rate=0.02 * (1 - 0.8), momentum=0.8),
+        optax.chain(optax.ema(0.8, debias=False), optax.scale(-0.02)),
     ),
     "rmsprop": (ops.ExactRMSProp(learning_rate=0.02, eps=1e-8), optax.rmsprop(0.02, eps=1e-8)),
 }  # fmt: skip
@@ -380,3 +385,22 @@ def test_a_configured_run_is_evaluated_exported_and_resumed(keys, tmp_path):
     shop_logs.trained(tmp_path, dataset, *keys, "epochs=3", resume=True)
     after = restore_run(run).scores("test").logits
     assert 1e-3 < np.abs(after - want.logits).max() < 1
+
+
+@pytest.mark.parametrize("name", ["momentum", "adam of other decays"])
+def test_rows_of_tables_that_grow_begin_without_a_past(name):
+    optimizer, losses, tables = CASES[name][0], {}, {}
+    for place in ("device", "host", "plan"):
+        layout = growing_cases.layout_of(tier="host") if place == "host" else growing_cases.layout_of()
+        made = growing_cases.modules(layout, optimizer)
+        options = {"plan": growing_cases.three_tiers(4, layout), "mesh": mesh_of(4)} if place == "plan" else {}
+        run = jrec.distribute(*made, growing=growing_cases.growing(), **options)
+        batches = map(growing_cases.columns, range(growing_cases.STEPS))
+        with run, run.feed(batches, dense=growing_cases.DENSE) as feed:
+            step = run.compile()
+            losses[place] = [float(step(batch)[0]) for batch in feed]
+            tables[place] = {table: run.table(table) for table in ("user", "tag")}
+    for place in ("host", "plan"):
+        np.testing.assert_allclose(losses[place], losses["device"], rtol=1e-5)
+        for table, rows in tables["device"].items():
+            assert_close(tables[place][table], rows)
