@@ -8,6 +8,7 @@ from jrec import ops
 from jrec.ops.rounding import round_values
 from jrec.pallas.casted_update import UpdateRequest, casted_update
 from jrec.pallas.tuning import TuningConfig
+from jrec.row_optimizers import LAST
 
 COMMON = {"learning_rate": lambda step: 0.5 / (step + 1), "weight_decay": 0.01, "max_row_norm": 1.5}
 
@@ -40,7 +41,8 @@ def _case(shape=SHAPE, kind="power law"):
 
 def _slots(optimizer, table):
     rng = np.random.default_rng(8)
-    return {k: v + jnp.asarray(rng.uniform(size=v.shape), jnp.float32) for k, v in optimizer.init(table).items()}
+    drawn = {k: v + jnp.asarray(rng.uniform(size=v.shape), jnp.float32) for k, v in optimizer.init(table).items()}
+    return {k: jnp.floor(STEP * v) if k == LAST else v for k, v in drawn.items()}
 
 
 def _expected(optimizer, case, slots):

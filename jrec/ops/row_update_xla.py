@@ -36,7 +36,6 @@ class ArrayMath:
 
     sqrt = staticmethod(jnp.sqrt)
     rsqrt = staticmethod(jax.lax.rsqrt)
-    exp = staticmethod(jnp.exp)
 
     @staticmethod
     def of(optimizer: RowOptimizer, step: jax.Array, gradient_scale: jax.Array) -> ArrayMath:
@@ -57,6 +56,10 @@ class ArrayMath:
     def tail(self, number: Any, *, after: bool = False) -> jax.Array:
         """An entry of ``tails``, () float32."""
         return self.tails[after][number]
+
+    def rounded(self, x: jax.Array, /) -> jax.Array:
+        """``x``: XLA's compiler makes no fused multiply-add of a product that a choice stands behind."""
+        return jnp.where(x == x, x, jnp.float32(jnp.nan))
 
     def summed(self, term: Callable[[Any], jax.Array], count: int, /) -> jax.Array:
         """The sum of ``term(0)`` to ``term(count - 1)``."""
