@@ -80,6 +80,10 @@ class StepMath(Protocol):
         """The sum of ``term(0)`` to ``term(count - 1)``, in this order."""
         ...
 
+    def power(self, base: float, exponents: jax.Array, /) -> jax.Array:
+        """Row scalars: a number in [0, 1] to whole numbers below ``MOST_STEPS``; NaN of NaN."""
+        ...
+
     def rounded(self, x: jax.Array, /) -> jax.Array:
         """``x``, which no compiler joins with a sum that it goes into: rows have the same bits in all programs."""
         ...
@@ -505,7 +509,7 @@ class Exact(RowOptimizer):
         missed = math.taken - slots[LAST]
         of_name = {}
         for name, decay in self.slot_decays.items():
-            factor = _power(decay, missed)
+            factor = math.power(decay, missed)
             of_name[name] = slots[name] * (math.spread(factor) if self.slots[name] == "element" else factor)
         return of_name, missed
 
@@ -520,7 +524,7 @@ class Exact(RowOptimizer):
 
     def _unsettled(self, rows: jax.Array, decayed: Slots, missed: jax.Array, math: StepMath) -> jax.Array:
         if self.row_decay != 1:
-            rows = math.rounded(rows * math.spread(_power(self.row_decay, missed)))
+            rows = math.rounded(rows * math.spread(math.power(self.row_decay, missed)))
         return rows + math.rounded(self.tail_of(decayed, math, after=False)) if self.has_tail else rows
 
     def step_rows(self, rows: jax.Array, gradients: jax.Array, slots: Slots, math: StepMath) -> tuple[jax.Array, Slots]:
@@ -533,20 +537,6 @@ class Exact(RowOptimizer):
         if self.has_tail:
             rows = rows - self.tail_of(new_slots, math, after=True)
         return rows, {**new_slots, LAST: math.taken + 0 * missed + 1}
-
-
-def _power(base: float, exponents: jax.Array) -> jax.Array:
-    """Row scalars: the powers of a number in [0, 1] to whole numbers below ``MOST_STEPS``; NaN of NaN.
-
-    Of products alone: a compiler's ``exp`` has other bits where it takes several numbers at once, so that a row's would
-    depend on where it lies.
-    """
-    import jax.numpy as jnp
-
-    bits, power = exponents.astype(jnp.int32), 1 + 0 * exponents
-    for bit in range(24):
-        power = power * jnp.where((bits >> bit) & 1 == 1, jnp.float32(base ** (1 << bit)), jnp.float32(1))
-    return power
 
 
 def _rates(optimizer: RowOptimizer, step: jax.Array, terms: int) -> jax.Array:

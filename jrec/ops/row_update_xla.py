@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jrec.ops import rounding
 from jrec.ops.platforms import cpu_or_other
 from jrec.ops.sizes import all_static
-from jrec.row_optimizers import RowOptimizer, Slots, taken_before
+from jrec.row_optimizers import MOST_STEPS, RowOptimizer, Slots, taken_before
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,6 +56,17 @@ class ArrayMath:
     def tail(self, number: Any, *, after: bool = False) -> jax.Array:
         """An entry of ``tails``, () float32."""
         return self.tails[after][number]
+
+    def power(self, base: float, exponents: jax.Array, /) -> jax.Array:
+        """See ``StepMath``.
+
+        Of products alone: a CPU's ``exp`` has other bits where it takes several numbers at once, so that a row's would
+        depend on where it lies.
+        """
+        bits, power = exponents.astype(jnp.int32), 1 + 0 * exponents
+        for bit in range(MOST_STEPS.bit_length() - 1):
+            power = power * jnp.where((bits >> bit) & 1 == 1, jnp.float32(base ** (1 << bit)), jnp.float32(1))
+        return power
 
     def rounded(self, x: jax.Array, /) -> jax.Array:
         """``x``: XLA's compiler makes no fused multiply-add of a product that a choice stands behind."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -73,6 +74,12 @@ class Step:
     def tail(self, number: Any, *, after: bool = False) -> jax.Array:
         """See ``StepMath``."""
         return self.tails(number, after)
+
+    def power(self, base: float, exponents: jax.Array, /) -> jax.Array:
+        """See ``StepMath``."""
+        if base == 0:
+            return jnp.where(exponents > 0, 0 * exponents, jnp.float32(1))
+        return jnp.exp(exponents * jnp.float32(math.log(base)))
 
     def rounded(self, x: jax.Array, /) -> jax.Array:
         """``x``: a GPU's bits are its own."""
