@@ -382,6 +382,8 @@ def test_a_configured_run_is_evaluated_exported_and_resumed(keys, tmp_path):
     np.testing.assert_allclose(model.logits_of(*inputs), want.logits, rtol=2e-5, atol=2e-6)
     with pytest.raises(ConfigError, match="user is trained by 'exact_adam', but the slices of a tensor train by lazy"):
         compress_run(run, tmp_path / "small", Selection(rank=2, tables=("user",)))
+    with pytest.raises(ConfigError, match=r"tables.user.name = \"adam\""):
+        shop_logs.trained(tmp_path, dataset, *keys, "tables.tt.min_rows=20", "tables.tt.rank=2", out="tt")
     shop_logs.trained(tmp_path, dataset, *keys, "epochs=3", resume=True)
     after = restore_run(run).scores("test").logits
     assert 1e-3 < np.abs(after - want.logits).max() < 1

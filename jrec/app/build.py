@@ -97,16 +97,17 @@ def build_optimizer(
         if trained is not None:
             own_cores[table] = _of_cores(trained, tt, own_keys=own.given()).build(schedule)
     trains = [stack.tables[0].name for stack in model.embeddings.layout.tt_stacks]
-    return SparseOptimizer(
-        model,
-        dense=config.optimizer.build(factor),
-        embedding=embedding,
-        cores={name: own_cores.get(name, cores) for name in trains} if rows.tables else cores,
-        tables={table: groups[rows.group(table)] for table in rows.tables},
-        max_global_norm=config.optimizer.max_global_norm,
-        rounding_seed=config.seed if rows.stochastic_rounding else None,
-        bag_gradients=rows.bag_gradients,
-    )
+    with value_errors_are_config_errors("optimizer.embedding"):
+        return SparseOptimizer(
+            model,
+            dense=config.optimizer.build(factor),
+            embedding=embedding,
+            cores={name: own_cores.get(name, cores) for name in trains} if rows.tables else cores,
+            tables={table: groups[rows.group(table)] for table in rows.tables},
+            max_global_norm=config.optimizer.max_global_norm,
+            rounding_seed=config.seed if rows.stochastic_rounding else None,
+            bag_gradients=rows.bag_gradients,
+        )
 
 
 def build_modules(

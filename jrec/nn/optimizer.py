@@ -310,7 +310,8 @@ def _check_cores(
                 name = stack.tables[0].name
                 raise ValueError(
                     f"table {name!r} is a tensor train, but by {key} it would be trained by {type(optimizer).__name__};"
-                    f" give it a lazy optimizer, as tables={{{name!r}: jrec.ops.Adam(learning_rate=0.001)}}"
+                    f" give it a lazy optimizer, as tables={{{name!r}: jrec.ops.Adam(learning_rate=0.001)}}, or in a"
+                    f' configuration optimizer.embedding.tables.{name}.name = "adam"'
                 )
 
 
