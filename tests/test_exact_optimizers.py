@@ -372,7 +372,8 @@ def test_a_configured_run_is_evaluated_exported_and_resumed(keys, tmp_path):
     shop_logs.write_log(tmp_path / "log.csv")
     dataset = shop_logs.prepare(tmp_path, tmp_path / "log.csv", "data")
     own = ("name='exact_adam'", "learning_rate=0.05")
-    keys = (*keys, *(f"optimizer.embedding.{key}" for key in own), "lr_schedule.kind='warmup_linear'", "epochs=2")
+    keys = (*keys, *(f"optimizer.embedding.{key}" for key in own), "lr_schedule.kind='warmup_linear'")
+    keys = (*keys, "lr_schedule.end_factor=0.5", "epochs=2")  # at 0, rows would be at rest in the end
     run = shop_logs.trained(tmp_path, dataset, *keys)
     want = restore_run(run).scores("test")
     export_run(run, tmp_path / "export")
@@ -386,7 +387,7 @@ def test_a_configured_run_is_evaluated_exported_and_resumed(keys, tmp_path):
         shop_logs.trained(tmp_path, dataset, *keys, "tables.tt.min_rows=20", "tables.tt.rank=2", out="tt")
     shop_logs.trained(tmp_path, dataset, *keys, "epochs=3", resume=True)
     after = restore_run(run).scores("test").logits
-    assert 1e-3 < np.abs(after - want.logits).max() < 1
+    assert 1e-3 < np.abs(after - want.logits).max() < 3
 
 
 @pytest.mark.parametrize("name", ["momentum", "adam of other decays"])
