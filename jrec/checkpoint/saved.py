@@ -51,7 +51,8 @@ class Saved:
           The checkpoint itself if it is so already.
         """
         stored = {name: Settled.from_meta(meta) for name, meta in self.manifest.meta.get(SETTLED, {}).items()}
-        conversions = {name: one for name, of in stored.items() if (one := of.read_by(optimizers(name))) is not None}
+        readings = {name: settled.read_by(optimizers(name)) for name, settled in stored.items()}
+        conversions = {name: conversion for name, conversion in readings.items() if conversion is not None}
         if not conversions:
             return self
         converted = Saved(self.folder)

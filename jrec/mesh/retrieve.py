@@ -63,8 +63,8 @@ def _of_shard(rows: MeshRows, offsets: jax.Array, current: Current) -> jax.Array
     count = rows.sharded.shape[0]
     # Both arrays are read for every offset, and one of the two rows is dropped: an offset past the shard reads the
     # shard's last row, an offset within it the first row from host memory.
-    others = gather(rows.host, rows.host_slots, jnp.maximum(offsets - count, 0), current)
-    return jnp.where((offsets < count)[..., None], kept, others)
+    fetched = gather(rows.host, rows.host_slots, jnp.maximum(offsets - count, 0), current)
+    return jnp.where((offsets < count)[..., None], kept, fetched)
 
 
 def gather(source: jax.Array, slots: Slots, rows: jax.Array, current: Current) -> jax.Array:

@@ -72,7 +72,7 @@ def hyperparameters(
     floats = jnp.stack([jnp.asarray(value, jnp.float32) for value in values])
     key = jnp.zeros(2, jnp.uint32) if rounding_key is None else rounding_key
     flag = jnp.full(1, rounding_key is not None, jnp.int32)
-    tails = [_filled(optimizer.tail_numbers(of), jnp) for of in (step, step + 1)]
+    tails = [_filled(optimizer.tail_numbers(number), jnp) for number in (step, step + 1)]
     return jnp.concatenate([jax.lax.bitcast_convert_type(part, jnp.int32) for part in (floats, flag, key, *tails)])
 
 
@@ -93,7 +93,7 @@ def host_hyperparameters(
     key = np.zeros(2, np.uint32) if rounding_key is None else rounding_key
     tails = [np.zeros(0, np.float32)] * 2
     if optimizer.has_tail:
-        tails = [np.asarray(optimizer.tail_numbers(jnp.int32(of))) for of in (step, step + 1)]
+        tails = [np.asarray(optimizer.tail_numbers(jnp.int32(number))) for number in (step, step + 1)]
     words = [floats.view(np.int32), [np.int32(rounding_key is not None)], key.view(np.int32)]
     return np.concatenate([*words, *(_filled(numbers, np).view(np.int32) for numbers in tails)])
 

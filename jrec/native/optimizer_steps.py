@@ -78,7 +78,7 @@ def _numbers(hyper, first):
 
 @inlined
 def _tail(root, n):
-    """``ExactAdam``'s tail of a unit of ``mu``, of a root of ``nu``; in its order, so that all kernels' sums agree."""
+    """``ExactAdam``'s tail of a unit of ``mu``, of a root of ``nu``; in pairs, so that divisions run side by side."""
     total = n[0] / (root + n[8]) + n[1] / (root + n[9])
     total = total + n[2] / (root + n[10]) + n[3] / (root + n[11])
     total = total + n[4] / (root + n[12]) + n[5] / (root + n[13])

@@ -114,8 +114,6 @@ def _on_host(
     step: int,
     numbers: np.ndarray | None,
 ) -> np.ndarray:
-    if not optimizer.has_tail:
-        return values
     count = len(values)
     # A power of two, so that few programs are compiled.
     size = 1 << max(6, (count - 1).bit_length())
