@@ -19,6 +19,7 @@ from jrec.pallas.casted_update import casted_update_many
 from jrec.pallas.gather_reduce import Request, gather_reduce, gather_reduce_many
 from jrec.pallas.row_update import row_update
 from jrec.pallas.tuning import TuningConfig
+from jrec.row_optimizers import Exact
 
 pytestmark = [pytest.mark.aot, aot.needs_environment()]
 
@@ -61,7 +62,8 @@ def test_casted_update(optimizer, dim):
     with aot.ptx_machine_launches() as modules:
         got = _fused(optimizer, case, slots, config=CONFIG)
     assert len(modules) == 3  # two levels of pieces, then short segments beside long ones
-    _assert_close(got, _expected(optimizer, case, slots))
+    # An exact optimizer's rows go over where they come to rest, tens of units away where ``nu`` is small.
+    _assert_close(got, _expected(optimizer, case, slots), atol=4e-5 if isinstance(optimizer, Exact) else 1e-5)
 
 
 @pytest.mark.parametrize("dim", [20, 128])

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jrec.pallas.tile import Tile
 from jrec.row_optimizers import Exact, RowOptimizer, Slots, SlotShape, taken_before
 
-NUMBERS = 5  # of ``hyperparameters`` before an optimizer's ``tail_numbers``
+NUMBERS = 4  # of ``hyperparameters`` of every optimizer; further ones are an exact optimizer's
 State = Slots  # by name: values, or row scalars for a row slot
 
 
@@ -55,8 +55,7 @@ class Step:
       learning_rate: Row scalars.
       gradient_scale: Row scalars.
       factors: Row scalars, one over each of the optimizer's ``bias_corrections``.
-      taken: Row scalars, steps before this one.
-      tails: From a number and whether it is of after the step to row scalars, an entry of ``tail_numbers``.
+      number: From its place to row scalars, an entry of ``hyperparameters``.
     """
 
     tile: Tile
@@ -65,15 +64,19 @@ class Step:
     learning_rate: jax.Array
     gradient_scale: jax.Array
     factors: tuple[jax.Array, jax.Array]
-    taken: jax.Array
-    tails: Callable[[Any, bool], jax.Array]
+    number: Callable[[Any], jax.Array]
 
     sqrt = staticmethod(jnp.sqrt)
     rsqrt = staticmethod(jax.lax.rsqrt)
 
-    def tail(self, number: Any, *, after: bool = False) -> jax.Array:
+    @property
+    def taken(self) -> jax.Array:
         """See ``StepMath``."""
-        return self.tails(number, after)
+        return self.number(NUMBERS)
+
+    def tail(self, number: Any, *, after: bool = False) -> jax.Array:
+        """See ``StepMath``; read where it is used: all of them at once would take a thread's registers."""
+        return self.number(NUMBERS + 1 + 2 * number + int(after))
 
     def power(self, base: float, exponents: jax.Array, /) -> jax.Array:
         """See ``StepMath``."""
@@ -130,10 +133,15 @@ def rule_of(optimizer: RowOptimizer, dim: int) -> Rule:
 def hyperparameters(optimizer: RowOptimizer, step: jax.Array, gradient_scale: jax.Array) -> jax.Array:
     """What a kernel needs of a step, float32.
 
-    (5,): learning rate, gradient scale, one over the bias corrections, steps before this one; of an exact optimizer
-    further its ``tail_numbers`` before the step and after it.
+    (4,): learning rate, gradient scale, one over the bias corrections. Of an exact optimizer further how many steps were
+    taken before, and each of its ``tail_numbers`` before the step and after it; filled up to a multiple of 4, since
+    compilers join loads of neighbours into one of 16 bytes.
     """
     corrections = optimizer.bias_corrections((step + 1).astype(jnp.float32))
     factors = [1 / jnp.asarray(correction, jnp.float32) for correction in corrections]
-    numbers = jnp.stack([optimizer.learning_rate_at(step), gradient_scale, *factors, taken_before(step)])
-    return jnp.concatenate([numbers, optimizer.tail_numbers(step), optimizer.tail_numbers(step + 1)])
+    numbers = jnp.stack([optimizer.learning_rate_at(step), gradient_scale, *factors])
+    if not isinstance(optimizer, Exact):
+        return numbers
+    tails = jnp.stack([optimizer.tail_numbers(step), optimizer.tail_numbers(step + 1)], axis=1).reshape(-1)
+    joined = jnp.concatenate([numbers, taken_before(step)[None], tails])
+    return jnp.pad(joined, (0, -joined.shape[0] % 4))

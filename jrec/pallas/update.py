@@ -89,9 +89,7 @@ class Updater:
         def number(i: Any) -> jax.Array:
             return ops.load_scalars(tile, target.hyper, tile.row_scalars(i, jnp.int32))
 
-        rate, scale, first, second, taken = map(number, range(rules.NUMBERS))
-        # Read where they are used: all of them at once would take a thread's registers.
-        tails = (target.hyper.shape[0] - rules.NUMBERS) // 2
+        rate, scale, first, second = map(number, range(rules.NUMBERS))
         step = rules.Step(
             tile=tile,
             ops=ops,
@@ -99,8 +97,7 @@ class Updater:
             learning_rate=rate,
             gradient_scale=scale,
             factors=(first, second),
-            taken=taken,
-            tails=lambda i, after: number(rules.NUMBERS + i + tails * after),
+            number=number,
         )
         optimizer = self.rule.optimizer
         gradients = optimizer.prepare(old.rows, gradients, step)
