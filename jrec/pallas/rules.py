@@ -133,9 +133,9 @@ def rule_of(optimizer: RowOptimizer, dim: int) -> Rule:
 def hyperparameters(optimizer: RowOptimizer, step: jax.Array, gradient_scale: jax.Array) -> jax.Array:
     """What a kernel needs of a step, float32.
 
-    (4,): learning rate, gradient scale, one over the bias corrections. Of an exact optimizer further how many steps were
-    taken before, and each of its ``tail_numbers`` before the step and after it; filled up to a multiple of 4, since
-    compilers join loads of neighbours into one of 16 bytes.
+    (4,): learning rate, gradient scale, one over the bias corrections. Of an exact optimizer further how many steps
+    were taken before, and each of its ``tail_numbers`` before the step and after it; filled up to a multiple of 4,
+    since compilers join loads of neighbours into one of 16 bytes.
     """
     corrections = optimizer.bias_corrections((step + 1).astype(jnp.float32))
     factors = [1 / jnp.asarray(correction, jnp.float32) for correction in corrections]
