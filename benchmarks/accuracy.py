@@ -65,9 +65,15 @@ def _train(log: pathlib.Path, folder: pathlib.Path, seed: int, overrides: list[s
     return metrics
 
 
-def run_jrec(*arguments: str) -> None:
-    """Runs a command in a process of its own; ends the benchmark with its message where it fails."""
-    done = subprocess.run([sys.executable, "-m", "jrec", *arguments], capture_output=True, text=True, check=False)
+def run_jrec(*arguments: str, devices: int = 1) -> None:
+    """Runs a command in a process of its own, on virtual devices; ends the benchmark with its message if it fails."""
+    done = subprocess.run(
+        [sys.executable, "-m", "jrec", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=harness.with_virtual_devices(devices),
+    )
     if done.returncode:
         raise SystemExit(f"`jrec {' '.join(arguments)}` ended with status {done.returncode}:\n{done.stderr}")
 

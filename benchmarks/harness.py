@@ -375,16 +375,21 @@ class Report:
 
 def on_virtual_devices(devices: int, module: str, *arguments: str) -> Any:
     """What ``python -m MODULE ARGUMENTS`` prints, JSON, in a process of its own that sees so many CPU devices."""
-    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
     done = subprocess.run(
         [sys.executable, "-m", module, *arguments],
         cwd=ROOT,
-        env={**os.environ, "XLA_FLAGS": flags.strip(), "JAX_PLATFORMS": "cpu"},
+        env={**with_virtual_devices(devices), "JAX_PLATFORMS": "cpu"},
         stdout=subprocess.PIPE,
         text=True,
         check=True,
     )
     return json.loads(done.stdout)
+
+
+def with_virtual_devices(devices: int) -> dict[str, str]:
+    """The environment of this process, for one that sees so many CPU devices."""
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
+    return {**os.environ, "XLA_FLAGS": flags.strip()}
 
 
 def cores() -> int:

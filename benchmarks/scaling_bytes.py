@@ -87,8 +87,10 @@ def _retrieved(setup: Setup, parts: Sequence[PartLookups], batch: StepBatch) -> 
     of = (line, rows, fetched, padding)
     return [
         _in_lines(setup, "requests", 4, *of),
-        _in_lines(setup, "rows", table.row_bytes, *of, ragged=True),
-        _in_lines(setup, "gradients of rows", 4 * table.dim, *of, ragged=True),
+        _in_lines(
+            setup, "rows", setup.links.itemsize("rows", table.row_bytes // table.dim) * table.dim, *of, ragged=True
+        ),
+        _in_lines(setup, "gradients of rows", setup.links.itemsize("gradients", 4) * table.dim, *of, ragged=True),
     ]
 
 
@@ -108,8 +110,8 @@ def _sent(setup: Setup, parts: Sequence[PartLookups], batch: StepBatch) -> list[
     return [
         _in_lines(setup, "ids of lookups", 4, *lookups),
         _in_lines(setup, "starts of bags", 4, *bags),
-        _in_lines(setup, "sums of bags", 4 * table.dim, *bags, ragged=True),
-        _in_lines(setup, "gradients of bags", 4 * table.dim, *bags, ragged=True),
+        _in_lines(setup, "sums of bags", setup.links.itemsize("rows", 4) * table.dim, *bags, ragged=True),
+        _in_lines(setup, "gradients of bags", setup.links.itemsize("gradients", 4) * table.dim, *bags, ragged=True),
     ]
 
 

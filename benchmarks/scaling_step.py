@@ -16,7 +16,7 @@ from benchmarks import models, workloads
 from jrec import ops
 from jrec.access.power_law import power_law_profile
 from jrec.mesh.communication import Communication
-from jrec.mesh.exchange import Kind
+from jrec.mesh.exchange import Kind, Links
 from jrec.mesh.route import AXIS, MeshRows
 from jrec.mesh.routing import WindowCapacity
 from jrec.nn import DLRM, SparseOptimizer
@@ -53,6 +53,7 @@ class Setup:
       problem, plan, cost: of the placement.
       form: in which all features look up other devices' rows.
       exchange: how lines travel.
+      narrow: Whether rows, sums and their gradients travel in bfloat16.
     """
 
     workload: workloads.Workload
@@ -62,11 +63,18 @@ class Setup:
     cost: Cost
     form: LookupMode = "retrieve"
     exchange: Kind = "padded"
+    narrow: bool = False
+
+    @property
+    def links(self) -> Links:
+        """How values travel."""
+        dtype = "bfloat16" if self.narrow else None
+        return Links(kind=self.exchange, rows=dtype, gradients=dtype)
 
     @functools.cached_property
     def modes(self) -> LookupModes:
         """Which features send their lookups."""
-        return LookupModes(self.layout, self.form)
+        return LookupModes(self.layout, self.form, links=self.links)
 
     @property
     def devices(self) -> int:
@@ -164,7 +172,7 @@ def compiled(setup: Setup, mesh: Mesh) -> tuple[State, CompiledRun]:
 
 def together(setup: Setup) -> Communication:
     """How the devices of a plan work together."""
-    return Communication(exchange=setup.exchange, computes=setup.plan.computes)
+    return Communication(links=setup.links, computes=setup.plan.computes)
 
 
 def abstract_rows(setup: Setup, mesh: Mesh, optimizer: RowOptimizer = OPTIMIZER) -> dict[str, MeshRows]:

@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jrec import ops
-from jrec.mesh.exchange import Exchange
+from jrec.mesh.exchange import Exchange, Links
 from jrec.mesh.retrieve import retrieve
 from jrec.mesh.route import AXIS, GatherMap, MeshRows, Route, local_view
 from jrec.mesh.step import StepOptions
@@ -169,7 +169,9 @@ def retrieve_program(devices, *, kind="padded"):
 
     def body(rows, route):
         route = local_view(route)
-        return retrieve(rows, route, Exchange.open(route.remote, shard_rows=rows.shard_rows, kind=kind))[None]
+        return retrieve(rows, route, Exchange.open(route.remote, shard_rows=rows.shard_rows, links=Links(kind=kind)))[
+            None
+        ]
 
     over = PartitionSpec(AXIS)
     spec = (MeshRows.specs(None, host=True), over)
@@ -182,7 +184,7 @@ def update_program(optimizer, devices, *, kind="padded", stack=None, **how):
 
     def body(rows, route, gradients, step, key):
         route, gradients = local_view((route, gradients))
-        exchange = Exchange.open(route.remote, shard_rows=rows.shard_rows, kind=kind)
+        exchange = Exchange.open(route.remote, shard_rows=rows.shard_rows, links=Links(kind=kind))
         options = StepOptions(step=step, rounding_key=key, stack=stack)
         given = {"rows": rows, "route": route, "exchange": exchange, "gradients": gradients, "options": options}
         return RowGradients(**given, **how).step(optimizer, options)

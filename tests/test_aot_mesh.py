@@ -143,11 +143,24 @@ def test_a_step_with_the_ragged_exchange():
     assert moved["rows"][0] == moved["rows"][1] > 0
 
 
-@pytest.mark.parametrize("exchange", ["padded", "ragged"])
-def test_sent_lookups(exchange):
+def test_rows_and_gradients_in_bfloat16():
+    """Half the bytes of rows and of their gradients; nothing of float32 travels between devices beside."""
+    case, wide = make_case(KAGGLE, narrow=True), make_case(KAGGLE)
+    test_no_table_travels_and_bytes_are_accounted_for(case)
+    found = scaling_step.collectives(case.compiled.as_text(), DEVICES)
+    line, dim = f"{DEVICES},{room_of(case).remote}", case.setup.workload.dim
+    exchanged = [shape for c in found if c.kind == "all-to-all" for shape in c.shapes]
+    assert sorted(exchanged) == [f"bf16[{line},{dim}]"] * 2 + [f"s32[{line}]"]
+    sent = {name: sum(entry.moved for entry in one.ledger if "rows" in entry.name) for name, one in
+            (("narrow", case), ("wide", wide))}  # fmt: skip
+    assert sent["narrow"] == sent["wide"] / 2
+
+
+@pytest.mark.parametrize(("exchange", "narrow"), [("padded", False), ("ragged", False), ("padded", True)])
+def test_sent_lookups(exchange, narrow):
     """RM2's form, with fewer rows: bags of 80 ids, of which the owners send back sums alone."""
     workload = workloads.WORKLOADS["rm2"].with_rows_capped(20_000).with_batch(64 * DEVICES)
-    case = make_case(workload, form="send", exchange=exchange)
+    case = make_case(workload, form="send", exchange=exchange, narrow=narrow)
     sys.stdout.write(f"\n{scaling_bytes.table_of(case.ledger)}\n")
     found = scaling_step.collectives(case.compiled.as_text(), DEVICES)
     assert sum(c.sent for c in found) == pytest.approx(case.buffers, rel=1e-3)
@@ -156,9 +169,10 @@ def test_sent_lookups(exchange):
             assert entry.real == pytest.approx(entry.expected, rel=0.05), entry.name
     assert room_of(case).remote == 0
     bags, dim = room_of(case).bags, workload.dim
-    lines = f"f32[{DEVICES},{bags},{dim}]" if exchange == "padded" else f"f32[{DEVICES * bags},{dim}]"
+    dtype = "bf16" if narrow else "f32"
+    lines = f"{dtype}[{DEVICES},{bags},{dim}]" if exchange == "padded" else f"{dtype}[{DEVICES * bags},{dim}]"
     kind = "all-to-all" if exchange == "padded" else "ragged-all-to-all"
-    wide = [c for c in found if "all-to-all" in c.kind and any(shape.startswith("f32") for shape in c.shapes)]
+    wide = [c for c in found if "all-to-all" in c.kind and any("s32" not in shape for shape in c.shapes)]
     assert [(c.kind, c.shapes) for c in wide] == [(kind, (lines,))] * 2  # sums there, gradients back; no row
     rows = case.bytes_of(case.rows)
     assert rows <= case.compiled.memory_analysis().alias_size_in_bytes

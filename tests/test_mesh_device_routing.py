@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 from mesh_cases import HOST, OPTIMIZERS, REPLICATED, SHARDED
 
 from jrec.mesh.communication import Communication
+from jrec.mesh.exchange import Links
 from jrec.mesh.route import AXIS, MeshRows, local_view
 from jrec.mesh.routing import ON_HOST, AddressMap, HostAddressMap, WindowCapacity
 from jrec.mesh.step import StepOptions
@@ -97,7 +98,7 @@ def on_mesh(case, optimizer, room, *, sends=(), key=None, exchange="padded", wid
     def body(rows, places, bags, key):
         places, bags = local_view((places, bags))
         options = StepOptions(step=3, rounding_key=key)
-        together = Communication(exchange=exchange)
+        together = Communication(links=Links(kind=exchange))
         context = Context(options=options, optimizer=optimizer, communication=together)
         store = RoutedRows(rows=rows, places=places)
         deferred = store.lookup(bags, context)

@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 from mesh_cases import ragged_on_cpu
 
-from jrec.mesh.exchange import Exchange, check_kind
+from jrec.mesh.exchange import Exchange, Links, check_kind
 from jrec.mesh.route import AXIS, GatherMap, local_view
 from jrec.sharding.contents import MAX_SHARD_ROWS, shard_capacity
 from jrec.sharding.errors import PlanError
@@ -20,12 +20,14 @@ from jrec.sharding.errors import PlanError
 ROWS = 50
 
 
-def _exchanged(rows, values, kind):
+def _exchanged(rows, values, kind, types=None):
     devices = rows.shape[0]
 
     def body(rows, values):
         rows, values = local_view((rows, values))
-        exchange = Exchange.open(GatherMap(rows=rows, at=rows), shard_rows=ROWS, kind=kind)
+        exchange = Exchange.open(
+            GatherMap(rows=rows, at=rows), shard_rows=ROWS, links=Links(kind=kind, **(types or {}))
+        )
         there = exchange.deliver(values)
         return exchange.asked[None], there[None], exchange.answer(there)[None]
 
@@ -66,6 +68,31 @@ def _check(seed, devices, line):
     np.testing.assert_array_equal(back, np.where(real[..., None], values, 0))
 
 
+@pytest.mark.parametrize("kind", ["padded", "ragged"])
+def test_values_are_rounded_once_in_each_direction(kind):
+    real, rows, values = _requests(np.random.default_rng(3), 2, 6)
+    values[real] *= 1e5  # beyond float16, which then arrives as its greatest number
+    with ragged_on_cpu():
+        _, there, back = _exchanged(rows, values, kind, {"gradients": "bfloat16", "rows": "float16"})
+    rounded = np.asarray(jnp.asarray(values).astype(jnp.bfloat16).astype(jnp.float32))
+    np.testing.assert_array_equal(there.swapaxes(0, 1)[real], rounded[real])
+    halves = np.clip(rounded, -65504, 65504).astype(np.float16).astype(np.float32)
+    np.testing.assert_array_equal(back[real], halves[real])
+    assert np.any(np.abs(back[real]) == 65504)
+    assert back.dtype == np.float32
+
+
+@pytest.mark.parametrize("dtype", ["int32", "bfloat16"])
+def test_numbers_of_rows_and_values_of_16_bits_travel_as_they_are(dtype):
+    _, rows, _ = _requests(np.random.default_rng(4), 2, 5)
+    values = np.arange(2 * 2 * 5 * 3).reshape(2, 2, 5, 3) * 12_347
+    values = np.asarray(jnp.asarray(values, dtype))
+    _, there, back = _exchanged(rows, values, "padded", {"gradients": "bfloat16", "rows": "float16"})
+    assert there.dtype == back.dtype == values.dtype
+    np.testing.assert_array_equal(there, values.swapaxes(0, 1))
+    np.testing.assert_array_equal(back, values)
+
+
 @pytest.mark.slow
 def test_a_whole_step_with_the_ragged_exchange():
     rng = np.random.default_rng(1)
@@ -95,7 +122,9 @@ def test_kinds_that_are_not_there():
     check_kind("ragged", "gpu")
     with pytest.raises(ValueError, match="unknown"):
         Exchange.open(
-            GatherMap(rows=jnp.zeros((1, 0), jnp.int32), at=jnp.zeros((1, 0), jnp.int32)), shard_rows=1, kind="x"
+            GatherMap(rows=jnp.zeros((1, 0), jnp.int32), at=jnp.zeros((1, 0), jnp.int32)),
+            shard_rows=1,
+            links=Links(kind="x"),
         )
 
 

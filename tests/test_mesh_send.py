@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec as P
 from mesh_cases import OPTIMIZERS, REPLICATED, SHARDED
 
 from jrec.mesh.communication import only_on
+from jrec.mesh.exchange import Links
 from jrec.mesh.retrieve import retrieve
 from jrec.mesh.route import AXIS, MeshRows, SendRoute, local_view
 from jrec.mesh.send import Sent
@@ -83,7 +84,7 @@ def on_mesh(case, optimizer, gradient_of, *, key=None, kind="padded"):
     def body(rows, route, sends, local, weights, key):
         route, sends, local, weights = local_view((route, sends, local, weights))
         options = StepOptions(step=3, rounding_key=key)
-        sent = Sent.open(sends, kind=kind)
+        sent = Sent.open(sends, links=Links(kind=kind))
         found = retrieve(rows, route, None)
         pooled = gather_reduce(found, local, weights=weights) + sent.pooled(rows.sharded)
         gradients = gradient_of(pooled)

@@ -17,7 +17,7 @@ from mesh_cases import HOST, OPTIMIZERS, REPLICATED, SHARDED
 
 from jrec.mesh.allreduce import SharedGradients, shared_gradients
 from jrec.mesh.communication import Communication
-from jrec.mesh.exchange import Exchange
+from jrec.mesh.exchange import Exchange, Links
 from jrec.mesh.route import AXIS, GatherMap, MeshRows, Route
 from jrec.mesh.step import StepOptions
 from jrec.mesh.update import RowGradients
@@ -101,7 +101,7 @@ def test_what_does_not_fit_is_refused():
     picks = GatherMap(rows=jnp.zeros(2, jnp.int32), at=jnp.zeros(2, jnp.int32))
     remote = GatherMap(rows=jnp.zeros((1, 2), jnp.int32), at=jnp.zeros((1, 2), jnp.int32))
     route = Route(capacity=4, replicated=picks, own=picks, remote=remote)
-    exchange = Exchange(asked=remote.rows, sends=jnp.zeros(1), answers=jnp.zeros(1), kind="padded")
+    exchange = Exchange(asked=remote.rows, sends=jnp.zeros(1), answers=jnp.zeros(1), links=Links())
     rows = MeshRows(sharded=jnp.zeros((5, 3)), replicated=jnp.zeros((2, 3)))
     with pytest.raises(ValueError, match=r"must be \(4, dim\), one row for each unique row, not \(5, 3\)"):
         RowGradients(rows=rows, route=route, exchange=exchange, gradients=jnp.zeros((5, 3)), options=StepOptions())

@@ -98,6 +98,19 @@ def test_gradients_of_bags_are_rounded_wherever_rows_lie(place, name):
     assert np.any(found.arrays["site"] != exact.arrays["site"])
 
 
+@pytest.mark.parametrize("name", ["mesh-send", pytest.param("mesh-retrieve", marks=pytest.mark.slow)])
+def test_rows_and_gradients_that_travel_in_16_bits(place, name):
+    keys = ("mesh.exchange_rows=bfloat16", "mesh.exchange_gradients=bfloat16")
+    found, exact = (
+        place.run(PLACEMENTS[name], "adagrad", "float32", *keys, out=f"narrow {name}"),
+        place.trace(name, "adagrad"),
+    )
+    np.testing.assert_allclose(found.losses, exact.losses, rtol=5e-3)
+    for array, values in exact.arrays.items():
+        np.testing.assert_allclose(found.arrays[array], values, rtol=2e-2, atol=STEPS * 0.1 * 2.0**-7, err_msg=array)
+    assert np.any(found.arrays["site"] != exact.arrays["site"])
+
+
 def follows_the_reference(place, found, placement, optimizer, *, steps=0):
     reference, batches = place.reference(placement, optimizer, "float32"), place.batches(placement, found.folder)
     losses = [reference.step(batches[step % len(batches)]) for step in range(steps or len(batches))]

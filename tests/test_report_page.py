@@ -211,6 +211,16 @@ def test_calibration_of_rare_clicks_is_drawn_on_logarithmic_axes(rate):
     assert drawing.count('<circle class="test"') == (2 if rate < 0.1 else 3) + 1  # and the legend's
 
 
+def test_predictions_of_zero_are_not_on_logarithmic_axes():
+    """As a model that diverged makes them; of several bins, or of all."""
+    for predicted, drawn in (([0.0, 0.01, 0.02], 2), ([0.0, 0.0, 0.0], 0)):
+        bins = {"counts": [100, 100, 100], "mean_predicted": predicted, "observed": [0.01, 0.01, 0.02]}
+        content = {"splits": {"test": {"base_rate": 0.013}}, "reliability": {"test": bins}}
+        drawings = list(charts.calibration(content))
+        assert [d.count('<circle class="test"') - 1 for d in drawings] == [drawn] * bool(drawn)
+        assert all(f"{3 - drawn} of 3 bins saw no click, or expected none, and are not drawn" in d for d in drawings)
+
+
 def test_a_long_table_says_what_it_leaves_out():
     page = Page(table("t", {"a": "", "b": ""}, [[n, 0.5] for n in range(MOST_ROWS + 5)]))
     assert len(page.tables["t"]) == MOST_ROWS + 1

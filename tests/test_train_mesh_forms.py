@@ -13,6 +13,7 @@ from jrec.app.make_run import make_run
 from jrec.app.report.logs import FORMS, METRICS_FILE, read_records
 from jrec.data.schema import Schema
 from jrec.errors import ConfigError
+from jrec.mesh.exchange import Links
 from jrec.prepare.synth.generate import SynthOptions, synthesize
 from jrec.prepare.synth.shapes import shape_like
 from jrec.run.feeds.partitioned_batch import BatchPartitioner
@@ -41,9 +42,10 @@ def test_forms_are_chosen_by_bytes():
         }
         for batch in mesh_runs.batches(layout, 4)
     ]
-    forms = LookupModes(layout)
+    forms, narrow = LookupModes(layout), LookupModes(layout, links=Links(rows="float16", gradients="bfloat16"))
     assert not forms.decided
-    forms.decide(lookups, mesh_runs.EXAMPLES // 2)
+    for modes in (forms, narrow):
+        modes.decide(lookups, mesh_runs.EXAMPLES // 2)
     assert forms.decided
     features = {f.config.name for f in poolable(stack)}
     assert features == {"site", "user", "item", "word"}
@@ -69,6 +71,9 @@ def test_forms_are_chosen_by_bytes():
             rows += len(read)
     assert by_table["user"].retrieve_bytes == rows * (4 + 32 + 32) / 4
     assert by_table["user"].send_bytes == (lookups * (4 + 4) + bags * (4 + 32 + 32)) / 4  # ids with weights
+    (halved,) = [table for table in narrow.tables if table.table == "user"]
+    assert halved.retrieve_bytes == rows * (4 + 16 + 16) / 4
+    assert halved.send_bytes == (lookups * (4 + 4) + bags * (4 + 16 + 16)) / 4
     assert LookupModes(layout, "send").send == features
     assert LookupModes(layout, "retrieve").send == frozenset()
 

@@ -20,7 +20,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from jrec.errors import ConfigError
 from jrec.mesh.allreduce import Reduce
-from jrec.mesh.exchange import Kind
+from jrec.mesh.exchange import DEFAULT, Links
 from jrec.mesh.route import AXIS
 from jrec.random_keys import over_words
 
@@ -34,12 +34,12 @@ class Communication:
 
     Attributes:
       reduce: How gradients of rows that all devices hold are summed; see ``shared_gradients``.
-      exchange: How rows and sums travel between devices; see ``jrec.mesh.exchange``.
+      links: How rows, sums and their gradients travel between devices.
       computes: The devices that run the dense model; the others get blank parts of the batch. None for all.
     """
 
     reduce: Reduce = "local"
-    exchange: Kind = "padded"
+    links: Links = DEFAULT
     computes: Computes = None
 
     @property

@@ -6,6 +6,8 @@ the gradients of the devices that asked.
 
 "padded" moves whole lines by an all-to-all. "ragged" moves only their real beginnings by a ragged all-to-all, which
 XLA has on GPUs; places that it does not fill are zero. With neither kind does the content of padding reach a row.
+
+Values may travel in 16 bits (``Links``): each is rounded to nearest once, before it travels, and summed in float32.
 """
 
 from __future__ import annotations
@@ -20,6 +22,29 @@ from jrec.mesh.route import AXIS, GatherMap
 
 Kind = Literal["padded", "ragged"]
 KINDS: tuple[str, ...] = get_args(Kind)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Links:
+    """How values travel between devices; static.
+
+    Attributes:
+      kind: "padded" or "ragged".
+      rows: The dtype in which rows, and sums of rows, travel if it is narrower than their own; None for their own.
+      gradients: The same of their gradients.
+    """
+
+    kind: Kind = "padded"
+    rows: Literal["bfloat16", "float16"] | None = None
+    gradients: Literal["bfloat16"] | None = None
+
+    def itemsize(self, values: Literal["rows", "gradients"], own: int) -> int:
+        """Bytes of an element that has ``own`` bytes, as it travels."""
+        dtype = getattr(self, values)
+        return own if dtype is None else min(own, jnp.dtype(dtype).itemsize)
+
+
+DEFAULT = Links()
 
 
 def check_kind(kind: str, platform: str) -> None:
@@ -40,42 +65,45 @@ class Exchange:
         more.
       sends: (N,) int32, how many values this device asks of each other device.
       answers: (N,) int32, how many values each other device asks of this one.
-      kind: "padded" or "ragged".
+      links: How values travel.
     """
 
     asked: jax.Array
     sends: jax.Array
     answers: jax.Array
-    kind: Kind = dataclasses.field(metadata={"static": True})
+    links: Links = dataclasses.field(metadata={"static": True})
 
     @staticmethod
-    def open(remote: GatherMap, *, shard_rows: int, kind: Kind = "padded") -> Exchange:
+    def open(remote: GatherMap, *, shard_rows: int, links: Links = DEFAULT) -> Exchange:
         """Sends the requests of a route.
 
         Args:
           remote: (N, C); real requests come first in each line.
           shard_rows: S + K, the rows that each device can give: its shard and its rows from host memory.
-          kind: How values will travel; requests, a fraction of their bytes, are always padded.
+          links: How values will travel; requests, a fraction of their bytes, are always padded.
 
         Raises:
           ValueError: On an unknown kind.
         """
-        check_kind(kind, "any")
+        check_kind(links.kind, "any")
         # Every later swap follows from these: both sides know how many lines are real without asking again.
         asked = swap_padded(remote.rows)
         count = jax.tree.map(lambda rows: jnp.sum(rows < shard_rows, axis=1, dtype=jnp.int32), (remote.rows, asked))
-        return Exchange(asked=asked, sends=count[0], answers=count[1], kind=kind)
+        return Exchange(asked=asked, sends=count[0], answers=count[1], links=links)
 
     def answer(self, values: jax.Array) -> jax.Array:
-        """From owner to asker: (N, C, ...) in the order of ``asked`` becomes (N, C, ...) in the order of requests."""
-        return swap(values, self.answers, self.sends, kind=self.kind)
+        """Rows to their asker: (N, C, ...) in the order of ``asked`` becomes (N, C, ...) in the order of requests."""
+        return swap(values, self.answers, self.sends, kind=self.links.kind, dtype=self.links.rows)
 
     def deliver(self, values: jax.Array) -> jax.Array:
-        """From asker to owner: (N, C, ...) in the order of requests becomes (N, C, ...) in the order of ``asked``."""
-        return swap(values, self.sends, self.answers, kind=self.kind)
+        """Gradients to the rows' owner: (N, C, ...) in the order of requests becomes one in the order of ``asked``.
+
+        Integers, which say something of the rows, travel as they are.
+        """
+        return swap(values, self.sends, self.answers, kind=self.links.kind, dtype=self.links.gradients)
 
 
-def swap(values: jax.Array, out: jax.Array, into: jax.Array, *, kind: Kind) -> jax.Array:
+def swap(values: jax.Array, out: jax.Array, into: jax.Array, *, kind: Kind, dtype: str | None = None) -> jax.Array:
     """Sends line j of (N, C, ...) to device j, which receives device i's line as its line i.
 
     Args:
@@ -83,11 +111,23 @@ def swap(values: jax.Array, out: jax.Array, into: jax.Array, *, kind: Kind) -> j
       out: (N,) int32, how many are real in each line.
       into: (N,) int32, how many each other device has for this one.
       kind: "padded" or "ragged".
+      dtype: As what floating-point values of more bits travel; what arrives has the dtype of ``values``.
     """
+    travelling = _narrowed(values, dtype)
     # Padding travels along, and whoever places the values drops it: no sizes are needed.
-    if kind == "padded":
-        return swap_padded(values)
-    return _swap_ragged(values, out, into)
+    arrived = swap_padded(travelling) if kind == "padded" else _swap_ragged(travelling, out, into)
+    return arrived.astype(values.dtype)
+
+
+def _narrowed(values: jax.Array, dtype: str | None) -> jax.Array:
+    """Floating-point values in a dtype of fewer bits, rounded to nearest; others as they are."""
+    if dtype is None or not jnp.issubdtype(values.dtype, jnp.floating):
+        return values
+    if values.dtype.itemsize <= jnp.dtype(dtype).itemsize:
+        return values
+    most = jnp.finfo(dtype).max.astype(values.dtype)
+    # float16 ends at 65,504: what is beyond it arrives as that, not as infinity.
+    return (jnp.clip(values, -most, most) if dtype == "float16" else values).astype(dtype)
 
 
 def swap_padded(values: jax.Array) -> jax.Array:

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from jrec.mesh.allreduce import pick
-from jrec.mesh.exchange import Kind, swap, swap_padded
+from jrec.mesh.exchange import DEFAULT, Links, swap, swap_padded
 from jrec.mesh.retrieve import Current, as_stored, gather
 from jrec.mesh.route import SendRoute
 from jrec.mesh.step import StepOptions
@@ -36,7 +36,7 @@ class Sent:
       at, num_bags: As in the route.
       sends: (N,) int32, how many bags of this device have lookups at each other device.
       answers: (N,) int32, how many bags of each other device have lookups at this one.
-      kind: How sums and their gradients travel; see ``jrec.mesh.exchange``.
+      links: How sums and their gradients travel.
     """
 
     rows: jax.Array
@@ -47,15 +47,15 @@ class Sent:
     sends: jax.Array
     answers: jax.Array
     num_bags: int = dataclasses.field(metadata={"static": True})
-    kind: Kind = dataclasses.field(metadata={"static": True})
+    links: Links = dataclasses.field(metadata={"static": True})
 
     @staticmethod
-    def open(route: SendRoute, *, kind: Kind = "padded") -> Sent:
+    def open(route: SendRoute, *, links: Links = DEFAULT) -> Sent:
         """Sends the lookups.
 
         Args:
           route: The route of the device's part of the batch, without the axis of devices.
-          kind: How sums will travel; lookups are always padded.
+          links: How sums will travel; lookups are always padded.
         """
         devices, lookups = route.rows.shape
         # Starts and lookups travel once, here, before any sum: the gradients later go the same way back.
@@ -80,7 +80,7 @@ class Sent:
             sends=jnp.sum(route.at < route.num_bags, axis=1, dtype=jnp.int32),
             answers=jnp.sum(asked, axis=1, dtype=jnp.int32),
             num_bags=route.num_bags,
-            kind=kind,
+            links=links,
         )
 
     def pooled(
@@ -106,7 +106,7 @@ class Sent:
         sums = gather_reduce(shard, rows, self.offsets, weights=self.weights, implementation=named)
         # As sums go back along the lines, ``answers`` is what this device sends now, and ``sends`` what it gets.
         lines = sums.reshape(*self.at.shape, -1)
-        arrived = swap(lines, self.answers, self.sends, kind=self.kind)
+        arrived = swap(lines, self.answers, self.sends, kind=self.links.kind, dtype=self.links.rows)
         sums_by_bag = jnp.zeros((self.num_bags, shard.shape[1]), jnp.float32)
 
         def add_line(line: jax.Array, sums_by_bag: jax.Array) -> jax.Array:
@@ -127,5 +127,5 @@ class Sent:
         """
         # A bag's gradient goes to every owner that pooled a part of it: each part has the factor 1 in the bag's sum.
         lines = pick(gradients, self.at)
-        arrived = swap(lines, self.sends, self.answers, kind=self.kind)
+        arrived = swap(lines, self.sends, self.answers, kind=self.links.kind, dtype=self.links.gradients)
         return arrived.reshape(-1, gradients.shape[1])

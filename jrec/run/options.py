@@ -1,4 +1,4 @@
-"""How a run works, beyond what it computes: no option changes a result but the order of float32 sums."""
+"""How a run works, beyond what it computes: results differ by the order of float32 sums, and by 16-bit links alone."""
 
 from __future__ import annotations
 
@@ -24,6 +24,9 @@ class MeshOptions:
         touched ("local"), as an array of all replicated rows ("dense"), or row by row on every device ("all_gather").
       exchange: How lines of rows and sums travel between devices: with padding ("padded"), or without, which CPUs lack
         ("ragged"); "auto" takes padded, until both have been measured on GPUs.
+      exchange_rows: The dtype in which rows, and sums of rows, travel to the devices that read them: "stored" for their
+        own, or rounded to 16 bits, where they have more. float16 has 3 bits more than bfloat16, but ends at 65,504.
+      exchange_gradients: The dtype in which the gradients of rows and sums travel back; they are summed in float32.
       form: How other devices' rows are looked up: each unique row is fetched ("retrieve"), or ids are sent to the rows'
         owners, which pool them, so that only sums travel ("send": sum, mean and sqrtn pooling; others retrieve).
         "auto" decides for each feature by the bytes of both in the run's first batches.
@@ -32,6 +35,8 @@ class MeshOptions:
     headroom: Annotated[float, Range(minimum=1)] = 1.5
     reduce: Literal["local", "dense", "all_gather"] = "local"
     exchange: Literal["auto", "padded", "ragged"] = "auto"
+    exchange_rows: Literal["stored", "bfloat16", "float16"] = "stored"
+    exchange_gradients: Literal["float32", "bfloat16"] = "float32"
     form: Literal["auto", "retrieve", "send"] = "auto"
 
     def __post_init__(self) -> None:

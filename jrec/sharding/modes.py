@@ -22,7 +22,7 @@ Mode = Literal["retrieve", "send"]
 MODES: tuple[str, ...] = get_args(Mode)
 INDEX = 4  # bytes of a row's offset, and of a bag's start
 WEIGHT = 4  # bytes of a lookup's weight
-GRADIENT = 4  # bytes of an element of a gradient or of a sum
+FLOAT32 = 4  # bytes of an element of a gradient or of a sum, unless links narrow it
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -62,6 +62,8 @@ def traffic(
     dims: np.ndarray,
     training: bool = True,
     weighted: bool = False,
+    sum_itemsize: int = FLOAT32,
+    gradient_itemsize: int = FLOAT32,
 ) -> Traffic:
     """Bytes of counts, expected or real.
 
@@ -70,12 +72,13 @@ def traffic(
       row_bytes, dims: (tables,).
       training: Whether gradients go back.
       weighted: Whether lookups have float32 weights, which are sent with them.
+      sum_itemsize, gradient_itemsize: Bytes of an element of a pooled sum, and of a gradient, as they travel.
     """
-    gradient = GRADIENT if training else 0
+    gradient = gradient_itemsize if training else 0
     away = ~np.eye(lookups.shape[1], dtype=bool)
     lookups, rows, bags = (np.where(away, a, 0.0) for a in (lookups, rows, bags))
     of_row = (INDEX + row_bytes + gradient * dims)[:, None, None]
-    of_bag = (INDEX + (GRADIENT + gradient) * dims)[:, None, None]
+    of_bag = (INDEX + (sum_itemsize + gradient) * dims)[:, None, None]
     of_lookup = INDEX + WEIGHT if weighted else INDEX
     return Traffic(
         lookups=lookups.sum(axis=0),

@@ -58,7 +58,7 @@ class PlannedRows:
 
     def lookup(self, bags: Bags, context: Context) -> Deferred[tuple[jax.Array, PlannedResiduals]]:
         """Retrieves the batch's unique rows, has others pool sent lookups, and defers the pooling; see ``Store``."""
-        route, kind = self.route, context.together.exchange
+        route, links = self.route, context.together.links
         if bags.cast is None:
             raise ValueError(_NO_CAST)
         # Nothing to fetch and nothing to send: the replicated array
@@ -68,9 +68,9 @@ class PlannedRows:
             return copies.then(lambda result: (result[0], PlannedResiduals(bags=result[1])))
         exchange = sent = None
         if route.remote is not None:
-            exchange = Exchange.open(route.remote, shard_rows=self.rows.shard_rows, kind=kind)
+            exchange = Exchange.open(route.remote, shard_rows=self.rows.shard_rows, links=links)
         if route.send is not None:
-            sent = Sent.open(route.send, kind=kind)
+            sent = Sent.open(route.send, links=links)
         # All requests are out before the first answer is waited for: answers and pooled sums travel side by side.
         current, away = context.current if context.has_tail else as_stored, None
         table = retrieve(self.rows, route, exchange, current)

@@ -109,14 +109,14 @@ class _RoutedUpdate(Update[RoutedRows, RoutedResiduals]):
         self, rows: MeshRows, window: Window, residuals: PlannedResiduals | None
     ) -> Update[PlannedRows, PlannedResiduals]:
         """The update of a window's rows; ``residuals`` from its lookup, where it is the first one."""
-        routing, kind = self.residuals.routing, self.context.together.exchange
+        routing, links = self.residuals.routing, self.context.together.links
         route, sent = routing.route_of(window), self.residuals.first.sent
         if residuals is None:
             # A further window's requests travel again: the forward
             # loop cannot hand on exchanges whose number is not static.
             exchange = None
             if route.remote is not None:
-                exchange = Exchange.open(route.remote, shard_rows=rows.shard_rows, kind=kind)
+                exchange = Exchange.open(route.remote, shard_rows=rows.shard_rows, links=links)
             bags = BagResiduals(cast=routing.bags_of(window).cast, weights=routing.bags.weights)  # pyright: ignore[reportArgumentType]
             residuals = PlannedResiduals(bags=bags, exchange=exchange)
         # Sent lookups are pooled once, with the first window, but a row takes

@@ -214,7 +214,7 @@ class FAEConfig(Section):
 class MeshConfig(Section, MeshOptions):
     """``[mesh]``: several devices train one model: dense parameters on all of them, every row where the plan says.
 
-    No key changes a result, beyond the order of float32 sums. ``MeshOptions`` explains the other keys.
+    Results differ by the order of float32 sums, and by ``exchange_rows`` and ``exchange_gradients`` where they say so.
 
     Attributes:
       devices: The number of devices of all processes together; 0 or 1 trains on one device, without a mesh.

@@ -60,10 +60,12 @@ def calibration(content: Mapping[str, Any]) -> Iterator[str]:
     for split, bins in content["reliability"].items():
         observed, predicted, counts = (np.array(bins[k], float) for k in ("observed", "mean_predicted", "counts"))
         logarithmic = content["splits"][split]["base_rate"] < _RARE
-        shown = observed > 0 if logarithmic else np.ones(len(observed), bool)
+        shown = (observed > 0) & (predicted > 0) if logarithmic else np.ones(len(observed), bool)
         name = split
         if not shown.all():
-            name += f" ({np.count_nonzero(~shown)} of {len(shown)} bins saw no click and are not drawn)"
+            name += (
+                f" ({np.count_nonzero(~shown)} of {len(shown)} bins saw no click, or expected none, and are not drawn)"
+            )
         observed, predicted, counts = observed[shown], predicted[shown], counts[shown]
         if not observed.size:
             continue

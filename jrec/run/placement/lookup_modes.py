@@ -14,6 +14,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
+from jrec.mesh.exchange import DEFAULT, Links
 from jrec.ops.layout import EmbeddingLayout, Stack, StackedFeature
 from jrec.run.placement.part_lookups import PartLookups, bags_of, poolable
 from jrec.sharding.modes import traffic
@@ -47,6 +48,7 @@ class LookupModes:
       layout: The batches' layout.
       mode: "auto", or one mode for all features that can have it. Where some devices compute and others keep the
         tables, with "send" only pooled sums travel between them.
+      links: How values travel.
 
     Attributes:
       send: Names of the features that send; none until an automatic choice is made.
@@ -54,7 +56,8 @@ class LookupModes:
       tables: The byte counts behind an automatic choice, by table.
     """
 
-    def __init__(self, layout: EmbeddingLayout, mode: LookupMode = "auto"):
+    def __init__(self, layout: EmbeddingLayout, mode: LookupMode = "auto", *, links: Links = DEFAULT):
+        self._links = links
         self._stacks = layout.planned_stacks
         every = frozenset(f.config.name for stack in self._stacks for f in poolable(stack))
         self.send: Set[str] = every if mode == "send" else frozenset()
@@ -83,7 +86,7 @@ class LookupModes:
                         counts_by_table[key] = counts_by_table[key] + counts if key in counts_by_table else counts
         stacks = {stack.name: stack for stack in self._stacks}
         self.tables = tuple(
-            _chosen(stacks[stack], table, counts, steps, training)
+            _chosen(stacks[stack], table, counts, steps, training, self._links)
             for (stack, table), counts in _summed(counts_by_table, parts).items()
         )
         self.send = frozenset(name for table in self.tables for name in table.send)
@@ -184,7 +187,7 @@ def _summed(counts: dict[tuple[str, str], _Counts], devices: int) -> dict[tuple[
     }
 
 
-def _chosen(stack: Stack, table: str, counts: _Counts, steps: int, training: bool) -> TableModes:
+def _chosen(stack: Stack, table: str, counts: _Counts, steps: int, training: bool, links: Links) -> TableModes:
     """The cheapest split in which the first candidates send and the others retrieve; at equal cost more retrieve."""
     candidates = _candidates(stack)[table]
     (config,) = [t for t in stack.tables if t.name == table]
@@ -195,7 +198,9 @@ def _chosen(stack: Stack, table: str, counts: _Counts, steps: int, training: boo
             rows=rows,
             lookups=lookups,
             bags=bags,
-            row_bytes=np.array([config.dim * np.dtype(jax.numpy.dtype(config.dtype)).itemsize]),
+            row_bytes=np.array([config.dim * links.itemsize("rows", jax.numpy.dtype(config.dtype).itemsize)]),
+            sum_itemsize=links.itemsize("rows", 4),
+            gradient_itemsize=links.itemsize("gradients", 4),
             dims=np.array([config.dim]),
             training=training,
             weighted=stack.weighted,

@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jrec.errors import value_errors_are_config_errors
 from jrec.mesh.communication import Communication
-from jrec.mesh.exchange import Kind, check_kind
+from jrec.mesh.exchange import Links, check_kind
 from jrec.mesh.route import AXIS
 from jrec.mesh.routing import AddressMap, WindowCapacity
 from jrec.ops.layout import EmbeddingLayout, Stack
@@ -77,7 +77,7 @@ class MeshSetup:
     @property
     def communication(self) -> Communication:
         """How the devices work together in a step."""
-        return Communication(reduce=self.options.reduce, exchange=self.exchange, computes=self.plan.computes)
+        return Communication(reduce=self.options.reduce, links=self.links, computes=self.plan.computes)
 
     @property
     def host_stacks(self) -> tuple[Stack, ...]:
@@ -93,14 +93,19 @@ class MeshSetup:
     def modes(self) -> LookupModes:
         """Which features' lookups are sent, once decided: all that can be, where some devices only keep tables."""
         chosen = self.options.form if not self.hot else "retrieve"
-        return LookupModes(self.layout, "send" if chosen == "auto" and self.plan.computes is not None else chosen)
+        chosen = "send" if chosen == "auto" and self.plan.computes is not None else chosen
+        return LookupModes(self.layout, chosen, links=self.links)
 
-    @property
-    def exchange(self) -> Kind:
-        """How rows and sums travel."""
-        chosen = self.options.exchange
-        # Public reports have XLA's ragged all-to-all at 2 % of NVLink on 8 GPUs: padded, until both were measured here.
-        return "padded" if chosen == "auto" else chosen
+    @functools.cached_property
+    def links(self) -> Links:
+        """How rows, sums and gradients travel."""
+        options = self.options
+        return Links(
+            # Public reports have XLA's ragged all-to-all at 2 % of NVLink on 8 GPUs: padded, until both were measured.
+            kind="padded" if options.exchange == "auto" else options.exchange,
+            rows=None if options.exchange_rows == "stored" else options.exchange_rows,
+            gradients=None if options.exchange_gradients == "float32" else options.exchange_gradients,
+        )
 
     @functools.cached_property
     def partitioner(self) -> BatchPartitioner:
