@@ -15,6 +15,7 @@ import hlo
 import jax
 import numpy as np
 import pytest
+import thunks
 
 from benchmarks import ahead_of_time, scaling_bytes, scaling_step, workloads
 from benchmarks.dispatched import dispatched, workload_of
@@ -209,11 +210,16 @@ def test_local_rows_of_devices_that_route_do_not_wait_for_remote_ones(routed):
     [("kaggle", "float32", 228, 26, (25, 42)), ("dcnv2", "bfloat16", 337, 37, (29, 46))],
 )
 def test_steps_as_they_are_dispatched(model, dtype, launched, ours, windows):
-    """16 steps in a scan, by jrec's kernels, with the loops over further windows that a run has."""
+    """16 steps in a scan, by jrec's kernels, with the loops over further windows that a run has.
+
+    Where collectives and loops may be nodes, too, a step is one CUDA graph: the devices themselves look whether there
+    is a further window, and the host, which runs ahead, is never asked.
+    """
     workload = workload_of(model)
     setup = scaling_step.planned(workload.with_batch(DEVICES * workload.batch), HARDWARE[1])
     program = dispatched(setup, dtype=dtype, mesh=aot.mesh(DEVICES, axis=AXIS))
-    compiled = aot.check_kernels(model, ahead_of_time.program_of(program.lower()))
+    captured = ahead_of_time.program_of(program.lower(), thunks=True, graphs=ahead_of_time.WHOLE_STEP)
+    compiled = aot.check_kernels(model, captured)
     text, memory = compiled.executable.as_text(), compiled.executable.memory_analysis()
     (loop,) = hlo.launches(text).loops
     kernels = sum(kernel.launches for kernel in compiled.kernels)
@@ -231,5 +237,11 @@ def test_steps_as_they_are_dispatched(model, dtype, launched, ours, windows):
     )
     assert rows <= memory.alias_size_in_bytes
     assert memory.temp_size_in_bytes < 0.25 * rows
+    (scan,) = [thunk for thunk in thunks.parse(compiled.thunks).inside if thunk.kind == "kWhile"]
+    (graph,) = scan.part("body")
+    inside = [thunk.kind for thunk in graph.every()]
+    assert graph.kind == thunks.COMMAND_BUFFER
+    assert inside.count("kWhile") == 2
+    assert {"kAllToAll", "kAllReduce", "kAllGather"} <= set(inside)
     # Of what is copied nothing is a row.
     assert not [shape for shape in hlo.copies(text) if re.search(rf",{workload.dim}\]", shape)]
