@@ -305,7 +305,7 @@ def test_a_window_is_read_while_batches_of_the_one_before_are_made(dataset, monk
         until = time.monotonic() + 20
         while not set(windows) <= set(now()) and time.monotonic() < until:
             time.sleep(0.01)
-        if (reader := loader._source._reader) is not None:
+        for reader in loader._source._readers_ahead:
             reader.join()
         time.sleep(0.05)  # for more that would be read
         assert now() == sorted(windows)
@@ -325,11 +325,30 @@ def test_a_window_is_read_while_batches_of_the_one_before_are_made(dataset, monk
         wait_for(loader, (0, 0), (0, 1), (1, 0), (1, 1))
         assert len(numbers(next(loader))) == 50
         loader.close()
-        assert not source._reader.is_alive()
+        assert not any(reader.is_alive() for reader in source._readers_ahead)
         assert len(numbers(next(loader))) == 50
     with make_loader(*dataset, LAYOUT, "train", dataclasses.replace(config, workers=0)) as loader:
         next(loader)
         wait_for(loader, (0, 0))
+
+
+def test_windows_are_read_side_by_side_by_several_threads(tmp_path, monkeypatch):
+    schema, load, both = write_dataset(tmp_path, [120], 10), BatchSource._load, threading.Barrier(2)
+
+    def load_with_another(self, order, window):
+        if self.folder == tmp_path and window in (1, 2):  # those after the first batch's
+            both.wait(timeout=20)
+        return load(self, order, window)
+
+    monkeypatch.setattr(BatchSource, "_load", load_with_another)
+    config = LoaderConfig(batch_size=20, window_blocks=4, workers=4)
+    with make_loader(tmp_path, schema, LAYOUT, "train", config) as loader:
+        loader._source.open()
+        loader.batch(0)
+        for reader in loader._source._readers_ahead:
+            reader.join()
+        assert {(0, 1), (0, 2)} <= set(loader._source._windows._futures)
+        assert sorted(i for batch in loader for i in numbers(batch)) == list(range(120))
 
 
 def test_a_windows_blocks_are_read_side_by_side(tmp_path, monkeypatch):
@@ -424,6 +443,54 @@ def test_bad_values_name_file_block_and_example(tmp_path, change, message):
                 pytest.raises(DatasetError, match=message + where),
             ):
                 list(loader)
+
+
+def one_hot(folder, change=lambda lists: lists):
+    """A dataset of 12 blocks of 16 examples, their numbers in a column of lists of one, or as ``change`` makes them."""
+    schema, ids = write_dataset(folder, [192], 16), np.arange(192)
+    categorical = (CategoricalFeature(name="a", table="ta"),)
+
+    def block(number, columns):
+        lists = [[i] for i in ids[16 * number : 16 * (number + 1)].tolist()]
+        lists = change(lists)
+        offsets = np.cumsum([0, *map(len, lists)]).astype(np.int32)
+        values = np.array([i for one in lists for i in one], np.uint16)
+        return {"label": columns["label"], "x": columns["x"], "a": ListColumn(offsets, values)}
+
+    return rewrite(folder, dataclasses.replace(schema, categorical=categorical), block)
+
+
+@pytest.mark.parametrize("cast", ["none", "host"])
+def test_windows_that_are_packed_and_windows_that_are_not(tmp_path, cast):
+    """A block without an id in one example makes its window one of lists; some batches are of both kinds."""
+    schema = one_hot(tmp_path, lambda lists: [[] if i == [100] else i for i in lists])
+    layout = EmbeddingLayout.build([TableConfig(name="ta", rows=ROWS, dim=4)], [FeatureConfig(name="a", table="ta")])
+    config = LoaderConfig(batch_size=25, window_blocks=2, cast=cast)
+    with make_loader(tmp_path, schema, layout, "train", config) as loader:
+        packed = [loader._source._load(loader._source.order(0), w).packed is not None for w in range(6)]
+        assert sorted(packed) == [False] + [True] * 5
+        batches = list(loader)
+    found = np.concatenate([batch.bags["d4_float32"].ids[:, 0] for batch in batches])
+    numbers = np.concatenate([batch.dense[:, 0] for batch in batches]).astype(int)
+    real = np.concatenate([batch.mask for batch in batches]) == 1
+    np.testing.assert_array_equal(found, np.where(real & (numbers != 100), numbers, -1))
+    assert sorted(numbers[real].tolist()) == list(range(192))
+    if cast == "host":
+        for batch in batches:
+            cast_of = batch.bags["d4_float32"].cast
+            ids = batch.bags["d4_float32"].ids
+            np.testing.assert_array_equal(cast_of.rows[: cast_of.num_unique], np.unique(ids[ids >= 0]))
+
+
+def test_batches_before_a_bad_value_come(tmp_path):
+    schema = one_hot(tmp_path, lambda lists: [[6000] if i == [100] else i for i in lists])
+    layout = EmbeddingLayout.build([TableConfig(name="ta", rows=ROWS, dim=4)], [FeatureConfig(name="a", table="ta")])
+    config = LoaderConfig(batch_size=10, window_blocks=3, shuffle=False, workers=0)
+    with make_loader(tmp_path, schema, layout, "train", config) as loader:
+        for number in range(10):
+            assert next(loader).dense[0, 0] == 10 * number
+        with pytest.raises(DatasetError, match="id 6000 of feature 'a' in example 4 of block 6"):
+            next(loader)
 
 
 def test_missing_columns_and_short_blocks(tmp_path):

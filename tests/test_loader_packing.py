@@ -154,6 +154,63 @@ def test_batches_equal_the_reference(case, seed):
     check(case, packer.pack(joined, case.batch_size), order)
 
 
+@st.composite
+def regular(draw):
+    """A packer of features of as many ids in every example, with columns, and bounds of pieces."""
+    rows = draw(st.sampled_from([5, 70, 2**31 + 7]))
+    tables = [
+        TableConfig(name=f"t{i}", rows=30 if i else rows, dim=draw(st.sampled_from([4, 8])))
+        for i in range(draw(st.integers(1, 3)))
+    ]
+    features = [
+        FeatureConfig(
+            name=f"f{i}",
+            table=draw(st.sampled_from(tables)).name,
+            max_length=draw(st.sampled_from([1, 1, 2, 3])),
+            pooling=draw(st.sampled_from(["sum", "max", "none"])),
+            fixed_length=draw(st.booleans()),
+        )
+        for i in range(draw(st.integers(1, 5)))
+    ]
+    features += [FeatureConfig(name=f"last {t.name}", table=t.name) for t in tables]
+    layout = EmbeddingLayout.build(tables, features, planned=rows > 2**31)  # whose addresses are int64
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    examples, orders = draw(st.integers(1, 9)), {}
+    if draw(st.booleans()):
+        orders = {t.name: rng.permutation(t.rows).astype(np.uint32) for t in tables if t.rows < 100}
+    columns = {"label": rng.integers(0, 2, examples), "x": rng.normal(size=examples), "y": rng.normal(size=examples)}
+    columns["e"] = rng.integers(0, 9, (examples, 2)).astype(np.int32)
+    least = {t.name: t.rows for t in tables}
+    for f in features:
+        columns[f.name] = rng.integers(0, least[f.table], (examples, f.max_length))
+    cast = draw(st.sampled_from(["none", "host"]))
+    return Packer(layout, dense=["x", "y"], extras=["e"], orders=orders, cast=cast), columns, examples
+
+
+@hypothesis.given(case=regular(), data=st.data())
+@hypothesis.settings(max_examples=100)
+def test_what_is_cut_out_of_windows_is_what_is_packed(case, data):
+    packer, columns, examples = case
+    columns = packer.prepare(columns)
+    pieces = []
+    for _ in range(data.draw(st.integers(1, 3))):
+        begin = data.draw(st.integers(0, examples - 1))
+        pieces.append((begin, data.draw(st.integers(begin + 1, examples))))
+    size = sum(stop - begin for begin, stop in pieces) + data.draw(st.integers(0, 3))
+    window = packer.window(columns, size)
+    assert window is not None
+    assert packer.window(columns, 5000) is None  # packed batch by batch
+    expected = packer.pack(join([columns.cut(*piece) for piece in pieces]), size)
+    found = packer.cut([(window, *piece) for piece in pieces], size)
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    assert [x.dtype for x in jax.tree.leaves(found)] == [x.dtype for x in jax.tree.leaves(expected)]
+    before = jax.tree.map(np.copy, found)
+    again = packer.cut([(window, *piece) for piece in pieces], size)
+    jax.tree.map(lambda leaf: leaf.fill(0), again)  # a batch has memory of its own
+    jax.tree.map(np.testing.assert_array_equal, packer.cut([(window, *piece) for piece in pieces], size), before)
+
+
 @pytest.mark.parametrize("pooling", POOLINGS)
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.uint32, np.int64])
 def test_lists_of_full_length_are_joined_with_others(pooling, dtype):

@@ -138,6 +138,7 @@ def make_loader(
                 window_blocks=config.window_blocks,
                 block_size=schema.block_size,
                 batches_ahead=config.prefetch + config.workers,
+                threads=config.workers,
             ),
             threads=config.workers,
         )

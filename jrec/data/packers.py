@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
+from jrec.data.packed_window import PackedWindow
 from jrec.data.packing import EXAMPLE, CastPlace, Where
 from jrec.data.packing_columns import PreparedColumns
 
@@ -27,6 +29,14 @@ class AnyPacker(Protocol):
 
     def pack(self, columns: PreparedColumns, batch_size: int, where: Where = ..., *, number: int = 0) -> Any:
         """Packs examples into a batch; see ``Packer``."""
+        ...
+
+    def window(self, columns: PreparedColumns, batch_size: int) -> PackedWindow | None:
+        """All examples packed together, of which ``cut`` makes what ``pack`` does; None where ``pack`` is called."""
+        ...
+
+    def cut(self, pieces: Sequence[tuple[PackedWindow, int, int]], batch_size: int) -> Any:
+        """A batch of examples of windows; see ``Packer``."""
         ...
 
 
@@ -57,3 +67,11 @@ class PackerWrapper[P: AnyPacker]:
     def pack(self, columns: PreparedColumns, batch_size: int, where: Where = EXAMPLE, *, number: int = 0) -> Any:
         """Packs examples into a batch; see ``Packer``. ``number`` is the batch's among all of a run."""
         return self._packer.pack(columns, batch_size, where, number=number)
+
+    def window(self, columns: PreparedColumns, batch_size: int) -> PackedWindow | None:
+        """None: ``pack`` is called for every batch, since subclasses change it."""
+        del columns, batch_size
+
+    def cut(self, pieces: Sequence[tuple[PackedWindow, int, int]], batch_size: int) -> Any:
+        """Not called, as there are no windows."""
+        raise NotImplementedError

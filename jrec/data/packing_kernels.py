@@ -190,6 +190,31 @@ def copy_lists(values, starts, offsets, out):
 
 
 @compiled
+def cut_examples(source, widths, begin, stop, room, place, out):
+    """Copies the examples from ``begin`` to ``stop`` of a ``PackedWindow``'s addresses to those from ``place`` on.
+
+    ``widths`` are the ids of an example by feature; ``out`` has ``room`` examples of each feature.
+    """
+    examples, count = source.size // widths.sum(), stop - begin
+    there = here = 0
+    for width in widths:
+        first, to = there + begin * width, here + place * width
+        for k in range(count * width):
+            out[to + k] = source[first + k]
+        there += examples * width
+        here += room * width
+
+
+@compiled
+def pad_examples(widths, place, room, out):
+    """Makes padding of the examples from ``place`` on, of ``room`` of each feature."""
+    here = 0
+    for width in widths:
+        out[here + place * width : here + room * width] = -1
+        here += room * width
+
+
+@compiled
 def weight_factor(scale, length):
     """What the weights of a bag of ``length`` ids are multiplied by."""
     # An empty bag has no weights to scale: 1 only keeps clear of the division.
