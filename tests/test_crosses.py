@@ -280,6 +280,58 @@ def test_a_later_log_takes_the_earlier_means(tmp_path):
         prepare(other, path, tmp_path / "other", later)
 
 
+def test_features_of_joined_files_histories_and_growing_tables(tmp_path):
+    """Crosses and means are of any feature of one value, and go beside everything else that a log has."""
+    text = (
+        TIMED
+        + """
+[[categorical]]
+column = "seen"
+separator = "|"
+history = {by = "user", of = "item", length = 3}
+[[categorical]]
+column = "at"
+part = "hour"
+[[cross]]
+of = ["user", "at_hour"]
+[[cross]]
+of = ["item", "colour", "user"]
+[[target_mean]]
+of = ["colour", "user_at_hour"]
+min_count = 1
+[[join]]
+file = "items.csv"
+key = "item"
+on = "name"
+[[join.categorical]]
+column = "colour"
+"""
+    )
+    (tmp_path / "items.csv").write_text("name,colour\ni1,red\ni2,blue\nan item with a long name,a long red name\n")
+    source, lines = source_of(tmp_path, text), sorted(log(7), key=lambda line: line["at"])
+    colours = {"i1": "red", "i2": "blue", "an item with a long name": "a long red name", "": ""}
+    options = PrepareOptions(growing=("item_colour_user",), min_count=1)
+    schema = prepare(source, written(tmp_path / "log.csv", lines), tmp_path / "data", options)
+    _, columns = read_dataset(tmp_path / "data")
+    raw = {name: [line[name] for line in lines] for name in ("user", "item", "at")}
+    raw |= {"colour": [colours[line["item"]] for line in lines], "seen": [[]] * len(lines)}
+    encoded, train = Encoder(schema).columns(raw), schema.splits["train"].examples
+    np.testing.assert_array_equal(encoded.ids["item_colour_user"], columns["item_colour_user"])
+    assert len(set(columns["item_colour_user"])) == len({(line["user"], line["item"]) for line in lines})
+    np.testing.assert_array_equal(encoded.ids["user_at_hour"], columns["user_at_hour"])
+    prepared = np.array([columns[name] for name in encoded.dense_names], np.float32).T
+    np.testing.assert_array_equal(encoded.dense[train:], prepared[train:])
+
+
+def test_each_user_s_last_lines(tmp_path):
+    text = TIMED + '[[categorical]]\ncolumn = "seen"\nhistory = {by = "user", of = "item", length = 3}\n'
+    text += '[[target_mean]]\nof = ["item"]\nmin_count = 1\n'
+    path, options = written(tmp_path / "log.csv", log(8)), PrepareOptions(split_by="leave-one-out", min_count=1)
+    schema = prepare(source_of(tmp_path, text), path, tmp_path / "data", options)
+    counts = target_means.LabelCounts.load(tmp_path / "data", schema, "means/item.npy")
+    assert counts.counts.sum() == schema.splits["train"].examples == len(USERS) - 1
+
+
 @pytest.mark.parametrize("known", ["folds = 5", "folds = 0"])
 def test_shuffled_labels_leave_nothing_to_see(tmp_path, known):
     """Of labels that have nothing to do with the ids, means that counted a line's own label would know it."""
@@ -385,6 +437,27 @@ def test_scores_are_the_same_whichever_way_the_values_come(tmp_path):
     np.testing.assert_allclose(serving.load(tmp_path / "export").logits(raw), want, rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.slow
+def test_two_towers_read_a_cross_whose_features_they_do_not(tmp_path):
+    text = COLUMNS.replace('column = "item"', 'column = "item"\n[[categorical]]\ncolumn = "day"')
+    lines = [line | {"day": f"d{number % 3}"} for number, line in enumerate(pairs_with_means(1_500))]
+    path = written(tmp_path / "log.csv", lines, names=("y", "user", "item", "day"))
+    text += '[[cross]]\nof = ["user", "day"]\n[[target_mean]]\nof = ["user_day"]\n'
+    prepare(source_of(tmp_path, text), path, tmp_path / "data", PrepareOptions())
+    towers = '{user = ["user_day", "user_day_mean"], item = ["item"], id = "item"}'
+    (tmp_path / "run.toml").write_text(f'model = {{kind = "two_tower", two_tower = {towers}}}\n')
+    run, set_on_top = tmp_path / "run", (f"data.path={tmp_path / 'data'}", "max_steps=5", "data.batch_size=64")
+    assert cli.main(["train", str(tmp_path / "run.toml"), f"out={run}", *set_on_top]) == 0
+    assert cli.main(["export", str(run), "--out", str(tmp_path / "export"), "--quiet"]) == 0
+    raw = {name: [line[name] for line in lines[:20]] for name in ("user", "day")}
+    model = serving.load(tmp_path / "export")
+    assert model.raw_columns == ("user", "day")
+    scores, items = jrec.load_run(run).best(raw, k=3)
+    served = model.best(raw, k=3)
+    np.testing.assert_allclose(served.scores, scores, rtol=1e-5)
+    assert [list(one) for one in served.items] == items
+
+
 def pairs_with_means(rows, seed=0, users=20, items=20):
     """Lines whose label depends on the pair of user and item, and on neither of them alone."""
     draw = np.random.default_rng(seed)
@@ -392,3 +465,18 @@ def pairs_with_means(rows, seed=0, users=20, items=20):
     chance = np.random.default_rng(99).choice([0.1, 0.9], (users, items))[user, item]
     labels = (draw.random(rows) < chance).astype(int)
     return [{"y": y, "user": f"u{u}", "item": f"i{i}"} for y, u, i in zip(labels, user, item, strict=True)]
+
+
+def test_pairs_with_means_of_their_own_are_found(tmp_path):
+    """Single ids say nothing of the labels, and products of 8 numbers an id little; a cross and a mean do."""
+    path, reached = written(tmp_path / "log.csv", pairs_with_means(12_000), names=("y", "user", "item")), {}
+    for name, made in (("ids", ""), ("cross", "[[cross]]"), ("mean", "[[target_mean]]")):
+        source = source_of(tmp_path, COLUMNS + (made and f'{made}\nof = ["user", "item"]\n'))
+        prepare(source, path, tmp_path / name, PrepareOptions(split_by="random"))
+        scores = restore_run(shop_logs.trained(tmp_path, tmp_path / name, out=f"run-{name}"), tmp_path / name).scores(
+            "test"
+        )
+        reached[name] = auc(scores.logits, scores.labels)
+    # The chances are 0.1 and 0.9, so that whoever knows them has an AUC of 0.9.
+    assert reached["ids"] < 0.75
+    assert min(reached["cross"], reached["mean"]) > 0.87
