@@ -18,6 +18,7 @@ from test_prepare_workspace import files
 import jrec
 from jrec import cli, serving
 from jrec.app.evaluate import restore_run
+from jrec.app.pairs import proposal, telling_pairs
 from jrec.app.report.metrics import auc
 from jrec.data.keys import crossed_keys, decode_keys, value_keys
 from jrec.data.schema import DatasetError, Schema
@@ -465,6 +466,27 @@ def pairs_with_means(rows, seed=0, users=20, items=20):
     chance = np.random.default_rng(99).choice([0.1, 0.9], (users, items))[user, item]
     labels = (draw.random(rows) < chance).astype(int)
     return [{"y": y, "user": f"u{u}", "item": f"i{i}"} for y, u, i in zip(labels, user, item, strict=True)]
+
+
+@pytest.mark.parametrize("kind", ["pairs", "ids", "named"])
+def test_init_proposes_pairs_with_means_of_their_own(tmp_path, kind):
+    lines = pairs_with_means(9_000)
+    if kind == "ids":  # the chances of users and items, the sums of which pairs do not change
+        draw = np.random.default_rng(0)
+        numbers = [(int(line["user"][1:]), int(line["item"][1:])) for line in lines]
+        lines = [line | {"y": int(draw.random() < (u + i) / 40)} for line, (u, i) in zip(lines, numbers, strict=True)]
+    text = '[[categorical]]\ncolumn = "day"\n' + ('[[cross]]\nof = ["item", "user"]\n' if kind == "named" else "")
+    lines = [line | {"day": f"d{number % 7}"} for number, line in enumerate(lines)]
+    path = written(tmp_path / "log.csv", lines, names=("y", "user", "item", "day"))
+    schema = prepare(source_of(tmp_path, COLUMNS + text), path, tmp_path / "data", PrepareOptions(split_by="random"))
+    found = telling_pairs(tmp_path / "data", schema)
+    assert [pair.features for pair in found] == [("user", "item")] * (kind == "pairs")
+    if kind != "pairs":
+        assert proposal(found) == []
+        return
+    assert 0.2 < found[0].gain < 1
+    added = "\n".join(line for line in proposal(found) if line.startswith("  "))
+    assert source_of(tmp_path, COLUMNS + text + added).target_means[0].of == ("user", "item")
 
 
 def test_pairs_with_means_of_their_own_are_found(tmp_path):
