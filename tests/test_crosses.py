@@ -22,6 +22,7 @@ from jrec.app.pairs import proposal, telling_pairs
 from jrec.app.report.metrics import auc
 from jrec.data.keys import crossed_keys, decode_keys, value_keys
 from jrec.data.schema import DatasetError, Schema
+from jrec.data.unknown import UnknownValues
 from jrec.prepare import parts, target_means
 from jrec.prepare.encoder import Encoder
 from jrec.prepare.ingest import LABEL, TIME, dense_name, keys_name, new_spill
@@ -243,7 +244,9 @@ def test_a_dataset_has_the_features_that_raw_values_get(tmp_path, split_by):
         np.testing.assert_array_equal(of_columns.dense[train:], prepared[train:])
         for name, rows in of_columns.ids.items():
             np.testing.assert_array_equal(rows, columns[name])
-    unseen = encoder.columns({"user": ["nobody", None], "item": ["nothing", None]})
+    unknown = UnknownValues(schema)
+    unseen = encoder.columns({"user": ["nobody", None], "item": ["nothing", None]}, unknown=unknown)
+    assert {name: counts.unknown for name, counts in unknown.features.items()} == {"user": 1, "item": 1}
     priors = [f.statistic.prior if f.statistic.kind == "mean" else 0 for f in schema.dense]
     expected = [(p - f.mean) / f.deviation for p, f in zip(priors, schema.dense, strict=True)]
     np.testing.assert_allclose(unseen.dense[0], expected, rtol=1e-5)

@@ -20,6 +20,7 @@ from jrec.data.blocks import LABEL
 from jrec.data.schema import DatasetError, Schema
 
 _ROWS = 200_000  # of training that are read at most, and half as many of valid
+_FEATURES = 100  # of which pairs are looked at
 _WORK = 40_000_000  # pairs of features times examples; each takes some 0.1 µs
 _BINS = 16
 _RIDGE = 10.0  # examples of an average click rate that each number is shrunk by
@@ -105,7 +106,7 @@ def _open_pairs(schema: Schema) -> list[tuple[str, str]]:
     stored = read_stored(options["schema"], where="schema.json: provenance.format_options.schema", error=DatasetError)
     named = {frozenset(one.of) for one in (*stored.cross, *stored.target_mean)}
     single = [c.feature for c in stored.prejoined().categorical if not (c.many or c.quantiles)]
-    return [pair for pair in itertools.combinations(single, 2) if frozenset(pair) not in named]
+    return [pair for pair in itertools.combinations(single[:_FEATURES], 2) if frozenset(pair) not in named]
 
 
 def _columns(folder: str | os.PathLike[str], schema: Schema, split: str, rows: int) -> dict[str, np.ndarray]:
@@ -140,9 +141,8 @@ class _Examples:
         values |= {name: np.searchsorted(edges[name], columns[name]) for name in dense}
         numbered = {name: np.unique(column, return_inverse=True) for name, column in values.items()}
         codes = {name: code.astype(np.int64) for name, (_, code) in numbered.items()}
-        return cls(
-            columns[LABEL].astype(np.float64), codes, {name: len(known) for name, (known, _) in numbered.items()}
-        )
+        sizes = {name: len(known) for name, (known, _) in numbered.items()}
+        return cls(columns[LABEL].astype(np.float64), codes, sizes)
 
     def losses(self, logits: np.ndarray) -> np.ndarray:
         """(rows,) float64 nats."""

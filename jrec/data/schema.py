@@ -370,6 +370,14 @@ class Schema:
         columns = options.get("schema") if isinstance(options, Mapping) else None
         return isinstance(columns, Mapping) and columns.get("values") == CANONICAL
 
+    @property
+    def crosses(self) -> frozenset[str]:
+        """The features whose values are combinations of others' (``[[cross]]`` in the schema of a csv log)."""
+        options = self.preparation.get("format_options")
+        columns = options.get("schema") if isinstance(options, Mapping) else None
+        made = columns.get("cross", ()) if isinstance(columns, Mapping) else ()
+        return frozenset(one["name"] or "_".join(one["of"]) for one in made)
+
     def table(self, name: str) -> Table:
         """The table called ``name``."""
         return next(t for t in self.tables if t.name == name)
