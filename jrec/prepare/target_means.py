@@ -31,7 +31,7 @@ from jrec.prepare.ingest import LABEL, TIME, dense_name, keys_name, task_name
 from jrec.prepare.readers.delimited_schema import window_seconds
 from jrec.prepare.readers.dense import apply
 from jrec.prepare.readers.log_format import LogFormat, TargetMean
-from jrec.prepare.spill import BUCKET_ROWS, PlainColumn, Spill
+from jrec.prepare.spill import BUCKET_ROWS, PlainColumn, Spill, mapped
 from jrec.progress import Advance
 
 FOLDS = 5
@@ -64,7 +64,7 @@ class LabelCounts:
         """
         path = schema.check_file(folder, file)
         try:
-            read = np.load(path, allow_pickle=False)
+            read = np.array(np.load(path, mmap_mode="r", allow_pickle=False))  # no more room than the file has bytes
         except (OSError, ValueError) as error:
             raise DatasetError(f"{path} cannot be read ({error}); {_AGAIN}") from error
         if read.dtype != _INT64 or read.ndim != 2 or len(read) != len(dataclasses.fields(cls)):
@@ -175,7 +175,7 @@ def write_target_means(
         sorting = work / f"means-{number:04d}"
         sorting.mkdir()
         trained = _sorted(source, mean, spill, sorting, train_rows, bucket_rows)
-        own, mapped = _counted(
+        own, by_key = _counted(
             trained,
             sorting,
             folds=_folds(mean, timed=source.timed, split_by=split_by),
@@ -184,12 +184,12 @@ def write_target_means(
             bucket_rows=bucket_rows,
         )
         file = f"means/{mean.title}.npy"
-        _save(mapped, folder / file)
+        _save(by_key, folder / file)
         features = _features(mean, file, sha256_of(folder / file), _prior(trained, train_rows))
         known |= {feature.name: feature for feature in features}
-        read = [mapped.plain(name).read(0, mapped.rows) for name in (_KEY, _SUM, _COUNT)]
+        read = [by_key.plain(name).read(0, by_key.rows) for name in (_KEY, _SUM, _COUNT)]
         _append(spill, work, features, LabelCounts(*read), file, own, train_rows)
-        for column in (*own.columns.values(), *mapped.columns.values(), *trained.columns.values()):
+        for column in (*own.columns.values(), *by_key.columns.values(), *trained.columns.values()):
             column.remove()
         advance(number + 1)
     return source.fitted(known, {})
@@ -249,8 +249,8 @@ def _counted(
 ) -> tuple[Spill, Spill]:
     """Sums and counts for every training example, in their order, and for every key, in ascending order."""
     own = Spill(folder / "own", {_AT: _INT64, _SUM: _INT64, _COUNT: _INT64}, {})
-    mapped = Spill(folder / "mapped", {_KEY: _INT64, _SUM: _INT64, _COUNT: _INT64}, {})
-    columns = [_mapped(trained.plain(name)) for name in (_KEY, _MOMENT, _TARGET, _AT)]
+    by_key = Spill(folder / "keys", {_KEY: _INT64, _SUM: _INT64, _COUNT: _INT64}, {})
+    columns = [mapped(trained.plain(name)) for name in (_KEY, _MOMENT, _TARGET, _AT)]
     latest = max(int(columns[1][at : at + bucket_rows].max()) for at in range(0, trained.rows, bucket_rows))
     state, folded = np.zeros(7, np.int64), np.zeros((max(folds, 1), 2), np.int64)
     for start in range(0, trained.rows, bucket_rows):
@@ -260,14 +260,10 @@ def _counted(
         at = trained.plain(_AT).read(start, stop)
         order = np.argsort(at)
         own.append({_AT: at[order], _SUM: counted[0, order], _COUNT: counted[1, order]})
-        mapped.append(dict(zip((_KEY, _SUM, _COUNT), groups[:, :found], strict=True)))
-    for spill in (own, mapped):
+        by_key.append(dict(zip((_KEY, _SUM, _COUNT), groups[:, :found], strict=True)))
+    for spill in (own, by_key):
         spill.finish()
-    return own.sorted_by_time(folder / "in_order", _AT, bucket_rows), mapped
-
-
-def _mapped(column: PlainColumn) -> np.ndarray:
-    return np.memmap(column.path, column.dtype, mode="r") if column.rows else np.empty(0, column.dtype)
+    return own.sorted_by_time(folder / "in_order", _AT, bucket_rows), by_key
 
 
 @compiled
@@ -330,14 +326,14 @@ def _count(keys, moments, labels, at, start, stop, folds, window, latest, min_co
     return found
 
 
-def _save(mapped: Spill, path: pathlib.Path) -> None:
+def _save(by_key: Spill, path: pathlib.Path) -> None:
     """Writes keys, sums and counts as one array, (3, keys) int64."""
-    header = {"descr": "<i8", "fortran_order": False, "shape": (3, mapped.rows)}
+    header = {"descr": "<i8", "fortran_order": False, "shape": (3, by_key.rows)}
     with path.open("wb") as file:
         np.lib.format.write_array_header_1_0(file, header)
         for name in (_KEY, _SUM, _COUNT):
-            for start in range(0, mapped.rows, _READ_ROWS):
-                file.write(mapped.plain(name).read(start, start + _READ_ROWS).data)
+            for start in range(0, by_key.rows, _READ_ROWS):
+                file.write(by_key.plain(name).read(start, start + _READ_ROWS).data)
 
 
 def _append(
