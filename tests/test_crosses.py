@@ -4,22 +4,26 @@ import collections
 import itertools
 import json
 import math
+import pathlib
 import random
+import tempfile
 
 import numpy as np
 import pytest
 import shop_logs
-from hypothesis import given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from prepare_reference import bounds, read_dataset, read_vocabulary
 from test_prepare_workers import LostWorkers
 from test_prepare_workspace import files
+from test_serve import ask, running
 
 import jrec
 from jrec import cli, serving
 from jrec.app.evaluate import restore_run
 from jrec.app.pairs import proposal, telling_pairs
 from jrec.app.report.metrics import auc
+from jrec.data.canonical import canonical_text
 from jrec.data.keys import crossed_keys, decode_keys, value_keys
 from jrec.data.schema import DatasetError, Schema
 from jrec.data.unknown import UnknownValues
@@ -252,6 +256,38 @@ def test_a_dataset_has_the_features_that_raw_values_get(tmp_path, split_by):
     np.testing.assert_allclose(unseen.dense[0], expected, rtol=1e-5)
 
 
+VALUES = st.text("ab1.0é-", max_size=9)
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 1), VALUES, VALUES), min_size=3, max_size=40), st.integers(1, 3))
+def test_features_of_random_texts(lines, least):
+    """Blank, repeated, long and unseen values, in forms that are one value, from a log and from raw columns."""
+    train = bounds(len(lines), (0.6, 0.2, 0.2))[0]
+    assume(len({label for label, *_ in lines[:train]}) > 1)
+    text = COLUMNS + '[[cross]]\nof = ["user", "item"]\n[[target_mean]]\nof = ["item", "user"]\nfolds = 3\n'
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        path = written(folder / "log.csv", [dict(zip(("y", "user", "item"), line, strict=True)) for line in lines],
+                       names=("y", "user", "item"))  # fmt: skip
+        options = PrepareOptions(split=(0.6, 0.2, 0.2), min_count=least, threads=1)
+        schema = prepare(source_of(folder, text), path, folder / "data", options)
+        _, columns = read_dataset(folder / "data")
+        encoded = Encoder(schema).columns({"user": [line[1] for line in lines], "item": [line[2] for line in lines]})
+    pairs = [(canonical_text(user), canonical_text(item)) for _, user, item in lines]
+    labels = [label for label, *_ in lines]
+    counts = counted(pairs, labels, range(len(lines)), train, folds=3, least=least)
+    expected = expected_features(counts, np.mean(labels[:train]), train)
+    for kind, values in zip(("mean", "count"), expected, strict=True):
+        np.testing.assert_allclose(columns[f"item_user_{kind}"], values, rtol=1e-4, atol=1e-5)
+    prepared = np.array([columns[name] for name in encoded.dense_names], np.float32).T
+    np.testing.assert_array_equal(encoded.dense[train:], prepared[train:])
+    np.testing.assert_array_equal(encoded.ids["user_item"], columns["user_item"])
+    often = {pair for pair, n in collections.Counter(pairs[:train]).items() if n >= least}
+    rows = {pair if pair in often else None: row for pair, row in zip(pairs, columns["user_item"], strict=True)}
+    assert len(set(rows.values())) == len(rows)
+
+
 @pytest.mark.parametrize("kind", ["workers", "threads"])
 def test_how_the_work_is_divided_changes_nothing(tmp_path, monkeypatch, kind):
     monkeypatch.setattr(parts, "PART_BYTES", 1500)
@@ -439,6 +475,29 @@ def test_scores_are_the_same_whichever_way_the_values_come(tmp_path):
     assert cli.main(["export", str(run), "--out", str(tmp_path / "export"), "--quiet"]) == 0
     assert "means/pair.npy" in json.loads((tmp_path / "export" / "manifest.json").read_text())["files"]
     np.testing.assert_allclose(serving.load(tmp_path / "export").logits(raw), want, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.slow
+def test_served_requests_have_the_scores_of_a_later_day_s_run(tmp_path):
+    """Monday's export with Tuesday's delta, over HTTP, and Tuesday's run on Monday's rows."""
+    source = source_of(tmp_path, COLUMNS + MEANS)
+    days = [pairs_with_means(2_000, seed=seed) for seed in (0, 1)]
+    paths = [written(tmp_path / f"{n}.csv", day, names=("y", "user", "item")) for n, day in enumerate(days)]
+    prepare(source, paths[0], tmp_path / "monday", PrepareOptions())
+    prepare(source, paths[1], tmp_path / "tuesday", PrepareOptions(vocabulary_from=str(tmp_path / "monday")))
+    monday = shop_logs.trained(tmp_path, tmp_path / "monday", out="run-monday")
+    tuesday = shop_logs.trained(tmp_path, tmp_path / "tuesday", f"init_from={monday}", out="run-tuesday")
+    export, delta = tmp_path / "export", tmp_path / "deltas" / "tuesday"
+    delta.parent.mkdir()
+    assert cli.main(["export", str(monday), "--out", str(export), "--quiet"]) == 0
+    assert cli.main(["export", str(tuesday), "--since", str(export), "--out", str(delta), "--quiet"]) == 0
+    raw = {name: [line[name] for line in days[1][:40]] + ["somebody new"] for name in ("user", "item")}
+    want = jrec.load_run(tuesday).predict(raw)
+    np.testing.assert_allclose(serving.load(export, [delta])(raw), want, rtol=1e-5)
+    with running(export, tmp_path / "deltas") as server:
+        status, _, body = ask(server.port, content=json.dumps({"columns": raw}))
+    assert status == 200
+    np.testing.assert_allclose(json.loads(body)["scores"], want, rtol=1e-5)
 
 
 @pytest.mark.slow
