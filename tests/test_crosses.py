@@ -229,12 +229,12 @@ def test_a_dataset_has_the_features_that_raw_values_get(tmp_path, split_by):
     if split_by == "time":
         prior = np.mean([line["y"] for line in lines[:train]])
         moments, labels = [line["at"] for line in lines], [line["y"] for line in lines]
-        for name, of, options in (
+        for name, features, options in (
             ("user", ("user",), {"least": 2}),
             ("pair", ("user", "item"), {}),
             ("folded", ("user", "item"), {"folds": 4, "least": 2}),
         ):
-            counts = counted([tuple(line[n] for n in of) for line in lines], labels, moments, train, **options)
+            counts = counted([tuple(line[n] for n in features) for line in lines], labels, moments, train, **options)
             for kind, expected in zip(("mean", "count"), expected_features(counts, prior, train), strict=True):
                 np.testing.assert_allclose(columns[f"{name}_{kind}"], expected, rtol=1e-5, atol=1e-6)
     encoder = Encoder(schema)

@@ -256,11 +256,11 @@ def _counted(
     for start in range(0, trained.rows, bucket_rows):
         stop = min(start + bucket_rows, trained.rows)
         counted, groups = np.empty((2, stop - start), np.int64), np.empty((3, stop - start), np.int64)
-        found = _count(*columns, start, stop, folds, window, latest, min_count, state, folded, counted, groups)
+        num_keys = _count(*columns, start, stop, folds, window, latest, min_count, state, folded, counted, groups)
         at = trained.plain(_AT).read(start, stop)
         order = np.argsort(at)
         own.append({_AT: at[order], _SUM: counted[0, order], _COUNT: counted[1, order]})
-        by_key.append(dict(zip((_KEY, _SUM, _COUNT), groups[:, :found], strict=True)))
+        by_key.append(dict(zip((_KEY, _SUM, _COUNT), groups[:, :num_keys], strict=True)))
     for spill in (own, by_key):
         spill.finish()
     return own.sorted_by_time(folder / "in_order", _AT, bucket_rows), by_key
@@ -287,7 +287,7 @@ def _count(keys, moments, labels, at, start, stop, folds, window, latest, min_co
       counted: (2, stop - start) int64, gets sums and counts.
       groups: (3, stop - start) int64, gets keys, sums and counts.
     """
-    found = 0
+    num_keys = 0
     for i in range(start, stop):
         if i >= state[0]:
             folded[:] = 0
@@ -304,8 +304,8 @@ def _count(keys, moments, labels, at, start, stop, folds, window, latest, min_co
             state[0], state[1], state[2], state[3], state[4] = end, i, i, 0, 0
             state[5], state[6] = folded[:, 0].sum(), folded[:, 1].sum()
             if count > 0 and state[6] >= min_count:
-                groups[0, found], groups[1, found], groups[2, found] = keys[i], total, count
-                found += 1
+                groups[0, num_keys], groups[1, num_keys], groups[2, num_keys] = keys[i], total, count
+                num_keys += 1
         if folds > 0:
             fold = np.int64(mix64(np.uint64(at[i]) ^ _FOLD_SEED) % np.uint64(folds))
             counted[0, i - start], counted[1, i - start] = state[5] - folded[fold, 0], state[6] - folded[fold, 1]
@@ -323,7 +323,7 @@ def _count(keys, moments, labels, at, start, stop, folds, window, latest, min_co
             counted[0, i - start], counted[1, i - start] = state[3], state[4]
         if state[6] < min_count:
             counted[0, i - start], counted[1, i - start] = 0, 0
-    return found
+    return num_keys
 
 
 def _save(by_key: Spill, path: pathlib.Path) -> None:
