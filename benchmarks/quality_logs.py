@@ -22,10 +22,13 @@ import tarfile
 import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+import numpy as np
+
 from benchmarks import harness
 
 SAMPLES = harness.ROOT.parent / "shared" / "data"
 PACKAGES = harness.ROOT / "build" / "packages"
+_PAIR_LINES = 40_000
 _INTERACTIONS = 100_000
 """MovieLens-1M's interactions that are read, those of its first users."""
 
@@ -214,6 +217,25 @@ def _synthetic(*options: str) -> Callable[[Places], list[str]]:
     return lambda places: ["synth", *options]
 
 
+def _pairs(made: str = "") -> Callable[[Places], list[str]]:
+    """Lines of 3,000 pairs of users and items, each with a click rate that has nothing to do with its ids."""
+
+    def arguments(places: Places) -> list[str]:
+        draw, pairs = np.random.default_rng(0), 3_000
+        users, items, rates = draw.integers(0, 500, pairs), draw.integers(0, 300, pairs), draw.beta(0.4, 0.8, pairs)
+        popular = draw.zipf(1.15, 10 * _PAIR_LINES) - 1
+        popular = popular[popular < pairs][:_PAIR_LINES]
+        clicks = draw.random(len(popular)) < rates[popular]
+        rows = ([int(y), f"u{u}", f"i{i}"] for y, u, i in zip(clicks, users[popular], items[popular], strict=True))
+        columns = {"clicked": "label", "user": "id", "item": "id"}
+        prepared = _csv(places, columns, rows, "--split-by", "random")
+        schema = pathlib.Path(prepared[prepared.index("--schema") + 1])
+        schema.write_text(schema.read_text(encoding="utf-8") + made, encoding="utf-8")
+        return prepared
+
+    return arguments
+
+
 LOGS = {
     "kaggle": Log(
         arguments=_sample("criteo_kaggle_80k.tsv.gz", "criteo-kaggle"),
@@ -235,6 +257,10 @@ LOGS = {
     "twin_quickstart": Log(
         arguments=_synthetic("--like", "quickstart", "--rows", "100000"),
         about="synthetic, small tables",
+    ),
+    "pairs": Log(arguments=_pairs(), about="synthetic, pairs with click rates of their own"),
+    "pair_means": Log(
+        arguments=_pairs('[[target_mean]]\nof = ["user", "item"]\n'), about="the same with the target mean of the pairs"
     ),
     "ratings": Log(arguments=_ratings, about="InstEval, students' ratings of lectures, random split", held_out=True),
     "movielens_side": Log(

@@ -12,6 +12,7 @@ import shop_logs
 from benchmarks import harness, quality, quality_logs
 from jrec.data.blocks import LABEL, ListColumn, ShardReader
 from jrec.data.schema import Schema
+from jrec.prepare.readers import load_schema
 
 
 def test_peers_get_the_columns_of_every_split(tmp_path):
@@ -49,6 +50,18 @@ def test_ranks_are_means_over_logs_and_ties_share_the_better_one():
     assert [found[f"auc, {model}"] for model in quality.RANKED] == [2, 1.5, 2]
     assert [found[f"log_loss, {model}"] for model in quality.RANKED] == [2, 2, 2]
     assert [found[f"calibration_error, {model}"] for model in quality.RANKED] == [1, 1, 1]
+
+
+def test_synthetic_pairs_are_one_log_with_and_without_their_means(tmp_path):
+    logs = []
+    for name in ("pairs", "pair_means"):
+        (tmp_path / name).mkdir()
+        arguments = quality_logs.LOGS[name].arguments(quality_logs.Places(packages=tmp_path, work=tmp_path / name))
+        schema = load_schema(arguments[arguments.index("--schema") + 1])
+        assert [mean.of for mean in schema.target_mean] == [("user", "item")] * (name == "pair_means")
+        logs.append(pathlib.Path(arguments[arguments.index("--input") + 1]).read_bytes())
+    assert logs[0] == logs[1]
+    assert logs[0].count(b"\n") == 40_001
 
 
 def test_a_log_without_its_files_says_which_are_absent(tmp_path):

@@ -54,6 +54,7 @@ from jrec.prepare.readers.parse import Dialect, Field
 from jrec.prepare.readers.tables import column_types, read_rows
 from jrec.prepare.synth.generate import SynthOptions, synthesize
 from jrec.prepare.synth.shapes import shape_like
+from jrec.prepare.target_means import LabelCounts
 from jrec.sharding import Problem, build_plan, load_plan, plan_placement, save_plan
 from jrec.sharding.drift import describe, options_of_plan, problem_of_plan
 from jrec.sharding.hardware import grid, load_hardware
@@ -81,6 +82,20 @@ column = "a"
 [[categorical]]
 column = "b"
 separator = "|"
+[[categorical]]
+column = "c"
+[[cross]]
+of = ["a", "c"]
+[[target_mean]]
+of = ["a_c"]
+smoothing = 2
+"""
+MEANS_TOML = """
+label.column = "label"
+[[categorical]]
+column = "a"
+[[target_mean]]
+of = ["a"]
 """
 ITEMS_TOML = """
 [time]
@@ -137,6 +152,11 @@ def read_dataset(folder, name="data"):
 
 def read_counts(folder):
     return [t.counts for t in exact_profile(folder / "data").tables]
+
+
+def read_label_counts(folder):
+    counts = LabelCounts.load(folder / "means", Schema.load(folder / "means"), "means/a.npy")
+    return [counts.keys, counts.sums, counts.counts]
 
 
 def read_vocabularies(folder):
@@ -244,6 +264,7 @@ FORMATS = {
     "shard": Format((f"data/{SHARD}", f"data/{SHARD.replace('train', 'test')}"), read_dataset),
     "schema": Format(("data/schema.json",), read_dataset, structure="json"),
     "counts": Format(("data/counts/*.npy",), read_counts),
+    "labels' counts": Format(("means/means/a.npy",), read_label_counts),
     "vocabulary": Format(("csv/vocabulary/a.parquet",), read_vocabularies),
     "Parquet log": Format(("log.parquet", "log2.parquet"), read_parquet_logs),
     "bijection": Format(("ordered/reorder/*.npy",), read_bijections),
@@ -274,6 +295,9 @@ def world(tmp_path_factory):
     synthesize(shape_like("quickstart"), data, SynthOptions(rows=700, seed=0, block_size=64, split=(0.8, 0.0, 0.2)))
     schema = Schema.load(data)
     prepared(folder, LOG, "csv")
+    (folder / "means.toml").write_text(MEANS_TOML)
+    means = Delimited(load_schema(f"{folder}/means.toml"))
+    prepare(means, [str(folder / "csv.csv")], folder / "means", PrepareOptions(threads=1))
     shutil.copytree(data, folder / "ordered")
     order = np.random.default_rng(0).permutation(schema.tables[0].rows).astype(np.uint32)
     entry = save_order(folder / "ordered", schema.tables[0].name, order)

@@ -83,7 +83,7 @@ class LoadedRun:
         schema, growing = self.restored.schema, self._predictor.growing
         unknown = UnknownValues(schema, {name: keys.rows for name, keys in growing.items()})
         for feature in schema.categorical:
-            if feature.table in growing:  # the dataset cannot say it, the run can
+            if feature.table in growing and feature.name in unknown.features:  # the dataset cannot say it, the run can
                 unknown.features[feature.name].trained = growing[feature.table].vocabulary.oov_share
         return unknown
 

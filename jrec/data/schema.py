@@ -6,6 +6,7 @@
       valid-…, test-…
       counts/TABLE.npy                   (rows,) int64, accesses of every row in the training split
       vocabulary/TABLE.parquet           value, row, count; absent for synthetic data and hashed tables
+      means/NAME.npy                     (3, keys) int64, labels' sums and counts by key (``jrec.prepare.target_means``)
       reorder/TABLE-CHECKSUM.npy         (rows,) uint32, the new row of every stored one (`jrec reorder`)
 
 Rows of a table descend by frequency, so row 0 is the most accessed. Shards, counts, vocabularies and ``oov_row`` speak
@@ -20,7 +21,7 @@ import math
 import os
 import pathlib
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from jrec.data.identity import Identity, digest_of
 from jrec.errors import JrecError
@@ -40,7 +41,11 @@ LISTS, KEEP_LAST = "lists", "keep the last"
 
 
 # Keys of features and tables that are written only where they say something.
-_OPTIONAL = {"dense": ("mean", "deviation", "missing"), "categorical": ("boundaries", "aged"), "tables": ("growing",)}
+_OPTIONAL = {
+    "dense": ("mean", "deviation", "missing", "statistic"),
+    "categorical": ("boundaries", "aged"),
+    "tables": ("growing",),
+}
 _REMEDY = "copy it again, or prepare the dataset again"
 NO_TABLES = (
     "jrec trains embedding tables, which only these have; name one in the schema of its log, or turn a column of"
@@ -53,12 +58,33 @@ class DatasetError(JrecError):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Statistic:
+    """What a dense feature says of the training examples with the same values of categorical features.
+
+    Attributes:
+      kind: "mean" of their labels, or "count": the logarithm of 1 + their number.
+      features: The categorical features whose values, or combinations of values, are told apart.
+      file: Labels' sums and counts by key, relative to the dataset's folder.
+      digest: The SHA-256 of that file.
+      prior: The mean of a key that is not there.
+      smoothing: How many more examples with the mean ``prior`` each key is taken to have.
+    """
+
+    kind: Literal["mean", "count"]
+    features: tuple[str, ...]
+    file: str
+    digest: str
+    prior: float
+    smoothing: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class DenseFeature:
     """A float feature. ``transform`` names what preparation did to the raw value ("log1p", "none", "standardize").
 
     ``mean`` and ``deviation`` describe the raw values in training, where they were standardized. ``missing`` is the raw
     value that a missing one stands for in predictions, where none may be missing in a log: the one that becomes the
-    mean of the transformed values in training.
+    mean of the transformed values in training. ``statistic`` is what the raw values are, if they are no column's.
     """
 
     name: str
@@ -66,6 +92,7 @@ class DenseFeature:
     mean: float | None = None
     deviation: float | None = None
     missing: float | None = None
+    statistic: Statistic | None = None
 
     @property
     def unfitted(self) -> bool:
@@ -261,6 +288,7 @@ class Schema:
         """All files that are read by a name of the schema's."""
         yield from (shard.file for split in self.splits.values() for shard in split.shards)
         yield from self.files
+        yield from self.statistic_files
         for table in self.tables:
             named = (f"{table.name}.npy", table.counts, table.vocabulary, table.bijection and table.bijection.file)
             yield from (file for file in named if file is not None)
@@ -269,6 +297,11 @@ class Schema:
     def feature_names(self) -> list[str]:
         """Dense, then categorical feature names."""
         return [f.name for f in self.dense] + [f.name for f in self.categorical]
+
+    @property
+    def statistic_files(self) -> list[str]:
+        """The files of what dense features say of training examples, relative to the folder."""
+        return list(dict.fromkeys(f.statistic.file for f in self.dense if f.statistic is not None))
 
     @property
     def growing(self) -> frozenset[str]:
@@ -336,6 +369,14 @@ class Schema:
         options = self.preparation.get("format_options")
         columns = options.get("schema") if isinstance(options, Mapping) else None
         return isinstance(columns, Mapping) and columns.get("values") == CANONICAL
+
+    @property
+    def crosses(self) -> frozenset[str]:
+        """The features whose values are combinations of others' (``[[cross]]`` in the schema of a csv log)."""
+        options = self.preparation.get("format_options")
+        columns = options.get("schema") if isinstance(options, Mapping) else None
+        made = columns.get("cross", ()) if isinstance(columns, Mapping) else ()
+        return frozenset(one["name"] or "_".join(one["of"]) for one in made)
 
     def table(self, name: str) -> Table:
         """The table called ``name``."""

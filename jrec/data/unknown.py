@@ -168,6 +168,8 @@ class UnknownValues(UnknownCounts):
       schema: The dataset's, whose tables say which row unknown values have. Hashed tables know every value.
       growing: By table that grows, a function from (n,) uint64 keys to (n,) rows, 0 for those without one, or None
         where rows, not keys, are added; tables that are not here are left out.
+
+    Crosses are left out: many of their values are new wherever pairs are rare, and those of their features are counted.
     """
 
     def __init__(self, schema: Schema, growing: Mapping[str, RowsOfKeys | None] | None = None):
@@ -175,8 +177,11 @@ class UnknownValues(UnknownCounts):
         tables = {table.name: table for table in schema.tables}
         self._growing = growing or {}
         self._oov_rows: dict[str, int] = {}
+        crosses = schema.crosses
         for feature in schema.categorical:
             table = tables[feature.table]
+            if feature.name in crosses:
+                continue
             row = 0 if table.growing else table.oov_row
             if row is not None and (not table.growing or table.name in self._growing):
                 self.features[feature.name] = UnknownOfFeature(trained=table.oov_share)

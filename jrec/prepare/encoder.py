@@ -39,6 +39,7 @@ from jrec.prepare.readers.log_format import CategoricalSpec, Chunk, LogFormat, l
 from jrec.prepare.readers.parse import Field, Kind, ParsedBlock
 from jrec.prepare.readers.streams import Input, InputLike, is_stream, read_names, spool
 from jrec.prepare.readers.taobao import Taobao
+from jrec.prepare.target_means import LabelCounts, values_by_keys
 
 _THREADS = 2
 _REMEDY = "prepare the dataset again"
@@ -48,8 +49,8 @@ class Encoder:
     """Gives raw values the rows that they have in a prepared dataset.
 
     Args:
-      schema: The dataset's schema, read from its folder, in which only ``schema.json``, ``vocabulary/``, ``buckets/``
-        and ``reorder/`` need to be (``Schema.load(folder, check_files=False)``).
+      schema: The dataset's schema, read from its folder, in which only ``schema.json``, ``vocabulary/``, ``buckets/``,
+        ``means/`` and ``reorder/`` need to be (``Schema.load(folder, check_files=False)``).
       growing: By table that grows, a function from (n,) uint64 keys to (n,) rows; keys of others stay keys.
 
     Values without a row go to their table's OOV row, or to their hash bucket. Tables are read when they are first used.
@@ -70,6 +71,7 @@ class Encoder:
             self._columns = self._log.prejoined()
         self._fields = self._columns.raw_fields()
         self._encoders = dict(growing or {})
+        self._counts: dict[str, LabelCounts] = {}
 
     def with_growing(self, growing: Mapping[str, Callable[[np.ndarray], np.ndarray]]) -> Encoder:
         """The same with other rows of tables that grow; the vocabularies that were read are shared."""
@@ -102,6 +104,8 @@ class Encoder:
         """Reads every table's vocabulary now, which its first use would read."""
         for feature in self.schema.categorical:
             self._encoder(feature.table)
+        for file in self.schema.statistic_files:
+            self._label_counts(file)
         _ = self.orders
 
     def columns(self, columns: Any, *, unknown: UnknownValues | None = None) -> EncodedColumns:
@@ -202,8 +206,10 @@ class Encoder:
     def _encoded(self, chunk: Chunk, unknown: UnknownValues | None, *, labelled: bool = False) -> EncodedColumns:
         names = tuple(f.name for f in self.schema.dense)
         dense = np.empty((len(chunk.labels), len(names)), np.float32, order="F")
+        keys_of = {name: keys for name, keys in chunk.keys.items() if isinstance(keys, np.ndarray)}
+        values = {**chunk.dense, **values_by_keys(self.schema.dense, keys_of, self._label_counts)}
         for k, name in enumerate(names):
-            dense[:, k] = chunk.dense[name]
+            dense[:, k] = values[name]
         keys, weights = {**chunk.keys}, {**chunk.weights}
         for feature in self.schema.categorical:
             if feature.fixed_length and isinstance(lists := keys[feature.name], ListColumn):
@@ -236,6 +242,11 @@ class Encoder:
                 f"feature {feature.name!r} has {lengths[k]:,} values in example {k}, but {bound} {feature.max_length:,}"
             )
         return ListColumn(keys.offsets, encode(keys.values))
+
+    def _label_counts(self, file: str) -> LabelCounts:
+        if (counts := self._counts.get(file)) is None:
+            counts = self._counts[file] = LabelCounts.load(self._folder, self.schema, file)
+        return counts
 
     def _encoder(self, table: str) -> Callable[[np.ndarray], np.ndarray]:
         if (encode := self._encoders.get(table)) is None:

@@ -349,6 +349,7 @@ def _finish(job: _Job, half: str, train: Split, splits: Mapping[str, Split], pro
     schema, folder = job.schema, job.folder / half
     splits = {**({"train": train} if train.examples else {}), **splits}
     files = [shard.file for name, split in splits.items() if name != "train" for shard in split.shards]
+    files += schema.statistic_files
     for table in schema.tables:
         files += [file for file in (table.vocabulary, table.bijection and table.bijection.file) if file]
         files += [file] if (job.source / (file := buckets_file(table.name))).is_file() else []

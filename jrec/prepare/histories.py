@@ -15,7 +15,7 @@ import numpy as np
 from jrec.data.columns import ListColumn, lists_at
 from jrec.data.keys import MISSING
 from jrec.data.schema import DatasetError
-from jrec.prepare.spill import BUCKET_ROWS, PlainColumn, Spill, SpilledLists
+from jrec.prepare.spill import BUCKET_ROWS, PlainColumn, Spill, SpilledLists, mapped
 from jrec.prepare.splits import NO_SPLIT, SPLITS
 
 _USER, _ITEM, _AT, _MOMENT, _START, _LENGTH, _SPLIT = "user", "item", "at", "moment", "start", "length", "split"
@@ -74,10 +74,10 @@ def write_histories(
     histories = SpilledLists(folder / "histories", np.dtype(np.uint64))
     ages = SpilledLists(folder / "ages", np.dtype(np.float32))
     # Users' items lie together; the system keeps as much of them in memory as there is room for.
-    values = _mapped(kept.plain(_ITEM))
+    values = mapped(kept.plain(_ITEM))
     step = max(_VALUES // length, 1)
-    starts, lengths = (_mapped(places.plain(name)) for name in (_START, _LENGTH))
-    then, now = (_mapped(spill.plain(_MOMENT)) if timed else np.empty(0, np.int64) for spill in (kept, places))
+    starts, lengths = (mapped(places.plain(name)) for name in (_START, _LENGTH))
+    then, now = (mapped(spill.plain(_MOMENT)) if timed else np.empty(0, np.int64) for spill in (kept, places))
     for start in range(0, rows if lines is None else lines.rows, step):
         chosen = slice(start, start + step) if lines is None else lines.read(start, start + step)
         histories.append(lists_at(values, starts[chosen], lengths[chosen]))
@@ -90,10 +90,6 @@ def write_histories(
     for column in (*places.columns.values(), *kept.columns.values()):
         column.remove()
     return Histories(items=histories, ages=ages if timed else None)
-
-
-def _mapped(column: PlainColumn) -> np.ndarray:
-    return np.memmap(column.path, column.dtype, mode="r") if column.rows else np.empty(0, column.dtype)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

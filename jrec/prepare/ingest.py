@@ -160,7 +160,9 @@ class Log:
 def new_spill(source: LogFormat, folder: pathlib.Path) -> Spill:
     """An empty spill for the examples of a log."""
     plain: dict[str, np.dtype] = {LABEL: np.dtype(np.float32)} | {
-        dense_name(d.name): np.dtype(np.float64 if d.unfitted else np.float32) for d in source.dense
+        dense_name(d.name): np.dtype(np.float64 if d.unfitted else np.float32)
+        for d in source.dense
+        if not any(d.name in mean.features for mean in source.target_means)
     }
     plain |= {task_name(task): np.dtype(np.float32) for task in source.tasks[1:]}
     lists: dict[str, np.dtype] = {}

@@ -54,6 +54,7 @@ from jrec.prepare.splits import (
     split_bounds,
 )
 from jrec.prepare.table_parts import TablePart, encode_table
+from jrec.prepare.target_means import write_target_means
 from jrec.prepare.tasks import Task, running
 from jrec.prepare.vocabulary_from import EarlierDataset, Usage
 from jrec.progress import Progress
@@ -213,6 +214,12 @@ class _Preparation:
         no_matter = self.source.tasks or self.options.split_by == LEAVE_ONE_OUT  # of lines that are all to be found
         if self.earlier is None and self.options.labels and not no_matter:
             check_labels(spill.plain(LABEL), bounds[0], self.source.label)
+        with self.progress.stage("counting labels", len(self.source.target_means)) as advance:
+            self.source = write_target_means(
+                self.source, spill, work, self.folder,
+                train_rows=bounds[0], split_by=self.options.split_by, min_count=self.options.min_count,
+                earlier=None if self.earlier is None else self.earlier.schema, advance=advance,
+            )  # fmt: skip
         self.source = fit(self.source, spill, bounds[0])
         if self.earlier is not None:
             features = self.earlier.features(spill)
@@ -238,7 +245,8 @@ class _Preparation:
                 "format_options": self.source.options(),
                 "bad_lines": bad.count,
             },
-            files=file_digests(self.folder, tables, self.options.threads),
+            files=file_digests(self.folder, tables, self.options.threads)
+            | {f.statistic.file: f.statistic.digest for f in self.source.dense if f.statistic is not None},
         )
 
     def _spooled(self, folder: pathlib.Path) -> dict[str, list[Input]]:
@@ -390,6 +398,7 @@ class _Preparation:
                 paths=tuple(work / f"ids-{index:04d}-{number:04d}" for number in range(len(specs))),
                 rows=spill.rows,
                 train_rows=train_rows,
+                min_count=specs[0].min_count,
             )
             texts_of_table = texts.get(name) if self.earlier is None else None
             arguments = (part, self.folder, self.options, name in growing, self.earlier, texts_of_table, self._key_seed)

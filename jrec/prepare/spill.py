@@ -53,6 +53,11 @@ class PlainColumn:
         self.path.unlink()
 
 
+def mapped(column: PlainColumn) -> np.ndarray:
+    """The values of a finished column, read as they are needed."""
+    return np.memmap(column.path, column.dtype, mode="r") if column.rows else np.empty(0, column.dtype)
+
+
 class JoinedColumn(PlainColumn):
     """Finished columns, one after another, read as one without being copied.
 

@@ -31,6 +31,7 @@ class TablePart:
       paths: Where their row numbers go.
       rows: How many examples there are.
       train_rows: How many of them are for training.
+      min_count: The table's own ``min_count``; None for that of the options.
     """
 
     name: str
@@ -39,6 +40,7 @@ class TablePart:
     paths: tuple[pathlib.Path, ...]
     rows: int
     train_rows: int
+    min_count: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -90,7 +92,8 @@ def encode_table(
         if growing:
             built = count_keys(trained_keys)
         else:
-            built = build_table(part.name, trained_keys, min_count=options.min_count, max_rows=options.max_rows)
+            min_count = options.min_count if part.min_count is None else part.min_count
+            built = build_table(part.name, trained_keys, min_count=min_count, max_rows=options.max_rows)
     encode, ids = built.encoder(), {}
     dtype = np.dtype(np.uint64) if isinstance(built, KeyTable) else blocks.id_dtype(built.rows)
     for feature, column, path in zip(part.features, part.columns, part.paths, strict=True):

@@ -241,6 +241,10 @@ def _csv_columns(options: Any) -> dict[str, dict[str, Any]]:
         "missing_values": schema.get("missing_values", [""]),
         "values": schema.get("values", AS_WRITTEN),
     }
+    for kind in ("cross", "target_mean"):
+        for one in schema.get(kind, ()):
+            name = one["name"] or "_".join(one["of"])
+            compared[f"{kind} {name!r}"] = {k: v for k, v in one.items() if k != "name"}
     for part in (schema, *schema.get("join", ())):
         for one in (*part.get("dense", ()), *part.get("categorical", ())):
             compared[f"feature {one.get('name') or one['column']!r}"] = {

@@ -283,11 +283,12 @@ def _features(layout: EmbeddingLayout) -> tuple[Feature, ...]:
 
 
 def _copy_vocabularies(schema: Schema, folder: pathlib.Path) -> None:
-    """Copies what turns raw values into rows: the schema, vocabularies, hash buckets, bijections."""
+    """Copies what turns raw values into rows: the schema, vocabularies, hash buckets, bijections, sums of labels."""
     if schema.folder is None:
         raise ExportError("the schema was not read from a folder, which has its vocabularies; give Schema.load(folder)")
     files = {table.vocabulary for table in schema.tables} | {f"buckets/{table.name}.npy" for table in schema.tables}
     files |= {table.bijection.file for table in schema.tables if table.bijection is not None}
+    files |= {*schema.statistic_files}
     for file in sorted(file for file in files if file is not None and (schema.folder / file).is_file()):
         (folder / file).parent.mkdir(exist_ok=True)
         shutil.copyfile(schema.folder / file, folder / file)

@@ -334,6 +334,9 @@ def schema_faults(folder: pathlib.Path, schema: Schema, manifest: Manifest) -> I
         for file in named:
             if file and file not in manifest.files and (folder / file).exists():
                 yield f"table {table.name!r} reads {file}, which the manifest does not list"
+    for file in schema.statistic_files:
+        if file not in manifest.files and (folder / file).exists():
+            yield f"a dense feature reads {file}, which the manifest does not list"
     if schema.identity.rows != manifest.rows:
         yield "its features and tables mean other values than the model's (another dataset)"
 

@@ -34,6 +34,13 @@ column = "item"
 column = "history"
 history = {by = "user", of = "item", length = 4}
 """
+MEANS = f"""{COLUMNS}
+[[cross]]
+of = ["user", "item"]
+[[target_mean]]
+of = ["user_item"]
+min_count = 1
+"""
 RUN = """\
 max_steps = 4
 [data]
@@ -67,6 +74,7 @@ NEXT_ITEM = f"{_RANKS} model.kind=hstu model.sequence.sampled=4"
 SEVERAL = f"{TRAIN} model.top_mlp=[4,1] model.multi_task.tower_mlp=[4]"
 GROWING = f"{TRAIN} tables.growth.capacity=8"
 TASKS_PREPARE = "jrec prepare csv --schema tasks.toml --input wide.csv --out data --quiet"
+MEANS_PREPARE = "jrec prepare csv --schema means.toml --input log.csv --out data --quiet"
 PLAYS_PREPARE = (
     "jrec prepare csv --schema plays.toml --input wide.csv --no-labels --split-by leave-one-out --out data --quiet"
 )
@@ -170,6 +178,10 @@ _MODEL = (*_DATA, "jrec.app.loop", "jrec.app.report", "jrec.app.predict",
 CASES = {
     "prepare": Case(
         command=f"{PREPARE} --overwrite", setup=(f"{PREPARE} --split 0.5,0.25,0.25",), outputs=("data",), modules=_DATA
+    ),
+    "prepare target means": Case(
+        command=f"{MEANS_PREPARE} --overwrite", setup=(f"{MEANS_PREPARE} --split 0.5,0.25,0.25",), outputs=("data",),
+        modules=_DATA,
     ),
     "access": Case(
         command="jrec access data --split test --out profile --quiet",
@@ -300,6 +312,7 @@ def write_inputs(folder: pathlib.Path) -> None:
     (folder / "columns.toml").write_text(COLUMNS)
     (folder / "tasks.toml").write_text(TASKS)
     (folder / "plays.toml").write_text(PLAYS)
+    (folder / "means.toml").write_text(MEANS)
     (folder / "run.toml").write_text(RUN)
     (folder / "machine.toml").write_text(MACHINE)
 

@@ -10,7 +10,8 @@ DESCRIPTION = """\
 Write a configuration that fits a dataset: dims, layers, batch size, optimizers, learning rates, epochs and early
 stopping by its numbers of examples, features and rows, each with its reason in a comment. Of the few kinds of model
 that may suit a dataset of up to 5 million training examples, each is trained for a short while, and the best by log
-loss on the valid split is taken; --quick goes by the numbers alone.
+loss on the valid split is taken; --quick goes by the numbers alone. Where pairs of ids have click rates of their own,
+it says so, and which lines of the log's schema would make features of them.
 
 Probabilities are calibrated on the valid split, and dense features are read by pieces between their quantiles, so that
 their scale does not matter. Edit the file as you like; `jrec train CONFIG` trains it, and the report compares the model
@@ -57,6 +58,7 @@ def _first(args: argparse.Namespace) -> tuple[str, str]:
     from jrec.app.first_config import LARGE, candidates, facts_of, first_config, render, warnings
     from jrec.app.first_page import first_page
     from jrec.app.first_trials import Trial, notes_of, try_all
+    from jrec.app.pairs import proposal, telling_pairs
     from jrec.data.schema import DatasetError, Schema
 
     schema = Schema.load(args.data)
@@ -79,5 +81,8 @@ def _first(args: argparse.Namespace) -> tuple[str, str]:
 
         trials = try_all(args.data, facts, chosen, on_trial=say)
         chosen, notes = [trial.candidate for trial in trials], notes_of(trials)
+    if not args.quick:
+        notes += (proposed := proposal(telling_pairs(args.data, schema)))
+        print("".join(f"jrec: {line}\n" for line in proposed), file=sys.stderr, end="")
     keys = first_config(args.data, facts, chosen[0], best_step=trials[0].best_step if trials else 0)
     return render(schema.name, keys, facts, notes), first_page(schema.name, args.out, keys, facts, chosen, trials)

@@ -12,7 +12,7 @@ from typing import Any, Self
 import numpy as np
 
 from jrec.data.columns import ListColumn, lists_at
-from jrec.data.keys import MISSING
+from jrec.data.keys import MISSING, crossed_keys
 from jrec.data.schema import AS_WRITTEN, CANONICAL, UNKNOWN, DatasetError, DenseFeature
 from jrec.data.spans import NO_TIME
 from jrec.errors import JrecError
@@ -27,9 +27,9 @@ from jrec.prepare.readers.delimited_schema import (
     Join,
     LabelColumn,
 )
-from jrec.prepare.readers.dense import bucket_keys, dense_column, reject_dense
+from jrec.prepare.readers.dense import STANDARDIZE, bucket_keys, dense_column, reject_dense
 from jrec.prepare.readers.lines import first_line, refuse_json
-from jrec.prepare.readers.log_format import CategoricalSpec, Chunk, LogFormat, calendar_keys, texts_by_feature
+from jrec.prepare.readers.log_format import CategoricalSpec, Chunk, LogFormat, calendar_keys, one_hot, texts_by_feature
 from jrec.prepare.readers.parse import Dialect, Field, Kind, ParsedBlock, any_of_list
 from jrec.prepare.readers.tables import column_types, is_table
 
@@ -59,8 +59,10 @@ class Delimited(LogFormat):
         self._predicted = False
         self.complete = frozenset(d.feature for d in schema.dense if d.missing is None)
         self.timed = schema.time is not None
-        self.dense = tuple(DenseFeature(name=d.feature, transform=d.transform) for d in schema.dense)
-        self.categorical = tuple(_spec(c, schema.table_of(c)) for c in schema.categorical)
+        self.target_means = schema.target_mean
+        means = (DenseFeature(name=name, transform=STANDARDIZE) for m in schema.target_mean for name in m.features)
+        self.dense = (*(DenseFeature(name=d.feature, transform=d.transform) for d in schema.dense), *means)
+        self.categorical = tuple(_spec(c, schema.table_of(c)) for c in schema.categorical) + _of_crosses(schema)
         self.histories = schema.histories
         self.ticks = 1 if schema.time is None or schema.time.format == "integer" else 1_000_000
 
@@ -191,7 +193,7 @@ class Delimited(LogFormat):
             kind = "integer" if schema.time.format == "integer" else "time"
             absent = self._missing if self._predicted else ()
             return Field(name=name, kind=kind, blank=self._predicted, unit=schema.time.format, missing=absent)
-        for dense, feature in zip(schema.dense, self.dense, strict=True):
+        for dense, feature in self._dense_columns:
             if name == dense.column:
                 blank = self._missing_of(feature, dense.missing) is not None
                 kind, missing = "number", self._missing
@@ -214,6 +216,11 @@ class Delimited(LogFormat):
     @property
     def _read_columns(self) -> list[str]:
         return list(dict.fromkeys([*self._schema.used_columns(), *self._keys]))
+
+    @property
+    def _dense_columns(self) -> list[tuple[DenseColumn, DenseFeature]]:
+        """The columns of numbers with their features, which target means follow."""
+        return list(zip(self._schema.dense, self.dense, strict=False))
 
     @property
     def _missing(self) -> tuple[str, ...]:
@@ -261,6 +268,8 @@ class Delimited(LogFormat):
             if feature.weights:
                 read = _cut(parsed.lists(feature.weights), feature)
                 weights[feature.feature] = ListColumn(read.offsets, read.values.astype(np.float32))
+        for cross in schema.cross:
+            keys[cross.feature] = crossed_keys([keys[name] for name in cross.of])
         read = self._labels if self.labels != "none" else ()
         labels = [self._labels_of(parsed, label) for label in read] or [np.zeros(parsed.rows, np.float32)]
         return Chunk(
@@ -268,7 +277,7 @@ class Delimited(LogFormat):
             tasks=dict(zip(self.tasks[1:], labels[1:], strict=True)),
             dense={
                 feature.name: dense_column(parsed, d.column, feature, self._missing_of(feature, d.missing))
-                for d, feature in zip(schema.dense, self.dense, strict=True)
+                for d, feature in self._dense_columns
             },
             keys=keys,
             weights=weights,
@@ -356,8 +365,13 @@ def schema_of_features(schema: DelimitedSchema, names: Collection[str]) -> Delim
     def narrowed[S: DelimitedSchema | Join](part: S) -> S:
         return dataclasses.replace(part, dense=kept(part.dense), categorical=kept(part.categorical))
 
+    means = tuple(mean for mean in schema.target_mean if any(name in names for name in mean.features))
+    names = {*names, *(name for mean in means for name in mean.of)}
+    crosses = tuple(cross for cross in schema.cross if cross.feature in names)
+    names = {*names, *(name for cross in crosses for name in cross.of)}
     joins = [join for join in map(narrowed, schema.join) if join.dense or join.categorical]
-    return dataclasses.replace(narrowed(with_given_histories(schema)), join=tuple(joins))
+    narrow = narrowed(with_given_histories(schema))
+    return dataclasses.replace(narrow, join=tuple(joins), cross=crosses, target_mean=means)
 
 
 def read_stored(stored: object, *, where: str, error: Callable[[str], JrecError]) -> DelimitedSchema:
@@ -383,7 +397,13 @@ def stored_schema(schema: DelimitedSchema) -> dict[str, Any]:
                 del column["history"]["ages"]
         if part["encoding"] in ("", "utf-8"):
             del part["encoding"]
-    return {k: v for k, v in stored.items() if v or k not in ("join", "labels")}
+    return {k: v for k, v in stored.items() if v or k not in ("join", "labels", "cross", "target_mean")}
+
+
+def _of_crosses(schema: DelimitedSchema) -> tuple[CategoricalSpec, ...]:
+    names = [cross.feature for cross in schema.cross]
+    specs = zip(one_hot(*names), schema.cross, strict=True)
+    return tuple(dataclasses.replace(spec, min_count=cross.min_count) for spec, cross in specs)
 
 
 def _spec(column: CategoricalColumn, table: str) -> CategoricalSpec:

@@ -6,6 +6,7 @@ See docs/formats.md for every key. TOML and JSON hold the same tables.
 from __future__ import annotations
 
 import dataclasses
+import math
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +16,7 @@ from jrec.data.schema import AS_WRITTEN, CANONICAL, MAX_LENGTH, NO_TABLES, Datas
 from jrec.files import decode, load_toml, parse_json
 from jrec.prepare.readers import libsvm, places
 from jrec.prepare.readers.dense import STANDARDIZE, TRANSFORMS
-from jrec.prepare.readers.log_format import History
+from jrec.prepare.readers.log_format import History, TargetMean
 
 _REMEDY = "docs/formats.md has every key"
 TOO_LONG = ("error", "first", "last")
@@ -25,6 +26,9 @@ DECIMALS = (".", ",")
 ENCODINGS = ("utf-8", "latin-1", "cp1252")
 _ENCODING_REMEDY = f"choose one of {', '.join(ENCODINGS)}, or convert the file to UTF-8"
 MAX_QUANTILES = 10_000
+MAX_FOLDS = 100
+_UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+_CENTURY = 100 * 366 * 86400
 PARTS = {"hour": "hour_of_day", "weekday": "weekday"}
 
 
@@ -128,6 +132,23 @@ class CategoricalColumn:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Cross:
+    """A categorical feature whose values are the combinations of the values of two or more features, ``of``.
+
+    ``min_count`` is its table's own, by default that of all tables.
+    """
+
+    of: tuple[str, ...]
+    name: str = ""
+    min_count: int | None = None
+
+    @property
+    def feature(self) -> str:
+        """The feature's name."""
+        return self.name or "_".join(self.of)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Join:
     """A file with a row for each value of the log's column ``key``, found in its own column ``on`` (default ``key``).
 
@@ -179,6 +200,8 @@ class DelimitedSchema:
     ``values`` says whether texts of categories are brought into one form (``jrec.data.canonical``), so that
     True and true are one value, and 7.0 and 7 are, or stay as they are written.
 
+    ``cross`` and ``target_mean`` make features of other features' values.
+
     ``decimal`` is "," where numbers of dense columns, quantiles and labels have a decimal comma. ``layout`` is "libsvm"
     for lines of ``LABEL INDEX:VALUE …``, whose columns are called "label", "features" and "values".
     """
@@ -198,6 +221,8 @@ class DelimitedSchema:
     labels: tuple[TaskLabelColumn, ...] = ()
     values: str = CANONICAL
     encoding: str = "utf-8"
+    cross: tuple[Cross, ...] = ()
+    target_mean: tuple[TargetMean, ...] = ()
 
     @property
     def all_labels(self) -> tuple[LabelColumn, ...]:
@@ -370,7 +395,9 @@ def _check(schema: DelimitedSchema, path: str) -> None:
     if len(schema.labels) == 1:
         raise wrong("there is one [[labels]]; a log with one label has a [label] table")
     tasks = [task for k, task in enumerate(schema.tasks) if k or task != LABEL]  # blocks call the first one LABEL
-    names = [LABEL, *tasks, *(d.feature for d in schema.dense), *(c.feature for c in schema.categorical)]
+    _check_made(schema, wrong)
+    made = [*(cross.feature for cross in schema.cross), *(n for m in schema.target_mean for n in m.features)]
+    names = [LABEL, *tasks, *(d.feature for d in schema.dense), *(c.feature for c in schema.categorical), *made]
     if repeated := sorted({n for n in names if names.count(n) > 1}):
         raise wrong(f"feature name(s) {', '.join(repeated)} occur more than once, or are the label's")
     for name in [*names, *(c.table for c in schema.categorical if c.table)]:
@@ -426,6 +453,63 @@ def _check(schema: DelimitedSchema, path: str) -> None:
             raise wrong(f"{subject}: fixed_length needs a max_length")
     if not schema.categorical:
         raise wrong(f"there is no [[categorical]] feature, but {NO_TABLES}")
+
+
+def _check_made(schema: DelimitedSchema, wrong: Callable[[str], DatasetError]) -> None:
+    """Checks crosses and target means of a schema whose joined files' columns are in the log."""
+    single = [c.feature for c in schema.categorical if not (c.many or c.quantiles)]
+    crosses = [cross.feature for cross in schema.cross]
+    for kind, one, known, least in (
+        *(("cross", cross, single, 2) for cross in schema.cross),
+        *(("target_mean", mean, [*single, *crosses], 1) for mean in schema.target_mean),
+    ):
+        subject = f"[[{kind}]] of {list(one.of)}"
+        if unknown := [name for name in one.of if name not in known]:
+            raise wrong(
+                f"{subject}: {unknown[0]!r} must be a [[categorical]] feature of one value and without quantiles, one"
+                f" of {', '.join(known) or 'which there is none'}"
+            )
+        if len(one.of) < least or len(set(one.of)) < len(one.of):
+            raise wrong(f"{subject}: of must name {least} or more features, none of them twice")
+        if one.min_count is not None and one.min_count < 1:
+            raise wrong(f"{subject}: min_count is {one.min_count}; it must be at least 1")
+    tables = {schema.table_of(c) for c in schema.categorical}
+    if shared := [name for name in crosses if name in tables]:
+        raise wrong(f"[[cross]] {shared[0]!r} is called as a table of other features; set another name for it")
+    for mean in schema.target_mean:
+        subject = f"[[target_mean]] of {list(mean.of)}"
+        if mean.label and mean.label not in schema.tasks:
+            known = ", ".join(schema.tasks)
+            raise wrong(
+                f"{subject}: label is {mean.label!r}; "
+                + (f"it must be one of {known}" if known else "leave it out, since the log has one label")
+            )
+        if not schema.all_labels:
+            raise wrong(f"{subject} is of the label, but there is no [label]; add one, or leave the target mean out")
+        if not 0 < mean.smoothing < math.inf:
+            raise wrong(f"{subject}: smoothing is {mean.smoothing:g}; it must be a number of lines above 0")
+        if mean.folds is not None and mean.folds != 0 and not 2 <= mean.folds <= MAX_FOLDS:
+            raise wrong(f"{subject}: folds is {mean.folds}; it must be 2 to {MAX_FOLDS}, or 0 for what is earlier")
+        if mean.window:
+            if mean.folds:
+                raise wrong(f"{subject} has window and folds, but lines of a window are earlier ones; leave folds out")
+            if schema.time is None or schema.time.format == "integer":
+                raise wrong(
+                    f"{subject}: window = {mean.window!r} is of the time of lines, but "
+                    + ("there is no [time]; add one" if schema.time is None else "[time] has no unit; set its format")
+                    + f", one of {', '.join(TIME_FORMATS[1:])}"
+                )
+            if window_seconds(mean.window) is None:
+                raise wrong(f"{subject}: window is {mean.window!r}; give days, hours, minutes or seconds, such as '7d'")
+
+
+def window_seconds(window: str) -> int | None:
+    """The seconds of a window such as "7d", "12h", "30m" or "45s", 1 to 100 years; None where it is none."""
+    number, unit = window[:-1], _UNITS.get(window[-1:])
+    if unit is None or not (number.isascii() and number.isdigit()) or len(number) > len(str(_CENTURY)):
+        return None
+    seconds = int(number) * unit
+    return seconds if 1 <= seconds <= _CENTURY else None
 
 
 def _check_histories(schema: DelimitedSchema, wrong: Callable[[str], DatasetError]) -> None:

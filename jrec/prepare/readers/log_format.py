@@ -34,11 +34,40 @@ class History:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class TargetMean:
+    """Two dense features of a value, or of a combination of values, of the categorical features ``of``.
+
+    ``{name}_mean`` is the label's mean in the lines of training with that value, as if ``smoothing`` more lines had the
+    mean of all; ``{name}_count`` is the logarithm of 1 + their number. A line of training counts lines in other folds
+    than its own, or with ``folds`` 0 those that are earlier, only of the last ``window`` if there is one ("7d").
+    Values in fewer than ``min_count`` lines of training are as unknown ones. ``label`` names one of several labels.
+    """
+
+    of: tuple[str, ...]
+    name: str = ""
+    label: str = ""
+    smoothing: float = 10.0
+    min_count: int | None = None
+    folds: int | None = None
+    window: str = ""
+
+    @property
+    def title(self) -> str:
+        """What the features' names begin with."""
+        return self.name or "_".join(self.of)
+
+    @property
+    def features(self) -> tuple[str, str]:
+        """The names of the mean and of the count."""
+        return f"{self.title}_mean", f"{self.title}_count"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class CategoricalSpec:
     """A categorical feature before preparation: ``max_length`` None stands for the longest list of the log.
 
     ``quantiles``, if not 0, is the number of buckets that its numbers fall into, ``boundaries`` what lies between.
-    ``aged`` says that the weights are ages (``CategoricalFeature``).
+    ``aged`` says that the weights are ages (``CategoricalFeature``). ``min_count`` is its table's own, if any.
     """
 
     name: str
@@ -50,6 +79,7 @@ class CategoricalSpec:
     fixed_length: bool = False
     quantiles: int = 0
     boundaries: tuple[float, ...] | None = None
+    min_count: int | None = None
 
     @property
     def unfitted(self) -> bool:
@@ -97,6 +127,7 @@ class LogFormat:
       task_fields: Their fields.
       complete: The dense features of which no value may be missing in a log.
       histories: By feature that preparation makes of all lines, what it is made of; chunks lack these features.
+      target_means: What preparation makes of labels and keys of all lines; chunks lack these dense features.
       ticks: How many of the units of times a second has.
       key_seed: The seed of the hash of long values in files that are joined to the log; None where there are none.
     """
@@ -112,6 +143,7 @@ class LogFormat:
     task_fields: tuple[str, ...] = ()
     complete: frozenset[str] = frozenset()
     histories: Mapping[str, History] = {}
+    target_means: tuple[TargetMean, ...] = ()
     ticks: int = 1
     key_seed: int | None = None
 

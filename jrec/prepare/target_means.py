@@ -1,0 +1,364 @@
+"""Target means: what the labels of training examples with the same values were, as dense features of every example.
+
+With K[i] the key of example i, y[i] its label and J the examples that count, its mean is
+(sum of y[j] + smoothing * prior) / (|J| + smoothing), its count log(1 + |J|), and prior the mean label in training. J
+has the training examples of key K[i], of which a training example takes
+
+- those that are not in its fold, which its number draws; or
+- those that are earlier than it, and with a window at most so much earlier. Examples of one moment do not count for
+  each other.
+
+So no training example counts its own label. All other examples count every training example, with a window those in the
+last window of training: ``means/NAME.npy`` has their sums and counts by key, by which raw values get the same features
+in predictions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import pathlib
+from collections.abc import Callable, Iterable, Mapping
+
+import numpy as np
+
+from jrec.data.keys import crossed_keys, mix64
+from jrec.data.schema import DatasetError, DenseFeature, Schema, Statistic
+from jrec.files import sha256_of
+from jrec.kernel_cache import compiled
+from jrec.outputs import link
+from jrec.prepare.ingest import LABEL, TIME, dense_name, keys_name, task_name
+from jrec.prepare.readers.delimited_schema import window_seconds
+from jrec.prepare.readers.dense import apply
+from jrec.prepare.readers.log_format import LogFormat, TargetMean
+from jrec.prepare.spill import BUCKET_ROWS, PlainColumn, Spill, mapped
+from jrec.progress import Advance
+
+FOLDS = 5
+_KEY, _AT, _MOMENT, _TARGET, _SUM, _COUNT = "key", "at", "moment", "target", "sum", "count"
+_INT64 = np.dtype(np.int64)
+_READ_ROWS = 1 << 18
+_FOLD_SEED = np.uint64(0x2545F4914F6CDD1D)
+_AGAIN = "copy it again, or prepare the dataset again"
+
+
+@dataclasses.dataclass(frozen=True)
+class LabelCounts:
+    """Labels' sums and counts in training by key; takes 24 bytes of memory for each key.
+
+    Attributes:
+      keys: (keys,) int64, ascending: the bits of uint64 keys.
+      sums, counts: (keys,) int64.
+    """
+
+    keys: np.ndarray
+    sums: np.ndarray
+    counts: np.ndarray
+
+    @classmethod
+    def load(cls, folder: pathlib.Path, schema: Schema, file: str) -> LabelCounts:
+        """Reads a file that the schema names.
+
+        Raises:
+          DatasetError: If it is missing or damaged.
+        """
+        path = schema.check_file(folder, file)
+        try:
+            read = np.array(np.load(path, mmap_mode="r", allow_pickle=False))  # no more room than the file has bytes
+        except (OSError, ValueError) as error:
+            raise DatasetError(f"{path} cannot be read ({error}); {_AGAIN}") from error
+        if read.dtype != _INT64 or read.ndim != 2 or len(read) != len(dataclasses.fields(cls)):
+            raise DatasetError(f"{path} holds {read.dtype}{list(read.shape)}, not int64[3, keys]; {_AGAIN}")
+        keys, sums, counts = read
+        if (keys[1:] <= keys[:-1]).any() or (sums < 0).any() or (sums > counts).any():
+            raise DatasetError(f"{path} does not hold ascending keys with sums of labels and their counts; {_AGAIN}")
+        return cls(keys, sums, counts)
+
+    def look_up(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(n,) int64 sums and counts of (n,) uint64 keys, 0 for those that are not there."""
+        if not len(self.keys):
+            return np.zeros(len(keys), np.int64), np.zeros(len(keys), np.int64)
+        wanted = keys.view(np.int64)
+        places = np.minimum(np.searchsorted(self.keys, wanted), len(self.keys) - 1)
+        known = self.keys[places] == wanted
+        return np.where(known, self.sums[places], 0), np.where(known, self.counts[places], 0)
+
+
+def raw_values(statistic: Statistic, sums: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """(n,) float64 raw values of a feature from (n,) sums of labels and counts."""
+    if statistic.kind == "count":
+        return np.log1p(counts)
+    return (sums + statistic.smoothing * statistic.prior) / (counts + statistic.smoothing)
+
+
+def values_by_keys(
+    features: Iterable[DenseFeature], keys: Mapping[str, np.ndarray], counts: Callable[[str], LabelCounts]
+) -> dict[str, np.ndarray]:
+    """(n,) float32 of every dense feature that is a statistic, by its name.
+
+    Args:
+      features: Dense features.
+      keys: By categorical feature, (n,) uint64 keys.
+      counts: Reads a file of ``Statistic.file``.
+    """
+    known: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+    values = {}
+    for feature in features:
+        if (statistic := feature.statistic) is None:
+            continue
+        if statistic.file not in known:
+            known[statistic.file] = counts(statistic.file).look_up(_combined(statistic.features, keys.__getitem__))
+        values[feature.name] = apply(feature, raw_values(statistic, *known[statistic.file]))
+    return values
+
+
+def _combined(features: tuple[str, ...], keys: Callable[[str], np.ndarray]) -> np.ndarray:
+    """(n,) uint64 keys of the combinations of features' values."""
+    columns = [keys(name) for name in features]
+    return columns[0] if len(columns) == 1 else crossed_keys(columns)
+
+
+def write_target_means(
+    source: LogFormat,
+    spill: Spill,
+    work: pathlib.Path,
+    folder: pathlib.Path,
+    *,
+    train_rows: int,
+    split_by: str,
+    min_count: int,
+    earlier: Schema | None = None,
+    advance: Advance = lambda done: None,
+    bucket_rows: int = BUCKET_ROWS,
+) -> LogFormat:
+    """Adds the columns of a log's target means to its examples: raw values, or those of an earlier dataset.
+
+    Takes the memory of two external sorts, ``bucket_rows`` examples of one column each, and 24 bytes for each key that
+    is written. Disk takes 50 bytes for each training example while the work goes on.
+
+    Args:
+      source: The log's format.
+      spill: All examples, each split's in order of time; gets the columns.
+      work: For files.
+      folder: The dataset, which gets ``means/NAME.npy``.
+      train_rows: How many examples are for training, the first ones.
+      split_by: How they were chosen (``PrepareOptions``).
+      min_count: Rarer keys count as unknown ones, where a target mean does not say it.
+      earlier: The dataset whose sums and counts all examples get.
+      advance: Told how many target means are done.
+      bucket_rows: Examples that are sorted at a time.
+
+    Returns:
+      The format, whose features know what they are made of.
+
+    Raises:
+      DatasetError: If a target mean does not go with the options.
+    """
+    if not source.target_means:
+        return source
+    (folder / "means").mkdir()
+    if earlier is not None:
+        assert earlier.folder is not None
+        for file in earlier.statistic_files:
+            try:
+                link(earlier.folder / file, folder / file)
+            except FileNotFoundError as error:
+                raise DatasetError(f"{earlier.folder / file} is missing; copy the dataset again") from error
+            _append(spill, work, source.dense, LabelCounts.load(earlier.folder, earlier, file), file, None, 0)
+        return source
+    known: dict[str, DenseFeature] = {}
+    for number, mean in enumerate(source.target_means):
+        if source.labels == "none":
+            raise DatasetError(
+                f"--no-labels, but [[target_mean]] of {list(mean.of)} is of labels; leave it out of the schema"
+            )
+        sorting = work / f"means-{number:04d}"
+        sorting.mkdir()
+        trained = _sorted(source, mean, spill, sorting, train_rows, bucket_rows)
+        own, by_key = _counted(
+            trained,
+            sorting,
+            folds=_folds(mean, timed=source.timed, split_by=split_by),
+            window=(window_seconds(mean.window) or 0) * source.ticks,
+            min_count=min_count if mean.min_count is None else mean.min_count,
+            bucket_rows=bucket_rows,
+        )
+        file = f"means/{mean.title}.npy"
+        _save(by_key, folder / file)
+        features = _features(mean, file, sha256_of(folder / file), _prior(trained, train_rows))
+        known |= {feature.name: feature for feature in features}
+        read = [by_key.plain(name).read(0, by_key.rows) for name in (_KEY, _SUM, _COUNT)]
+        _append(spill, work, features, LabelCounts(*read), file, own, train_rows)
+        for column in (*own.columns.values(), *by_key.columns.values(), *trained.columns.values()):
+            column.remove()
+        advance(number + 1)
+    return source.fitted(known, {})
+
+
+def _folds(mean: TargetMean, *, timed: bool, split_by: str) -> int:
+    """How many folds there are, 0 for what is earlier."""
+    earlier = mean.folds == 0 or bool(mean.window)
+    if earlier and split_by == "random":
+        key = f"window = {mean.window!r}" if mean.window else "folds = 0"
+        raise DatasetError(
+            f"--split-by random, but [[target_mean]] of {list(mean.of)} has {key}, which needs training examples that"
+            " are earlier than all others; leave one of them out"
+        )
+    if mean.folds is None:
+        return 0 if earlier or (timed and split_by != "random") else FOLDS
+    return mean.folds
+
+
+def _features(mean: TargetMean, file: str, digest: str, prior: float) -> tuple[DenseFeature, DenseFeature]:
+    made = Statistic(kind="mean", features=mean.of, file=file, digest=digest, prior=prior, smoothing=mean.smoothing)
+    kinds = zip(mean.features, (made, dataclasses.replace(made, kind="count")), strict=True)
+    first, second = (DenseFeature(name=name, transform="standardize", statistic=one) for name, one in kinds)
+    return first, second
+
+
+def _sorted(
+    source: LogFormat, mean: TargetMean, spill: Spill, folder: pathlib.Path, train_rows: int, step: int
+) -> Spill:
+    """The training examples key by key, each key's in their order."""
+    label = spill.plain(LABEL if mean.label in ("", *source.tasks[:1]) else task_name(mean.label))
+    columns = {_KEY: _INT64, _AT: _INT64, _MOMENT: _INT64, _TARGET: np.dtype(np.int8)}
+    trained = Spill(folder / "trained", columns, {})
+    for start in range(0, train_rows, step):
+        stop = min(start + step, train_rows)
+        at = np.arange(start, stop)
+        keys = _combined(mean.of, lambda name, a=start, b=stop: spill.plain(keys_name(name)).read(a, b)).view(np.int64)
+        moments = spill.plain(TIME).read(start, stop) if source.timed else at
+        order = np.argsort(keys, kind="stable")
+        read = {_KEY: keys, _AT: at, _MOMENT: moments, _TARGET: label.read(start, stop).astype(np.int8)}
+        trained.append({name: column[order] for name, column in read.items()})
+    trained.finish()
+    return trained.sorted_by_time(folder / "by_key", _KEY, step)
+
+
+def _prior(trained: Spill, rows: int) -> float:
+    """The mean of the labels that are known; 0 where none is."""
+    total = count = 0
+    for start in range(0, rows, _READ_ROWS):
+        labels = trained.plain(_TARGET).read(start, start + _READ_ROWS)
+        total, count = total + int((labels > 0).sum()), count + int((labels >= 0).sum())
+    return total / count if count else 0.0
+
+
+def _counted(
+    trained: Spill, folder: pathlib.Path, *, folds: int, window: int, min_count: int, bucket_rows: int
+) -> tuple[Spill, Spill]:
+    """Sums and counts for every training example, in their order, and for every key, in ascending order."""
+    own = Spill(folder / "own", {_AT: _INT64, _SUM: _INT64, _COUNT: _INT64}, {})
+    by_key = Spill(folder / "keys", {_KEY: _INT64, _SUM: _INT64, _COUNT: _INT64}, {})
+    columns = [mapped(trained.plain(name)) for name in (_KEY, _MOMENT, _TARGET, _AT)]
+    latest = max(int(columns[1][at : at + bucket_rows].max()) for at in range(0, trained.rows, bucket_rows))
+    state, folded = np.zeros(7, np.int64), np.zeros((max(folds, 1), 2), np.int64)
+    for start in range(0, trained.rows, bucket_rows):
+        stop = min(start + bucket_rows, trained.rows)
+        counted, groups = np.empty((2, stop - start), np.int64), np.empty((3, stop - start), np.int64)
+        num_keys = _count(*columns, start, stop, folds, window, latest, min_count, state, folded, counted, groups)
+        at = trained.plain(_AT).read(start, stop)
+        order = np.argsort(at)
+        own.append({_AT: at[order], _SUM: counted[0, order], _COUNT: counted[1, order]})
+        by_key.append(dict(zip((_KEY, _SUM, _COUNT), groups[:, :num_keys], strict=True)))
+    for spill in (own, by_key):
+        spill.finish()
+    return own.sorted_by_time(folder / "in_order", _AT, bucket_rows), by_key
+
+
+@compiled
+def _count(keys, moments, labels, at, start, stop, folds, window, latest, min_count, state, folded, counted, groups):
+    """Sums and counts of the examples ``start`` to ``stop``, and of the keys that begin there; returns how many do.
+
+    All columns are of (n,) examples ordered by key, then by time, and read one after another, so that memory need not
+    hold them.
+
+    Args:
+      keys, moments, labels, at: The columns; a label below 0 is not known and counts nowhere.
+      start: The first example, where the call before this one stopped.
+      stop: Behind the last one.
+      folds: How many folds there are; 0 for what is earlier.
+      window: How much earlier an example may be; 0 without a window.
+      latest: The last moment of all.
+      min_count: Keys of fewer labels count as unknown.
+      state: (7,) int64, zeros at first, between calls: the end of the present key, the first example in the window, the
+        first one that is not earlier, the sum and count of those between, and those of the present key.
+      folded: (folds or 1, 2) int64, zeros at first: the present key's sum and count by fold.
+      counted: (2, stop - start) int64, gets sums and counts.
+      groups: (3, stop - start) int64, gets keys, sums and counts.
+    """
+    num_keys = 0
+    for i in range(start, stop):
+        if i >= state[0]:
+            folded[:] = 0
+            end, total, count = i, 0, 0
+            while end < keys.shape[0] and keys[end] == keys[i]:
+                if labels[end] >= 0:
+                    fold = np.int64(mix64(np.uint64(at[end]) ^ _FOLD_SEED) % np.uint64(folds)) if folds > 0 else 0
+                    folded[fold, 0] += labels[end]
+                    folded[fold, 1] += 1
+                    if window == 0 or moments[end] > latest - window:
+                        total += labels[end]
+                        count += 1
+                end += 1
+            state[0], state[1], state[2], state[3], state[4] = end, i, i, 0, 0
+            state[5], state[6] = folded[:, 0].sum(), folded[:, 1].sum()
+            if count > 0 and state[6] >= min_count:
+                groups[0, num_keys], groups[1, num_keys], groups[2, num_keys] = keys[i], total, count
+                num_keys += 1
+        if folds > 0:
+            fold = np.int64(mix64(np.uint64(at[i]) ^ _FOLD_SEED) % np.uint64(folds))
+            counted[0, i - start], counted[1, i - start] = state[5] - folded[fold, 0], state[6] - folded[fold, 1]
+        else:
+            while moments[state[2]] < moments[i]:
+                if labels[state[2]] >= 0:
+                    state[3] += labels[state[2]]
+                    state[4] += 1
+                state[2] += 1
+            while window > 0 and moments[state[1]] < moments[i] - window:
+                if labels[state[1]] >= 0:
+                    state[3] -= labels[state[1]]
+                    state[4] -= 1
+                state[1] += 1
+            counted[0, i - start], counted[1, i - start] = state[3], state[4]
+        if state[6] < min_count:
+            counted[0, i - start], counted[1, i - start] = 0, 0
+    return num_keys
+
+
+def _save(by_key: Spill, path: pathlib.Path) -> None:
+    """Writes keys, sums and counts as one array, (3, keys) int64."""
+    header = {"descr": "<i8", "fortran_order": False, "shape": (3, by_key.rows)}
+    with path.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, header)
+        for name in (_KEY, _SUM, _COUNT):
+            for start in range(0, by_key.rows, _READ_ROWS):
+                file.write(by_key.plain(name).read(start, start + _READ_ROWS).data)
+
+
+def _append(
+    spill: Spill,
+    work: pathlib.Path,
+    features: Iterable[DenseFeature],
+    counts: LabelCounts,
+    file: str,
+    own: Spill | None,
+    own_rows: int,
+) -> None:
+    """Adds the columns of the features of a file: for the first ``own_rows`` examples of their own sums and counts."""
+    for feature in features:
+        if (statistic := feature.statistic) is None or statistic.file != file:
+            continue
+        dtype = np.dtype(np.float64 if feature.unfitted else np.float32)
+        name = dense_name(feature.name)
+        spill.columns[name] = column = PlainColumn(work / f"{pathlib.Path(file).stem}-{statistic.kind}", dtype)
+        edges = [*range(0, own_rows, _READ_ROWS), *range(own_rows, spill.rows, _READ_ROWS), spill.rows]
+        for start, stop in itertools.pairwise(edges):
+            if own is not None and start < own_rows:
+                read = own.plain(_SUM).read(start, stop), own.plain(_COUNT).read(start, stop)
+            else:
+                keys = _combined(statistic.features, lambda n, a=start, b=stop: spill.plain(keys_name(n)).read(a, b))
+                read = counts.look_up(keys)
+            values = raw_values(statistic, *read)
+            column.append(values if feature.unfitted else apply(feature, values))
+        column.finish()
