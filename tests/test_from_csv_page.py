@@ -1,11 +1,14 @@
 """The commands and the snippet of docs/from_csv.md, as a reader would run them."""
 
+import functools
 import pathlib
 import re
 import subprocess
 import sys
+import types
 
 import numpy as np
+import pandas as pd
 import pytest
 import shop_logs
 
@@ -27,7 +30,11 @@ def test_the_page_runs(tmp_path, monkeypatch):
     jrec_here = f'jrec() {{ "{sys.executable}" -m jrec "$@"; }}\nset -e\n'
     done = subprocess.run(["bash", "-c", jrec_here + script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    (snippet,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    three_lines, snippet = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    clicks = pd.read_csv("monday.csv").assign(ts=pd.date_range("2024-05-01", periods=2000, freq="min"))
+    names = {"jrec": types.SimpleNamespace(fit=functools.partial(jrec.fit, quick=True)), "clicks": clicks}
+    exec(compile(three_lines, PAGE.name, "exec"), names | {"tomorrow": clicks.tail(100)})
+    assert jrec.serving.load("exports/clicks")(clicks.head(3)).shape == (3,)
     names = {}
     exec(compile(snippet, PAGE.name, "exec"), names)
     assert names["scores"].shape == (2,)

@@ -35,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Writes the configuration and its page; returns 0."""
     from jrec.app.config import load_config
+    from jrec.app.first_choice import first_choice
     from jrec.errors import ConfigError
     from jrec.outputs import new_file
 
@@ -45,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     writes = {"overwrite": args.overwrite, "inputs": [args.data]}
     # The page gets its name first: where the configuration is new, so is the page.
     with new_file(out, **writes) as partial, new_file(page, **writes) as page_partial:
-        config, text = _first(args)
+        config, text = first_choice(args.data, args.out, quick=args.quick, say=_say)
         partial.write_text(config, encoding="utf-8")
         page_partial.write_text(text, encoding="utf-8")
     load_config(out)
@@ -53,36 +54,5 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _first(args: argparse.Namespace) -> tuple[str, str]:
-    """The configuration, as TOML, and its page, as HTML."""
-    from jrec.app.first_config import LARGE, candidates, facts_of, first_config, render, warnings
-    from jrec.app.first_page import first_page
-    from jrec.app.first_trials import Trial, notes_of, try_all
-    from jrec.app.pairs import proposal, telling_pairs
-    from jrec.data.schema import DatasetError, Schema
-
-    schema = Schema.load(args.data)
-    if not schema.labels:
-        raise DatasetError(
-            f"{args.data} has no labels, and `jrec init` writes models of clicks; prepare it with them, or train a"
-            " model that ranks items: docs/next_item.md has the configuration for histories, docs/two_towers.md for"
-            " features of users and items"
-        )
-    schema.check_one_label("`jrec init` tries models of one label")
-    facts = facts_of(args.data, schema)
-    for line in warnings(facts):
-        print(f"jrec: {line}", file=sys.stderr)
-    chosen, notes, trials = candidates(facts), [], []
-    if not args.quick and facts.valid and facts.examples < LARGE:
-
-        def say(trial: Trial) -> None:
-            auc = "" if trial.auc is None else f", AUC {trial.auc:.4f}"
-            print(f"jrec: {trial.candidate.name}: valid log loss {trial.log_loss:.4f}{auc}", file=sys.stderr)
-
-        trials = try_all(args.data, facts, chosen, on_trial=say)
-        chosen, notes = [trial.candidate for trial in trials], notes_of(trials)
-    if not args.quick:
-        notes += (proposed := proposal(telling_pairs(args.data, schema)))
-        print("".join(f"jrec: {line}\n" for line in proposed), file=sys.stderr, end="")
-    keys = first_config(args.data, facts, chosen[0], best_step=trials[0].best_step if trials else 0)
-    return render(schema.name, keys, facts, notes), first_page(schema.name, args.out, keys, facts, chosen, trials)
+def _say(line: str) -> None:
+    print(f"jrec: {line}", file=sys.stderr)

@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _run(args: argparse.Namespace, company: Company) -> int:
     from jrec.app.config import load_config
-    from jrec.app.preflight import check_space, check_start
+    from jrec.app.preflight import check_start
     from jrec.app.processes.same_run import training_facts
 
     # Before JAX is loaded, so that a mistake is answered at once.
@@ -91,60 +91,23 @@ def _run(args: argparse.Namespace, company: Company) -> int:
     flags = {"resume": args.resume, "resume-from": args.resume_from, "overwrite": args.overwrite}
     company.meet(training_facts(config, start.data, flags))
 
-    from jrec.app.build import build_layout, check_model
-    from jrec.app.commands.kernel_check import prepare_kernels
-    from jrec.app.comparisons import comparison_sections
-    from jrec.app.loop import train
-    from jrec.app.make_run import check_pipeline
-    from jrec.app.report import summary, write_report
-    from jrec.app.report.logs import METRICS_FILE
-    from jrec.app.report.trackers import Trackers
-    from jrec.app.report.writing import PAGE_FILE, merged
-    from jrec.app.run_folder import REPORT_FOLDER
-    from jrec.ops.verdicts import choices
+    from jrec.app.report import summary
+    from jrec.app.reported_run import train_and_report
 
-    data = start.data
-    layout = build_layout(data.config, data.schema, data.plan)
-    check_pipeline(config)  # before kernels are checked, which may take minutes
-    if company.first:
-        check_space(config, layout, data.plan, overwrite=args.overwrite)
-    check_model(data.config, data.schema, layout)
-    prepare_kernels(config, layout, resume=resume, overwrite=args.overwrite)
-    outcome = train(config, resume=resume, overwrite=args.overwrite, resume_from=args.resume_from, data=data)
+    outcome, content, page = train_and_report(
+        config,
+        start,
+        resume=resume,
+        overwrite=args.overwrite,
+        resume_from=args.resume_from,
+        writes=company.first,
+    )
     if not outcome.finished:
         print(f"stopped after step {outcome.step:,}; the same command with --resume goes on", file=sys.stderr)
         return 130
-    if not outcome.reports:
-        return 0
-    report, kernels = outcome.folder / REPORT_FOLDER, choices()
-    content = write_report(
-        report,
-        config=config,
-        schema=outcome.schema,
-        plan=data.plan,
-        scores=outcome.scores,
-        parameters=outcome.parameters,
-        steps=outcome.step,
-        seconds=outcome.seconds or None,
-        examples=outcome.examples or None,
-        history=outcome.folder / METRICS_FILE,
-        scored_step=outcome.scored_step,
-        stopped_early=outcome.stopped_early,
-        sections=merged(
-            outcome.sections,
-            {"kernels": kernels} if kernels else {},
-            comparison_sections(config, outcome.schema, outcome.scores),
-        ),
-    )
-    trackers = Trackers(config.log.to, outcome.folder, title=config.name)
-    for split, metrics in content["splits"].items():
-        trackers.write(outcome.step, split, metrics)
-    for task, scored in list(content.get("tasks", {}).items())[1:]:  # the first one's are those above
-        for split, metrics in scored["splits"].items():
-            trackers.write(outcome.step, f"{split}/{task}", metrics)
-    trackers.close()
-    print(summary(content))
-    print(f"{outcome.step:,} steps; report: {report / PAGE_FILE}")
+    if content is not None:
+        print(summary(content))
+        print(f"{outcome.step:,} steps; report: {page}")
     return 0
 
 

@@ -6,6 +6,7 @@ What is doubtful is a question, a comment that begins with "# ?"; ``questions`` 
 from __future__ import annotations
 
 import csv
+import difflib
 import pathlib
 import re
 import statistics
@@ -13,7 +14,7 @@ from collections.abc import Collection, Sequence
 
 from jrec.data.schema import DatasetError
 from jrec.prepare.readers.guess_columns import Column, ask, decimal_comma, is_number, toml
-from jrec.prepare.readers.guess_labels import OUTCOMES, guess_label
+from jrec.prepare.readers.guess_labels import OUTCOMES, guess_label, stated_label
 from jrec.prepare.readers.guess_times import could_swap, date_patterns, time_format
 from jrec.prepare.readers.lines import first_line, read_blocks, refuse_json
 from jrec.prepare.readers.streams import is_stream
@@ -29,15 +30,18 @@ _IDENTIFIER = re.compile(r"[A-Za-z_][\w .:()/%#\-]*")
 _LIBSVM = re.compile(r"[+-]?\d+(\.\d+)?( \d+:[^ :]+)+ *")
 
 
-def guess_schema(path: str, other_files: Sequence[str] = ()) -> str:
+def guess_schema(path: str, other_files: Sequence[str] = (), *, label: str = "", time: str = "") -> str:
     """The text of a schema file for a log, each guess with its reason as a comment.
 
     Args:
       path: The log's first file, text or Parquet; its first lines are read.
       other_files: The log's other files, of which only the names of their folders matter.
+      label: The column that is the label; "" to guess it.
+      time: The column that says when a line was; "" to guess whether there is one.
 
     Raises:
-      DatasetError: If the file cannot be read again, as a pipe, or has no lines of at least two fields.
+      DatasetError: If the file cannot be read again, as a pipe, or has no lines of at least two fields; if it lacks
+        ``label`` or ``time``, or the values of one cannot be a label or times.
     """
     if is_stream(path):
         raise DatasetError(
@@ -65,9 +69,13 @@ def guess_schema(path: str, other_files: Sequence[str] = ()) -> str:
     if missing:
         head.append(f"missing_values = {toml(['', *missing])}")
     left = list(columns)
-    label, column = guess_label(left)
+    if label:
+        column = _column(left, label, path)
+        label = stated_label(column, path)
+    else:
+        label, column = guess_label(left)
     left = [c for c in left if c is not column]
-    time, column = _time(left)
+    time, column = _stated_time(_column(left, time, path), path) if time else _time(left)
     left = [c for c in left if c is not column]
     if column is None and table:
         time, column = _time(folders)
@@ -232,8 +240,29 @@ def _libsvm(lines: Sequence[str]) -> list[str]:
     return [*head, 'weights = "values"'] if weighted else head
 
 
-def _time(columns: Sequence[Column]) -> tuple[str, Column | None]:
-    forms = {id(c): time_format(c) for c in columns if not c.blanks}
+def _column(columns: Sequence[Column], name: str, path: str) -> Column:
+    """The column of a name that the user gave."""
+    names = [column.name for column in columns]
+    if name not in names:
+        near = difflib.get_close_matches(name, names, n=1)
+        advice = f"; did you mean {near[0]!r}?" if near else f"; it has {', '.join(names[:20])}"
+        raise DatasetError(f"{path}: there is no column {name!r}{advice}")
+    return columns[names.index(name)]
+
+
+def _stated_time(column: Column, path: str) -> tuple[str, Column | None]:
+    """As ``_time`` of a column that the user named: whole numbers need not look like times."""
+    if column.blanks or not (column.whole or time_format(column)):
+        fault = "has lines without a time" if column.blanks else f"has values such as {column.values[:1]}, no times"
+        raise DatasetError(
+            f"{path}: the time {column.name!r} {fault}; give dates as 2024-05-01 12:30:00, or numbers that ascend with"
+            " time, one for each line"
+        )
+    return _time([column], default="integer")
+
+
+def _time(columns: Sequence[Column], default: str = "") -> tuple[str, Column | None]:
+    forms = {id(c): time_format(c) or default for c in columns if not c.blanks}
     dated = [c for c in columns if forms.get(id(c))]
     dated.sort(key=lambda c: forms[id(c)] == "integer")  # stable: the first one otherwise
     if not dated:

@@ -6,6 +6,7 @@ import collections
 import re
 from collections.abc import Sequence
 
+from jrec.data.schema import DatasetError
 from jrec.prepare.readers.guess_columns import Column, ask, toml, words
 
 _LABELS = words(
@@ -19,6 +20,7 @@ _RATINGS = ("rating", "stars", "overall", "score")
 _MOST_STARS = 21
 _YES = {"ja", "oui", "si", "sí", "sim", "true", "yes", "y", "t", "1"}
 _NO = {"nein", "non", "no", "não", "nao", "false", "n", "f", "0", "-1"}
+_PLAIN = {*words("0 1 true false True False")}  # need no [label] positive_values
 # How words begin: clicked, purchases, bought.
 _DONE = (
     "click|clk|tap|buy|bought|purchas|order|paid|conver|like|lov|good|positiv|success|accept|approv|subscri|instal"
@@ -58,6 +60,34 @@ def guess_label(columns: Sequence[Column]) -> tuple[str, Column | None]:
     if constant := [toml(c.name) for c in columns if c.plain.lower() in _LABELS and len(c.distinct) == 1]:
         text += f" Of {', '.join(constant)} there is one value, but a label has two."
     return f"{text}\n# [label]\n# column = ", None
+
+
+def stated_label(column: Column, path: str) -> str:
+    """The schema's text about the label that the user named.
+
+    Args:
+      column: The column.
+      path: The log, for errors.
+
+    Raises:
+      DatasetError: If its values cannot be a label's.
+    """
+    count, some = len(column.distinct), ", ".join(sorted(column.distinct)[:5])
+    fault = ""
+    if not column.values:
+        fault = "has no value: the log is empty"
+    elif column.lists:
+        fault = "holds lists, and a label is one of two values"
+    elif column.blanks:
+        fault = "is missing in some lines; leave these lines out"
+    elif count > 2:
+        fault = f"has {count:,} values or more ({some}, …), and a label has two; make it one first, such as rating >= 4"
+    elif count == 1 and column.distinct.isdisjoint(_PLAIN):
+        fault = f"is {some} in all of the first lines; sort them otherwise, so that both values are among them"
+    if fault:
+        raise DatasetError(f"{path}: the label {column.name!r} {fault}")
+    # The first lines of a log in the order of its labels have one, and preparing refuses a log of one label.
+    return _two_valued(column, "") if count == 2 else f"\n[label]\ncolumn = {toml(column.name)}"
 
 
 def _others(chosen: Column, columns: Sequence[Column | None]) -> str:

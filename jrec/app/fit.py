@@ -1,0 +1,294 @@
+"""``jrec.fit``: a table of clicks into a trained model, by what the commands do, one after the other."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import shutil
+import sys
+import tempfile
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jrec import compile_cache
+from jrec.app.config.typed_toml import toml_value
+from jrec.errors import ConfigError
+from jrec.outputs import write_file
+from jrec.prepare.prepare import prepare
+from jrec.prepare.prepare_options import PrepareOptions
+from jrec.prepare.readers.streams import InMemory, Input, InputLike, read_names, spool
+from jrec.progress import Progress
+
+if TYPE_CHECKING:
+    from jrec.app.predict import LoadedRun
+    from jrec.serving.format import Dtype
+
+_LOG, _SCHEMA, _DATA, _CONFIG, _RUN = "log", "schema.toml", "data", "model.toml", "run"
+
+
+def fit(
+    data: InputLike | Sequence[InputLike] | Mapping[str, Any],
+    *,
+    label: str = "",
+    time: str = "",
+    schema: str | os.PathLike[str] | None = None,
+    folder: str | os.PathLike[str] | None = None,
+    epochs: int | None = None,
+    seed: int | None = None,
+    quick: bool = False,
+    config: Mapping[str, object] | None = None,
+    quiet: bool = False,
+) -> FittedModel:
+    """Trains a model of a table's binary label.
+
+    Guesses a schema, prepares a dataset, chooses a configuration and trains as ``jrec prepare csv``, ``jrec init`` and
+    ``jrec train`` do: these commands with the files of ``folder`` give the same bits.
+
+    Args:
+      data: A table (of pandas, polars, Arrow, …), columns by name, or paths of Parquet, CSV or JSON lines files.
+      label: The column to predict, of two values.
+      time: The column that says when a line was; "" to guess it. The last tenth of the lines is then the test split,
+        the tenth before it is for early stopping. Without times, these are drawn at random.
+      schema: A file that says what the columns mean (docs/formats.md), in place of ``label``, ``time`` and a guess.
+      folder: Where everything is kept, a new or an empty folder; None for a temporary one, which goes with the model.
+      epochs: Passes over the training split at most; None as ``jrec init`` says.
+      seed: The seed of first values and of the order of examples; None as ``jrec init`` says.
+      quick: Whether to choose the kind of model by a rule, and train no trials.
+      config: Keys of a configuration that win, such as ``{"model.embedding_dim": 32}`` (docs/configuration.md).
+      quiet: Whether to write neither messages nor progress to standard error.
+
+    Returns:
+      The model.
+
+    Raises:
+      ConfigError: If neither ``label`` nor ``schema`` is given, the folder is in use, or a key of ``config`` is wrong.
+      DatasetError: If the table cannot be read, or its label cannot be learned.
+      DivergedError: If the loss becomes NaN or infinite.
+      KeyboardInterrupt: On SIGINT or SIGTERM.
+
+    Example:
+      >>> model = jrec.fit(clicks, label="click", time="ts")  # doctest: +SKIP
+      >>> model.predict(new_clicks)  # doctest: +SKIP
+      array([0.0312, 0.4471], dtype=float32)
+    """
+    if bool(label) == (schema is not None):
+        raise ConfigError(
+            f"label is {label!r} and schema is {schema}; give label, the column to predict, or schema, a file that"
+            " says which one that is"
+        )
+    if schema is not None and time:
+        raise ConfigError(f"time is {time!r}, but the schema {schema} says which column that is; leave one of them out")
+
+    def say(line: str) -> None:
+        if not quiet:
+            sys.stderr.write(f"jrec: {line}\n")
+
+    with compile_cache.enabled(), _kept(folder) as (place, temporary):
+        inputs = _spooled(data, place)
+        with contextlib.ExitStack() as named:
+            for one in inputs:
+                named.enter_context(one.errors_by_name())
+            _prepare(inputs, place, label=label, time=time, schema=schema, quiet=quiet, say=say)
+        own = {"epochs": epochs, "max_steps": None if epochs is None else 0, "seed": seed} | dict(config or {})
+        metrics = _train(place, own, quick=quick, quiet=quiet, say=say)
+
+        from jrec.app.predict import load_run
+
+        model = FittedModel(place, load_run(place / _RUN), metrics)
+        if temporary:
+            weakref.finalize(model, shutil.rmtree, place, ignore_errors=True)
+        return model
+
+
+class FittedModel:
+    """A trained model; ``jrec.fit`` makes it.
+
+    Attributes:
+      folder: What was made: ``schema.toml``, the dataset ``data``, ``model.toml``, the run ``run`` with its report.
+      run: The run, for what ``predict`` does not give (``jrec.load_run``).
+      metrics: By split, "valid" and "test", its metrics by name, "auc" and "log_loss" among them.
+    """
+
+    def __init__(self, folder: pathlib.Path, run: LoadedRun, metrics: dict[str, dict[str, Any]]):
+        self.folder, self.run, self.metrics = folder, run, metrics
+
+    def __repr__(self) -> str:
+        schema = self.run.restored.schema
+        rows = sum(table.rows for table in schema.tables)
+        features, examples = len(schema.dense) + len(schema.categorical), schema.splits["train"].examples
+        lines = [
+            f"jrec model of {features} features ({len(schema.tables)} tables of {rows:,} rows), {examples:,} examples"
+        ]
+        for split, metrics in self.metrics.items():
+            auc = "none" if metrics["auc"] is None else f"{metrics['auc']:.4f}"
+            lines.append(f"  {split}: AUC {auc}, log loss {metrics['log_loss']:.4f}")
+        return "\n".join([*lines, f"  folder: {self.folder}"])
+
+    def predict(self, data: InputLike | Sequence[InputLike] | Mapping[str, Any]) -> np.ndarray:
+        """Probabilities, (rows,) float32, in the order of the rows.
+
+        Values that training did not see are read as unknown; a warning names some where they are many.
+
+        Args:
+          data: As of ``fit``; the label may be absent.
+
+        Raises:
+          DatasetError: If a column is missing, or a value is none that it may have.
+        """
+        if not _are_paths(data):
+            return self.run.predict(data)
+        return np.concatenate([np.empty(0, np.float32), *(piece.probabilities for piece in self._scored(data))])
+
+    def evaluate(self, data: InputLike | Sequence[InputLike] | Mapping[str, Any]) -> dict[str, Any]:
+        """Metrics on other rows, by name as in ``metrics``.
+
+        Args:
+          data: As of ``fit``, with the label.
+
+        Raises:
+          DatasetError: As ``predict``; if the label is absent.
+        """
+        from jrec.app.report.metrics import Scores, evaluate
+
+        pieces = list(self._scored(data if _are_paths(data) else _table(data)))
+        if not pieces or any(piece.labels is None for piece in pieces):
+            raise ConfigError("the data to evaluate has no rows, or no label column; give rows with their labels")
+        logits, labels = (np.concatenate([getattr(piece, name) for piece in pieces]) for name in ("logits", "labels"))
+        return evaluate(Scores(logits=logits, labels=labels.astype(bool))).to_dict()
+
+    def save(self, folder: str | os.PathLike[str], *, dtype: Dtype | None = None, overwrite: bool = False) -> None:
+        """Writes the model for ``jrec.serving.load`` and ``jrec serve``, as ``jrec export`` does.
+
+        Args:
+          folder: The folder to make.
+          dtype: Of rows, such as "int8"; None as they were trained.
+          overwrite: Whether to replace an export there.
+
+        Raises:
+          OutputError: If the folder may not or cannot be written.
+        """
+        from jrec.app.export import export_run
+
+        export_run(self.folder / _RUN, folder, dtype=dtype, overwrite=overwrite)
+
+    def _scored(self, data: Any) -> Iterator[Any]:
+        return self.run.of_log(data)
+
+
+def _are_paths(data: Any) -> bool:
+    some = data if isinstance(data, list | tuple) else [data]
+    return all(isinstance(one, str | os.PathLike) for one in some)
+
+
+def _table(data: Any) -> Any:
+    """Columns by name as a table; other data as it is."""
+    if not isinstance(data, Mapping) or hasattr(data, "__arrow_c_stream__"):
+        return data
+    import pyarrow as pa
+
+    return pa.table(dict(data))
+
+
+@contextlib.contextmanager
+def _kept(folder: str | os.PathLike[str] | None) -> Iterator[tuple[pathlib.Path, bool]]:
+    """The folder of a fit, and whether it is a temporary one, which an error removes."""
+    if folder is None:
+        place = pathlib.Path(tempfile.mkdtemp(prefix="jrec-fit-"))
+        try:
+            yield place, True
+        except BaseException:
+            shutil.rmtree(place, ignore_errors=True)
+            raise
+        return
+    place = pathlib.Path(folder).absolute()
+    if place.exists() and (not place.is_dir() or any(place.iterdir())):
+        raise ConfigError(
+            f"folder is {place}, where something is already; name a new folder, or take the model that is there by"
+            f" jrec.load_run({str(place / _RUN)!r})"
+        )
+    place.mkdir(parents=True, exist_ok=True)
+    yield place, False
+
+
+def _spooled(data: Any, place: pathlib.Path) -> list[Input]:
+    """The files of the data; of tables in memory, files that keep them."""
+    return [
+        spool(name, place / f"{_LOG}{number or ''}.arrow")
+        if isinstance(name, InMemory)
+        else Input(name=name, file=name)
+        for number, name in enumerate(read_names(_table(data)))
+    ]
+
+
+def _prepare(
+    inputs: Sequence[Input],
+    place: pathlib.Path,
+    *,
+    label: str,
+    time: str,
+    schema: str | os.PathLike[str] | None,
+    quiet: bool,
+    say: Callable[[str], None],
+) -> None:
+    """Makes the schema and the dataset."""
+    from jrec.prepare.joined import csv_source
+    from jrec.prepare.readers import load_schema
+    from jrec.prepare.readers.guess import guess_schema, questions
+    from jrec.prepare.readers.lines import check_inputs
+
+    files = [one.file for one in inputs]
+    check_inputs(files, keep_order=True)
+    if schema is None:
+        text = guess_schema(files[0], files[1:], label=label, time=time)
+        for question in questions(text):
+            say(f"guessed, please check: {question}")
+        schema = place / _SCHEMA
+        write_file(schema, text + "\n")
+    source = csv_source(load_schema(os.fspath(schema)))
+    ordered = source.timed or source.histories
+    prepare(
+        source,
+        files,
+        place / _DATA,
+        PrepareOptions(split_by="time" if ordered else "random", keep_order=True),
+        command="jrec.fit",
+        progress=Progress(show=False if quiet else None),
+        report=say,
+    )
+
+
+def _train(
+    place: pathlib.Path, own: Mapping[str, object], *, quick: bool, quiet: bool, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Chooses the configuration and trains; returns the metrics by split."""
+    from jrec.app.config import load_config
+    from jrec.app.first_choice import first_choice
+    from jrec.app.preflight import check_start
+    from jrec.app.report import summary
+
+    path = place / _CONFIG
+    given = {"out": str(place / _RUN), **({"log.progress": "off"} if quiet else {}), **own}
+    overrides = [f"{key}={toml_value(value)}" for key, value in given.items() if value is not None]
+    text, page = first_choice(str(place / _DATA), str(path), quick=True, say=say if quick else lambda line: None)
+    write_file(path, text)
+    load_config(path, overrides)  # so that a mistake in it is answered before trials, which take minutes
+    if not quick:
+        text, page = first_choice(str(place / _DATA), str(path), quick=False, say=say)
+    write_file(path, text)
+    write_file(path.with_suffix(".html"), page)
+    run = load_config(path, overrides)
+    start = check_start(run, resume=False, overwrite=False)
+
+    from jrec.app.reported_run import train_and_report  # loads JAX
+
+    outcome, content, report = train_and_report(run, start)
+    if content is None:  # a signal, which ends a run with a checkpoint
+        raise KeyboardInterrupt(f"stopped after step {outcome.step:,}")
+    if not quiet:
+        sys.stderr.write(f"{summary(content)}\n")
+    say(f"{outcome.step:,} steps; report: {report}")
+    return content["splits"]
