@@ -1,7 +1,8 @@
 """The ``jrec`` command: finds the subcommand, imports only that module, and turns expected errors into one line.
 
 A subcommand is a module with ``DESCRIPTION`` and ``EPILOG`` for its help, ``add_arguments(parser)`` and
-``run(args) -> int | None``, listed in ``COMMANDS``.
+``run(args) -> int | None``, listed in ``COMMANDS``. It may have ``meant(arguments) -> str``, an error that names the
+command that was meant, or "".
 
 Exit codes: 0 success, 1 a defect (with its trace), 2 a mistake that the message explains, 75 another process of the run
 was killed or does not answer, 130 interrupted (Ctrl-C), 143 terminated (SIGTERM).
@@ -193,6 +194,8 @@ def command_parser(command: Command, module: ModuleType) -> argparse.ArgumentPar
 
 def _command_options(command: Command, module: ModuleType, arguments: list[str]) -> argparse.Namespace:
     parser = command_parser(command, module)
+    if advice := getattr(module, "meant", lambda arguments: "")(arguments):
+        parser.error(advice)
     try:
         return parser.parse_intermixed_args(arguments)  # so that `jrec train C.toml --resume seed=1` works
     except TypeError:  # argparse's answer where a command has subcommands of its own

@@ -244,3 +244,28 @@ def test_as_a_process_with_a_reader_that_leaves():
     with process.stderr as stderr:
         assert stderr.read() == ""
     assert process.wait(60) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "command"),
+    [
+        ("clicks.parquet", "jrec prepare csv --input clicks.parquet --out data/clicks` which guesses a schema first"),
+        ("a.csv b.csv --quiet --out x", "jrec prepare csv --input a.csv b.csv --quiet --out x` which"),
+        ("a.csv --schema s.toml", "jrec prepare csv --input a.csv --schema s.toml --out data/a`?"),
+    ],
+)
+def test_a_log_in_place_of_its_format_names_the_command_that_was_meant(arguments, command, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["prepare", *arguments.split()])
+    assert ended.value.code == 2
+    assert f"did you mean `{command}" in capsys.readouterr().err.replace("`,", "`")
+    with pytest.raises(SystemExit):
+        cli.main(["prepare", "avasu"])
+    assert "invalid choice: 'avasu'" in capsys.readouterr().err
+
+
+def test_a_log_in_place_of_a_dataset_is_named(tmp_path, capsys):
+    log = tmp_path / "clicks.csv"
+    log.touch()
+    assert cli.main(["init", str(log), "--out", str(tmp_path / "model.toml")]) == 2
+    assert f"jrec prepare csv --input {log} --out DATASET" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+import re
 import tomllib
 
 import hypothesis.strategies as st
@@ -15,6 +16,7 @@ from hypothesis import given
 from jrec import ops
 from jrec.app import config as configs
 from jrec.app.config import TrainConfig, differences, load_config, save_config
+from jrec.app.config.synonyms import SYNONYMS
 from jrec.app.config.typed_toml import describe, keys
 from jrec.errors import ConfigError, value_errors_are_config_errors
 from jrec.row_optimizers import ROW_OPTIMIZERS, Exact
@@ -162,6 +164,15 @@ def test_the_last_override_wins_and_tables_merge(full):
         ("data.embedding_dim=4", ["nearest valid key is model.embedding_dim"]),
         ("modle.embedding_dim=4", ["unknown key modle", "nearest valid key is model"]),
         ("zzz=1", ["unknown key zzz", "nearest valid key is "]),
+        ("lr=1", ["unknown key lr", "nearest valid key is optimizer.learning_rate."]),
+        ("optimizer.embedding.lr=1", ["nearest valid key is optimizer.embedding.learning_rate."]),
+        ("optimizer.wd=1", ["nearest valid key is optimizer.weight_decay."]),
+        ("BS=64", ["unknown key BS", "nearest valid key is data.batch_size."]),
+        ("model.dim=64", ["nearest valid key is model.embedding_dim."]),
+        ("batch-size=64", ["nearest valid key is data.batch_size."]),
+        ("data=data/shop", ["data must be a table, but is 'data/shop', a TOML string; did you mean data.path?"]),
+        ("optimizer=adam", ["did you mean optimizer.name?"]),
+        ("model=din", ["did you mean model.kind?"]),
         (
             "model.features.C1.poling=max",
             ["model.features.C1.poling", "nearest valid key is model.features.C1.pooling"],
@@ -465,3 +476,30 @@ def test_older_names_of_tiers_are_read(tmp_path):
     assert (config.tables.tier, config.tables.overrides["C1"].tier) == ("sharded", "sharded")
     save_config(config, path)
     assert '"device"' not in path.read_text().replace('cast = "device"', "")
+
+
+def test_other_words_mean_keys_that_there_are():
+    known = set(keys(TrainConfig))
+    assert set(SYNONYMS.values()) <= known
+    assert not {word for word in SYNONYMS if word in known}
+
+
+@pytest.mark.parametrize(
+    ("path", "advice"),
+    [
+        (
+            "data/shop",
+            "a dataset: `jrec init data/shop --out shop.toml` writes one for it, which `jrec train shop.toml` trains",
+        ),
+        ("runs/a b", "a run: `jrec train 'runs/a b/config.toml' --resume` goes on with it"),
+        ("empty", "a folder that is neither a dataset nor a run"),
+        ("clicks.csv", "a log: `jrec prepare csv --input clicks.csv --out DATASET` makes a dataset"),
+    ],
+)
+def test_what_is_no_configuration_is_named(tmp_path, monkeypatch, path, advice):
+    monkeypatch.chdir(tmp_path)
+    for file in ("data/shop/schema.json", "runs/a b/config.toml", "empty/x", "clicks.csv"):
+        pathlib.Path(file).parent.mkdir(parents=True, exist_ok=True)
+        pathlib.Path(file).touch()
+    with pytest.raises(ConfigError, match=re.escape(f"{path} is no configuration, but {advice}")):
+        load_config(path)

@@ -34,6 +34,8 @@ MAX_LENGTH = 2**31 - 1
 UNKNOWN = -1.0
 """Of several labels, one that is not known."""
 SCHEMA_FILE = "schema.json"
+LOG_ENDINGS = (".csv", ".tsv", ".txt", ".jsonl", ".parquet", ".arrow", ".feather", ".inter", ".gz", ".zst")
+"""How names of logs end, for the advice of errors about one that stands in another place."""
 CANONICAL, AS_WRITTEN = "canonical", "as_written"
 """What ``values`` of a csv schema may be; older datasets, whose schema does not say it, have them as written."""
 LISTS, KEEP_LAST = "lists", "keep the last"
@@ -437,6 +439,10 @@ class Schema:
         """
         folder = pathlib.Path(folder)
         path = folder / SCHEMA_FILE
+        if folder.is_file() and folder.name.lower().endswith(LOG_ENDINGS):
+            raise DatasetError(
+                f"{folder} is a log, and no dataset; `jrec prepare csv --input {folder} --out DATASET` makes one of it"
+            )
         if not path.is_file():
             raise DatasetError(
                 f"{folder} is not a finished dataset: it has no {SCHEMA_FILE}. Make one with `jrec prepare` or"

@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import contextlib
+import itertools
 import pathlib
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from jrec.app.commands.arguments import (
     COUNT,
@@ -22,6 +23,7 @@ from jrec.app.commands.arguments import (
     options_of,
     progress_of,
 )
+from jrec.data.schema import LOG_ENDINGS
 
 DESCRIPTION = "Turn a raw click log into a dataset that `jrec train` reads. docs/formats.md describes every format."
 EPILOG = """examples:
@@ -86,6 +88,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             )  # fmt: skip
             one.add_argument("--seed", type=SEED, default=0, help="seed of the drawn negatives (default 0)")
         _add_common(one)
+
+
+def meant(arguments: Sequence[str]) -> str:
+    """The command that was meant, where a file stands in place of the format."""
+    name = arguments[0] if arguments else "-"
+    if name in FORMATS or name.startswith("-") or not (pathlib.Path(name).exists() or name.endswith(LOG_ENDINGS)):
+        return ""
+    files = list(itertools.takewhile(lambda argument: not argument.startswith("-"), arguments))
+    rest = arguments[len(files) :]
+    out = [] if "--out" in rest else ["--out", f"data/{pathlib.Path(name).name.partition('.')[0]}"]
+    schema = "" if "--schema" in rest else ", which guesses a schema first"
+    command = shlex.join(["jrec", "prepare", "csv", "--input", *files, *rest, *out])
+    return f"FORMAT is {name!r}, a file; did you mean `{command}`{schema}? Formats: {', '.join(FORMATS)}"
 
 
 def _add_taobao(parser: argparse.ArgumentParser) -> None:

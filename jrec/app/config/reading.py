@@ -7,12 +7,14 @@ import json
 import os
 import pathlib
 import re
+import shlex
 import tomllib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from jrec.app.config.train import TrainConfig
 from jrec.app.config.typed_toml import Origins, describe, leaves
+from jrec.data.schema import LOG_ENDINGS, SCHEMA_FILE
 from jrec.errors import ConfigError
 from jrec.files import load_toml
 from jrec.outputs import write_file
@@ -135,7 +137,28 @@ def _read(path: pathlib.Path) -> dict[str, Any]:
         )
         advice = f"; did you mean {path.parent / near[0]}?" if near else ""
         raise ConfigError(f"{path}: there is no such configuration file{advice}")
+    if advice := _advice(path):
+        raise ConfigError(f"{path} is no configuration, but {advice}")
     return load_toml(path, error=ConfigError)
+
+
+def _advice(path: pathlib.Path) -> str:
+    """What a path is that is no configuration, and the command that was meant; "" if it may be one."""
+    named, config = shlex.quote(str(path)), shlex.quote(f"{path.name.partition('.')[0] or 'model'}.toml")
+    if (path / SCHEMA_FILE).is_file():
+        return (
+            f"a dataset: `jrec init {named} --out {config}` writes one for it, which `jrec train {config}` trains, and"
+            f" `jrec train CONFIG data.path={named}` trains another on it"
+        )
+    if (path / "config.toml").is_file():
+        return f"a run: `jrec train {shlex.quote(str(path / 'config.toml'))} --resume` goes on with it"
+    if path.is_dir():
+        return "a folder that is neither a dataset nor a run; name a TOML file, such as one of `jrec init`"
+    if path.name.lower().endswith(LOG_ENDINGS):
+        return (
+            f"a log: `jrec prepare csv --input {named} --out DATASET` makes a dataset of it, and `jrec init` writes one"
+        )
+    return ""
 
 
 def _parse(text: str) -> tuple[dict[str, Any], str]:

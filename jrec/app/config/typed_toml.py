@@ -21,6 +21,7 @@ import typing
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Annotated, Any, Literal, NoReturn, Self, Union
 
+from jrec.app.config.synonyms import SYNONYMS
 from jrec.bounds import Range as Range
 from jrec.errors import ConfigError
 
@@ -370,6 +371,8 @@ def _ill_typed(value: object, hint: object, key: str, origins: Origins) -> NoRet
     choices = typing.get_args(_strip(hint)[0]) if typing.get_origin(_strip(hint)[0]) is Literal else ()
     near = difflib.get_close_matches(str(value), choices, n=1)
     advice = f"; did you mean {toml_value(near[0])}?" if near else ""
+    if _is_section(_strip(hint)[0]) and key in SYNONYMS:
+        advice = f"; did you mean {SYNONYMS[key]}?"
     raise ConfigError(f"{origins[key]}: {key} must be {type_name(hint)}, but is {shown}{kind}{advice}")
 
 
@@ -383,7 +386,14 @@ def _unknown_key(name: str, prefix: str, siblings: list[str], origins: Origins, 
 
 
 def nearest_key(name: str, prefix: str, siblings: list[str], known: list[str]) -> str:
-    """The valid dotted key most like ``prefix + name``: in the same section, else of that name, else any."""
+    """The valid dotted key that ``prefix + name`` means elsewhere; else the one most like it: of the same section, else
+    of that name, else any.
+    """
+    if meant := SYNONYMS.get(name.lower().replace("-", "_")):
+        if (leaf := meant.rpartition(".")[2]) in siblings:
+            return f"{prefix}{leaf}"
+        if meant in known:
+            return meant
     if near := difflib.get_close_matches(name, siblings, n=1, cutoff=0.7):
         return f"{prefix}{near[0]}"
     if same := [k for k in known if k.rpartition(".")[2] == name]:
