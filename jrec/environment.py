@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
+import json
 import os
 import pathlib
 import platform
+import subprocess
 
 PACKAGES = ("jrec", "jax", "jaxlib", "flax", "optax", "numpy", "numba", "grain")
 CACHE_VARIABLE = "JREC_CACHE"
@@ -52,10 +55,31 @@ def devices() -> dict[str, str | int]:
     }
 
 
+def commit() -> str:
+    """The commit of this jrec, 12 digits: of a clone, "+" where files differ from it, or of the URL that pip took.
+
+    "" where nothing says it.
+    """
+    folder = pathlib.Path(__file__).resolve().parents[1]
+    if (folder / ".git").exists():
+        command = ["git", "--no-optional-locks", "-C", str(folder), "describe", "--always", "--exclude=*"]
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            done = subprocess.run(
+                [*command, "--abbrev=12", "--dirty=+"], capture_output=True, text=True, check=True, timeout=10
+            )
+            return done.stdout.strip()
+        return ""
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError, ValueError, KeyError, TypeError):
+        url = importlib.metadata.distribution("jrec").read_text("direct_url.json")
+        return str(json.loads(url or "{}")["vcs_info"]["commit_id"])[:12]
+    return ""
+
+
 def summary() -> str:
-    """One line for people: "jrec 0.1.0, jax 0.11.2, Python 3.12.3, 2 x cpu (cpu)"."""
+    """One line for people: "jrec 0.1.0 (commit 8d1f0c2ab34e), jax 0.11.2, Python 3.12.3, 2 x cpu (cpu)"."""
     installed, device = versions(), devices()
+    known = f" (commit {made})" if (made := commit()) else ""
     return (
-        f"jrec {installed['jrec']}, jax {installed['jax']}, Python {installed['python']},"
+        f"jrec {installed['jrec']}{known}, jax {installed['jax']}, Python {installed['python']},"
         f" {device['count']} x {device['platform']} ({device['kind']})"
     )

@@ -9,7 +9,7 @@ import types
 
 import pytest
 
-from jrec import cli, signals
+from jrec import cli, environment, signals
 from jrec.data.schema import DatasetError
 from jrec.errors import CheckpointError, ConfigError, DivergedError
 
@@ -205,6 +205,25 @@ def test_version(capsys):
     out = capsys.readouterr().out
     assert out.startswith("jrec 0.")
     assert "4 x cpu" in out
+
+
+def test_the_version_tells_the_commit_of_a_clone_or_of_a_url(monkeypatch, tmp_path):
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    (tmp_path / "jrec").mkdir()
+    (tmp_path / "jrec" / "environment.py").touch()
+    monkeypatch.setattr(environment, "__file__", str(tmp_path / "jrec" / "environment.py"))
+    found = types.SimpleNamespace(version="0", read_text=lambda name: '{"vcs_info": {"commit_id": "0123456789abcdef"}}')
+    monkeypatch.setattr("importlib.metadata.distribution", lambda name: found)
+    assert environment.commit() == "0123456789ab"
+    found.read_text = lambda name: '{"url": "file:///src"}'
+    assert environment.commit() == ""
+    for arguments in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
+        subprocess.run([*git, *arguments], check=True)
+    head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout[:12]
+    assert environment.commit() == head
+    (tmp_path / "jrec" / "environment.py").write_text("changed")
+    assert environment.commit() == f"{head}+"
+    assert f"(commit {head}+), jax" in environment.summary()
 
 
 @pytest.mark.parametrize("command", [c.name for c in cli.COMMANDS])

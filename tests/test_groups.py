@@ -91,7 +91,7 @@ def log(tmp_path_factory):
     return folder / "log", schema
 
 
-def test_a_run_reports_the_groups_of_a_feature_by_name(tmp_path, log, capsys):
+def test_a_run_reports_the_groups_of_a_feature_by_name(tmp_path, log, capsys, monkeypatch):
     data, _ = log
     run = train_command(tmp_path, data, text=TEXT)
     report = json.loads((run / "report" / "metrics.json").read_text())
@@ -107,6 +107,14 @@ def test_a_run_reports_the_groups_of_a_feature_by_name(tmp_path, log, capsys):
     assert slices == {row["group"]: row["examples"] for row in test["best"]}  # a value has its name
     assert main(["eval", str(run), str(data), "--group", "b", "--batches", "1"]) == 0
     assert json.loads(capsys.readouterr().out)["groups"]["feature"] == "b"
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    assert main(["eval", str(run), str(data)]) == 0
+    shown = capsys.readouterr().out
+    assert f"\ntest{report['splits']['test']['auc']:>13.4f}" in shown
+    assert f"test, by a: GAUC {test['gauc']:.4f} of 3 groups" in shown
+    assert shown.endswith(f" of {run}, 60 examples of {data}\n")
+    assert main(["eval", str(run), str(data), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["auc"] == report["splits"]["test"]["auc"]
 
 
 def test_an_evaluation_writes_the_same_page_with_the_runs_learning_curves(tmp_path, log, capsys):

@@ -180,7 +180,7 @@ def report(run):
 
 
 @pytest.mark.slow
-def test_report_by_task(run, dataset, capsys):
+def test_report_by_task(run, dataset, capsys, monkeypatch):
     content = report(run)
     assert list(content["tasks"]) == list(TASKS)
     assert content["splits"] == content["tasks"]["click"]["splits"]
@@ -200,6 +200,10 @@ def test_report_by_task(run, dataset, capsys):
     assert cli.main(["eval", str(run), str(dataset / "data")]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed["tasks"] == {task: content["tasks"][task]["splits"]["test"] for task in TASKS}
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    assert cli.main(["eval", str(run), str(dataset / "data")]) == 0
+    shown = capsys.readouterr().out
+    assert all(f"\ntest, {task} " in shown for task in TASKS)
 
 
 @pytest.mark.slow

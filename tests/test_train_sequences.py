@@ -132,7 +132,7 @@ def test_transitions_are_counted_of_what_is_trained(split_by, prepared, tmp_path
 
 
 @pytest.mark.slow
-def test_a_trained_model_beats_popularity(trained, capsys):
+def test_a_trained_model_beats_popularity(trained, capsys, monkeypatch):
     report, records, folder, _ = trained
     test, baselines = report["splits"]["test"], report["baselines"]
     popular, transitions = (baselines[name]["splits"]["test"] for name in ("popularity", "transitions"))
@@ -158,6 +158,10 @@ def test_a_trained_model_beats_popularity(trained, capsys):
     printed = json.loads(capsys.readouterr().out)
     assert {key: printed[key] for key in test} == test
     assert printed["baselines"]["popularity"]["splits"]["test"] == popular
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    assert cli.main(["eval", str(folder / "run"), str(folder / "data")]) == 0
+    head, tested, *_ = capsys.readouterr().out.splitlines()
+    assert (head.split()[:2], tested.split()[0]) == (["split", "HR@2"], "test")
     assert printed["baselines"]["transitions"]["splits"]["test"] == transitions
 
 

@@ -70,6 +70,11 @@ class LoadedRun:
     def __init__(self, restored: RestoredRun):
         self.restored = restored
 
+    def __repr__(self) -> str:
+        run = self.restored
+        kind, step = run.config.model.kind, run.saved.step
+        return f"LoadedRun of {run.folder}: model.kind {kind!r}, step {step:,}\n{run.layout!r}"
+
     @functools.cached_property
     def _predictor(self) -> Predictor:
         return self.restored.config.model.of_kind.predictor(self.restored)

@@ -26,6 +26,7 @@ from typing import Any, Literal
 from jrec.data.identity import Identity, digest_of
 from jrec.errors import JrecError
 from jrec.files import decode, load_json, save_json, sha256_of, stays_inside
+from jrec.shown import lines
 
 FORMAT = "jrec-dataset"
 VERSION = 2
@@ -285,6 +286,21 @@ class Schema:
                 raise DatasetError(f"{kind} name(s) {', '.join(repeated)} occur more than once in the schema")
         if (file := next((f for f in self._named_files() if not stays_inside(f)), None)) is not None:
             raise DatasetError(f"the schema names file {file!r}, which is no path inside the dataset's folder")
+
+    def __repr__(self) -> str:
+        readers: dict[str, list[str]] = {}
+        for feature in self.categorical:
+            more = f" (up to {feature.max_length} ids)" if feature.max_length > 1 else ""
+            readers.setdefault(feature.table, []).append(f"{feature.name}{more}")
+        splits = ", ".join(f"{name} {split.examples:,}" for name, split in self.splits.items())
+        labels = f", labels {', '.join(self.tasks)}" if self.tasks else "" if self.labels else ", no labels"
+        dense = f"; dense: {', '.join(f.name for f in self.dense)[:80]}" if self.dense else ""
+        rows = [
+            (table.name, f"{table.rows:,} {'values, grows' if table.growing else 'rows'}",
+             f"read by {', '.join(readers.get(table.name, ['nothing']))}"[:80])
+            for table in self.tables
+        ]  # fmt: skip
+        return lines(f"Schema of {self.name}: {splits or 'no'} examples{labels}{dense}", rows)
 
     def _named_files(self) -> Iterator[str]:
         """All files that are read by a name of the schema's."""

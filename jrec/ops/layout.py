@@ -23,6 +23,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from jrec.ops.tt.shape import MAX_ROWS, TTShape
+from jrec.shown import counted, human_bytes, lines
 
 Tier = Literal["sharded", "replicated", "host", "tt"]
 TIERS: tuple[str, ...] = get_args(Tier)
@@ -117,6 +118,12 @@ class TableConfig:
                 f"table {self.name!r} has a part of tier {self.tier!r} with rows {self.first_row:,} to {stop:,} of"
                 f" {self.table_rows:,}; of a table in parts the first rows are whole and all others of tier 'tt'"
             )
+
+    @property
+    def bytes(self) -> int:
+        """What its rows, or its cores, take without slots."""
+        elements = self.rows * self.dim if self.tt_shape is None else self.tt_shape.num_parameters
+        return elements * (4 if self.dtype == "float32" else 2)
 
     @property
     def is_part(self) -> bool:
@@ -284,6 +291,26 @@ class EmbeddingLayout:
     members: tuple[Stack, ...]
     order: tuple[str, ...]
     planned: bool = False
+
+    def __repr__(self) -> str:
+        readers: dict[str, list[str]] = {}
+        for feature, _ in self.features:
+            more = f" ({feature.pooling} of up to {feature.max_length})" if feature.max_length > 1 else ""
+            readers.setdefault(feature.table, []).append(f"{feature.name}{more}")
+        rows = [
+            (table.name, f"{table.rows:,} x {table.dim}", table.dtype, self._place(table), human_bytes(table.bytes),
+             f"read by {', '.join(readers[table.name])}"[:80])
+            for table in self.tables
+        ]  # fmt: skip
+        total, size = sum(table.rows for table in self.tables), sum(table.bytes for table in self.tables)
+        head = f"EmbeddingLayout: {counted(len(self.tables), 'table')} of {counted(total, 'row')}, {human_bytes(size)}"
+        return lines(head, rows)
+
+    def _place(self, table: TableConfig) -> str:
+        """Where a table is, in a word or two."""
+        if table.tier == "tt":
+            return "tensor train"
+        return "by plan" if self.planned else table.tier
 
     @functools.cached_property
     def stacks(self) -> Mapping[str, Stack]:

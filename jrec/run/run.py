@@ -35,6 +35,7 @@ from jrec.run.record import RECORD, Record, decoded
 from jrec.run.run_checkpoints import CHECKPOINT_FOLDER, Loaded, RunCheckpoints
 from jrec.run.state import RunState, table_rows
 from jrec.run.step import Metrics, State, StepOn, StepResults
+from jrec.shown import counted, human_bytes
 
 if TYPE_CHECKING:
     from jrec.data.schema import Schema
@@ -85,6 +86,13 @@ class Run:
         self.predictions, self.unknown = Predictions(state), UnknownCounts()
         step = optimizer.dense.step.get_value()
         self.steps = 0 if isinstance(step, jax.ShapeDtypeStruct) else int(step)
+
+    def __repr__(self) -> str:
+        devices = 1 if self.mesh is None else self.mesh.devices.size
+        plan = ", rows by a plan" if self.plan is not None else ""
+        host = {name: table.nbytes for name, table in self.host_tables.items()}
+        memory = f", {human_bytes(sum(host.values()))} in host memory so far" if host else ""
+        return f"Run: step {self.steps:,}, {counted(devices, 'device')}{plan}{memory}\n{self.layout!r}"
 
     def compile(
         self, *, loss: Loss = binary_cross_entropy, micro_batches: int = 1, metrics: Metrics | None = None

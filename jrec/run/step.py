@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol, Self
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -23,6 +24,7 @@ from jrec.nn.optimizer import Loss, SparseModel
 from jrec.nn.step import StepOutputs, predict_on, train_step_on
 from jrec.ops.types import Bags
 from jrec.run.placement.new_lines import MeshLines, NewInStacks, on_device, renewed_in
+from jrec.shown import counted
 from jrec.tiers.local_rows import of_batch
 from jrec.tiers.pooled import PooledRows, PooledUpdate
 from jrec.tiers.routed_rows import RoutedRows
@@ -116,6 +118,16 @@ class StepBatch:
     steps: int = dataclasses.field(default=1, metadata={"static": True})
 
 
+def _shown(value: Any) -> str:
+    """An array by its value where it is one number, else by dtype and shape; of a tree, its number of arrays."""
+    if value is None or not hasattr(value, "shape"):
+        leaves = len(jax.tree.leaves(value))
+        return "None" if value is None else counted(leaves, "array")
+    if value.shape == () and not isinstance(value, jax.core.Tracer):
+        return f"{float(value):.6g}"
+    return f"{value.dtype}{list(value.shape)}"
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepResults:
@@ -140,6 +152,10 @@ class StepResults:
     mask: jax.Array | None = None
     gradient_norm: jax.Array | None = None
     metrics: Any = None
+
+    def __repr__(self) -> str:
+        parts = [f"{field.name} {_shown(getattr(self, field.name))}" for field in dataclasses.fields(self)]
+        return f"StepResults: {', '.join(part for part in parts if not part.endswith(' None'))}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

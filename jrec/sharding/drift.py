@@ -172,7 +172,8 @@ def _starts(plan: Plan, table: int) -> np.ndarray:
 
 def report(drift: Drift) -> str:
     """The drift for people."""
-    from jrec.sharding.explain import balance_table, human_bytes, human_seconds
+    from jrec.sharding.explain import balance_table, human_seconds
+    from jrec.shown import human_bytes
 
     costs = {"planned for": drift.then} if drift.then is not None else {}
     costs |= {"plan now": drift.now, "new plan": drift.best}

@@ -14,17 +14,9 @@ from jrec.sharding.pieces import SHARDED, TIER_NAMES
 from jrec.sharding.planner import Planned
 from jrec.sharding.plans import Plan
 from jrec.sharding.problem import Problem
+from jrec.shown import human_bytes
 
 _MOST = 12  # ranges of a table that are listed
-
-
-def human_bytes(value: float) -> str:
-    """``1.50 GB``."""
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if abs(value) < 999.5 or unit == "TB":
-            return f"{value:.0f} B" if unit == "B" else f"{value:.3g} {unit}"
-        value /= 1000
-    raise AssertionError
 
 
 def human_seconds(value: float) -> str:

@@ -8,7 +8,7 @@ from jrec.access.calibrate import CalibrateOptions, Calibration, SampleOptions
 from jrec.access.calibrate.calibrator import boxes_of
 from jrec.access.profile import AccessProfile
 from jrec.data.schema import Schema
-from jrec.sharding.explain import human_bytes
+from jrec.shown import human_bytes
 
 if TYPE_CHECKING:
     from rich.table import Table

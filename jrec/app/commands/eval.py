@@ -14,14 +14,16 @@ DESCRIPTION = """\
 Evaluate a checkpoint on a dataset whose rows mean the same as in training.
 
 CHECKPOINT is a run folder (its best checkpoint where it keeps one, else the latest), a folder of checkpoints that
-Run.save wrote, or one checkpoint in either. The metrics go to standard output as JSON, with the share of each feature's
-values that training did not see, and with --out into a folder with report.html, beside those of baselines that are
-fitted to the training data (evaluate.baselines of the run's configuration)."""
+Run.save wrote, or one checkpoint in either. The metrics go to standard output: on a terminal as a table, elsewhere or
+with --json as JSON, with the share of each feature's values that training did not see; and with --out into a folder
+with report.html, beside those of baselines that are fitted to the training data (evaluate.baselines of the run's
+configuration)."""
 EPILOG = """examples:
   jrec eval runs/quickstart data/quickstart
   jrec eval runs/kaggle data/kaggle --devices 4 --plan serving_plan
   jrec eval runs/kaggle/checkpoints/5000 data/kaggle --split valid --out reports/kaggle_5000
   jrec eval runs/movielens data/movielens --group user_id
+  jrec eval runs/quickstart data/quickstart --json
   srun jrec eval runs/terabyte data/terabyte --devices 8 --distributed
 """
 
@@ -46,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--plan", default="", metavar="FILE", help="where rows live on N devices, by `jrec plan`")
     parser.add_argument("--out", metavar="DIR", help="write report.html and metrics.json there")
+    parser.add_argument("--json", action="store_true", help="print JSON on a terminal, too")
     add_process_arguments(parser)
 
 
@@ -72,7 +75,7 @@ def _run(args: argparse.Namespace, company: Company) -> int:
     from jrec.app.report.logs import METRICS_FILE
     from jrec.app.report.metrics import Scores, evaluate_tasks
     from jrec.app.report.ranking import evaluated
-    from jrec.app.report.terminal import judgement_lines
+    from jrec.app.report.terminal import judgement_lines, score_lines
     from jrec.app.report.writing import PAGE_FILE
     from jrec.app.run_record import find_run
     from jrec.run.processes import first
@@ -96,7 +99,14 @@ def _run(args: argparse.Namespace, company: Company) -> int:
     where = {"checkpoint": args.checkpoint, "data": args.data, "step": result.step, "split": args.split}
     printed = {name: section for name, section in sections.items() if name != "slices"}
     unknown = unknown_values(result.schema, args.split)
-    print(json.dumps({**where, **metrics, **printed, "unknown_values": unknown.to_dict()}, allow_nan=False))
+    if args.json or not sys.stdout.isatty():
+        print(json.dumps({**where, **metrics, **printed, "unknown_values": unknown.to_dict()}, allow_nan=False))
+    else:
+        tasks = {task: {"splits": {args.split: own}} for task, own in metrics.get("tasks", {}).items()}
+        content = {"splits": {args.split: metrics}, "ceiling": result.schema.ceiling, **printed}
+        content |= config.model.of_kind.sections(config, scores) | ({"tasks": tasks} if tasks else {})
+        print("\n".join(score_lines(content)))
+        print(f"step {result.step:,} of {args.checkpoint}, {metrics['examples']:,} examples of {args.data}")
     for remark in unknown.remarks():
         print(remark, file=sys.stderr)
     if args.out:

@@ -161,7 +161,7 @@ def _pack(args: argparse.Namespace) -> int:
 
 def _lines(calibration: Calibration) -> list[str]:
     """Which rows are hot, the large tables by name, and what to expect of them."""
-    from jrec.sharding.explain import human_bytes
+    from jrec.shown import human_bytes
 
     tables, budget = calibration.tables, calibration.options["budget"]
     rows, hot, small = sum(t.rows for t in tables), sum(t.hot for t in tables), sum(not t.large for t in tables)

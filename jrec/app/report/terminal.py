@@ -37,6 +37,17 @@ def summary(content: Mapping[str, Any]) -> str:
     return "\n".join([*lines, *judgement_lines(content)])
 
 
+def score_lines(content: Mapping[str, Any]) -> list[str]:
+    """The metrics of every split, beside those of baselines and groups, as `jrec eval` shows them on a terminal.
+
+    Args:
+      content: As ``metrics.json`` has it: splits, ceiling, and of tasks, ranking, baselines and groups what there is.
+    """
+    if "ranking" in content:
+        return list(ranking.lines(content))
+    return [*_click_lines(content), *_baseline_lines(content), *_group_lines(content)]
+
+
 def _click_lines(content: Mapping[str, Any]) -> Iterator[str]:
     """The metrics of every split, or of several labels by split and task, beside the teacher's ceiling."""
     scored: dict[str, Mapping[str, Any]] = content["splits"]
