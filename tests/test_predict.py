@@ -1,7 +1,10 @@
 """Predictions of a run on raw logs, Parquet files, columns and datasets: the scores of ``jrec eval``, to the bit."""
 
+import contextlib
 import gzip
 import json
+import os
+import re
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +18,7 @@ import jrec
 from jrec import cli, serving
 from jrec.app.evaluate import restore_run
 from jrec.app.export import export_run
+from jrec.app.predict import write_pieces
 from jrec.data.schema import DatasetError
 
 TIERS = {
@@ -174,3 +178,70 @@ def test_parquet_columns_of_a_log_that_is_text_otherwise(tmp_path):
         assert _predict(run, tmp_path / source, "--out", tmp_path / "scores.parquet", "--overwrite") == 0
         logits.append(pq.read_table(tmp_path / "scores.parquet")["logit"].to_numpy())
     np.testing.assert_array_equal(*logits)
+
+
+@pytest.mark.parametrize(
+    ("log", "keep", "message"),
+    [
+        ("tuesday.csv", "usr", "--keep names 'usr', but .*tuesday.csv has no such column; did you mean 'user'"),
+        ("tuesday.csv", "qqq", "no such column; it has click, price, user"),
+        ("scored.csv", "score", "but scores have a column of that name"),
+        ("tuesday", "user", "--keep copies columns of raw logs, but .* is a dataset"),
+        ("pipe", "user", "pipe can be read only once; give files"),
+    ],
+)
+def test_columns_that_cannot_be_kept_are_refused(shop, tmp_path, capsys, log, keep, message):
+    folder, monday, _, lines = shop
+    run = shop_logs.trained(tmp_path, monday, "max_steps=1")
+    own = {**lines[0], "score": "1"}
+    (folder / "scored.csv").write_text("\n".join([",".join(own), ",".join(own.values())]) + "\n")
+    with contextlib.suppress(FileExistsError):
+        os.mkfifo(folder / "pipe")
+    if log == "pipe":
+        with pytest.raises(DatasetError, match=message):
+            jrec.load_run(run).kept([folder / log], [keep])
+        return
+    assert _predict(run, folder / log, "--keep", keep, "--out", tmp_path / "scores.csv") == 2
+    assert re.search(message, capsys.readouterr().err)
+    assert not (tmp_path / "scores.csv").exists()
+
+
+def test_lines_without_a_prediction_are_noticed(shop, tmp_path):
+    """As where a file changes between both readings."""
+    folder, monday, _, _ = shop
+    loaded = jrec.load_run(shop_logs.trained(tmp_path, monday, "max_steps=1"))
+    lines = (folder / "unlabelled.csv").read_text().splitlines(keepends=True)
+    for count, message in ((200, "fewer lines than predictions"), (300, "")):
+        (tmp_path / "log.csv").write_text("".join(lines[: count + 1]))
+        kept = loaded.kept(tmp_path / "log.csv", ["user"])
+        pieces = list(loaded.of_log(folder / "unlabelled.csv"))
+        options = {"splits": False, "overwrite": True, "kept": kept}
+        if message:
+            with pytest.raises(DatasetError, match=message):
+                write_pieces(tmp_path / "scores.csv", pieces, loaded.nothing(), **options)
+            assert not (tmp_path / "scores.csv").exists()
+        else:
+            with pytest.raises(DatasetError, match="more lines than predictions"):
+                write_pieces(tmp_path / "scores.csv", pieces[:1], loaded.nothing(), **options)
+
+
+def test_columns_of_the_log_are_kept_beside_the_scores(shop, tmp_path):
+    folder, monday, _, lines = shop
+    run = shop_logs.trained(tmp_path, monday, "max_steps=1")
+    (tmp_path / "log.csv.gz").write_bytes(gzip.compress((folder / "tuesday.csv").read_bytes()))
+    kept = ("--keep", "item,user,strengths,click", "--out", tmp_path / "kept.parquet")
+    assert _predict(run, tmp_path / "log.csv.gz", folder / "tuesday.csv", *kept) == 0
+    table = pq.read_table(tmp_path / "kept.parquet")
+    assert table.column_names == ["row", "item", "user", "strengths", "click", "label", "score", "logit"]
+    for name in table.column_names[1:5]:
+        assert table[name].to_pylist() == [line[name] for line in lines] * 2
+    assert table["label"].to_pylist() == [float(text) for text in table["click"].to_pylist()]
+
+    columns = {name: [line[name] for line in lines] for name in lines[0] if name != "click"}
+    columns |= {"at": range(300), "kind": pa.array(["a", "b", None] * 100).dictionary_encode()}
+    pq.write_table(pa.table(columns), tmp_path / "more.parquet", row_group_size=70)
+    assert _predict(run, tmp_path / "more.parquet", "--keep", "at,kind", "--out", tmp_path / "kept.csv") == 0
+    more = pyarrow.csv.read_csv(tmp_path / "kept.csv")
+    assert more["at"].to_pylist() == list(range(300))
+    assert more["kind"].to_pylist() == ["a", "b", ""] * 100
+    np.testing.assert_array_equal(np.float32(more["logit"]), table["logit"].to_numpy()[:300])

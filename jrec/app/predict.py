@@ -7,11 +7,12 @@ import itertools
 import os
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from jrec.app.evaluate import RestoredRun, restore_run
+from jrec.app.kept_columns import KeptColumns
 from jrec.app.loaders import eval_loader
 from jrec.app.models.best import Best
 from jrec.app.models.predictor import Piece, Predictor
@@ -25,6 +26,9 @@ from jrec.prepare.encoder import Encoder
 from jrec.prepare.readers.streams import InputLike, read_names
 from jrec.prepare.readers.tables import column_types, is_table, read_batches
 from jrec.serving.model import probabilities
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 SPLITS = ("train", "valid", "test")
 SCORE_FORMATS = (".parquet", ".csv")
@@ -235,6 +239,14 @@ class LoadedRun:
         encoder = predictor.log_encoder
         return encoder.stream(paths, batch_size=self.batch_size, joined=joined, report=report, unknown=unknown)
 
+    def kept(self, inputs: InputLike | Sequence[InputLike], names: Sequence[str]) -> KeptColumns:
+        """Columns of a raw log, to be written beside its predictions (``write_pieces``); inputs as of ``of_log``.
+
+        Raises:
+          DatasetError: If an input lacks one of them, or can be read only once.
+        """
+        return KeptColumns(read_names(inputs), names, self._predictor.log_encoder.dialect)
+
     def of_dataset(self, splits: Sequence[str] = (), *, k: int | None = None) -> Iterator[Piece]:
         """Predictions for the dataset's examples, in their order.
 
@@ -297,7 +309,13 @@ def check_score_file(path: pathlib.Path) -> None:
 
 
 def write_pieces(
-    path: pathlib.Path, pieces: Iterable[Piece], nothing: Piece, *, splits: bool, overwrite: bool = False
+    path: pathlib.Path,
+    pieces: Iterable[Piece],
+    nothing: Piece,
+    *,
+    splits: bool,
+    overwrite: bool = False,
+    kept: KeptColumns | None = None,
 ) -> int:
     """Writes predictions as they come to a Parquet or CSV file, which appears when it is whole.
 
@@ -309,6 +327,7 @@ def write_pieces(
       nothing: A piece without examples, for a file without lines.
       splits: Whether the examples are of a dataset's splits.
       overwrite: Whether a file there is replaced.
+      kept: Columns of the log to write after row; None for none.
 
     Returns:
       How many lines there are.
@@ -316,22 +335,29 @@ def write_pieces(
     Raises:
       ConfigError: If the ending is another.
       OutputError: If the file may not or cannot be written.
+      DatasetError: If ``kept`` has not as many lines as there are predictions.
     """
     import pyarrow.csv
     import pyarrow.parquet
 
+    def table_of(piece: Piece) -> pa.Table:
+        table = piece.table(splits=splits, csv=csv)
+        return table if kept is None else kept.beside(table, piece)
+
     check_score_file(path)
     count, csv, first = 0, path.suffix == ".csv", iter(pieces)
     with new_file(path, overwrite=overwrite) as partial:
-        table = next(first, nothing).table(splits=splits, csv=csv)
+        table = table_of(next(first, nothing))
         if csv:
             writer = pyarrow.csv.CSVWriter(partial, table.schema)
         else:
             writer = pyarrow.parquet.ParquetWriter(partial, table.schema, write_page_checksum=True)
         with writer:
-            for one in itertools.chain([table], (piece.table(splits=splits, csv=csv) for piece in first)):
+            for one in itertools.chain([table], map(table_of, first)):
                 writer.write_table(one)
                 count += len(one)
+        if kept is not None:
+            kept.finish()
     return count
 
 

@@ -36,7 +36,7 @@ from jrec.prepare.readers.delimited_schema import check_schema
 from jrec.prepare.readers.dense import dense_column, reject_dense
 from jrec.prepare.readers.lines import check_inputs
 from jrec.prepare.readers.log_format import CategoricalSpec, Chunk, LogFormat, learned_of
-from jrec.prepare.readers.parse import Field, Kind, ParsedBlock
+from jrec.prepare.readers.parse import Dialect, Field, Kind, ParsedBlock
 from jrec.prepare.readers.streams import Input, InputLike, is_stream, read_names, spool
 from jrec.prepare.readers.taobao import Taobao
 from jrec.prepare.target_means import LabelCounts, values_by_keys
@@ -137,6 +137,11 @@ class Encoder:
         """
         parsed = parsed_columns(self._fields, columns, self._key_seed)
         return self._encoded(self._columns.convert(parsed), unknown)
+
+    def dialect(self, path: str) -> Dialect:
+        """How the lines of a text file of the log that the dataset was prepared from split."""
+        assert self._log is not None, "a format whose files ``stream`` reads"
+        return self._log.dialect(path)
 
     def stream(
         self,

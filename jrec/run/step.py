@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol, Self
 
 import jax
-import jax.core
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.core import Tracer
 from jax.sharding import Mesh, PartitionSpec
 
 from jrec.batch import Batch
@@ -123,7 +123,7 @@ def _shown(value: Any) -> str:
     if value is None or not hasattr(value, "shape"):
         leaves = len(jax.tree.leaves(value))
         return "None" if value is None else counted(leaves, "array")
-    if value.shape == () and not isinstance(value, jax.core.Tracer):
+    if value.shape == () and not isinstance(value, Tracer):
         return f"{float(value):.6g}"
     return f"{value.dtype}{list(value.shape)}"
 

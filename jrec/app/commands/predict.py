@@ -34,6 +34,7 @@ cosine)."""
 EPILOG = """examples:
   jrec predict runs/kaggle test.txt.gz --out scores.parquet
   jrec predict runs/clicks tomorrow.parquet --out scores.csv
+  jrec predict runs/clicks tomorrow.parquet --keep user,item --out scores.parquet
   jrec predict runs/clicks tomorrow.parquet --max-unknown 0.3 --out scores.csv
   jrec predict runs/clicks tomorrow.csv --join users=new_users.csv --out scores.csv
   jrec predict runs/next histories.parquet --k 20 --out best.parquet
@@ -51,6 +52,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--k", type=COUNT, metavar="N", help="of a model that ranks items: how many for each example (default 10)"
     )
     parser.add_argument("--split", action="append", metavar="SPLIT", help="of a dataset: only this split (repeatable)")
+    parser.add_argument(
+        "--keep",
+        metavar="COLUMN[,COLUMN]",
+        help="of a raw log: copy these columns beside the scores, such as ids",
+    )
     add_join(parser)
     parser.add_argument(
         "--data", metavar="DATA", help="the training data, if it is no longer where the run says, for its vocabulary"
@@ -103,6 +109,8 @@ def _run(args: argparse.Namespace, company: Company) -> int:
         raise ConfigError(f"--join is of raw logs, but {args.input[0]} is a dataset, which is joined; leave it out")
     if args.max_unknown is not None and dataset:
         raise ConfigError(f"--max-unknown is of raw logs, but {args.input[0]} is a dataset; leave it out")
+    if args.keep and dataset:
+        raise ConfigError(f"--keep copies columns of raw logs, but {args.input[0]} is a dataset; leave it out")
     read = [*args.input, args.checkpoint, args.data or "", args.plan, *by_name(args.join).values()]
     check_score_file(out)
     check_output(out, inputs=read)
@@ -118,7 +126,8 @@ def _run(args: argparse.Namespace, company: Company) -> int:
                 pass
             return 0
         shown = _shown(predicted, loaded, args, dataset)
-        count = write_pieces(out, shown, loaded.nothing(), splits=dataset, overwrite=args.overwrite)
+        kept = loaded.kept(args.input, args.keep.split(",")) if args.keep else None
+        count = write_pieces(out, shown, loaded.nothing(), splits=dataset, overwrite=args.overwrite, kept=kept)
     seconds = time.perf_counter() - begin
     print(f"{out}: {count:,} scores of step {loaded.restored.saved.step:,} in {seconds:.1f} s", file=sys.stderr)
     return 0
