@@ -1,0 +1,107 @@
+"""``JrecClassifier``: ``jrec.fit`` as an estimator of scikit-learn, which has to be installed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted
+
+from jrec.app.fit import FittedModel, fit
+from jrec.data.schema import DatasetError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class JrecClassifier(ClassifierMixin, BaseEstimator):
+    """Two classes by ``jrec.fit``, for cross-validation, grids and pipelines of scikit-learn.
+
+    Args:
+      time: The column of X that says when a row was; "" for none, and early stopping by rows drawn at random.
+      epochs, seed, quick, config, quiet: As of ``jrec.fit``.
+
+    Attributes:
+      classes_: The two labels, ascending.
+      model_: The fitted model, whose temporary folder goes with the estimator.
+      n_features_in_, feature_names_in_: The columns of X.
+
+    Example:
+      >>> from sklearn.model_selection import cross_val_score
+      >>> cross_val_score(JrecClassifier(quick=True), X, y, scoring="roc_auc")  # doctest: +SKIP
+      array([0.7381, 0.7402, 0.7376, 0.7411, 0.7369])
+    """
+
+    def __init__(
+        self,
+        *,
+        time: str = "",
+        epochs: int | None = None,
+        seed: int | None = None,
+        quick: bool = False,
+        config: Mapping[str, object] | None = None,
+        quiet: bool = True,
+    ):
+        self.time, self.epochs, self.seed = time, epochs, seed
+        self.quick, self.config, self.quiet = quick, config, quiet
+
+    def fit(self, X: Any, y: Any) -> Self:
+        """Trains.
+
+        Args:
+          X: (rows, features): a DataFrame, an Arrow table, or an array, whose columns are called x0, x1, ….
+          y: (rows,) of two distinct values.
+
+        Raises:
+          DatasetError: If y has not two values, or another length than X.
+        """
+        table, labels = _table(X), np.asarray(y).reshape(-1)
+        check_classification_targets(labels)
+        self.classes_, codes = np.unique(labels, return_inverse=True)
+        if len(self.classes_) != 2:
+            raise DatasetError(f"y has {len(self.classes_)} distinct value(s), and JrecClassifier tells two apart")
+        if len(labels) != table.num_rows:
+            raise DatasetError(f"X has {table.num_rows:,} rows, but y has {len(labels):,}; give a label for each row")
+        self.feature_names_in_, self.n_features_in_ = np.array(table.column_names, object), table.num_columns
+        label = "label"
+        while label in table.column_names:
+            label += "_"
+        self.model_: FittedModel = fit(
+            table.append_column(label, [codes]),
+            label=label,
+            time=self.time,
+            epochs=self.epochs,
+            seed=self.seed,
+            quick=self.quick,
+            config=self.config,
+            quiet=self.quiet,
+        )
+        return self
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Probabilities of both classes, (rows, 2) float32."""
+        check_is_fitted(self)
+        positive = self.model_.predict(_table(X))
+        return np.stack([1 - positive, positive], axis=1)
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The likelier class of each row."""
+        likelier = self.predict_proba(X).argmax(axis=1)
+        return self.classes_[likelier]
+
+
+def _table(rows: Any) -> pa.Table:
+    """Rows as an Arrow table, without the index of a DataFrame."""
+    import pyarrow as pa
+
+    if hasattr(rows, "reset_index"):  # of pandas, whose index would be a column
+        rows = rows.reset_index(drop=True)
+    if hasattr(rows, "__arrow_c_stream__"):
+        return pa.table(rows)
+    array = np.asarray(rows)
+    if array.ndim != 2:
+        raise DatasetError(f"X is an array of {array.ndim} dimension(s); give (rows, features), or a DataFrame")
+    return pa.table({f"x{number}": column for number, column in enumerate(array.T)})
