@@ -57,6 +57,13 @@ def test_a_table_is_trained_and_predicted_in_any_order(model):
     assert model.predict(pa.Table.from_pandas(rows)).tolist() == scores.tolist()
 
 
+def test_an_index_with_a_name_is_a_column():
+    model = jrec.fit(frame(300).set_index("user"), label="bought", **LITTLE)
+    assert "user" in [feature.name for feature in model.run.restored.schema.categorical]
+    rows = frame(50, seed=1)
+    assert model.predict(rows.set_index("user")).tolist() == model.predict(rows).tolist()
+
+
 def test_the_test_split_is_the_last_lines_by_time(model):
     last = frame().sort_values("ts").tail(90)
     metrics = model.evaluate(last)

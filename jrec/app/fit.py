@@ -140,7 +140,7 @@ class FittedModel:
           DatasetError: If a column is missing, or a value is none that it may have.
         """
         if not _are_paths(data):
-            return self.run.predict(data)
+            return self.run.predict(with_index(data))
         return np.concatenate([np.empty(0, np.float32), *(piece.probabilities for piece in self._scored(data))])
 
     def evaluate(self, data: InputLike | Sequence[InputLike] | Mapping[str, Any]) -> dict[str, Any]:
@@ -184,8 +184,16 @@ def _are_paths(data: Any) -> bool:
     return all(isinstance(one, str | os.PathLike) for one in some)
 
 
+def with_index(data: Any) -> Any:
+    """A DataFrame of pandas with its index as columns, where that has names, else without; other data as it is."""
+    if not hasattr(data, "reset_index"):
+        return data
+    return data.reset_index(drop=all(name is None for name in data.index.names))
+
+
 def _table(data: Any) -> Any:
     """Columns by name as a table; other data as it is."""
+    data = with_index(data)
     if not isinstance(data, Mapping) or hasattr(data, "__arrow_c_stream__"):
         return data
     import pyarrow as pa

@@ -10,7 +10,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 
-from jrec.app.fit import FittedModel, fit
+from jrec.app.fit import FittedModel, fit, with_index
 from jrec.data.schema import DatasetError
 
 if TYPE_CHECKING:
@@ -94,11 +94,10 @@ class JrecClassifier(ClassifierMixin, BaseEstimator):
 
 
 def _table(rows: Any) -> pa.Table:
-    """Rows as an Arrow table, without the index of a DataFrame."""
+    """Rows as an Arrow table."""
     import pyarrow as pa
 
-    if hasattr(rows, "reset_index"):  # of pandas, whose index would be a column
-        rows = rows.reset_index(drop=True)
+    rows = with_index(rows)
     if hasattr(rows, "__arrow_c_stream__"):
         return pa.table(rows)
     array = np.asarray(rows)
