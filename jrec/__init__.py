@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from jrec import serving as serving
     from jrec import sharding as sharding
     from jrec.app import imports as imports
+    from jrec.app.fit import FittedModel as FittedModel
     from jrec.app.fit import fit as fit
     from jrec.app.predict import load_run as load_run
     from jrec.batch import Batch as Batch
