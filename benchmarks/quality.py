@@ -33,9 +33,9 @@ from benchmarks.accuracy import run_jrec
 from benchmarks.accuracy_tbsm import rules
 from benchmarks.peers import client
 from jrec.app.baselines.examples import Split
-from jrec.app.report.metrics import Scores, evaluate
 from jrec.data.blocks import LABEL, Column, ListColumn
 from jrec.data.schema import Schema
+from jrec.metrics import Scores, evaluate
 
 METRICS = ("auc", "log_loss", "calibration_error")
 RANKED = ("jrec", "logistic regression", "LightGBM")

@@ -13,11 +13,11 @@ import pytest
 import sklearn.metrics
 from hypothesis import given, settings
 
-from jrec.app.report import metrics
-from jrec.app.report.metrics import ScoreAccumulator, Scores, evaluate
+from jrec import metrics
 from jrec.app.report.running_auc import RunningAuc
 from jrec.data.schema import DatasetError
 from jrec.errors import DivergedError
+from jrec.metrics import ScoreAccumulator, Scores, evaluate
 
 
 @st.composite

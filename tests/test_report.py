@@ -9,9 +9,9 @@ import pytest
 from jrec.app.config import DataConfig, TrainConfig
 from jrec.app.report import summary, writing
 from jrec.app.report.logs import METRICS_FILE, MetricLog
-from jrec.app.report.metrics import Scores, auc, evaluate, reliability_bins, sigmoid
 from jrec.data.schema import CategoricalFeature, DatasetError, DenseFeature, Schema, Shard, Split, Table
 from jrec.errors import DivergedError, OutputError
+from jrec.metrics import Scores, auc, evaluate, reliability_bins, sigmoid
 
 CONFIG = TrainConfig(name="trial", data=DataConfig(path="data/x", batch_size=64))
 PARAMETERS = {"dense": {"parameters": 10, "bytes": 40}, "d16_float32": {"parameters": 160, "bytes": 640, "rows": 10}}
