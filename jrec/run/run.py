@@ -250,7 +250,7 @@ class Run:
     ) -> Evaluation | dict[str, Evaluation]:
         """AUC, log loss, normalized entropy, calibration and more of predictions, beside the labels; see ``predict``.
 
-          >>> run.evaluate([columns], dense=["price"]).auc
+        ``run.evaluate([columns], dense=["price"]).auc`` is of some columns.
 
         Args:
           batches: Yields columns as ``predict`` takes them, with labels; or packed batches, as of a
