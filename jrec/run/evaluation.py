@@ -61,11 +61,11 @@ def _packed(batches: Iterable[Any], packer: Packer, batch_size: int | None) -> I
 
 def _by_task(logits: Any, examples: int) -> Mapping[str, np.ndarray]:
     named = logits if isinstance(logits, Mapping) else {"": logits}
-    found = {task: np.asarray(values) for task, values in named.items()}
-    if any(values.shape != (examples,) for values in found.values()):
+    arrays = {task: np.asarray(values) for task, values in named.items()}
+    if any(values.shape != (examples,) for values in arrays.values()):
         shapes = jax.tree.map(np.shape, logits)
         raise ValueError(
             f"evaluate scores one logit an example, or one for each of several labels by name, but the model's logits"
             f" have shapes {shapes} for {examples} examples; use run.predict, and metrics of your own"
         )
-    return found
+    return arrays
