@@ -109,7 +109,7 @@ def test_one_class(tmp_path, label):
     text = (tmp_path / "metrics.json").read_text()
     assert "NaN" not in text
     assert json.loads(text)["splits"]["test"]["auc"] is None
-    undefined = "auc, normalized entropy" if label else "auc, normalized entropy, calibration"
+    undefined = "auc, normalized entropy" if label else "auc, normalized entropy, calibration, average precision"
     assert f"warning: {undefined} of test: undefined, since all labels are {int(label)}" in summary(content)
 
 
