@@ -31,9 +31,9 @@ import numpy as np
 
 from benchmarks import harness
 from benchmarks.accuracy import run_jrec
-from jrec.app.report.metrics import Scores, evaluate
 from jrec.data.blocks import ListColumn, ShardReader
 from jrec.data.schema import Schema
+from jrec.metrics import Scores, evaluate
 
 DATA = harness.ROOT.parent / "shared" / "data"
 SAMPLES = [DATA / "taobao_user_behavior_10k.csv.gz", DATA / "taobao_user_behavior_96k.csv.gz"]

@@ -39,10 +39,10 @@ from flax import nnx
 import jrec
 from benchmarks import harness
 from benchmarks.accuracy import SAMPLE, run_jrec
-from jrec.app.report.metrics import Scores, evaluate
 from jrec.data import GrowingVocabulary, Growth
 from jrec.data.blocks import ShardReader
 from jrec.data.schema import Schema
+from jrec.metrics import Scores, evaluate
 from jrec.ops import tt
 
 DIM, ROW_BYTES, KEPT_BYTES = 16, 64, 48

@@ -1,7 +1,7 @@
 """Test AUC, log loss and calibration of what `jrec init` writes, against tuned logistic regression and LightGBM.
 
 Each log is prepared, `jrec init` writes one configuration, and `jrec train` trains it, as it is, once a seed. The
-peers, scikit-learn's logistic regression and LightGBM, are fitted to the same splits of the same columns, as
+peers, scikit-learn's logistic regression, LightGBM and CatBoost, are fitted to the same splits of the same columns, as
 `jrec prepare` made them, and choose their parameters by log loss on valid, from the grids in
 benchmarks/peers/tabular.py. Beside them are the baselines of jrec's own reports; of sequences, the rule "is the
 target's category in the history?"; and of synthetic logs the ceiling, the metrics of the teacher that drew the labels.
@@ -33,12 +33,12 @@ from benchmarks.accuracy import run_jrec
 from benchmarks.accuracy_tbsm import rules
 from benchmarks.peers import client
 from jrec.app.baselines.examples import Split
-from jrec.app.report.metrics import Scores, evaluate
 from jrec.data.blocks import LABEL, Column, ListColumn
 from jrec.data.schema import Schema
+from jrec.metrics import Scores, evaluate
 
 METRICS = ("auc", "log_loss", "calibration_error")
-RANKED = ("jrec", "logistic regression", "LightGBM")
+RANKED = ("jrec", "logistic regression", "LightGBM", "CatBoost")
 _PEER = "tabular"
 
 Metrics = Mapping[str, float]
@@ -91,15 +91,17 @@ def _peers(peer: client.Peer, folder: pathlib.Path, seeds: Sequence[int]) -> dic
         test = {name: getattr(evaluate(scores), name) for name in METRICS}
         return {**test, "choice": int(answer["choice"]), "seconds": time.perf_counter() - begin}
 
+    def by_seed(case: str) -> list[Metrics]:
+        runs, choice = [], None
+        for seed in seeds:
+            options = {"seed": seed, "choice": choice, "threads": harness.cores()}
+            kept = folder / "peers" / f"{case}-{seed}.json"
+            runs.append(harness.kept(kept, lambda options=options: fitted(case, **options)))
+            choice = runs[0]["choice"]
+        return runs
+
     linear = harness.kept(folder / "peers" / "logistic.json", lambda: fitted("logistic"))
-    trees, choice = [], None
-    for seed in seeds:
-        options = {"seed": seed, "choice": choice, "threads": harness.cores()}
-        trees.append(
-            harness.kept(folder / "peers" / f"trees-{seed}.json", lambda options=options: fitted("trees", **options))
-        )
-        choice = trees[0]["choice"]
-    return {"logistic regression": [linear], "LightGBM": trees}
+    return {"logistic regression": [linear], "LightGBM": by_seed("trees"), "CatBoost": by_seed("ordered")}
 
 
 def columns_of(data: pathlib.Path) -> dict[str, np.ndarray]:

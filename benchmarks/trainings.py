@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from jrec.app.config import TrainConfig
     from jrec.app.loop import Outcome
-    from jrec.app.report.metrics import Evaluation
+    from jrec.metrics import Evaluation
 
 CURVE = 8  # evaluations on the way
 
@@ -70,7 +70,7 @@ def train(
     """
     from jrec.app.config import load_config
     from jrec.app.loop import train as train_run
-    from jrec.app.report.metrics import Scores, evaluate
+    from jrec.metrics import Scores, evaluate
 
     places = (f"data.path={str(data)!r}", f"out={str(data.with_name('run'))!r}", f"seed={seed}")
     watch = ("log.progress=off", "log.tensorboard=false", "checkpoint.every_steps=0", "evaluate.baselines=off")

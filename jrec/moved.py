@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Sequence
 
 MOVED = {
+    "jrec.train.report.metrics": "jrec.metrics",
     "jrec.train": "jrec.app",
     "jrec.commands": "jrec.app.commands",
     "jrec.imports": "jrec.app.imports",

@@ -16,11 +16,11 @@ from jrec.app.baselines.examples import Slots
 from jrec.app.baselines.examples import Split as Blocks
 from jrec.app.baselines.measure import measure, wanted
 from jrec.app.preflight import _check_compared
-from jrec.app.report.metrics import auc, log_loss
 from jrec.cli import main
 from jrec.data.blocks import ListColumn, ShardWriter
 from jrec.data.schema import CategoricalFeature, DenseFeature, Schema, Split, Table
 from jrec.errors import ConfigError
+from jrec.metrics import auc, log_loss
 
 SPLITS = {"train": 6000, "valid": 1500, "test": 1500}
 

@@ -45,11 +45,13 @@ def test_ranks_are_means_over_logs_and_ties_share_the_better_one():
 
     text = io.StringIO()
     report = harness.Report(argparse.Namespace(quick=True, out=None), "quality", stdout=text)
-    quality._ranks(report, [log((0.8, 0.7, 0.6), (0.3, 0.2, 0.1)), log((0.5, 0.7, 0.7), (0.1, 0.2, 0.3))])
+    quality._ranks(
+        report, [log((0.8, 0.7, 0.6, 0.5), (0.3, 0.2, 0.1, 0.4)), log((0.5, 0.7, 0.7, 0.4), (0.1, 0.2, 0.3, 0.4))]
+    )
     found = {line["metric"]: line["value"] for line in map(json.loads, text.getvalue().splitlines())}
-    assert [found[f"auc, {model}"] for model in quality.RANKED] == [2, 1.5, 2]
-    assert [found[f"log_loss, {model}"] for model in quality.RANKED] == [2, 2, 2]
-    assert [found[f"calibration_error, {model}"] for model in quality.RANKED] == [1, 1, 1]
+    assert [found[f"auc, {model}"] for model in quality.RANKED] == [2, 1.5, 2, 4]
+    assert [found[f"log_loss, {model}"] for model in quality.RANKED] == [2, 2, 2, 4]
+    assert [found[f"calibration_error, {model}"] for model in quality.RANKED] == [1, 1, 1, 1]
 
 
 def test_synthetic_pairs_are_one_log_with_and_without_their_means(tmp_path):
@@ -66,7 +68,7 @@ def test_synthetic_pairs_are_one_log_with_and_without_their_means(tmp_path):
 
 def test_a_log_without_its_files_says_which_are_absent(tmp_path):
     places = quality_logs.Places(packages=tmp_path, work=tmp_path)
-    for name in ("frappe", "flights", "ml100k", "ratings"):
+    for name in ("frappe", "flights", "ml100k", "ratings", "verbagg", "restaurants"):
         with pytest.raises(quality_logs.AbsentError, match=rf"{tmp_path}/.* of the packages is absent"):
             quality_logs.LOGS[name].arguments(places)
-    assert sum(log.held_out for log in quality_logs.LOGS.values()) == 3
+    assert sum(log.held_out for log in quality_logs.LOGS.values()) == 6

@@ -14,9 +14,9 @@ from jrec.app.evaluate import restore_run, score_split
 from jrec.app.loop import train
 from jrec.app.progress import TrainingProgress
 from jrec.app.report.logs import METRICS_FILE, read_records
-from jrec.app.report.metrics import Scores, auc, entropy, log_loss, sigmoid
 from jrec.data.blocks import ShardReader
 from jrec.errors import ConfigError
+from jrec.metrics import Scores, auc, entropy, log_loss, sigmoid
 from jrec.nn import Calibration
 from jrec.serving.encode import model_inputs
 

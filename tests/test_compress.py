@@ -13,8 +13,8 @@ from jrec.app.compress import Selection, _balanced
 from jrec.app.config import load_config
 from jrec.app.evaluate import evaluate_checkpoint, restore_run
 from jrec.app.loop import train
-from jrec.app.report.metrics import evaluate
 from jrec.errors import ConfigError
+from jrec.metrics import evaluate
 from jrec.ops.tt import TTDecomposition, TTShape, tt_svd, tt_to_dense
 
 

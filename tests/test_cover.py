@@ -13,16 +13,17 @@ def bits(*arcs):
     return sum(1 << arc for arc in arcs)
 
 
-def test_cases_that_add_nothing_are_left_out():
-    cost = {"a.py::cheap": 0.01, "a.py::wide": 4.0, "a.py::same": 4.0, "a.py::narrow": 1.0, "b.py::only": 9.0}
+def test_cases_that_add_nothing_or_little_for_their_time_are_left_out():
+    cost = {"a.py::cheap": 0.01, "a.py::wide": 3.0, "a.py::same": 4.0, "a.py::narrow": 0.5, "b.py::only": 9.0}
     ran = {"a.py::cheap": bits(0), "a.py::wide": bits(1, 2, 3, 4, 5, 6, 7, 8), "a.py::narrow": bits(1, 9)}
     ran |= {"a.py::same": bits(2, 3), "b.py::only": bits(0)}
+    cost["a.py::dear"], ran["a.py::dear"] = 0.6, bits(0, 10)  # a branch of its own, for more than half a second
     kept = cover.chosen(cost, ran)
     assert kept == {"a.py::cheap", "a.py::wide", "a.py::narrow", "b.py::only"}  # of every file at least one
 
 
 def test_together_they_run_every_branch():
-    cost = {f"a.py::{n}": 1.0 + n / 10 for n in range(12)}
+    cost = {f"a.py::{n}": 0.2 + n / 50 for n in range(12)}
     ran = {case: bits(*{n * n % 7, n * 3 % 11, n % 5}) for n, case in enumerate(cost)}
     kept, every, left = cover.chosen(cost, ran), 0, 0
     for case in cost:
@@ -33,7 +34,11 @@ def test_together_they_run_every_branch():
 
 
 def test_a_case_that_later_choices_made_needless_is_left_out():
-    cost = {"a.py::first": 1.0, "a.py::second": 1.1, "a.py::third": 1.2}  # the first has the most branches by its time
+    cost = {
+        "a.py::first": 0.2,
+        "a.py::second": 0.22,
+        "a.py::third": 0.24,
+    }  # the first has most branches by its time
     ran = {"a.py::first": bits(1, 2, 3, 4), "a.py::second": bits(1, 2, 5), "a.py::third": bits(3, 4, 6)}
     assert cover.chosen(cost, ran) == {"a.py::second", "a.py::third"}
 

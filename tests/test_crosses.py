@@ -22,11 +22,11 @@ import jrec
 from jrec import cli, serving
 from jrec.app.evaluate import restore_run
 from jrec.app.pairs import proposal, telling_pairs
-from jrec.app.report.metrics import auc
 from jrec.data.canonical import canonical_text
 from jrec.data.keys import crossed_keys, decode_keys, value_keys
 from jrec.data.schema import DatasetError, Schema
 from jrec.data.unknown import UnknownValues
+from jrec.metrics import auc
 from jrec.prepare import parts, target_means
 from jrec.prepare.encoder import Encoder
 from jrec.prepare.ingest import LABEL, TIME, dense_name, keys_name, new_spill

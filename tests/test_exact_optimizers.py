@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 import shop_logs
-from distribute_cases import DENSE, columns, layout_of, mesh_of, three_tiers
+from distribute_cases import DENSE, ROWS, columns, layout_of, mesh_of, three_tiers
 from flax import nnx
 
 import jrec
@@ -45,6 +45,11 @@ CASES = {
 }  # fmt: skip
 
 
+def full_but(names, *default):
+    """For ``parametrize``: CI runs the other names."""
+    return [name if name in default else pytest.param(name, marks=pytest.mark.full) for name in names]
+
+
 def gradient(rows, number, scale):
     """Of touched rows: a pull, and noise, without which Adam's steps near a minimum are those of rounding errors."""
     key = jax.random.fold_in(jax.random.key(7), number)
@@ -59,44 +64,64 @@ def touched(rows, steps, most):
     return np.stack([np.pad(ids, (0, most - ids.size), constant_values=rows) for ids in drawn]).astype(np.int32)
 
 
+@functools.cache
+def whole_of(name):
+    """The table of ``optax`` after all steps, compiled once for both sizes of gradients."""
+
+    @jax.jit
+    def run(table, ids, scale):
+        def step(carry, of_step):
+            (table, state), (number, rows_of) = carry, of_step
+            at = table.at[rows_of].get(mode="fill", fill_value=0)
+            gradients = jnp.zeros_like(table).at[rows_of].set(gradient(at, number, scale), mode="drop")
+            with jax.numpy_dtype_promotion("standard"):
+                updates, state = CASES[name][1].update(gradients, state, table)
+            return (optax.apply_updates(table, updates), state), None
+
+        return jax.lax.scan(step, (table, CASES[name][1].init(table)), (jnp.arange(STEPS), ids))[0][0]
+
+    return run
+
+
+@functools.cache
+def sparse_of(name, implementation):
+    """The table as it is stored, and as it is read, after all steps of ``row_update``."""
+    optimizer = CASES[name][0]
+
+    @jax.jit
+    def run(table, ids, scale):
+        def step(carry, of_step):
+            (table, slots), (number, rows_of) = carry, of_step
+
+            def of_rows(array):
+                return array.at[rows_of].get(mode="fill", fill_value=0)
+
+            at = current(optimizer, of_rows(table), {k: of_rows(slot) for k, slot in slots.items()}, number)
+            gradients = gradient(at, number, scale)
+            return ops.row_update(
+                optimizer, table, slots, rows_of, gradients, step=number, implementation=implementation
+            ), None  # fmt: skip
+
+        carry = (table, optimizer.init(table))
+        (table, slots), _ = jax.lax.scan(step, carry, (jnp.arange(STEPS, dtype=jnp.int32), ids))
+        return table, current(optimizer, table, slots, STEPS)
+
+    return run
+
+
 @pytest.mark.parametrize("implementation", ["xla", "native"])
 @pytest.mark.parametrize("scale", [1.0, 1e-7], ids=["gradients", "gradients below eps"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", full_but(CASES, "adam by a schedule", "adamw", "nesterov", "rmsprop"))
 def test_rows_are_those_of_optax_on_the_whole_table(name, scale, implementation):
-    rows, (optimizer, dense) = 400, CASES[name]
-    first = jax.random.normal(jax.random.key(0), (rows, 5), jnp.float32)
-    ids = touched(rows, STEPS, 16)
-
-    @jax.jit
-    def whole(table, state, rows_of, number):
-        at = table.at[rows_of].get(mode="fill", fill_value=0)
-        gradients = jnp.zeros_like(table).at[rows_of].set(gradient(at, number, scale), mode="drop")
-        with jax.numpy_dtype_promotion("standard"):
-            updates, state = dense.update(gradients, state, table)
-        return optax.apply_updates(table, updates), state
-
-    @jax.jit
-    def sparse(table, slots, rows_of, number):
-        def of_rows(array):
-            return array.at[rows_of].get(mode="fill", fill_value=0)
-
-        at = current(optimizer, of_rows(table), {k: of_rows(slot) for k, slot in slots.items()}, number)
-        gradients = gradient(at, number, scale)
-        return ops.row_update(
-            optimizer, table, slots, rows_of, gradients, step=number, implementation=implementation
-        )  # fmt: skip
-
-    expected, state = first, dense.init(first)
-    table, slots = first, optimizer.init(first)
-    for number in range(STEPS):
-        expected, state = whole(expected, state, ids[number], number)
-        table, slots = sparse(table, slots, ids[number], jnp.int32(number))
-    now = current(optimizer, table, slots, STEPS)
+    first = jax.random.normal(jax.random.key(0), (400, 5), jnp.float32)
+    arguments = first, touched(400, STEPS, 16), jnp.float32(scale)
+    expected = whole_of(name)(*arguments)
+    stored, now = sparse_of(name, implementation)(*arguments)
     moved, away = jnp.linalg.norm(expected - first), jnp.linalg.norm(now - expected)
     # A row of size 1 that moves by as much is rounded in each of its steps, by 6e-8 each.
     assert away < 4e-6 * moved + 1e-7 * jnp.linalg.norm(first)
-    if optimizer.has_tail and name != "adam without momentum" and scale == 1.0:
-        assert jnp.linalg.norm(table - expected) > 100 * away  # what is stored is not what is read
+    if CASES[name][0].has_tail and name != "adam without momentum" and scale == 1.0:
+        assert jnp.linalg.norm(stored - expected) > 100 * away  # what is stored is not what is read
 
 
 @pytest.mark.parametrize("eps", [1e-3, 1e-8, 1e-20])
@@ -150,6 +175,21 @@ def test_tensor_trains_are_refused():
         modules(layout, ops.ExactAdam(learning_rate=0.1))
 
 
+train_step, accumulated_step = nnx.jit(nn.train_step), nnx.jit(nn.accumulated_step)
+
+
+@nnx.jit
+def own_step(model, sparse, batch):
+    activations, residuals = sparse.lookup(model, batch.bags)
+
+    def loss(model, activations):
+        return nn.binary_cross_entropy(model.logits(batch.dense, activations, batch.bags), batch)
+
+    value, gradients = nnx.value_and_grad(loss, argnums=(0, 1))(model, activations)
+    sparse.update(model, residuals, *gradients)
+    return value
+
+
 def test_own_loops_look_up_by_the_optimizer():
     optimizer, _ = CASES["adam by a schedule"]
     batches = [pack_batch(layout_of(), columns(number), dense=DENSE) for number in range(8)]
@@ -159,17 +199,11 @@ def test_own_loops_look_up_by_the_optimizer():
         losses[way], models[way] = [], (model, sparse)
         for batch in batches:
             if way == "train_step":
-                value, _ = nn.train_step(model, sparse, batch)
+                value, _ = train_step(model, sparse, batch)
             elif way == "accumulated_step":
-                value, _ = nn.accumulated_step(model, sparse, [batch])
+                value, _ = accumulated_step(model, sparse, [batch])
             else:
-                activations, residuals = sparse.lookup(model, batch.bags)
-
-                def loss(model, activations, batch=batch):
-                    return nn.binary_cross_entropy(model.logits(batch.dense, activations, batch.bags), batch)
-
-                value, gradients = nnx.value_and_grad(loss, argnums=(0, 1))(model, activations)
-                sparse.update(model, residuals, *gradients)
+                value = own_step(model, sparse, batch)
             losses[way].append(float(value))
     expected, *_ = trained_whole("adam by a schedule", 8)
     for way, of_way in losses.items():
@@ -216,6 +250,17 @@ def test_lookups_of_plain_arrays_are_given_optimizer_and_slots():
 
 # Runs.
 
+HALF, WHOLE = 12, 24  # steps
+LATER = optax.linear_schedule(0.03, 0.001, WHOLE)
+SCHEDULES = "adam by two schedules"
+RUNS = {name: (optimizer, optimizer, dense) for name, (optimizer, dense) in CASES.items()} | {
+    SCHEDULES: (
+        ops.ExactAdam(learning_rate=WARMUP), ops.ExactAdam(learning_rate=LATER),
+        optax.adam(lambda count: jnp.where(count < HALF, WARMUP(count), LATER(count))),
+    )
+}  # fmt: skip
+"""The optimizer of the first half of the steps, that of the second, and what both are in optax."""
+
 
 def modules(layout, optimizer, tables=None):
     config = nn.DLRMConfig(num_dense=2, bottom_mlp=(16, 8), top_mlp=(16, 1))
@@ -224,10 +269,9 @@ def modules(layout, optimizer, tables=None):
 
 
 @functools.cache
-def trained_whole(name, steps, optimizer=None):
+def trained_whole(name, steps):
     """Losses, tables and predictions of the model with its stacks as parameters of optax, all rows in every step."""
-    dense = CASES[name][1]
-    optimizer = optimizer or CASES[name][0]
+    optimizer, _, dense = RUNS[name]
     layout = layout_of()
     model, _ = modules(layout, optimizer)
     stack = layout.members[0]
@@ -285,71 +329,49 @@ def assert_close(rows, expected):
 PLACES = ("device", "host", "mesh", "plan-1", "plan-4")
 
 
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("name", ["adam by a schedule", *(pytest.param(n, marks=pytest.mark.full) for n in CASES)])
+def trained(run, step, first, last):
+    """The losses of these steps."""
+    with run.feed(map(columns, range(first, last)), dense=DENSE) as batches:
+        return [float(step(batch)[0]) for batch in batches]
+
+
+def tables_of(run):
+    return {table: run.table(table) for table in ROWS}
+
+
+@pytest.mark.parametrize("place", full_but(PLACES, "device", "host", "mesh", "plan-1"))
+@pytest.mark.parametrize("name", full_but(RUNS, SCHEDULES))
 def test_a_run_is_that_of_the_whole_table_wherever_rows_lie(name, place, tmp_path):
-    steps = 24
-    expected, tables, logits = trained_whole(name, steps)
-    run, losses = placed(place, CASES[name][0]), []
-    with run, run.feed((columns(number) for number in range(steps)), dense=DENSE) as batches:
+    expected, tables, logits = trained_whole(name, WHOLE)
+    with placed(place, RUNS[name][0]) as run:
+        losses = trained(run, run.compile(), 0, HALF)
+        run.save(tmp_path)
+        before = tables_of(run)
+    with placed(place, RUNS[name][1]) as run:
+        run.restore(tmp_path)
+        for table, rows in tables_of(run).items():
+            np.testing.assert_allclose(rows, before[table], rtol=1e-5, atol=1e-6, err_msg=table)
         step = run.compile()
-        for batch in batches:
-            losses.append(float(step(batch)[0]))
-            if run.steps == steps // 2:
-                run.save(tmp_path)
-        np.testing.assert_allclose(losses, expected, rtol=1e-5)
+        losses += trained(run, step, HALF, HALF + 2)
+        run.save(tmp_path)  # all rows, since those of the first checkpoint are stored by the first schedule
+        now = tables_of(run)
+        rest = trained(run, step, HALF + 2, WHOLE)
+        np.testing.assert_allclose([*losses, *rest], expected, rtol=1e-5)
+        after = tables_of(run)
         for table, rows in tables.items():
-            assert_close(run.table(table), rows)
+            assert_close(after[table], rows)
         close = {"rtol": 1e-4, "atol": 1e-5}
         np.testing.assert_allclose(run.predict(columns(99), dense=DENSE, batch_size=16), logits, **close)
-        after = {table: run.table(table) for table in tables}
-    run = placed(place, CASES[name][0])
-    run.restore(tmp_path)
-    with run, run.feed((columns(number) for number in range(steps // 2, steps)), dense=DENSE) as batches:
-        step = run.compile()
-        assert [float(step(batch)[0]) for batch in batches] == losses[steps // 2 :]
-        for table, rows in after.items():
-            np.testing.assert_array_equal(run.table(table), rows)
+        run.restore(tmp_path)
+        for table, rows in tables_of(run).items():
+            np.testing.assert_array_equal(rows, now[table])
+        assert trained(run, step, HALF + 2, WHOLE) == rest
+        for table, rows in tables_of(run).items():
+            np.testing.assert_array_equal(rows, after[table])
 
 
-@pytest.mark.parametrize("place", ["device", pytest.param("host", marks=pytest.mark.full), "plan-4"])
-def test_a_run_goes_on_by_another_schedule(place, tmp_path):
-    half, steps = 12, 24
-    later = optax.linear_schedule(0.03, 0.001, steps)
-    CASES["two schedules"] = (
-        None,
-        optax.adam(lambda count: jnp.where(count < half, WARMUP(count), later(count))),
-    )
-    first, second = (ops.ExactAdam(learning_rate=schedule) for schedule in (WARMUP, later))
-    _, tables, _ = trained_whole("two schedules", steps, first)
-    run = placed(place, first)
-    with run, run.feed((columns(number) for number in range(half)), dense=DENSE) as batches:
-        step = run.compile()
-        for batch in batches:
-            step(batch)
-        run.save(tmp_path)
-        before = {table: run.table(table) for table in tables}
-    run = placed(place, second)
-    run.restore(tmp_path)
-    for table, rows in before.items():
-        np.testing.assert_allclose(run.table(table), rows, rtol=1e-5, atol=1e-6, err_msg=table)
-    with run, run.feed((columns(number) for number in range(half, steps)), dense=DENSE) as batches:
-        step = run.compile()
-        for batch in batches:
-            step(batch)
-            if run.steps == half + 2:
-                run.save(tmp_path)  # all rows, since those of the first checkpoint are stored by the first schedule
-                now = {table: run.table(table) for table in tables}
-        for table, rows in tables.items():
-            assert_close(run.table(table), rows)
-    run = placed(place, second)
-    run.restore(tmp_path)
-    for table, rows in now.items():
-        np.testing.assert_array_equal(run.table(table), rows)
-
-
-@pytest.mark.parametrize("place", ["device", "host", "plan-4"])
-@pytest.mark.parametrize("name", ["adamw", pytest.param("adam by a schedule", marks=pytest.mark.full)])
+@pytest.mark.parametrize("place", full_but(PLACES, "host", "plan-4"))
+@pytest.mark.parametrize("name", full_but(["adamw", "adam by a schedule"], "adamw"))
 def test_a_run_that_only_predicts_needs_no_slots(name, place, tmp_path):
     run = placed(place, CASES[name][0])
     with run, run.feed((columns(number) for number in range(6)), dense=DENSE) as batches:
@@ -390,7 +412,7 @@ def test_a_configured_run_is_evaluated_exported_and_resumed(keys, tmp_path):
     assert 1e-3 < np.abs(after - want.logits).max() < 3
 
 
-@pytest.mark.parametrize("name", ["momentum", "adam of other decays"])
+@pytest.mark.parametrize("name", full_but(["momentum", "adam of other decays"], "adam of other decays"))
 def test_rows_of_tables_that_grow_begin_without_a_past(name):
     optimizer, losses, tables = CASES[name][0], {}, {}
     for place in ("device", "host", "plan"):

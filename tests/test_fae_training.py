@@ -26,10 +26,10 @@ from jrec.app.loaders import train_loader
 from jrec.app.loop import train
 from jrec.app.recorder import Recorder
 from jrec.app.report import summary, write_report
-from jrec.app.report.metrics import sigmoid
 from jrec.app.shuffle_scheduler import ShuffleScheduler
 from jrec.data.schema import Schema
 from jrec.errors import CheckpointError, ConfigError
+from jrec.metrics import sigmoid
 from jrec.prepare.fae_pack import pack
 from jrec.prepare.synth.generate import SynthOptions, synthesize
 from jrec.prepare.synth.shapes import shape_like

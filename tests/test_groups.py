@@ -10,10 +10,10 @@ from hypothesis import given
 from prepared_logs import prepared
 from train_command import train_command
 
-from jrec.app.report import metrics
+from jrec import metrics
 from jrec.app.report.groups import describe_groups, score_groups
-from jrec.app.report.metrics import Scores
 from jrec.cli import main
+from jrec.metrics import Scores
 
 TEXT = """
 [data]

@@ -6,7 +6,7 @@ import pytest
 from jrec.app.config import DataConfig, TrainConfig
 from jrec.app.config.train import CheckpointConfig, EarlyStoppingSection, EvaluateConfig
 from jrec.app.report.judgement import judge
-from jrec.app.report.metrics import Scores, evaluate
+from jrec.metrics import Scores, evaluate
 
 INIT = {
     "evaluate": EvaluateConfig(early_stopping=EarlyStoppingSection(metric="auc", patience=3)),

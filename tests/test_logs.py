@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from jrec.app.report.logs import METRICS_FILE, TIMING_FILE, MetricLog, read_records, truncate_after
-from jrec.app.report.metrics import Scores, evaluate
 from jrec.errors import CheckpointError, DivergedError
+from jrec.metrics import Scores, evaluate
 
 
 def run(folder, first, last, *, every=3):

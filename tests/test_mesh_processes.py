@@ -18,11 +18,11 @@ from jrec.app.build import build_layout, build_model, build_optimizer
 from jrec.app.config import load_config
 from jrec.app.evaluate import evaluate_checkpoint, restore_run
 from jrec.app.report.logs import read_records
-from jrec.app.report.metrics import evaluate
 from jrec.data.loader import LoaderConfig, make_loader
 from jrec.data.regroup import gathered
 from jrec.data.schema import Schema
 from jrec.errors import LostProcessError
+from jrec.metrics import evaluate
 from jrec.prepare.synth.generate import SynthOptions, synthesize
 from jrec.prepare.synth.shapes import shape_like
 from jrec.run.step import compile_run

@@ -13,11 +13,11 @@ import pytest
 import sklearn.metrics
 from hypothesis import given, settings
 
-from jrec.app.report import metrics
-from jrec.app.report.metrics import ScoreAccumulator, Scores, evaluate
+from jrec import metrics
 from jrec.app.report.running_auc import RunningAuc
 from jrec.data.schema import DatasetError
 from jrec.errors import DivergedError
+from jrec.metrics import ScoreAccumulator, Scores, evaluate
 
 
 @st.composite
@@ -48,6 +48,17 @@ def test_auc_is_exact_and_sklearns(data):
         return
     assert result == float(pairwise_auc(logits, labels))
     assert result == pytest.approx(sklearn.metrics.roc_auc_score(labels, logits), abs=1e-12)
+
+
+@given(scored_labels())
+@settings(max_examples=200)
+def test_average_precision_is_sklearns(data):
+    logits, labels = data
+    result = metrics.average_precision(logits, labels)
+    if not labels.any():
+        assert result is None
+        return
+    assert result == pytest.approx(sklearn.metrics.average_precision_score(labels, logits), abs=1e-12)
 
 
 @given(scored_labels())
@@ -111,7 +122,10 @@ def test_reliability_bins_are_of_equal_count_and_measure_the_error():
 
 @pytest.mark.parametrize(
     ("labels", "undefined"),
-    [([0, 0, 0], {"auc", "normalized_entropy", "calibration"}), ([1, 1, 1], {"auc", "normalized_entropy"})],
+    [
+        ([0, 0, 0], {"auc", "average_precision", "normalized_entropy", "calibration"}),
+        ([1, 1, 1], {"auc", "normalized_entropy"}),
+    ],
 )
 def test_one_class_is_null_with_a_reason(labels, undefined):
     result = evaluate(Scores(logits=np.array([0.0, 1.0, 2.0], np.float32), labels=np.array(labels)))

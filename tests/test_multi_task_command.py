@@ -13,11 +13,11 @@ from jrec.app.config import load_config
 from jrec.app.dataset import check_tasks, open_data
 from jrec.app.models.scored import collected
 from jrec.app.preflight import check_start
-from jrec.app.report.metrics import Scores, evaluate, evaluate_tasks
 from jrec.app.report.running_auc import RunningAuc
 from jrec.batch import Batch
 from jrec.data.schema import DatasetError, Schema
 from jrec.errors import ConfigError
+from jrec.metrics import Scores, evaluate, evaluate_tasks
 from jrec.nn import multi_task_loss
 
 

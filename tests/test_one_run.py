@@ -28,13 +28,13 @@ from jrec.app.export import export_run
 from jrec.app.loaders import train_loader
 from jrec.app.loop import train
 from jrec.app.predict import load_run
-from jrec.app.report.metrics import evaluate
 from jrec.checkpoint import Checkpoints, Saved
 from jrec.checkpoint.files import write_json
 from jrec.checkpoint.manifest import MANIFEST, read_manifest
 from jrec.cli import main
 from jrec.data import LoaderConfig, Schema, make_loader
 from jrec.errors import CheckpointError, ConfigError
+from jrec.metrics import evaluate
 from jrec.ops.tt import TTShape
 from jrec.run.placement.rows import make_mesh
 

@@ -73,7 +73,7 @@ def test_equals_reference(name, implementation):
     @given(case=reference.cases(shapes, past=True))
     @settings(max_examples=40)
     def check(case):
-        form = "casted" if case.ids.ravel()[:1].sum() % 4 else "row_update"
+        form = "row_update" if case.shape == shapes[-1] else "casted"  # one program for each shape
         eps, slack = reference.EPSILON[case.shape.dtype], reference.slack(case)
         touched = np.zeros(case.shape.rows, bool)
         touched[list(reference.row_gradients(case))] = True

@@ -25,9 +25,9 @@ from jrec.app.config import TrainConfig, load_config
 from jrec.app.config.typed_toml import toml_value
 from jrec.app.evaluate import evaluate_checkpoint, restore_run
 from jrec.app.loop import train
-from jrec.app.report.metrics import log_loss
 from jrec.data.schema import Schema
 from jrec.errors import CheckpointError, ConfigError
+from jrec.metrics import log_loss
 from jrec.random_keys import words
 
 CONFIG = shop_logs.CONFIG.replace(

@@ -9,9 +9,9 @@ import pytest
 from jrec.app.config import DataConfig, TrainConfig
 from jrec.app.report import summary, writing
 from jrec.app.report.logs import METRICS_FILE, MetricLog
-from jrec.app.report.metrics import Scores, auc, evaluate, reliability_bins, sigmoid
 from jrec.data.schema import CategoricalFeature, DatasetError, DenseFeature, Schema, Shard, Split, Table
 from jrec.errors import DivergedError, OutputError
+from jrec.metrics import Scores, auc, evaluate, reliability_bins, sigmoid
 
 CONFIG = TrainConfig(name="trial", data=DataConfig(path="data/x", batch_size=64))
 PARAMETERS = {"dense": {"parameters": 10, "bytes": 40}, "d16_float32": {"parameters": 160, "bytes": 640, "rows": 10}}
@@ -109,7 +109,7 @@ def test_one_class(tmp_path, label):
     text = (tmp_path / "metrics.json").read_text()
     assert "NaN" not in text
     assert json.loads(text)["splits"]["test"]["auc"] is None
-    undefined = "auc, normalized entropy" if label else "auc, normalized entropy, calibration"
+    undefined = "auc, normalized entropy" if label else "auc, normalized entropy, calibration, average precision"
     assert f"warning: {undefined} of test: undefined, since all labels are {int(label)}" in summary(content)
 
 

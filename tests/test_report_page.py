@@ -91,9 +91,11 @@ def test_scores_are_those_of_the_json(written):
     for split in ("valid", "test"):
         head, own, logistic, popularity, *teacher = page.tables[f"{split} split"]
         metrics = content["splits"][split]
-        names = ("auc", "log_loss", "normalized_entropy", "calibration", "calibration_error", "accuracy", "base_rate",
+        names = ("auc", "log_loss", "normalized_entropy", "calibration", "calibration_error", "average_precision",
+                 "accuracy", "base_rate",
                  "mean_prediction", "examples")  # fmt: skip
-        assert head[1:] == ["AUC", "log loss", "normalized entropy", "calibration", "calibration error", "accuracy",
+        assert head[1:] == ["AUC", "log loss", "normalized entropy", "calibration", "calibration error",
+                            "average precision", "accuracy",
                             "click rate", "mean prediction", "examples"]  # fmt: skip
         assert own == ["the model", *(measured(metrics[name]) for name in names)]
         assert [float(cell.replace(",", "")) for cell in own[1:]] == pytest.approx(

@@ -16,7 +16,7 @@ from jrec.sharding.errors import PlanError
 from jrec.sharding.explain import explain, summary
 from jrec.sharding.hardware import PRESETS, Hardware, load_hardware, parse_devices
 from jrec.sharding.memory_centric import device_ranges
-from jrec.sharding.modes import GRADIENT, INDEX, expected_traffic
+from jrec.sharding.modes import FLOAT32, INDEX, expected_traffic
 from jrec.sharding.pieces import REPLICATED, SHARDED
 from jrec.sharding.plan_file import check_budget, load_plan, save_plan
 from jrec.sharding.planner import PlanOptions, plan_placement
@@ -80,7 +80,7 @@ def test_cost_is_that_of_sent_sums(problem, planned):
     examples, sent = 400, 0.0
     for of, length, dim in zip(lookups, (200.0, 60.0), (8, 16), strict=True):
         bags = np.minimum(examples * (1 - (1 - of / (examples * length)) ** length), of)
-        sent = sent + INDEX * of + bags * (INDEX + 2 * GRADIENT * dim)
+        sent = sent + INDEX * of + bags * (INDEX + 2 * FLOAT32 * dim)
     np.testing.assert_allclose(2 * planned.cost.link_bytes, sent, rtol=1e-9)
     seconds = planned.cost.link_bytes * problem.hardware.L
     assert planned.cost.communication == pytest.approx(2 * max(seconds.sum(axis=0).max(), seconds.sum(axis=1).max()))

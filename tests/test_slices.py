@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jrec.app.report import metrics
+from jrec import metrics
 from jrec.app.report.slices import add_block, slicers
 from jrec.data.schema import CategoricalFeature, Schema, Table
 

@@ -187,7 +187,7 @@ def test_features_are_correlated():
 
 
 def test_the_ceiling_is_the_teachers_own(mixed):
-    from jrec.app.report.metrics import auc, log_loss
+    from jrec.metrics import auc, log_loss
 
     _, schema = mixed
     source = ExampleGenerator(shape=MIXED, seed=5, total=30_000)

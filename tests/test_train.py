@@ -18,11 +18,11 @@ from jrec.app.evaluate import evaluate_checkpoint
 from jrec.app.loop import train
 from jrec.app.processes.interrupt import stop_on_signals
 from jrec.app.recorder import Recorder
-from jrec.app.report.metrics import evaluate
 from jrec.app.run_folder import open_run_folder
 from jrec.app.run_record import TrainedRun, find_run
 from jrec.data.schema import DatasetError
 from jrec.errors import CheckpointError, ConfigError, DivergedError, OutputError
+from jrec.metrics import evaluate
 from jrec.signals import ECHO_SECONDS
 
 

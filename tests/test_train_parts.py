@@ -15,11 +15,11 @@ from jrec.app.config import load_config
 from jrec.app.evaluate import evaluate_checkpoint, restore_run
 from jrec.app.loop import train
 from jrec.app.report import summary
-from jrec.app.report.metrics import evaluate
 from jrec.app.run_plan import PlannedTrain, planned_trains, run_plan
 from jrec.app.tables import describe_tables, on_devices
 from jrec.data.schema import Schema
 from jrec.errors import ConfigError
+from jrec.metrics import evaluate
 from jrec.ops.tt import tt_to_dense
 from jrec.prepare.synth.generate import SynthOptions, synthesize
 from jrec.prepare.synth.shapes import shape_like

@@ -14,9 +14,9 @@ from jrec.app.config import load_config
 from jrec.app.evaluate import evaluate_checkpoint, restore_run
 from jrec.app.loop import train
 from jrec.app.report.logs import read_records
-from jrec.app.report.metrics import evaluate
 from jrec.data.schema import Schema
 from jrec.errors import ConfigError
+from jrec.metrics import evaluate
 from jrec.prepare.synth.generate import SynthOptions, synthesize
 from jrec.prepare.synth.shapes import shape_like
 

@@ -12,8 +12,8 @@ from jrec.app.evaluate import evaluate_checkpoint
 from jrec.app.loop import train
 from jrec.app.recorder import Recorder
 from jrec.app.report.logs import read_records
-from jrec.app.report.metrics import evaluate
 from jrec.errors import CheckpointError
+from jrec.metrics import evaluate
 
 
 @pytest.fixture(scope="module")

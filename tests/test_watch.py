@@ -12,12 +12,12 @@ from jrec.app.evaluate import evaluate_checkpoint
 from jrec.app.loop import train
 from jrec.app.preflight import check_start
 from jrec.app.recorder import Recorder
-from jrec.app.report.metrics import Scores, evaluate
 from jrec.app.run_record import record_of
 from jrec.app.watch import BestStep, plan_evaluations
 from jrec.cli import main
 from jrec.data.schema import Schema
 from jrec.errors import ConfigError
+from jrec.metrics import Scores, evaluate
 from jrec.prepare.synth.generate import SynthOptions, synthesize
 from jrec.prepare.synth.shapes import shape_like
 

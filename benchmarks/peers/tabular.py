@@ -1,7 +1,7 @@
-"""Logistic regression (scikit-learn) and LightGBM on the columns of a click log; this side runs in the peer.
+"""Logistic regression (scikit-learn), LightGBM and CatBoost on the columns of a click log; this side runs in the peer.
 
 A split's arrays are ``SPLIT.labels`` (n,) bool, ``SPLIT.dense`` (n, d) float32, ``SPLIT.ids`` (n, c) int32, and of
-list feature number k ``SPLIT.k.offsets`` (n + 1,) and ``SPLIT.k.values``; SPLIT is train, valid or test. Both models
+list feature number k ``SPLIT.k.offsets`` (n + 1,) and ``SPLIT.k.values``; SPLIT is train, valid or test. All models
 are fitted to train; whatever there is to choose is the best log loss on valid. ``predict`` gives (n,) float64 logits
 of valid and test, and the number of the choice.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import catboost  # pyright: ignore[reportMissingImports]
 import lightgbm  # pyright: ignore[reportMissingImports]
 import numpy as np
 import scipy.sparse
@@ -40,6 +41,9 @@ _COMMON = {
     "bagging_freq": 1,
     "verbosity": -1,
 }
+ORDERED: tuple[dict[str, Any], ...] = ({"depth": 6}, {"depth": 8}, {"depth": 6, "one_hot_max_size": 20})
+"""CatBoost's parameters that are tried; its learning rate is its own choice, and pairs of categories are among its
+features."""
 _FOLDS, _PRIOR = 5, 20.0
 _WIDE = 100  # rows of a list feature's table up to which LightGBM has a column for each
 
@@ -87,6 +91,40 @@ def trees(arrays: dict[str, np.ndarray], options: dict[str, Any]) -> Actions:
         return found
 
     return {"predict": predict}
+
+
+def ordered(arrays: dict[str, np.ndarray], options: dict[str, Any]) -> Actions:
+    """CatBoost with ``options["seed"]``, ids as its own categories; ``options["choice"]`` as of ``trees``."""
+    labels = {split: arrays[f"{split}.labels"] for split in SPLITS}
+    choices = range(len(ORDERED)) if options["choice"] is None else [options["choice"]]
+
+    def predict() -> dict[str, np.ndarray]:
+        columns, categories = _columns(arrays, encoded=False)
+        pools = {split: _pool(columns[split], labels[split], categories) for split in SPLITS}
+        found, best = None, np.inf
+        for choice in choices:
+            model = catboost.CatBoostClassifier(
+                iterations=2000, od_type="Iter", od_wait=100, random_seed=options["seed"], allow_writing_files=False,
+                thread_count=options["threads"], verbose=False, **ORDERED[choice],
+            )  # fmt: skip
+            model.fit(pools["train"], eval_set=pools["valid"])
+            logits = {split: model.predict(pools[split], prediction_type="RawFormulaVal") for split in SPLITS[1:]}
+            loss = _loss(labels["valid"], logits["valid"])
+            if loss < best:
+                found, best = {**logits, "choice": np.array(choice)}, loss
+        assert found is not None
+        return found
+
+    return {"predict": predict}
+
+
+def _pool(columns: np.ndarray, labels: np.ndarray, categories: list[int]) -> Any:
+    first = columns.shape[1] - len(categories)
+    features = catboost.FeaturesData(
+        num_feature_data=columns[:, :first].astype(np.float32) if first else None,
+        cat_feature_data=columns[:, first:].astype(np.int64).astype(np.bytes_).astype(object) if categories else None,
+    )
+    return catboost.Pool(features, labels.astype(np.float32))
 
 
 def _loss(labels: np.ndarray, logits: np.ndarray) -> float:
@@ -173,4 +211,7 @@ def _encoded(arrays: Arrays, column: int) -> dict[str, np.ndarray]:
 
 
 if __name__ == "__main__":
-    serve({"logistic": logistic, "trees": trees}, distributions=("scikit-learn", "lightgbm"))
+    serve(
+        {"logistic": logistic, "trees": trees, "ordered": ordered},
+        distributions=("scikit-learn", "lightgbm", "catboost"),
+    )

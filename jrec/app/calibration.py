@@ -15,7 +15,7 @@ import math
 
 import numpy as np
 
-from jrec.app.report.metrics import Scores, entropy, sigmoid
+from jrec.metrics import Scores, entropy, sigmoid
 
 _STEPS = 50
 _TOLERANCE = 1e-10

@@ -12,13 +12,13 @@ from jrec.app.baselines.examples import Split
 from jrec.app.baselines.measure import measure, wanted
 from jrec.app.config import TrainConfig
 from jrec.app.report.groups import describe_groups
-from jrec.app.report.metrics import Scores
 from jrec.app.report.ranking import AnyScores
 from jrec.app.report.slices import EACH, add_block, slicers
 from jrec.data.blocks import LABEL, Column
 from jrec.data.parquet import read_batches
 from jrec.data.schema import DatasetError, Schema
 from jrec.data.unknown import UnknownValues
+from jrec.metrics import Scores
 
 
 def comparison_sections(

@@ -18,7 +18,6 @@ from jrec.app.build import build_modules
 from jrec.app.config import TrainConfig
 from jrec.app.config.typed_toml import MOST
 from jrec.app.evaluate import OpenedRun, open_run, restore_run
-from jrec.app.report.metrics import Scores
 from jrec.app.run_folder import new_run_folder
 from jrec.app.run_record import TrainedRun, run_at
 from jrec.app.tables import in_cores, train_override
@@ -28,6 +27,7 @@ from jrec.checkpoint.saved import SavedTable
 from jrec.checkpoint.settled import SETTLED
 from jrec.data.schema import Schema
 from jrec.errors import ConfigError, value_errors_are_config_errors
+from jrec.metrics import Scores
 from jrec.ops.layout import EmbeddingLayout, TableConfig
 from jrec.ops.tt import TTDecomposition, TTShape, tt_dense_chunks, tt_svd
 from jrec.ops.tt.shape import MAX_ROWS

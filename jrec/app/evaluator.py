@@ -16,10 +16,10 @@ from jrec.app.models.reading import Reading
 from jrec.app.processes.mesh_processes import SilentLog
 from jrec.app.progress import TrainingProgress
 from jrec.app.report.logs import MetricLog
-from jrec.app.report.metrics import Evaluation, Scores, evaluate_tasks, log_loss
 from jrec.app.report.ranking import AnyScores, RankingEvaluation, evaluated
 from jrec.app.watch import BestStep, EvaluationPlan
 from jrec.data.schema import Schema
+from jrec.metrics import Evaluation, Scores, evaluate_tasks, log_loss
 from jrec.run.processes import first
 from jrec.run.run import Run
 

@@ -152,7 +152,7 @@ class FittedModel:
         Raises:
           DatasetError: As ``predict``; if the label is absent.
         """
-        from jrec.app.report.metrics import Scores, evaluate
+        from jrec.metrics import Scores, evaluate
 
         pieces = list(self._scored(data if _are_paths(data) else _table(data)))
         if not pieces or any(piece.labels is None for piece in pieces):

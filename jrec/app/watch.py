@@ -6,9 +6,9 @@ import dataclasses
 from typing import Any
 
 from jrec.app.config import TrainConfig
-from jrec.app.report.metrics import Evaluation
 from jrec.app.report.ranking import RankingEvaluation
 from jrec.data.schema import Schema
+from jrec.metrics import Evaluation
 
 _MOST, _LEAST, _BATCHES = 16, 5, 8
 _SHARE = 0.1

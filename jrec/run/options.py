@@ -1,4 +1,4 @@
-"""How a run works, beyond what it computes: results differ by the order of float32 sums, and by 16-bit links alone."""
+"""How a run works, beyond what it computes: results differ by the order of float32 sums, and by 16-bit links."""
 
 from __future__ import annotations
 

@@ -20,9 +20,11 @@ from jrec.data.growing_tables import GrowingTables
 from jrec.data.packing import CastPlace, OnBadId, Packer
 from jrec.data.unknown import UnknownCounts
 from jrec.host import HostTable
+from jrec.metrics import Evaluation
 from jrec.nn import SparseOptimizer, binary_cross_entropy
 from jrec.nn.optimizer import Loss, SparseModel
 from jrec.outputs import check_local, kind_of
+from jrec.run.evaluation import evaluated
 from jrec.run.feeds.batches import Position
 from jrec.run.feeds.in_place import reads_in_place
 from jrec.run.feeds.makers import Feeds
@@ -231,11 +233,8 @@ class Run:
           DatasetError: If more values are unknown than may be; names feature, share and some of the values. And
             whatever ``pack_batch`` raises.
         """
-        self.flush()
-        if growing := self._state.growing:
-            packing["vocabularies"] = {**packing.get("vocabularies", {}), **growing.now()}
         unknown = UnknownCounts()
-        packer = Packer(self.layout, dense=dense, label=None, on_bad_id=on_bad_id, unknown=unknown, **packing)
+        packer = self._packer(unknown, dense=dense, label=None, on_bad_id=on_bad_id, **packing)
         prepared = packer.prepare(columns)
         self.unknown.take(unknown, max_unknown)
         size = batch_size or max(1, prepared.examples)
@@ -245,6 +244,53 @@ class Run:
             logits = self.predictions.of_batch(packer.pack(chosen, size))
             parts.append(jax.tree.map(lambda array, count=chosen.examples: np.asarray(array)[:count], logits))
         return jax.tree.map(lambda *arrays: np.concatenate(arrays), *parts)
+
+    def evaluate(
+        self,
+        batches: Iterable[Any],
+        *,
+        dense: Sequence[str] = (),
+        label: str = LABEL,
+        batch_size: int | None = None,
+        on_bad_id: OnBadId = "raise",
+        max_unknown: float | None = None,
+        **packing: Any,
+    ) -> Evaluation | dict[str, Evaluation]:
+        """AUC, log loss, normalized entropy, calibration and more of predictions, beside the labels; see ``predict``.
+
+        ``run.evaluate([columns], dense=["price"]).auc`` is of some columns.
+
+        Args:
+          batches: Yields columns as ``predict`` takes them, with labels; or packed batches, as of a
+            ``jrec.data.Loader``. Every process gives the same ones.
+          dense: Names of the float features, in the order the model takes them.
+          label: Name of the labels, 0 or 1. Where ``logits`` returns a dictionary by label, as ``jrec.nn.MultiTask``
+            does, those of the first; ``extras`` then names the columns of the others, of which -1 is not known.
+          batch_size: How many examples are predicted at once; None for as many as the first item has.
+          on_bad_id: See ``pack_batch``.
+          max_unknown: See ``predict``.
+          **packing: Further arguments of ``pack_batch``.
+
+        Returns:
+          The metrics (``jrec.metrics.UNITS``), computed in float64 on the host; of several labels by name.
+
+        Raises:
+          DatasetError: If there are no examples, a label is missing, or more values are unknown than may be.
+          DivergedError: If a logit is NaN or infinite.
+          ValueError: If a label is neither 0 nor 1, or the model returns no logit for each example.
+        """
+        unknown = UnknownCounts()
+        packer = self._packer(unknown, dense=dense, label=label, on_bad_id=on_bad_id, **packing)
+        metrics = evaluated(self.predictions, batches, packer, batch_size)
+        self.unknown.take(unknown, max_unknown)
+        return metrics
+
+    def _packer(self, unknown: UnknownCounts, **packing: Any) -> Packer:
+        """Packs examples for predictions with the rows as they are now; flushes."""
+        self.flush()
+        if growing := self._state.growing:
+            packing["vocabularies"] = {**packing.get("vocabularies", {}), **growing.now()}
+        return Packer(self.layout, unknown=unknown, **packing)
 
     def calibrate(self, scale: float, shift: float) -> None:
         """From now on predicts ``scale * logit + shift``, where ``logit`` is the model's own.

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from jrec.app.baselines.examples import Examples
-from jrec.app.report.metrics import Scores, log_loss
 from jrec.kernel_cache import compiled
+from jrec.metrics import Scores, log_loss
 
 EPOCHS = 20
 """Passes at most; small logs take them, if the log loss falls so long."""

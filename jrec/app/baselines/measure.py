@@ -11,7 +11,6 @@ from typing import Any
 
 from jrec.app.baselines import logistic, popularity
 from jrec.app.baselines.examples import Slots, Split
-from jrec.app.report.metrics import Scores, evaluate
 from jrec.app.report.terminal import BASELINES
 from jrec.data.blocks import Column
 from jrec.data.identity import digest_of
@@ -19,6 +18,7 @@ from jrec.data.schema import DatasetError, Schema
 from jrec.environment import cache_folder
 from jrec.errors import JrecError
 from jrec.files import load_json, save_json
+from jrec.metrics import Scores, evaluate
 
 FORMAT, VERSION = "jrec-baselines", 2
 SMALL = 10_000_000

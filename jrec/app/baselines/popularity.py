@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from jrec.app.baselines.examples import lists_of, slots_of, table_slots
-from jrec.app.report.metrics import Scores, auc
 from jrec.data.blocks import LABEL, Column
 from jrec.data.schema import CategoricalFeature, Schema
+from jrec.metrics import Scores, auc
 
 _PRIOR = 20.0
 """Examples of the mean click rate that every value has besides its own."""

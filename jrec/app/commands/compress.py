@@ -85,8 +85,8 @@ def run(args: argparse.Namespace) -> int:
 
 def report(done: Compression) -> dict[str, Any]:
     """The content of ``compression.json``."""
-    from jrec.app.report.metrics import evaluate
     from jrec.app.tables import described_tables, tables_total
+    from jrec.metrics import evaluate
 
     tables = {}
     for name, table in done.tables.items():

@@ -73,11 +73,11 @@ def _run(args: argparse.Namespace, company: Company) -> int:
     from jrec.app.processes.mesh_processes import one_of_many
     from jrec.app.report import write_report
     from jrec.app.report.logs import METRICS_FILE
-    from jrec.app.report.metrics import Scores, evaluate_tasks
     from jrec.app.report.ranking import evaluated
     from jrec.app.report.terminal import judgement_lines, score_lines
     from jrec.app.report.writing import PAGE_FILE
     from jrec.app.run_record import find_run
+    from jrec.metrics import Scores, evaluate_tasks
     from jrec.run.processes import first
 
     if args.group:

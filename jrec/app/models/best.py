@@ -15,11 +15,11 @@ from jrec.app.evaluate import RestoredRun
 from jrec.app.models.next_items import SEEN
 from jrec.app.models.predictor import Piece, Predictor
 from jrec.app.models.rank_items import ItemRanker
-from jrec.app.report.metrics import check_finite
 from jrec.batch import Batch
 from jrec.data.encoded_columns import EncodedColumns
 from jrec.data.vocabulary_file import table_values
 from jrec.errors import ConfigError
+from jrec.metrics import check_finite
 from jrec.prepare.encoder import Encoder
 
 if TYPE_CHECKING:

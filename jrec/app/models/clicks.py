@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from jrec.app.evaluate import RestoredRun
     from jrec.app.models.predictor import Predictor
     from jrec.app.models.reading import Reading
-    from jrec.app.report.metrics import Scores
     from jrec.app.report.ranking import AnyScores
     from jrec.app.report.running_auc import RunningAuc
     from jrec.batch import Batch
     from jrec.data.packers import AnyPacker
     from jrec.data.schema import CategoricalFeature, Schema
+    from jrec.metrics import Scores
     from jrec.nn import MultiTaskConfig
     from jrec.nn.dense_encoding import Boundaries
     from jrec.nn.optimizer import Loss

@@ -13,10 +13,10 @@ from jax.sharding import Mesh
 from jrec.app.models.next_items import SEEN, TARGET
 from jrec.app.models.ranking import ranking_kind
 from jrec.app.models.reading import Reading
-from jrec.app.report.metrics import check_finite
 from jrec.app.report.ranking import LEFT_OUT, NEVER, RankScores
 from jrec.batch import Batch
 from jrec.mesh.route import AXIS
+from jrec.metrics import check_finite
 from jrec.nn.ranking import BLOCK, ranks, top_k
 
 _SCORES = 1 << 24  # that are held at once

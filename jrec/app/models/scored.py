@@ -10,9 +10,9 @@ import jax
 import numpy as np
 
 from jrec.app.models.predictor import Piece, Predictor
-from jrec.app.report.metrics import ScoreAccumulator, Scores, check_finite
 from jrec.batch import Batch
 from jrec.data.encoded_columns import EncodedColumns
+from jrec.metrics import ScoreAccumulator, Scores, check_finite
 from jrec.serving.model import probabilities
 
 ByTask = np.ndarray | Mapping[str, np.ndarray]

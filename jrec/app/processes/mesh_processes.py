@@ -12,10 +12,10 @@ import numpy as np
 
 from jrec.app.config import TrainConfig
 from jrec.app.processes.interrupt import StopRequest
-from jrec.app.report.metrics import Scores, check_finite
 from jrec.app.report.ranking import AnyScores, RankScores
 from jrec.app.run_folder import open_run_folder
 from jrec.errors import ConfigError, ProcessError
+from jrec.metrics import Scores, check_finite
 from jrec.run.processes import first, wait_for_all
 
 _STOP_EVERY = 16

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from jrec.app.report.metrics import Scores
+from jrec.metrics import Scores
 
 BINS = 20
 LEAST = 10

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from jrec.app.report.metrics import Evaluation, Scores, evaluate
 from jrec.data.schema import DatasetError
+from jrec.metrics import Evaluation, Scores, evaluate
 from jrec.nn.ranking import ranking_metrics
 
 NEVER = np.iinfo(np.int32).max

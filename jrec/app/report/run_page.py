@@ -34,6 +34,7 @@ _METRICS = {
     "calibration_error": ("calibration error", "probability"),
 }
 _OWN = {
+    "average_precision": ("average precision", "0 to 1"),
     "accuracy": ("accuracy", "share at probability 0.5"),
     "base_rate": ("click rate", "share of examples"),
     "mean_prediction": ("mean prediction", "probability"),

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from jrec.app.report.metrics import entropy, sigmoid
 from jrec.data.blocks import Column
 from jrec.data.schema import CategoricalFeature, Schema, Table
+from jrec.metrics import entropy, sigmoid
 
 EACH = 12
 """Rows of a table up to which each has a slice of its own."""

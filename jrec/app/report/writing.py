@@ -37,11 +37,11 @@ from jrec.app import determinism
 from jrec.app.config import TrainConfig
 from jrec.app.report.judgement import judge
 from jrec.app.report.logs import read_records
-from jrec.app.report.metrics import UNITS, Scores, reliability_bins, sigmoid
 from jrec.app.report.ranking import AnyScores, evaluated
 from jrec.app.report.run_page import run_page
 from jrec.app.tables import describe_tables, tables_total
 from jrec.data.schema import Schema
+from jrec.metrics import UNITS, Scores, reliability_bins, sigmoid
 from jrec.outputs import check_local, write_file
 
 if TYPE_CHECKING:

@@ -23,6 +23,7 @@ UNITS = {
     "base_rate": "fraction of labels that are 1",
     "mean_prediction": "probability",
     "auc": "area under the ROC curve, 0 to 1",
+    "average_precision": "area under the precision-recall curve, 0 to 1; the base rate is that of chance",
     "log_loss": "nats per example",
     "refinement": "log loss after the best scale and shift of the logits, nats per example",
     "normalized_entropy": "log loss over the entropy of the base rate",
@@ -69,6 +70,7 @@ class Evaluation:
     base_rate: float
     mean_prediction: float
     auc: float | None
+    average_precision: float | None
     log_loss: float
     normalized_entropy: float | None
     accuracy: float
@@ -168,18 +170,20 @@ def evaluate(scores: Scores) -> Evaluation:
     base_rate, mean_prediction = positives / labels.size, float(np.mean(probabilities))
     loss = log_loss(logits, labels)
     worst = entropy(base_rate)
+    by_score = _count_by_score(logits, labels)
     undefined = {}
     if worst == 0:
         reason = f"all labels are {int(positives > 0)}"
         undefined = {"auc": reason, "normalized_entropy": reason}
         if positives == 0:
-            undefined["calibration"] = reason
+            undefined |= {"calibration": reason, "average_precision": reason}
     return Evaluation(
         examples=labels.size,
         positives=positives,
         base_rate=base_rate,
         mean_prediction=mean_prediction,
-        auc=auc(logits, labels),
+        auc=_auc(*by_score),
+        average_precision=_average_precision(*by_score),
         log_loss=loss,
         normalized_entropy=loss / worst if worst else None,
         accuracy=float(np.mean((logits >= 0) == labels)),
@@ -216,13 +220,42 @@ def auc(scores: ArrayLike, labels: ArrayLike) -> float | None:
     Raises:
       ValueError: If shapes differ, a label is neither 0 nor 1, or a score is NaN.
     """
-    _, positives, negatives = _count_by_score(scores, labels)
+    return _auc(*_count_by_score(scores, labels))
+
+
+def _auc(positives: np.ndarray, negatives: np.ndarray) -> float | None:
     total_positives, total_negatives = int(positives.sum()), int(negatives.sum())
     if total_positives == 0 or total_negatives == 0:
         return None
     below = np.cumsum(negatives) - negatives
     twice_wins = int(np.sum(positives * (2 * below + negatives)))
     return twice_wins / (2 * total_positives * total_negatives)
+
+
+def average_precision(scores: ArrayLike, labels: ArrayLike) -> float | None:
+    """The area under the precision-recall curve as a sum of steps: precision at each score, by its positives' share.
+
+    Unlike the AUC it looks only at the examples above the positives, so that it tells models of rare clicks apart. What
+    scores alike is taken together, as scikit-learn does.
+
+    Args:
+      scores, labels: As of ``auc``.
+
+    Returns:
+      The area, or None without positives.
+
+    Raises:
+      ValueError: As ``auc``.
+    """
+    return _average_precision(*_count_by_score(scores, labels))
+
+
+def _average_precision(positives: np.ndarray, negatives: np.ndarray) -> float | None:
+    total = int(positives.sum())
+    if total == 0:
+        return None
+    hits, misses = np.cumsum(positives[::-1]), np.cumsum(negatives[::-1])
+    return float(np.sum(positives[::-1] * (hits / (hits + misses))) / total)
 
 
 def log_loss(logits: ArrayLike, labels: ArrayLike) -> float:
@@ -264,8 +297,8 @@ def reliability_bins(probabilities: np.ndarray, labels: ArrayLike, bins: int = 2
     return ReliabilityBins(counts=counts, mean_predicted=predicted / counts, observed=observed / counts)
 
 
-def _count_by_score(scores: ArrayLike, labels: ArrayLike) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Distinct scores in ascending order, and how many positives and negatives have each, (distinct,) int64."""
+def _count_by_score(scores: ArrayLike, labels: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+    """How many positives and negatives have each score, (distinct scores,) int64, by ascending score."""
     values = np.asarray(scores)
     truth = _binary(labels, values)
     if bad := int(np.count_nonzero(np.isnan(values))):
@@ -275,7 +308,7 @@ def _count_by_score(scores: ArrayLike, labels: ArrayLike) -> tuple[np.ndarray, n
     starts = np.flatnonzero(np.concatenate([[True], values[1:] != values[:-1]])) if values.size else np.empty(0, int)
     counts = np.diff(np.append(starts, values.size))
     positives = np.add.reduceat(truth, starts, dtype=np.int64) if values.size else np.empty(0, np.int64)
-    return values[starts], positives, counts - positives
+    return positives, counts - positives
 
 
 def _binary(labels: ArrayLike, scores: np.ndarray) -> np.ndarray:
