@@ -98,7 +98,7 @@ def test_the_command_asks_before_it_joins_others_or_trains(flags, tmp_path, monk
         seen.append((config.deterministic, read()))
         raise ConfigError("enough")
 
-    monkeypatch.setattr("jrec.app.loop.train", train)
+    monkeypatch.setattr("jrec.app.reported_run.train", train)
     synthesize(shape_like("quickstart"), tmp_path / "data", SynthOptions(rows=200, seed=1))
     config = tmp_path / "run.toml"
     config.write_text(f'deterministic = true\n[data]\npath = "{tmp_path}/data"\nbatch_size = 16\n')
