@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 
+import jax
 import pytest
 
 from jrec import cli
@@ -21,6 +22,8 @@ FLAG = "--xla_gpu_deterministic_ops"
 @pytest.fixture
 def flags(monkeypatch):
     """Sets XLA_FLAGS and the platform that JAX has started, and returns a function that reads the flags."""
+
+    jax.devices()  # now, by the flags of all tests: what this one sets is not for JAX
 
     def start(flags, platform):
         monkeypatch.setenv("XLA_FLAGS", flags)
