@@ -8,7 +8,7 @@ of valid and test, and the number of the choice.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import catboost  # pyright: ignore[reportMissingImports]
@@ -22,6 +22,7 @@ from sklearn.preprocessing import KBinsDiscretizer, OneHotEncoder, StandardScale
 from benchmarks.peers.protocol import Actions, serve
 
 Arrays = Mapping[str, np.ndarray]
+Logits = dict[str, np.ndarray]
 SPLITS = ("train", "valid", "test")
 STRENGTHS = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 """scikit-learn's C, the reciprocal of L2's strength."""
@@ -52,30 +53,23 @@ def logistic(arrays: dict[str, np.ndarray], options: dict[str, Any]) -> Actions:
     """Logistic regression on one-hot ids and dense features, as values alone and also in bins."""
     labels = {split: arrays[f"{split}.labels"] for split in SPLITS}
 
-    def predict() -> dict[str, np.ndarray]:
-        found, best = None, np.inf
+    def tried() -> Iterator[tuple[int, Logits]]:
         for number, matrices in enumerate(_designs(arrays)):
             model = LogisticRegression(max_iter=300, warm_start=True)  # from the stronger L2's solution
             for at, strength in enumerate(STRENGTHS):
                 model.set_params(C=strength).fit(matrices["train"], labels["train"])
                 logits = {split: model.decision_function(matrices[split]) for split in SPLITS[1:]}
-                loss = _loss(labels["valid"], logits["valid"])
-                if loss < best:
-                    found, best = {**logits, "choice": np.array(number * len(STRENGTHS) + at)}, loss
-        assert found is not None
-        return found
+                yield number * len(STRENGTHS) + at, logits
 
-    return {"predict": predict}
+    return {"predict": lambda: _best(labels["valid"], tried())}
 
 
 def trees(arrays: dict[str, np.ndarray], options: dict[str, Any]) -> Actions:
     """LightGBM with ``options["seed"]``; ``options["choice"]`` names the parameters, None tries all."""
     labels = {split: arrays[f"{split}.labels"] for split in SPLITS}
-    choices = range(len(TREES)) if options["choice"] is None else [options["choice"]]
 
-    def predict() -> dict[str, np.ndarray]:
-        found, best = None, np.inf
-        for choice in choices:
+    def tried() -> Iterator[tuple[int, Logits]]:
+        for choice in _choices(TREES, options):
             own = dict(TREES[choice])
             columns, categories = _columns(arrays, encoded=own.pop("encoded", False))
             parameters = {**_COMMON, **own, "seed": options["seed"], "num_threads": options["threads"]}
@@ -83,39 +77,27 @@ def trees(arrays: dict[str, np.ndarray], options: dict[str, Any]) -> Actions:
             valid = lightgbm.Dataset(columns["valid"], labels["valid"], reference=train)
             stop = lightgbm.early_stopping(50, verbose=False)
             model = lightgbm.train(parameters, train, 1000, valid_sets=[valid], callbacks=[stop])
-            logits = {split: model.predict(columns[split], raw_score=True) for split in SPLITS[1:]}
-            loss = _loss(labels["valid"], logits["valid"])
-            if loss < best:
-                found, best = {**logits, "choice": np.array(choice)}, loss
-        assert found is not None
-        return found
+            yield choice, {split: model.predict(columns[split], raw_score=True) for split in SPLITS[1:]}
 
-    return {"predict": predict}
+    return {"predict": lambda: _best(labels["valid"], tried())}
 
 
 def ordered(arrays: dict[str, np.ndarray], options: dict[str, Any]) -> Actions:
     """CatBoost with ``options["seed"]``, ids as its own categories; ``options["choice"]`` as of ``trees``."""
     labels = {split: arrays[f"{split}.labels"] for split in SPLITS}
-    choices = range(len(ORDERED)) if options["choice"] is None else [options["choice"]]
 
-    def predict() -> dict[str, np.ndarray]:
+    def tried() -> Iterator[tuple[int, Logits]]:
         columns, categories = _columns(arrays, encoded=False)
         pools = {split: _pool(columns[split], labels[split], categories) for split in SPLITS}
-        found, best = None, np.inf
-        for choice in choices:
+        for choice in _choices(ORDERED, options):
             model = catboost.CatBoostClassifier(
                 iterations=2000, od_type="Iter", od_wait=100, random_seed=options["seed"], allow_writing_files=False,
                 thread_count=options["threads"], verbose=False, **ORDERED[choice],
             )  # fmt: skip
             model.fit(pools["train"], eval_set=pools["valid"])
-            logits = {split: model.predict(pools[split], prediction_type="RawFormulaVal") for split in SPLITS[1:]}
-            loss = _loss(labels["valid"], logits["valid"])
-            if loss < best:
-                found, best = {**logits, "choice": np.array(choice)}, loss
-        assert found is not None
-        return found
+            yield choice, {s: model.predict(pools[s], prediction_type="RawFormulaVal") for s in SPLITS[1:]}
 
-    return {"predict": predict}
+    return {"predict": lambda: _best(labels["valid"], tried())}
 
 
 def _pool(columns: np.ndarray, labels: np.ndarray, categories: list[int]) -> Any:
@@ -125,6 +107,17 @@ def _pool(columns: np.ndarray, labels: np.ndarray, categories: list[int]) -> Any
         cat_feature_data=columns[:, first:].astype(np.int64).astype(np.bytes_).astype(object) if categories else None,
     )
     return catboost.Pool(features, labels.astype(np.float32))
+
+
+def _choices(grid: Sequence[Any], options: dict[str, Any]) -> Sequence[int]:
+    """The parameters to try: those that an earlier seed chose, or all."""
+    return range(len(grid)) if options["choice"] is None else [options["choice"]]
+
+
+def _best(valid: np.ndarray, tried: Iterable[tuple[int, Logits]]) -> dict[str, np.ndarray]:
+    """The logits by split of the least log loss on valid, and the number of their choice."""
+    choice, logits = min(tried, key=lambda one: _loss(valid, one[1]["valid"]))
+    return {**logits, "choice": np.array(choice)}
 
 
 def _loss(labels: np.ndarray, logits: np.ndarray) -> float:

@@ -69,16 +69,8 @@ class JrecClassifier(ClassifierMixin, BaseEstimator):
         label = "label"
         while label in table.column_names:
             label += "_"
-        self.model_: FittedModel = fit(
-            table.append_column(label, [codes]),
-            label=label,
-            time=self.time,
-            epochs=self.epochs,
-            seed=self.seed,
-            quick=self.quick,
-            config=self.config,
-            quiet=self.quiet,
-        )
+        own = self.get_params(deep=False)
+        self.model_: FittedModel = fit(table.append_column(label, [codes]), label=label, **own)
         return self
 
     def predict_proba(self, X: Any) -> np.ndarray:
