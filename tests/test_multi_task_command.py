@@ -11,7 +11,6 @@ from task_logs import CONFIG, SCHEMA, TASKS, columns, write_log
 from jrec import cli
 from jrec.app.config import load_config
 from jrec.app.dataset import check_tasks, open_data
-from jrec.app.models.scored import collected
 from jrec.app.preflight import check_start
 from jrec.app.report.running_auc import RunningAuc
 from jrec.batch import Batch
@@ -19,6 +18,7 @@ from jrec.data.schema import DatasetError, Schema
 from jrec.errors import ConfigError
 from jrec.metrics import Scores, evaluate, evaluate_tasks
 from jrec.nn import multi_task_loss
+from jrec.run.evaluation import collected
 
 
 @pytest.fixture(scope="module")

@@ -70,6 +70,8 @@ def test_several_labels_of_which_some_are_not_known():
     assert found["watch"].auc == metrics.auc(logits["watch"], given["label"])
     assert found["buy"].auc == metrics.auc(logits["buy"][known], given["buy"][known])
     assert found["buy"].examples == known.sum() < 40
+    with pytest.raises(ValueError, match=r"of buy and watch neither is among the extras .*extras=\['watch'\]"):
+        run.evaluate([given], dense=DENSE)
     assert found["buy"].log_loss == pytest.approx(metrics.log_loss(logits["buy"][known], given["buy"][known]))
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -10,7 +11,7 @@ import numpy as np
 
 from jrec.batch import Batch
 from jrec.data.packing import Packer
-from jrec.metrics import Evaluation, ScoreAccumulator, evaluate
+from jrec.metrics import Evaluation, ScoreAccumulator, Scores, evaluate
 from jrec.run.predictions import Predictions
 
 
@@ -25,26 +26,75 @@ def evaluated(
       packer: Packs columns.
       batch_size: How many examples of columns are predicted at once; None for as many as the first item has.
     """
-    by_task: dict[str, ScoreAccumulator] = {}
+    pairs = ((predictions.of_batch(batch), batch) for batch in _packed(batches, packer, batch_size))
+    first = next(pairs, None)
+    tasks = () if first is None else _tasks(*first)
+    scores = collected(itertools.chain([] if first is None else [first], pairs), tasks=tasks)
+    return {task: evaluate(scores.of(task)) for task in tasks} if tasks else evaluate(scores)
+
+
+def _tasks(logits: Any, batch: Batch) -> tuple[str, ...]:
+    """The names of a model's labels, the one that batches have as ``labels`` first; () where it has one logit."""
+    if any(np.shape(array) != (len(batch.labels),) for array in jax.tree.leaves(logits)):
+        raise ValueError(
+            "evaluate scores one logit an example, or one for each of several labels by name, but the model's logits"
+            f" have shapes {jax.tree.map(np.shape, logits)} for {len(batch.labels)} examples; use run.predict, and"
+            " metrics of your own"
+        )
+    if not isinstance(logits, Mapping):
+        return ()
+    first, *further = sorted(logits, key=lambda task: task in batch.extras)
+    if lacking := [task for task in further if task not in batch.extras]:
+        raise ValueError(
+            f"the model has the labels {', '.join(logits)}, and of {first} and {lacking[0]} neither is among the extras"
+            f" of the batches; name the columns of all labels but one: extras=[{lacking[0]!r}]"
+        )
+    return (first, *further)
+
+
+def collected(
+    predictions: Iterable[tuple[Any, Batch]],
+    *,
+    tasks: Sequence[str] = (),
+    check: bool = True,
+    on_batch: Callable[[], None] = lambda: None,
+) -> Scores:
+    """The scores of this process's examples.
+
+    Args:
+      predictions: Pairs of logits and batch, in order; with several processes, the logits of all their batches and the
+        process's own batch. Of several tasks logits are dictionaries.
+      tasks: The names of the labels, of which batches have the first as their ``labels``; () where there is one.
+      check: Whether a logit that is NaN or infinite raises; ``shared_scores`` checks the logits of all processes.
+      on_batch: Called after each batch.
+
+    Raises:
+      DivergedError: If ``check`` and a logit is NaN or infinite.
+    """
+    accumulators = {task: ScoreAccumulator(check=check) for task in tasks or ("",)}
+    waiting: tuple[Any, Batch] | None = None
 
     def add(logits: Any, batch: Batch) -> None:
-        for task, values in _by_task(logits, len(batch.labels)).items():
-            labels = np.asarray(batch.extras.get(task, batch.labels))
-            known = np.asarray(batch.mask) * (labels >= 0)  # of several labels some may not be known
-            by_task.setdefault(task, ScoreAccumulator()).update(values, labels, known if task else batch.mask)
+        examples = len(batch.labels)
+        for task, accumulator in accumulators.items():
+            all_logits = np.asarray(logits[task] if task else logits)
+            begin = 0 if all_logits.size == examples else jax.process_index() * examples
+            labels, mask = np.asarray(batch.labels), np.asarray(batch.mask)
+            if task:
+                labels = labels if task == tasks[0] else np.asarray(batch.extras[task])
+                mask = mask * (labels >= 0)
+            accumulator.update(all_logits[begin : begin + examples], labels, mask)
 
-    waiting: tuple[Any, Batch] | None = None
-    for batch in _packed(batches, packer, batch_size):
-        logits = predictions.of_batch(batch)
+    for logits, batch in predictions:
         # The batch before is read back while this one computes.
         if waiting is not None:
             add(*waiting)
         waiting = (logits, batch)
+        on_batch()
     if waiting is not None:
         add(*waiting)
-    if by_task.keys() <= {""}:
-        return evaluate(by_task.get("", ScoreAccumulator()).scores())
-    return {task: evaluate(accumulator.scores()) for task, accumulator in by_task.items()}
+    scores = {task: accumulator.scores() for task, accumulator in accumulators.items()}
+    return Scores.by_task(scores) if tasks else scores[""]
 
 
 def _packed(batches: Iterable[Any], packer: Packer, batch_size: int | None) -> Iterator[Batch]:
@@ -57,15 +107,3 @@ def _packed(batches: Iterable[Any], packer: Packer, batch_size: int | None) -> I
         size = size or max(1, prepared.examples)
         for begin in range(0, prepared.examples, size):
             yield packer.pack(prepared.cut(begin, min(begin + size, prepared.examples)), size)
-
-
-def _by_task(logits: Any, examples: int) -> Mapping[str, np.ndarray]:
-    named = logits if isinstance(logits, Mapping) else {"": logits}
-    arrays = {task: np.asarray(values) for task, values in named.items()}
-    if any(values.shape != (examples,) for values in arrays.values()):
-        shapes = jax.tree.map(np.shape, logits)
-        raise ValueError(
-            f"evaluate scores one logit an example, or one for each of several labels by name, but the model's logits"
-            f" have shapes {shapes} for {examples} examples; use run.predict, and metrics of your own"
-        )
-    return arrays

@@ -143,7 +143,7 @@ class ClickKind[S: Section](ModelKind[S]):
     def scores(
         self, predictions: Iterable[tuple[Any, Batch]], reading: Reading, *, check: bool, on_batch: Callable[[], None]
     ) -> Scores:
-        from jrec.app.models.scored import collected
+        from jrec.run.evaluation import collected
 
         return collected(predictions, tasks=reading.config.model.multi_task.tasks, check=check, on_batch=on_batch)
 

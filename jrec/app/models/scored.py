@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, override
 
 import jax
@@ -12,56 +12,11 @@ import numpy as np
 from jrec.app.models.predictor import Piece, Predictor
 from jrec.batch import Batch
 from jrec.data.encoded_columns import EncodedColumns
-from jrec.metrics import ScoreAccumulator, Scores, check_finite
+from jrec.metrics import check_finite
 from jrec.serving.model import probabilities
 
 ByTask = np.ndarray | Mapping[str, np.ndarray]
 """Numbers of examples, (n,) float32; by task where a run has several labels."""
-
-
-def collected(
-    predictions: Iterable[tuple[Any, Batch]],
-    *,
-    tasks: Sequence[str] = (),
-    check: bool = True,
-    on_batch: Callable[[], None] = lambda: None,
-) -> Scores:
-    """The scores of this process's examples.
-
-    Args:
-      predictions: Pairs of logits and batch, in order; with several processes, the logits of all their batches and the
-        process's own batch. Of several tasks logits are dictionaries.
-      tasks: The names of the labels, of which batches have the first as their ``labels``; () where there is one.
-      check: Whether a logit that is NaN or infinite raises; ``shared_scores`` checks the logits of all processes.
-      on_batch: Called after each batch.
-
-    Raises:
-      DivergedError: If ``check`` and a logit is NaN or infinite.
-    """
-    accumulators = {task: ScoreAccumulator(check=check) for task in tasks or ("",)}
-    waiting: tuple[Any, Batch] | None = None
-
-    def add(logits: Any, batch: Batch) -> None:
-        examples = len(batch.labels)
-        for task, accumulator in accumulators.items():
-            all_logits = np.asarray(logits[task] if task else logits)
-            begin = 0 if all_logits.size == examples else jax.process_index() * examples
-            labels, mask = np.asarray(batch.labels), np.asarray(batch.mask)
-            if task:
-                labels = labels if task == tasks[0] else np.asarray(batch.extras[task])
-                mask = mask * (labels >= 0)
-            accumulator.update(all_logits[begin : begin + examples], labels, mask)
-
-    for logits, batch in predictions:
-        # The batch before is read back while this one computes.
-        if waiting is not None:
-            add(*waiting)
-        waiting = (logits, batch)
-        on_batch()
-    if waiting is not None:
-        add(*waiting)
-    scores = {task: accumulator.scores() for task, accumulator in accumulators.items()}
-    return Scores.by_task(scores) if tasks else scores[""]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
