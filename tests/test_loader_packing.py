@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from jrec.data.blocks import ListColumn
+from jrec.data.packed_window import batch_of
 from jrec.data.packing import Packer, pack_batch
 from jrec.data.packing_columns import join
 from jrec.data.schema import DatasetError
@@ -201,14 +202,14 @@ def test_what_is_cut_out_of_windows_is_what_is_packed(case, data):
     assert window is not None
     assert packer.window(columns, 5000) is None  # packed batch by batch
     expected = packer.pack(join([columns.cut(*piece) for piece in pieces]), size)
-    found = packer.cut([(window, *piece) for piece in pieces], size)
+    found = batch_of([(window, *piece) for piece in pieces], size)
     assert jax.tree.structure(found) == jax.tree.structure(expected)
     jax.tree.map(np.testing.assert_array_equal, found, expected)
     assert [x.dtype for x in jax.tree.leaves(found)] == [x.dtype for x in jax.tree.leaves(expected)]
     before = jax.tree.map(np.copy, found)
-    again = packer.cut([(window, *piece) for piece in pieces], size)
+    again = batch_of([(window, *piece) for piece in pieces], size)
     jax.tree.map(lambda leaf: leaf.fill(0), again)  # a batch has memory of its own
-    jax.tree.map(np.testing.assert_array_equal, packer.cut([(window, *piece) for piece in pieces], size), before)
+    jax.tree.map(np.testing.assert_array_equal, batch_of([(window, *piece) for piece in pieces], size), before)
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)

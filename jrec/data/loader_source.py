@@ -26,7 +26,7 @@ from jrec.batch import Batch
 from jrec.data.blocks import ShardReader
 from jrec.data.columns import Column, concatenate, count_examples, cut
 from jrec.data.gathering import Gathered, joined
-from jrec.data.packed_window import PackedWindow
+from jrec.data.packed_window import PackedWindow, batch_of
 from jrec.data.packers import AnyPacker
 from jrec.data.packing_columns import PreparedColumns, join
 from jrec.data.packing_kernels import permutation
@@ -282,7 +282,7 @@ class BatchSource:
 
         packed = [(window.packed, i, j) for window, (_, i, j) in zip(windows, spans, strict=True) if window.packed]
         if spans and len(packed) == len(spans):
-            return self._packer.cut(packed, self._batch_size)
+            return batch_of(packed, self._batch_size)
         # Of two windows one may be packed, and the other not, where a feature happens to be regular in one.
         pieces = [
             (self._columns(order, number) if window.columns is None else window.columns).cut(i, j)

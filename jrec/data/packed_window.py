@@ -25,29 +25,30 @@ class PackedWindow:
     """Examples whose features have the same number of ids in every example, without weights.
 
     Attributes:
+      layout: The stacks.
+      casts: Whether batches come with their casts.
       labels: (examples,) float32.
       dense: (examples, n) float32.
       extras: (examples, ...) each.
       addresses: By stack, (examples * ids of an example,): all examples of a feature, then those of the next.
     """
 
+    layout: EmbeddingLayout
+    casts: bool
     labels: np.ndarray
     dense: np.ndarray
     extras: Mapping[str, np.ndarray]
     addresses: Mapping[str, np.ndarray]
 
 
-def batch_of(
-    layout: EmbeddingLayout, pieces: Sequence[tuple[PackedWindow, int, int]], batch_size: int, *, casts: bool
-) -> Batch:
-    """What ``Packer.pack`` makes of some examples of some windows, bit for bit.
+def batch_of(pieces: Sequence[tuple[PackedWindow, int, int]], batch_size: int) -> Batch:
+    """What ``Packer.pack`` makes of some examples of some of a packer's windows, bit for bit.
 
     Args:
-      layout: The windows' layout.
-      pieces: (window, first example, last + 1), together at most ``batch_size`` examples.
+      pieces: (window, first example, last + 1), at least one, together at most ``batch_size`` examples.
       batch_size: Static size of the batch.
-      casts: Whether bags come with their casts.
     """
+    first, stacks = pieces[0][0], pieces[0][0].layout.stacks
     examples = sum(stop - begin for _, begin, stop in pieces)
 
     def joined(of_window: Callable[[PackedWindow], np.ndarray]) -> np.ndarray:
@@ -59,10 +60,9 @@ def batch_of(
 
     mask = np.zeros(batch_size, np.float32)
     mask[:examples] = 1
-    bags = {name: _bags(stack, pieces, examples, batch_size) for name, stack in layout.stacks.items()}
-    if casts:
-        bags = {name: with_cast(of_stack, layout.stacks[name]) for name, of_stack in bags.items()}
-    first = pieces[0][0]
+    bags = {name: _bags(stack, pieces, examples, batch_size) for name, stack in stacks.items()}
+    if first.casts:
+        bags = {name: with_cast(of_stack, stacks[name]) for name, of_stack in bags.items()}
     # Batch names the arrays as jax.Array; on the host they are NumPy's.
     arrays: Any = {
         "dense": joined(lambda window: window.dense),

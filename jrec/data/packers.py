@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Protocol
 
 from jrec.data.packed_window import PackedWindow
@@ -32,11 +31,7 @@ class AnyPacker(Protocol):
         ...
 
     def window(self, columns: PreparedColumns, batch_size: int) -> PackedWindow | None:
-        """All examples packed together, of which ``cut`` makes what ``pack`` does; None where ``pack`` is called."""
-        ...
-
-    def cut(self, pieces: Sequence[tuple[PackedWindow, int, int]], batch_size: int) -> Any:
-        """A batch of examples of windows; see ``Packer``."""
+        """All examples packed together, for ``batch_of`` to make what ``pack`` does; None where ``pack`` is called."""
         ...
 
 
@@ -71,7 +66,3 @@ class PackerWrapper[P: AnyPacker]:
     def window(self, columns: PreparedColumns, batch_size: int) -> PackedWindow | None:
         """None: ``pack`` is called for every batch, since subclasses change it."""
         del columns, batch_size
-
-    def cut(self, pieces: Sequence[tuple[PackedWindow, int, int]], batch_size: int) -> Any:
-        """Not called, as there are no windows."""
-        raise NotImplementedError

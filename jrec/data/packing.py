@@ -18,7 +18,7 @@ import numpy as np
 from jrec.batch import Batch
 from jrec.data import packing_kernels as kernels
 from jrec.data.blocks import LABEL, ListColumn
-from jrec.data.packed_window import PackedWindow, batch_of, regular_ends
+from jrec.data.packed_window import PackedWindow, regular_ends
 from jrec.data.packing_columns import (
     PreparedColumns,
     ReadColumns,
@@ -220,7 +220,7 @@ class Packer:
         return _Pack(self, columns, batch_size, where).batch()
 
     def window(self, columns: PreparedColumns, batch_size: int) -> PackedWindow | None:
-        """All examples packed together, for ``cut`` to make batches of.
+        """All examples packed together, for ``batch_of`` to make batches of.
 
         None where examples have weights, or not all as many ids, and where packing batch by batch is quicker.
 
@@ -235,10 +235,6 @@ class Packer:
         if lookups > _FEW_LOOKUPS * len(self._features):
             return None
         return _Pack(self, columns, columns.examples, EXAMPLE).window()
-
-    def cut(self, pieces: Sequence[tuple[PackedWindow, int, int]], batch_size: int) -> Batch:
-        """The batch that ``pack`` makes of examples of windows: (window, first, last + 1) of each piece."""
-        return batch_of(self.layout, pieces, batch_size, casts=self.cast != "none")
 
 
 class _Pack:
@@ -270,7 +266,14 @@ class _Pack:
     def window(self) -> PackedWindow:
         batch: Any = self.batch(casts=False)
         addresses = {name: bags.ids.reshape(-1) for name, bags in batch.bags.items()}
-        return PackedWindow(labels=batch.labels, dense=batch.dense, extras=batch.extras, addresses=addresses)
+        return PackedWindow(
+            layout=self.packer.layout,
+            casts=self.packer.cast != "none",
+            labels=batch.labels,
+            dense=batch.dense,
+            extras=batch.extras,
+            addresses=addresses,
+        )
 
     def _extra(self, values: np.ndarray) -> np.ndarray:
         extra = np.zeros((self.batch_size, *values.shape[1:]), values.dtype)
