@@ -74,5 +74,5 @@ def test_cases_that_are_left_out_are_marked(pytestconfig, request):
     if not full:
         pytest.skip("no case is left out")
     marked = {item.nodeid for item in request.session.items if item.get_closest_marker("full")}
-    assert marked == full & {item.nodeid for item in request.session.items}
+    assert full & {item.nodeid for item in request.session.items} <= marked  # files may mark cases of their own, too
     assert pathlib.Path(pytestconfig.rootpath) == cover.ROOT
