@@ -335,6 +335,29 @@ class Run:
         self.flush()
         return self._state.read(name, np.asarray(ids, None if len(ids) else np.int64))
 
+    def set_rows(self, name: str, ids: Sequence[int] | np.ndarray, rows: Any) -> None:
+        """Gives rows of a table values, wherever they live, such as pretrained vectors; docs/pretrained_rows.md.
+
+        The rows have no past from then on: their slots are those of rows that no step has touched. Every process calls
+        it with the same arguments.
+
+          >>> run.set_rows("item", [3, 17], vectors)
+
+        Args:
+          name: The table.
+          ids: (n,) integers, each once.
+          rows: (n, dim) floats, which are rounded to the table's dtype.
+
+        Raises:
+          RuntimeError: If a feed of the run is open, which may have read ahead of the rows; or the run only predicts.
+          ValueError: If there is no such table or row, a row is there twice or in tensor-train cores, or a vector is
+            not finite, or of another length; nothing is written.
+        """
+        self._check_no_feeds("rows are set")
+        if not self._state.training:
+            raise RuntimeError("the run only predicts (training=False); set rows in a run that trains")
+        self._state.write(name, np.asarray(ids, None if len(ids) else np.int64), np.asarray(rows))
+
     @property
     def growing(self) -> Mapping[str, GrowingVocabulary]:
         """The vocabularies of the tables that grow, copies as of the last step, by table."""
@@ -437,7 +460,7 @@ class Run:
           CheckpointError: If there is none, or it is damaged, or of another model.
           RuntimeError: If a feed of the run is open: it has read ahead of rows that change now.
         """
-        self._check_no_feeds()
+        self._check_no_feeds("a checkpoint is restored")
         place = pathlib.Path(folder).absolute()
         place = place / CHECKPOINT_FOLDER if kind_of(place) == "run" else place
         return self.load(Checkpoints(place).open(step)).meta
@@ -463,7 +486,7 @@ class Run:
           slots: Whether to read the optimizers' state on one device; without it the run can only predict.
           rows: Whether to read rows; without them, and slots, only the dense model is of use.
         """
-        self._check_no_feeds()
+        self._check_no_feeds("a checkpoint is restored")
         loaded = self._checkpoints.load(
             saved, goes_on=goes_on, slots=slots, rows=rows, dense_optimizer=dense_optimizer, expected=expected or {}
         )
@@ -535,9 +558,9 @@ class Run:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _check_no_feeds(self) -> None:
+    def _check_no_feeds(self, before: str) -> None:
         if any(not feed.closed for feed in self._feeds.opened):
-            raise RuntimeError("close the run's feeds before a checkpoint is restored, and make new ones after it")
+            raise RuntimeError(f"close the run's feeds before {before}, and make new ones after it")
 
     def _sending(self) -> list[str] | None:
         """The features whose lookups are sent, where the same batches will not decide it again."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import jax
 import numpy as np
@@ -24,7 +24,7 @@ from jrec.run.checkpoint import StateRows
 from jrec.run.feeds.feed import Ready
 from jrec.run.options import HostOptions
 from jrec.run.placement.model_rows import ModelRows
-from jrec.run.placement.new_lines import FirstRows, NewInStacks, new_addresses
+from jrec.run.placement.new_lines import FirstRows, NewInStacks, SetAddresses, new_addresses
 from jrec.run.placement.setup import MeshSetup
 from jrec.run.placement.sharded_tier import ShardedTier
 from jrec.run.placement.tiers import CoresTier, HostTier, ModelTier, Tier
@@ -134,9 +134,7 @@ class RunState:
                 for batch in ready.batches:
                     tier.changing.before_step(_changed(batch.bags[name]))
         if (grown := ready.grown) is not None and (new := self._new_lines(grown)):
-            state, rows = self.compiled.renew(self._flat.state, self.rows, self.first_rows.words, new)
-            self._flat = FlatState.of(state)
-            self._take_rows(rows)
+            self._renew(new)
         self._flat, rows, host, outputs = step_on(self._flat, self.rows, ready.host, ready.prepared, metrics)
         self._take_rows(rows)
         self._behind = True
@@ -173,6 +171,71 @@ class RunState:
         Raises:
           ValueError: If there is no such table or row.
         """
+        ids = self._checked(name, ids)
+        parts = [(here, self._read(stack, addresses)) for stack, _, here, addresses in self._parts(name, ids)]
+        out = np.empty((ids.size, parts[0][1].shape[1]), np.result_type(*(part.dtype for _, part in parts)))
+        for here, part in parts:
+            out[here] = part
+        return out
+
+    def write(self, name: str, ids: np.ndarray, values: np.ndarray) -> None:
+        """Sets rows of a table, which then have no past: their slots are those of rows that no step has touched.
+
+        Every process calls it with the same arguments, while no batch is on its way.
+
+        Args:
+          name: The table.
+          ids: (n,) integers, each once.
+          values: (n, dim) floats.
+
+        Raises:
+          ValueError: If there is no such table or row, one is there twice or in tensor-train cores, or values are not
+            finite, or of another shape.
+        """
+        ids, dims = self._checked(name, ids), {t.name: s.dim for s in self.layout.members for t in s.tables}
+        if values.shape != (ids.size, dims[name]) or values.dtype.kind not in "fiuV":
+            raise ValueError(
+                f"rows of table {name!r} are {values.dtype} of shape {values.shape}; give floats of shape"
+                f" ({ids.size}, {dims[name]})"
+            )
+        order = np.argsort(ids, kind="stable")
+        ids, values = ids[order], values[order]
+        if (twice := ids[1:] == ids[:-1]).any():
+            raise ValueError(f"row {ids[1:][twice][0]} of table {name!r} is given twice")
+        step, new = int(self.modules()[1].step), list[tuple[Stack, SetAddresses]]()
+        for stack, number, here, addresses in self._parts(name, ids):
+            if stack.compressed and here.any():
+                raise ValueError(
+                    f"row {ids[here][0]} of table {name!r} is in tensor-train cores, which all rows share; keep the"
+                    " table whole, or set its rows before it is compressed"
+                )
+            with np.errstate(over="ignore"):
+                rows = values[here].astype(stack.dtype)
+            if not (finite := np.isfinite(rows.astype(np.float32)).all(axis=1)).all():
+                raise ValueError(f"the vector of row {ids[here][~finite][0]} of table {name!r} is not finite")
+            for begin in range(0, addresses.size, _MOST):
+                some = slice(begin, begin + _MOST)
+                numbers = np.full(addresses[some].size, number, np.int32)
+                of_piece = SetAddresses(addresses=addresses[some], numbers=numbers, values=rows[some], taken=step)
+                new.append((stack, of_piece))
+        for stack, of_piece in new:
+            self._write(stack, of_piece)
+
+    def _write(self, stack: Stack, new: SetAddresses) -> None:
+        tier = self.tiers[stack.name]
+        tier.store(new)
+        if (lines := tier.new_lines(new)) is not None:
+            if self._tracked and tier.changing is not None:
+                tier.changing.before_step(new.addresses)
+            self._renew({stack.name: lines})
+
+    def _renew(self, new: NewInStacks) -> None:
+        state, rows = self.compiled.renew(self._flat.state, self.rows, self.first_rows.words, new)
+        self._flat = FlatState.of(state)
+        self._take_rows(rows)
+
+    def _checked(self, name: str, ids: np.ndarray) -> np.ndarray:
+        """Row numbers of a table, (n,) int64; raises ValueError where there is none of them."""
         rows = table_rows(self.layout, name)
         if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
             raise ValueError(f"ids must be integers of shape (n,), but are {ids.dtype} of shape {ids.shape}")
@@ -180,16 +243,15 @@ class RunState:
         if ids.size and not 0 <= ids.min() <= ids.max() < rows:
             worst = ids[(ids < 0) | (ids >= rows)][0]
             raise ValueError(f"table {name!r} has no row {worst}; its rows are 0 to {rows - 1:,}")
-        parts: list[tuple[np.ndarray, np.ndarray]] = []
+        return ids
+
+    def _parts(self, name: str, ids: np.ndarray) -> Iterator[tuple[Stack, int, np.ndarray, np.ndarray]]:
+        """The stacks with a part of a table, its number there, which ids are of it, (n,) bool, and their addresses."""
         for stack in self.layout.members:
-            for table, base in zip(stack.tables, stack.bases, strict=True):
+            for number, (table, base) in enumerate(zip(stack.tables, stack.bases, strict=True)):
                 if table.name == name:
                     here = (ids >= table.first_row) & (ids < table.first_row + table.rows)
-                    parts.append((here, self._read(stack, ids[here] - table.first_row + base)))
-        out = np.empty((ids.size, parts[0][1].shape[1]), np.result_type(*(part.dtype for _, part in parts)))
-        for here, part in parts:
-            out[here] = part
-        return out
+                    yield stack, number, here, ids[here] - table.first_row + base
 
     def _read(self, stack: Stack, addresses: np.ndarray) -> np.ndarray:
         """The rows at addresses of one table as lookups read them."""

@@ -1,10 +1,11 @@
-"""Rows of growing tables that are given to other keys: their first values and slots, written where they live."""
+"""Rows that begin anew, of another key of a growing table or with new values, written with slots where they lie."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 from collections.abc import Mapping
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,7 @@ from jrec.mesh.route import MeshRows
 from jrec.nn.optimizer import SparseModel, SparseOptimizer
 from jrec.ops.layout import EmbeddingLayout, Stack
 from jrec.ops.row_init import init_rows_of_keys, key_words
-from jrec.row_optimizers import RowOptimizer, RowOptimizers, Slots, optimizer_of
+from jrec.row_optimizers import LAST, RowOptimizer, RowOptimizers, Slots, optimizer_of
 
 NO_LINE = 2**31 - 1
 """A line of no array: padding."""
@@ -39,6 +40,48 @@ class NewLines:
     numbers: jax.Array
     words: jax.Array
 
+    def first(self, stack: Stack, words: jax.Array) -> jax.Array:
+        """The rows, (n, dim), as the key of the model's initial rows makes them."""
+        return init_rows_of_keys(stack.tables, words, self.numbers, self.words)
+
+    def slots(self, optimizer: RowOptimizer, rows: jax.Array) -> Slots:
+        """The rows' slots."""
+        return optimizer.init(rows)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SetLines:
+    """Lines of an array of a stack's rows, and what they hold from now on.
+
+    Attributes:
+      at: As of ``NewLines``.
+      values: (n, dim) of the stack's dtype.
+      taken: (n,) float32, how many steps the optimizer has taken, in each line.
+    """
+
+    at: jax.Array
+    values: jax.Array
+    taken: jax.Array
+
+    def first(self, stack: Stack, words: jax.Array) -> jax.Array:
+        """The rows, (n, dim), whatever the key of the model's initial rows is."""
+        del stack, words
+        return self.values
+
+    def slots(self, optimizer: RowOptimizer, rows: jax.Array) -> Slots:
+        """The rows' slots: those of a row that has missed no step, where an exact optimizer asks that."""
+        return without_past(optimizer, rows, self.taken)
+
+
+def without_past(optimizer: RowOptimizer, rows: jax.Array, taken: jax.Array) -> Slots:
+    """Slots of (n, dim) rows that begin after ``taken`` steps, (n,) float32, none of which they missed."""
+    slots = dict(optimizer.init(rows))
+    return slots | {LAST: taken} if LAST in slots else slots
+
+
+Lines = NewLines | SetLines
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,12 +93,72 @@ class MeshLines:
       replicated: Lines of the replicated array, the same for all devices.
     """
 
-    sharded: NewLines
-    replicated: NewLines
+    sharded: Lines
+    replicated: Lines
 
 
-NewInStacks = Mapping[str, NewLines | MeshLines]
-"""New lines by stack: ``NewLines`` of a stack that the model holds, ``MeshLines`` of a planned one."""
+NewInStacks = Mapping[str, Lines | MeshLines]
+"""New lines by stack: ``Lines`` of a stack that the model holds, ``MeshLines`` of a planned one."""
+
+
+class Addresses(Protocol):
+    """Rows of a stack that begin anew.
+
+    Attributes:
+      addresses: (n,) int64, ascending.
+      numbers: (n,) int32, which table of the stack each is of.
+    """
+
+    @property
+    def addresses(self) -> np.ndarray:
+        """See the class."""
+        ...
+
+    @property
+    def numbers(self) -> np.ndarray:
+        """See the class."""
+        ...
+
+    def lines(self, at: np.ndarray, chosen: np.ndarray | None = None, most: int = 0) -> Lines:
+        """Some of the rows as lines of an array, with padding.
+
+        Args:
+          at: (m,) lines of the chosen rows.
+          chosen: (m,) positions of these rows; None for all.
+          most: The least number of lines that there is room for, however few are chosen.
+        """
+        ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class SetAddresses:
+    """Rows of a stack that get values.
+
+    Attributes:
+      addresses, numbers: As of ``Addresses``.
+      values: (n, dim) of the stack's dtype.
+      taken: How many steps the optimizer has taken.
+    """
+
+    addresses: np.ndarray
+    numbers: np.ndarray
+    values: np.ndarray
+    taken: int
+
+    def lines(self, at: np.ndarray, chosen: np.ndarray | None = None, most: int = 0) -> SetLines:
+        """See ``Addresses``."""
+        size, rows = bucket(max(at.size, most), NO_LINE), self.values if chosen is None else self.values[chosen]
+        lines, values = np.full(size, NO_LINE, np.int32), np.zeros((size, rows.shape[1]), rows.dtype)
+        lines[: at.size], values[: at.size] = at, rows
+        taken = np.full(size, self.taken, np.float32)
+        return SetLines(at=lines, values=values, taken=taken)  # pyright: ignore[reportArgumentType]
+
+    def store(self, table: HostTable, chosen: np.ndarray) -> None:
+        """Writes the rows of ``chosen``, (n,) bool, to host memory. Not while another thread uses them."""
+        values, count = self.values[chosen], int(chosen.sum())
+        slots = without_past(table.optimizer, jnp.asarray(values), jnp.full(count, self.taken, jnp.float32))
+        addresses = self.addresses[chosen].astype(table.stack.address_dtype)
+        table.store(addresses, values, {name: np.asarray(slot) for name, slot in slots.items()})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -73,13 +176,7 @@ class NewAddresses:
     words: np.ndarray
 
     def lines(self, at: np.ndarray, chosen: np.ndarray | None = None, most: int = 0) -> NewLines:
-        """Some of the rows as lines of an array, with padding.
-
-        Args:
-          at: (m,) lines of the chosen rows.
-          chosen: (m,) positions of these rows; None for all.
-          most: The least number of lines that there is room for, however few are chosen.
-        """
+        """See ``Addresses``."""
         chosen = np.arange(at.size) if chosen is None else chosen
         # A bucket, so that few programs are compiled; ``_put`` drops what is written to ``NO_LINE``.
         size = bucket(max(at.size, most), NO_LINE)
@@ -112,9 +209,9 @@ def renewed(
     stack: Stack,
     optimizer: RowOptimizer | None,
     words: jax.Array,
-    lines: NewLines,
+    lines: Lines,
 ) -> tuple[jax.Array, Slots]:
-    """The array with first values in its new lines, and the slots as the optimizer makes them; inside jit.
+    """The array with what its new lines begin with, and the slots as the optimizer makes them; inside jit.
 
     Args:
       values: (lines, dim or more) rows; zeros follow each where rows are padded.
@@ -122,11 +219,10 @@ def renewed(
       stack: The rows' stack.
       optimizer: The optimizer that made the slots.
       words: (2,) uint32, the key of the model's initial rows (``key_words``).
-      lines: Where, and for which keys.
+      lines: Where, and for which keys, or with which values.
     """
-    fresh = init_rows_of_keys(stack.tables, words, lines.numbers, lines.words)
-    fresh = jnp.pad(fresh, ((0, 0), (0, values.shape[1] - stack.dim)))
-    own = {} if optimizer is None or not slots else optimizer.init(fresh)
+    fresh = jnp.pad(lines.first(stack, words), ((0, 0), (0, values.shape[1] - stack.dim)))
+    own = {} if optimizer is None or not slots else lines.slots(optimizer, fresh)
     return _put(values, lines.at, fresh), {name: _put(slot, lines.at, own[name]) for name, slot in slots.items()}
 
 
@@ -142,7 +238,7 @@ def renewed_in(model: SparseModel, optimizer: SparseOptimizer, words: jax.Array,
     arrays, stacks = model.embeddings.arrays(), model.embeddings.layout.stacks
     for name in arrays.keys() & new.keys():
         lines = new[name]
-        assert isinstance(lines, NewLines)  # the model is on one device
+        assert not isinstance(lines, MeshLines)  # the model is on one device
         slots = {slot: held[...] for slot, held in optimizer.slots[name].items()}
         arrays[name], slots = renewed(arrays[name], slots, stacks[name], optimizer.of(name), words, lines)
         for slot, array in slots.items():

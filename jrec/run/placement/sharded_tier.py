@@ -28,7 +28,7 @@ from jrec.run.options import HostOptions
 from jrec.run.placement.checkpoint import MeshSource, saved_stack
 from jrec.run.placement.host_owners import HostOwners
 from jrec.run.placement.model_rows import ModelRows
-from jrec.run.placement.new_lines import MeshLines, NewAddresses, NewLines
+from jrec.run.placement.new_lines import Addresses, Lines, MeshLines, SetAddresses
 from jrec.run.placement.rows import based, initial_stack, on_mesh
 from jrec.run.placement.setup import MeshSetup
 from jrec.run.placement.tiers import Tier, host_table
@@ -92,21 +92,33 @@ class ShardedTier(Tier):
         """Takes back the rows on the devices after a step."""
         self._rows = rows
 
-    def new_lines(self, new: NewAddresses) -> MeshLines:
+    def new_lines(self, new: Addresses) -> MeshLines:
         """Lines of the devices' shards, and of the replicated rows; on the mesh."""
         setup = self._setup
-        tier, owner = np.empty(new.addresses.size, np.uint8), np.empty(new.addresses.size, np.int64)
-        offset = np.empty(new.addresses.size, np.int64)
-        for number in np.unique(new.numbers):
-            own = new.numbers == number
-            rows = new.addresses[own] - self.stack.bases[number]
-            tier[own], owner[own], offset[own] = setup.plan.locate(self.stack.tables[number].name, rows)
+        tier, owner, offset = self._located(new)
         # All shards get lines of one size, ``most``, as an array over the mesh needs.
         by_device = [np.flatnonzero((tier == SHARDED) & (owner == device)) for device in range(setup.plan.devices)]
         shared, most = np.flatnonzero(tier == REPLICATED), max(map(len, by_device))
         sharded = [new.lines(offset[chosen], chosen, most) for chosen in (by_device[d] for d in setup.local)]
         replicated = [new.lines(offset[shared], shared)] * len(setup.local)
         return on_mesh(MeshLines(sharded=_stacked(sharded), replicated=_stacked(replicated)), setup.mesh)
+
+    def _located(self, new: Addresses) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Tier, owner and offset of rows, (n,) each, by the plan."""
+        tier, owner = np.empty(new.addresses.size, np.uint8), np.empty(new.addresses.size, np.int64)
+        offset = np.empty(new.addresses.size, np.int64)
+        for number in np.unique(new.numbers):
+            own = new.numbers == number
+            rows = new.addresses[own] - self.stack.bases[number]
+            tier[own], owner[own], offset[own] = self._setup.plan.locate(self.stack.tables[number].name, rows)
+        return tier, owner, offset
+
+    def store(self, new: SetAddresses) -> None:
+        """See ``Tier``."""
+        if self._table is not None:
+            addresses, owners = new.addresses.astype(self.stack.address_dtype), self._setup.owners
+            ours = owners.of(self.stack, addresses) == owners.process
+            new.store(self._table, (self._located(new)[0] == HOST) & ours)
 
     def read(self, addresses: np.ndarray) -> np.ndarray:
         """See ``Tier``; of several processes all get them."""
@@ -240,7 +252,7 @@ def _differ(rows: np.ndarray, other_rows: np.ndarray) -> np.ndarray:
     return (bits != other_bits).any(axis=1)
 
 
-def _stacked(lines: list[NewLines]) -> NewLines:
+def _stacked(lines: list[Lines]) -> Lines:
     return jax.tree.map(lambda *leaves: np.stack(leaves), *lines)
 
 

@@ -24,7 +24,7 @@ from jrec.ops.layout import Stack
 from jrec.ops.tt import tt_rows
 from jrec.row_optimizers import RowOptimizer
 from jrec.run.options import HostOptions
-from jrec.run.placement.new_lines import MeshLines, NewAddresses, NewLines
+from jrec.run.placement.new_lines import Addresses, Lines, MeshLines, SetAddresses
 
 
 class Tier:
@@ -53,8 +53,11 @@ class Tier:
         """Takes back the rows after a step."""
         raise TypeError(f"the rows of stack {self.stack.name} are not placed by a plan")
 
-    def new_lines(self, new: NewAddresses) -> NewLines | MeshLines | None:
-        """Where rows on devices get first values, as ``CompiledRun.renew`` takes it; None without any."""
+    def new_lines(self, new: Addresses) -> Lines | MeshLines | None:
+        """Where rows on devices begin anew, as ``CompiledRun.renew`` takes it; None without any."""
+
+    def store(self, new: SetAddresses) -> None:
+        """Writes those of the rows that are in host memory; of several processes each its own."""
 
     def read(self, addresses: np.ndarray) -> np.ndarray:
         """Rows of one table as the last step left them: of (n,) int64 addresses, (n, dim).
@@ -94,7 +97,7 @@ class ModelTier(Tier):
         self.changing = DeviceRows(stack, {} if optimizer is None else optimizer.slots, arrays)
         self.sources = (self.changing,)
 
-    def new_lines(self, new: NewAddresses) -> NewLines:
+    def new_lines(self, new: Addresses) -> Lines:
         """Lines of the stack's array."""
         return new.lines(new.addresses, np.arange(new.addresses.size))
 
@@ -130,6 +133,10 @@ class HostTier(Tier):
         self.host = self._table = host_table(stack, optimizer, key, options)
         self._source = HostSource(self._table)
         self.sources = (self._source,)
+
+    def store(self, new: SetAddresses) -> None:
+        """See ``Tier``: all of them."""
+        new.store(self._table, np.ones(new.addresses.size, bool))
 
     def read(self, addresses: np.ndarray) -> np.ndarray:
         """Rows as the last step left them, (n, dim), read where they lie in host memory."""
