@@ -5,6 +5,8 @@ import pathlib
 import subprocess
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import safetensors.numpy
 import torch_files
@@ -17,6 +19,7 @@ from jrec.app.loaders import eval_loader
 from jrec.app.loop import train
 from jrec.cli import main
 from jrec.data.schema import Schema
+from jrec.data.vocabulary_file import table_values
 from jrec.errors import CheckpointError, ConfigError
 
 DIM = 4
@@ -220,6 +223,41 @@ def test_rows_that_prepare_numbered_are_not_taken_for_pytorchs_ids(tmp_path, cap
     np.save(tmp_path / "a.npy", np.arange(rows))
     import_dlrm(file, tmp_path / "data", tmp_path / "run", rows=tmp_path)
     np.testing.assert_array_equal(latest(tmp_path / "run").table("a").read("values", np.arange(rows)), table)
+    if cap:
+        pq.write_table(pa.table({"a": [*range(7)]}), tmp_path / "a.parquet")
+        with pytest.raises(ConfigError, match=r"a\.parquet of --rows has values, but table 'a' has no vocabulary"):
+            import_dlrm(file, tmp_path / "data", tmp_path / "other", rows=tmp_path)
+
+
+def test_rows_are_those_of_the_values_that_pytorchs_ids_had(tmp_path):
+    (tmp_path / "log.csv").write_text(
+        "\n".join(["label,x,a", *(f"{n % 2},{n},w{n * n % 7}" for n in range(60))]) + "\n"
+    )
+    (tmp_path / "columns.toml").write_text(
+        '[label]\ncolumn = "label"\n[[dense]]\ncolumn = "x"\n[[categorical]]\ncolumn = "a"\n'
+    )
+    command = ["prepare", "csv", "--schema", f"{tmp_path}/columns.toml", "--input", f"{tmp_path}/log.csv"]
+    assert main([*command, "--out", f"{tmp_path}/data", "--min-count", "1", "--quiet"]) == 0
+    rng, values = np.random.default_rng(0), ["w9", "w4", "w1", "w0", "w8"]  # w2 is in the log, and w9 and w8 are not
+    table = rng.normal(size=(len(values), DIM)).astype("f4")
+    named = facebook([table], [layer(rng, 1, 6), layer(rng, 6, DIM)], [layer(rng, DIM + 1, 1)], [])
+    file = torch_files.save(tmp_path / "dlrm.pt", named)
+    pq.write_table(pa.table({"value": values}), tmp_path / "a.parquet")
+    import_dlrm(file, tmp_path / "data", tmp_path / "run", rows=tmp_path)
+    schema = Schema.load(tmp_path / "data")
+    own = table_values(tmp_path / "data", schema, schema.table("a")).to_pylist()
+    rows = latest(tmp_path / "run").table("a").read("values", np.arange(len(own)))
+    expected = [table[values.index(value)] if value in values else np.zeros(DIM) for value in own]
+    np.testing.assert_array_equal(rows, expected)
+    assert {"w0", "w1", "w2", "w4"} <= set(own)
+    for content, message in (
+        ({"value": ["w1", "w1"]}, "'w1' is there twice"),
+        ({"value": ["x"]}, "none of the 1 values, such as 'x'"),
+        ({"value": ["w1"], "id": [0]}, "has the columns value, id; give one"),
+    ):
+        pq.write_table(pa.table(content), tmp_path / "a.parquet")
+        with pytest.raises(ConfigError, match=message):
+            import_dlrm(file, tmp_path / "data", tmp_path / "other", rows=tmp_path)
 
 
 def test_other_models_are_refused(dataset):

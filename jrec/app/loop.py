@@ -19,6 +19,7 @@ from jrec.app.dataset import RunData, open_data, with_capacities, with_tasks
 from jrec.app.evaluate import restore_run
 from jrec.app.evaluator import Evaluator
 from jrec.app.hot_cold_feed import FaeLoaders, HotColdFeed
+from jrec.app.initial_rows import set_initial_rows
 from jrec.app.loaders import train_loader
 from jrec.app.make_run import make_run
 from jrec.app.processes.interrupt import StopRequest, stop_on_signals
@@ -213,6 +214,8 @@ class _Training:
             expected = described(self.config, self.schema, trained_on=before.dataset)
             dense_optimizer = before.keeps_dense_optimizer
             self.run.load(self.begins_from, goes_on=False, dense_optimizer=dense_optimizer, expected=expected)
+        elif self.resumed is None:
+            set_initial_rows(self.run, self.config, self.schema)
         # After loading: a feed may read ahead of rows, which a checkpoint would change under it (``Run.load`` refuses).
         self.feed = self._open_feed(self.batches, position)
         self.resumed = self.begins_from = None

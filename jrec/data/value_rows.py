@@ -13,7 +13,7 @@ import numpy as np
 
 from jrec.data.column_forms import Form, brief
 from jrec.data.keys import Spans, value_keys
-from jrec.data.schema import DatasetError, Schema
+from jrec.data.schema import DatasetError, Schema, Table
 from jrec.data.vocabulary import HashedTable, KeyTable, Vocabulary
 from jrec.data.vocabulary_file import load_table
 from jrec.ops.layout import FeatureConfig
@@ -157,16 +157,21 @@ def load_vocabularies(folder: str | os.PathLike[str], *, key_seed: int = 0) -> d
         "load_vocabularies reads which value has which row", remedy="let a run give them rows, see docs/growing.md"
     )
     for table in schema.tables:
-        loaded = load_table(folder, schema, table, key_seed)
-        assert not isinstance(loaded, KeyTable)  # check_numbered has seen to it
-        vocabularies[table.name] = KeyVocabulary(
-            table=loaded,
-            key_seed=key_seed,
-            oov_row=table.oov_row,
-            canonical=schema.canonical,
-            oov_share=table.oov_share,
-        )
+        vocabularies[table.name] = load_vocabulary(folder, schema, table, key_seed=key_seed)
     return vocabularies
+
+
+def load_vocabulary(folder: pathlib.Path, schema: Schema, table: Table, *, key_seed: int) -> KeyVocabulary:
+    """The vocabulary of one table, which does not grow; see ``load_vocabularies``."""
+    loaded = load_table(folder, schema, table, key_seed)
+    assert not isinstance(loaded, KeyTable)  # the caller has seen to it
+    return KeyVocabulary(
+        table=loaded,
+        key_seed=key_seed,
+        oov_row=table.oov_row,
+        canonical=schema.canonical,
+        oov_share=table.oov_share,
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

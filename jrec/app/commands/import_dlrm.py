@@ -11,9 +11,9 @@ Make a run of a DLRM that facebookresearch/dlrm or TorchRec trained, for `jrec e
 CKPT is a safetensors file, or what torch.save wrote: a state_dict, or a dictionary that has one as "state_dict". Its
 ending does not matter, nothing in it is run, and PyTorch is not needed. DATA is a dataset with the model's features in
 its order, each with a table of its own. Row i of a table is PyTorch's id i; where the dataset numbers its rows
-differently, as `jrec prepare` does, FOLDER/TABLE.npy of --rows says of each of the dataset's rows which row of the
-checkpoint it is (-1: zeros). Keys after the options are of the run's configuration, such as its optimizers; slots of
-optimizers begin fresh."""
+differently, as `jrec prepare` does, FOLDER/TABLE.parquet of --rows has the values of PyTorch's ids in their order, one
+column, or FOLDER/TABLE.npy says of each of the dataset's rows which row of the checkpoint it is (-1: zeros). Keys after
+the options are of the run's configuration, such as its optimizers; slots of optimizers begin fresh."""
 EPILOG = """examples:
   jrec import-dlrm dlrm.pt data/kaggle --rows numbers --out runs/imported
   jrec import-dlrm dlrm.safetensors data/synthetic --out runs/imported
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("data", metavar="DATA", help="the dataset's folder")
     parser.add_argument("overrides", metavar="section.key=value", nargs="*", help="keys of the run's configuration")
     parser.add_argument("--out", required=True, metavar="RUN", help="the new run's folder")
-    parser.add_argument("--rows", metavar="FOLDER", help="which row of the checkpoint each of the dataset's rows is")
+    parser.add_argument("--rows", metavar="FOLDER", help="values of the checkpoint's rows, or their numbers")
     parser.add_argument("--interaction", choices=("dot", "concat"), help="where the layers' widths do not tell")
     parser.add_argument("--overwrite", action="store_true", help="replace the run in that folder, if any")
 

@@ -128,6 +128,8 @@ class TableOverride(Section):
       cores: The number of cores, in place of ``tables.tt.cores``.
       whole_rows: The number of uncompressed rows, in place of ``tables.tt.whole_rows``; shapes are of the other rows.
       initial_bound: The bound of the table's initial rows, in place of ``tables.initial_bound``.
+      initial_rows: A file of pretrained vectors, each with a value that the table's features have in the log: Parquet,
+        Arrow, JSON lines, or word2vec's text format. Values without a vector begin as ever; docs/pretrained_rows.md.
       row_factors, dim_factors: The factors of every core, for a shape that is not searched for; both or none.
       capacity, admit_after, evict: In place of the keys of ``tables.growth``.
     """
@@ -138,6 +140,7 @@ class TableOverride(Section):
     cores: Cores | None = None
     whole_rows: Count | None = None
     initial_bound: Bound | None = None
+    initial_rows: str = ""
     row_factors: tuple[Positive, ...] | None = None
     dim_factors: tuple[Positive, ...] | None = None
     capacity: Annotated[int, Range(minimum=2, maximum=2**31 - 1)] | None = None

@@ -17,6 +17,7 @@ from jrec.app.compress import fresh_arrays
 from jrec.app.config import DataConfig, ModelConfig, TrainConfig, load_config, save_config
 from jrec.app.imports.dlrm import DLRMWeights, Joined, read_dlrm
 from jrec.app.imports.torch_file import read_state_dict
+from jrec.app.initial_rows import RowsByValue
 from jrec.app.loaders import train_loader
 from jrec.app.report.running_auc import RunningAuc
 from jrec.app.run_folder import new_run_folder
@@ -24,14 +25,17 @@ from jrec.app.run_record import TrainedRun
 from jrec.checkpoint import Checkpoints
 from jrec.checkpoint.manifest import VALUES, TableShape
 from jrec.checkpoint.sources import FixedRows, HostPiece, Piece
-from jrec.data.schema import Schema
+from jrec.data.schema import Schema, Table
 from jrec.data.vocabulary_file import buckets_file
 from jrec.errors import ConfigError
 from jrec.ops.layout import EmbeddingLayout
+from jrec.prepare.readers import tables
 from jrec.row_optimizers import RowOptimizer
 from jrec.run.checkpoint import dense_arrays
 
 _STATE = "state.0."
+_VALUES = ("parquet", "arrow", "feather", "jsonl")
+"""Endings of files of --rows with values."""
 
 
 def import_dlrm(
@@ -55,8 +59,10 @@ def import_dlrm(
       data: A dataset with the model's features, each with a table of its own.
       out: The run's folder, with a checkpoint of step 0.
       overrides: ``section.key=value`` of the run's configuration, such as its optimizers; not of ``[model]``.
-      rows: A folder with ``TABLE.npy`` for tables whose rows are numbered differently: (rows,) integers, the row of the
-        checkpoint's table for each row of the dataset's, or -1 for zeros. Needed for tables that ``prepare`` numbered.
+      rows: A folder for tables whose rows are numbered differently, as ``prepare`` numbers them. ``TABLE.parquet`` (or
+        ``.arrow``, ``.jsonl``), of one column: the values of the checkpoint's rows, in their order. Or ``TABLE.npy``,
+        (rows,) integers: the row of the checkpoint's table for each row of the dataset's. Rows of no value, or -1, are
+        zeros.
       interaction: "dot" or "concat" where the widths of the layers do not tell.
       overwrite: Replaces an existing run in ``out``.
 
@@ -76,7 +82,7 @@ def import_dlrm(
     if layout.tt_stacks:
         raise ConfigError("tables.tt asks for tensor trains; import whole tables, then use `jrec compress`")
     numbers = _tables(weights, schema)
-    row_numbers = {table: _rows(rows, table) for table in numbers}
+    row_numbers = {table: _rows(rows, schema, table) for table in numbers}
     sources = []
     for table, number in numbers.items():
         source = list(weights.tables.values())[number]
@@ -141,13 +147,42 @@ def _tables(weights: DLRMWeights, schema: Schema) -> dict[str, int]:
     return {table: number for number, table in enumerate(tables)}
 
 
-def _rows(folder: str | os.PathLike[str] | None, table: str) -> np.ndarray | None:
-    if folder is None or not (path := pathlib.Path(folder) / f"{table}.npy").is_file():
+def _rows(folder: str | os.PathLike[str] | None, schema: Schema, table: str) -> np.ndarray | None:
+    """By row of the dataset's table, the row of the checkpoint's, or -1; None where the folder does not say."""
+    if folder is None:
+        return None
+    if values := [path for ending in _VALUES if (path := pathlib.Path(folder) / f"{table}.{ending}").is_file()]:
+        return _numbers_of_values(values[0], schema, schema.table(table))
+    if not (path := pathlib.Path(folder) / f"{table}.npy").is_file():
         return None
     try:
         return np.lib.format.open_memmap(path, mode="r")
     except (OSError, ValueError, tokenize.TokenError) as error:  # NumPy reads the header as Python's tokens
         raise ConfigError(f"{path} cannot be read as a NumPy array: {error}") from error
+
+
+def _numbers_of_values(path: pathlib.Path, schema: Schema, table: Table) -> np.ndarray:
+    """``_rows`` by the values of the checkpoint's rows, in their order.
+
+    Raises:
+      ConfigError: If the file has several columns, a value twice or none of the table's, or its values have no rows.
+    """
+    types = tables.column_types(str(path))
+    if len(types) != 1:
+        raise ConfigError(
+            f"{path} of --rows has the columns {', '.join(types)}; give one, the values of PyTorch's rows"
+        )
+    if table.vocabulary is None:
+        raise ConfigError(
+            f"{path} of --rows has values, but table {table.name!r} has no vocabulary; give {table.name}.npy"
+        )
+    by_value, numbers, at = RowsByValue.of(schema, table, str(path)), np.full(table.rows, -1, np.int64), 0
+    for batch in tables.read_batches(str(path), list(types), 1 << 16):
+        chosen, rows = by_value.rows(batch.column(0))
+        numbers[rows] = at + chosen
+        at += batch.num_rows
+    by_value.check()
+    return numbers
 
 
 def _check_own_numbers(schema: Schema, table: str) -> None:
@@ -161,8 +196,9 @@ def _check_own_numbers(schema: Schema, table: str) -> None:
         return
     raise ConfigError(
         f"table {table!r} of {schema.folder} has rows that `jrec prepare` numbered by frequency, so that row i is not"
-        f" PyTorch's id i; say in {table}.npy of a folder of --rows which row of the checkpoint each row of the dataset"
-        f" is ({where}), or np.arange({schema.table(table).rows}) where PyTorch was trained on the dataset's own rows"
+        f" PyTorch's id i; give the values of PyTorch's rows as {table}.parquet of a folder of --rows, or say in"
+        f" {table}.npy of a folder of --rows which row of the checkpoint each row of the dataset is ({where}), or"
+        f" np.arange({schema.table(table).rows}) where PyTorch was trained on the dataset's own rows"
     )
 
 
