@@ -429,3 +429,28 @@ def test_rows_of_tables_that_grow_begin_without_a_past(name):
         np.testing.assert_allclose(losses[place], losses["device"], rtol=1e-5)
         for table, rows in tables["device"].items():
             assert_close(tables[place][table], rows)
+
+
+@pytest.mark.parametrize("place", ["device", "host", "plan"])
+def test_a_row_that_a_growing_table_gives_away_is_not_decayed_for_steps_before_it(place):
+    """Weight decay takes a fifth of a row each step, and gradients next to nothing."""
+    decayed = ops.ExactAdamW(learning_rate=2e-4, weight_decay=1e3, b1=0.5)
+    tables, new = {}, {}
+    for name, rule in {"decayed": decayed, "first": ops.SGD(learning_rate=0.0)}.items():
+        layout = growing_cases.layout_of(tier="host") if place == "host" else growing_cases.layout_of()
+        options = {"plan": growing_cases.three_tiers(4, layout), "mesh": mesh_of(4)} if place == "plan" else {}
+        run = jrec.distribute(*growing_cases.modules(layout, rule), growing=growing_cases.growing(), **options)
+        batches = map(growing_cases.columns, range(growing_cases.STEPS))
+        with run, run.feed(batches, dense=growing_cases.DENSE) as feed:
+            step, before = run.compile(), {}
+            for batch in feed:
+                before = {table: own.keys[1:].tolist() for table, own in run.growing.items()}
+                step(batch)
+            after = {table: own.keys[1:].tolist() for table, own in run.growing.items()}
+            new = {t: [1 + n for n, key in enumerate(after[t]) if before[t][n : n + 1] != [key]] for t in after}
+            tables[name] = {table: run.rows(table, rows) for table, rows in new.items()}
+    assert sum(map(len, new.values())) > 3
+    for table in new:
+        first = tables["first"][table]
+        assert np.abs(first).max(initial=1.0) > 0.05
+        np.testing.assert_allclose(tables["decayed"][table], 0.8 * first, atol=2e-3)

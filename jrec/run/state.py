@@ -6,6 +6,7 @@ import functools
 from collections.abc import Iterator, Mapping, Sequence
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jrec.checkpoint import Saved
@@ -19,7 +20,7 @@ from jrec.nn.optimizer import SparseModel
 from jrec.ops.current_rows import current_on_host
 from jrec.ops.layout import EmbeddingLayout, Stack
 from jrec.ops.types import Bags
-from jrec.row_optimizers import RowOptimizer, optimizer_of
+from jrec.row_optimizers import LAST, RowOptimizer, optimizer_of
 from jrec.run.checkpoint import StateRows
 from jrec.run.feeds.feed import Ready
 from jrec.run.options import HostOptions
@@ -72,7 +73,9 @@ class RunState:
         layout, self._in_state = self.layout, StateRows(model.embeddings.layout, lambda: self.state)
         self._optimizer = optimizer.of if training else None
         self.growing = GrowingTables(layout, {}) if growing is None else growing
-        self.first_rows = FirstRows(layout, self.growing.names, key=key, optimizer=self._optimizer)
+        self.first_rows = FirstRows(
+            layout, self.growing.names, key=key, optimizer=self._optimizer, step=self._step_on_device
+        )
         mesh, together = (None, None) if setup is None else (setup.mesh, setup.communication)
         state, self.compiled = compile_run(model, optimizer, mesh=mesh, communication=together, training=training)
         self._flat = FlatState.of(state if setup is None else setup.everywhere(state))
@@ -216,10 +219,18 @@ class RunState:
             for begin in range(0, addresses.size, _MOST):
                 some = slice(begin, begin + _MOST)
                 numbers = np.full(addresses[some].size, number, np.int32)
-                of_piece = SetAddresses(addresses=addresses[some], numbers=numbers, values=rows[some], taken=step)
+                of_piece = SetAddresses(addresses=addresses[some], numbers=numbers, values=rows[some], step=step)
                 new.append((stack, of_piece))
         for stack, of_piece in new:
             self._write(stack, of_piece)
+
+    def _step_on_device(self) -> jax.Array:
+        """How many steps the optimizer has taken, () int32, without waiting for them."""
+        owns = [optimizer_of(self._optimizer, stack.name) for stack in self.layout.members]
+        if not any(own is not None and LAST in own.slots for own in owns):
+            return jnp.int32(0)  # nobody asks
+        step = self._flat.state[1]["dense"]["step"][...]
+        return step.addressable_shards[0].data.astype(jnp.int32)
 
     def _write(self, stack: Stack, new: SetAddresses) -> None:
         tier = self.tiers[stack.name]

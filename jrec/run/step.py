@@ -271,7 +271,7 @@ def compile_run(
         for name in rows.keys() & lines.keys():
             of_stack = lines[name]
             assert isinstance(of_stack, MeshLines)
-            renewed[name] = on_device(rows[name], stacks[name], optimizer.of(name), words, of_stack)
+            renewed[name] = on_device(rows[name], stacks[name], optimizer.of(name), words, of_stack, optimizer.step)
         return nnx.state((model, optimizer)), renewed
 
     options: dict[str, Any] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import jax
@@ -19,7 +19,7 @@ from jrec.mesh.route import MeshRows
 from jrec.nn.optimizer import SparseModel, SparseOptimizer
 from jrec.ops.layout import EmbeddingLayout, Stack
 from jrec.ops.row_init import init_rows_of_keys, key_words
-from jrec.row_optimizers import LAST, RowOptimizer, RowOptimizers, Slots, optimizer_of
+from jrec.row_optimizers import LAST, RowOptimizer, RowOptimizers, Slots, optimizer_of, taken_before
 
 NO_LINE = 2**31 - 1
 """A line of no array: padding."""
@@ -44,10 +44,6 @@ class NewLines:
         """The rows, (n, dim), as the key of the model's initial rows makes them."""
         return init_rows_of_keys(stack.tables, words, self.numbers, self.words)
 
-    def slots(self, optimizer: RowOptimizer, rows: jax.Array) -> Slots:
-        """The rows' slots."""
-        return optimizer.init(rows)
-
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,27 +53,21 @@ class SetLines:
     Attributes:
       at: As of ``NewLines``.
       values: (n, dim) of the stack's dtype.
-      taken: (n,) float32, how many steps the optimizer has taken, in each line.
     """
 
     at: jax.Array
     values: jax.Array
-    taken: jax.Array
 
     def first(self, stack: Stack, words: jax.Array) -> jax.Array:
         """The rows, (n, dim), whatever the key of the model's initial rows is."""
         del stack, words
         return self.values
 
-    def slots(self, optimizer: RowOptimizer, rows: jax.Array) -> Slots:
-        """The rows' slots: those of a row that has missed no step, where an exact optimizer asks that."""
-        return without_past(optimizer, rows, self.taken)
 
-
-def without_past(optimizer: RowOptimizer, rows: jax.Array, taken: jax.Array) -> Slots:
-    """Slots of (n, dim) rows that begin after ``taken`` steps, (n,) float32, none of which they missed."""
+def without_past(optimizer: RowOptimizer, rows: jax.Array, step: jax.Array) -> Slots:
+    """Slots of (n, dim) rows that begin before step number ``step``, () int32, and have missed none."""
     slots = dict(optimizer.init(rows))
-    return slots | {LAST: taken} if LAST in slots else slots
+    return slots | {LAST: jnp.full_like(slots[LAST], taken_before(step))} if LAST in slots else slots
 
 
 Lines = NewLines | SetLines
@@ -137,26 +127,25 @@ class SetAddresses:
     Attributes:
       addresses, numbers: As of ``Addresses``.
       values: (n, dim) of the stack's dtype.
-      taken: How many steps the optimizer has taken.
+      step: How many steps the optimizer has taken.
     """
 
     addresses: np.ndarray
     numbers: np.ndarray
     values: np.ndarray
-    taken: int
+    step: int
 
     def lines(self, at: np.ndarray, chosen: np.ndarray | None = None, most: int = 0) -> SetLines:
         """See ``Addresses``."""
         size, rows = bucket(max(at.size, most), NO_LINE), self.values if chosen is None else self.values[chosen]
         lines, values = np.full(size, NO_LINE, np.int32), np.zeros((size, rows.shape[1]), rows.dtype)
         lines[: at.size], values[: at.size] = at, rows
-        taken = np.full(size, self.taken, np.float32)
-        return SetLines(at=lines, values=values, taken=taken)  # pyright: ignore[reportArgumentType]
+        return SetLines(at=lines, values=values)  # pyright: ignore[reportArgumentType]
 
     def store(self, table: HostTable, chosen: np.ndarray) -> None:
         """Writes the rows of ``chosen``, (n,) bool, to host memory. Not while another thread uses them."""
-        values, count = self.values[chosen], int(chosen.sum())
-        slots = without_past(table.optimizer, jnp.asarray(values), jnp.full(count, self.taken, jnp.float32))
+        values = self.values[chosen]
+        slots = without_past(table.optimizer, jnp.asarray(values), jnp.int32(self.step))
         addresses = self.addresses[chosen].astype(table.stack.address_dtype)
         table.store(addresses, values, {name: np.asarray(slot) for name, slot in slots.items()})
 
@@ -210,6 +199,7 @@ def renewed(
     optimizer: RowOptimizer | None,
     words: jax.Array,
     lines: Lines,
+    step: jax.Array,
 ) -> tuple[jax.Array, Slots]:
     """The array with what its new lines begin with, and the slots as the optimizer makes them; inside jit.
 
@@ -220,9 +210,10 @@ def renewed(
       optimizer: The optimizer that made the slots.
       words: (2,) uint32, the key of the model's initial rows (``key_words``).
       lines: Where, and for which keys, or with which values.
+      step: () int32, how many steps the optimizer has taken.
     """
     fresh = jnp.pad(lines.first(stack, words), ((0, 0), (0, values.shape[1] - stack.dim)))
-    own = {} if optimizer is None or not slots else lines.slots(optimizer, fresh)
+    own = {} if optimizer is None or not slots else without_past(optimizer, fresh, step)
     return _put(values, lines.at, fresh), {name: _put(slot, lines.at, own[name]) for name, slot in slots.items()}
 
 
@@ -240,18 +231,20 @@ def renewed_in(model: SparseModel, optimizer: SparseOptimizer, words: jax.Array,
         lines = new[name]
         assert not isinstance(lines, MeshLines)  # the model is on one device
         slots = {slot: held[...] for slot, held in optimizer.slots[name].items()}
-        arrays[name], slots = renewed(arrays[name], slots, stacks[name], optimizer.of(name), words, lines)
+        arrays[name], slots = renewed(
+            arrays[name], slots, stacks[name], optimizer.of(name), words, lines, optimizer.step
+        )
         for slot, array in slots.items():
             optimizer.slots[name][slot][...] = array
     model.embeddings.set_arrays(arrays)
 
 
 def on_device(
-    rows: MeshRows, stack: Stack, optimizer: RowOptimizer | None, words: jax.Array, lines: MeshLines
+    rows: MeshRows, stack: Stack, optimizer: RowOptimizer | None, words: jax.Array, lines: MeshLines, step: jax.Array
 ) -> MeshRows:
     """Renews lines of a planned stack on one device; inside ``shard_map``."""
-    sharded, sharded_slots = renewed(rows.sharded, rows.sharded_slots, stack, optimizer, words, lines.sharded)
-    replicated, slots = renewed(rows.replicated, rows.replicated_slots, stack, optimizer, words, lines.replicated)
+    sharded, sharded_slots = renewed(rows.sharded, rows.sharded_slots, stack, optimizer, words, lines.sharded, step)
+    replicated, slots = renewed(rows.replicated, rows.replicated_slots, stack, optimizer, words, lines.replicated, step)
     return dataclasses.replace(
         rows, sharded=sharded, sharded_slots=sharded_slots, replicated=replicated, replicated_slots=slots
     )
@@ -269,6 +262,7 @@ class FirstRows:
       growing: The names of the tables that grow.
       key: The key of the model's initial rows.
       optimizer: The row optimizers.
+      step: Gives how many steps they have taken, () int32 on one device.
 
     Attributes:
       words: (2,) uint32, the key; a copy, since the model's own is donated to its steps.
@@ -285,8 +279,9 @@ class FirstRows:
         *,
         key: jax.Array,
         optimizer: RowOptimizers | None,
+        step: Callable[[], jax.Array],
     ):
-        self._layout, self._optimizer = layout, optimizer
+        self._layout, self._optimizer, self._step = layout, optimizer, step
         self.words = key_words(key) if growing else np.zeros(2, np.uint32)
         for stack in layout.members:
             for table in stack.tables:
@@ -305,7 +300,7 @@ class FirstRows:
             return
         count = new.addresses.size
         lines = new.lines(np.arange(count))
-        rows = _first(table.stack, table.optimizer, self.words, lines)
+        rows = _first(table.stack, table.optimizer, self.words, lines, self._step())
         slots = {name: np.asarray(slot)[:count] for name, slot in rows.slots.items()}
         table.store(new.addresses, np.asarray(rows.values)[:count], slots)
 
@@ -326,17 +321,19 @@ class FirstRows:
         if not chosen.size:
             return rows
         optimizer = optimizer_of(self._optimizer, name)
-        return _replaced(stack, optimizer, rows, self.words, new.lines(at[chosen], chosen))
+        return _replaced(stack, optimizer, rows, self.words, new.lines(at[chosen], chosen), self._step())
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _first(stack: Stack, optimizer: RowOptimizer, words: jax.Array, lines: NewLines) -> Rows:
+def _first(stack: Stack, optimizer: RowOptimizer, words: jax.Array, lines: NewLines, step: jax.Array) -> Rows:
     values = jax.numpy.zeros((lines.at.shape[0], stack.dim), stack.dtype)
-    first, slots = renewed(values, optimizer.init(values), stack, optimizer, words, lines)
+    first, slots = renewed(values, optimizer.init(values), stack, optimizer, words, lines, step)
     return Rows(values=first, slots=dict(slots))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=2)
-def _replaced(stack: Stack, optimizer: RowOptimizer | None, rows: Rows, words: jax.Array, lines: NewLines) -> Rows:
-    values, slots = renewed(rows.values, rows.slots, stack, optimizer, words, lines)
+def _replaced(
+    stack: Stack, optimizer: RowOptimizer | None, rows: Rows, words: jax.Array, lines: NewLines, step: jax.Array
+) -> Rows:
+    values, slots = renewed(rows.values, rows.slots, stack, optimizer, words, lines, step)
     return Rows(values=values, slots=dict(slots))
