@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -229,7 +230,7 @@ class RunState:
         owns = [optimizer_of(self._optimizer, stack.name) for stack in self.layout.members]
         if not any(own is not None and LAST in own.slots for own in owns):
             return jnp.int32(0)  # nobody asks
-        step = self._flat.state[1]["dense"]["step"][...]
+        step: Any = self._flat.state[1]["dense"]["step"][...]
         return step.addressable_shards[0].data.astype(jnp.int32)
 
     def _write(self, stack: Stack, new: SetAddresses) -> None:
