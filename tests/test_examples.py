@@ -97,6 +97,13 @@ def test_train_own_model(monkeypatch):
     assert figures["model"] > figures["popularity"] + 0.15
 
 
+def test_own_collectives():
+    figures = run("own_collectives")
+    assert figures["last losses"] < figures["first losses"] - 0.08
+    assert figures["largest difference of pmap"] < 1e-5
+    assert figures["largest difference from one device"] < 1e-5
+
+
 def test_optuna_sweep(tmp_path):
     pytest.importorskip("optuna", reason="optuna is not installed, which examples/optuna_sweep.py needs")
     best = run("optuna_sweep", trials=2, folder=str(tmp_path))
