@@ -45,8 +45,8 @@ def step(weights, state, tables, slots, ids, labels, number, *, devices: int):
         logits = jnp.sum(users * items, axis=1) + jnp.concatenate([users, items], axis=1) @ weights
         return jnp.sum(optax.sigmoid_binary_cross_entropy(logits, labels)) / (devices * len(labels))
 
-    value, (slope, *of_bags) = jax.value_and_grad(loss, argnums=(0, 1, 2))(weights, users, mine)
-    gradients = dict(zip(("user", "item"), map(everybody, of_bags), strict=True))
+    value, (slope, of_users, of_items) = jax.value_and_grad(loss, argnums=(0, 1, 2))(weights, users, mine)
+    gradients = {"user": everybody(of_users), "item": everybody(of_items)}
     # Of the sharded table each device changes its own rows; of the replicated one all make the same change.
     tables, slots = jrec.apply_gradients(ROW_RULE, tables, slots, residuals, gradients, step=number)
     value, slope = jax.lax.psum((value, slope), AXIS)
