@@ -103,10 +103,13 @@ def test_scores_of_the_served_export(trained):
         assert status == 200
         answer = json.loads(body)
         stream = ask(server.port, content=json.dumps({"columns": asked}), Accept=ARROW)[2]
+        rows = [dict(zip(asked, row, strict=True)) for row in zip(*asked.values(), strict=True)]
+        instances = json.loads(ask(server.port, content=json.dumps({"instances": rows}))[2])
         empty = json.loads(ask(server.port, content=json.dumps({"columns": {n: [] for n in asked}}))[2])
     assert headers["Content-Type"].startswith(JSON)
     table = pa.ipc.open_stream(stream).read_all()
     assert sorted(table.column_names) == ["score_click", "score_purchase"]
+    assert instances["predictions"] == [{t: answer["scores"][t][n] for t in TASKS} for n in range(40)]
     assert empty["scores"] == {task: [] for task in TASKS}
     for task in TASKS:
         np.testing.assert_allclose(found[task], expected[task], rtol=1e-5)

@@ -18,7 +18,7 @@ from jrec.data.schema import DatasetError, Schema
 from jrec.prepare.encoder import Encoder
 from jrec.prepare.prepare import prepare
 from jrec.prepare.prepare_options import PrepareOptions
-from jrec.prepare.readers import Criteo, Delimited, load_schema
+from jrec.prepare.readers import Criteo, Delimited, load_schema, places
 from jrec.prepare.readers.columnar import _decimals, _floats
 
 
@@ -316,7 +316,7 @@ def test_bad_rows_are_reported_as_bad_lines_are(tmp_path):
     assert text.split("\x1f")[:2] == ["maybe", "2024-05-01"]
 
 
-def test_folders_and_what_their_names_say(tmp_path):
+def test_folders_patterns_and_what_their_names_say(tmp_path, monkeypatch):
     for part in ("day=03/site=a%20b", "day=03/site=c", "day=10/site=__HIVE_DEFAULT_PARTITION__", "_log", ".tmp"):
         (tmp_path / "log" / part).mkdir(parents=True)
     rows = {"day=03/site=a%20b": ("03", "a b"), "day=03/site=c": ("03", "c")}
@@ -337,6 +337,16 @@ def test_folders_and_what_their_names_say(tmp_path):
     assert shards(made(tmp_path, "of_uri", schema, f"file://{tmp_path}/log")) == expected
     files = [one["file"] for one in Schema.load(tmp_path / "of_uri").provenance["inputs"]]
     assert files[:2] == [f"file://{tmp_path}/log/day%3D03/site%3Da%2520b/part-{piece}.parquet" for piece in (2, 10)]
+    for pattern in ("log/**/*.parquet", "log/*/*/part-*.parquet", "l?g/**/part-*"):
+        assert (
+            shards(made(tmp_path, f"of_{pattern.count('*')}_{len(pattern)}", schema, f"{tmp_path}/{pattern}"))
+            == expected
+        )
+    assert shards(made(tmp_path, "of_uris", schema, f"file://{tmp_path}/log/**/part-*.parquet")) == expected
+    monkeypatch.chdir(tmp_path)
+    assert places.expand("*.csv") == ["./log.csv"]
+    with pytest.raises(DatasetError, match=r"input log/\*\.parquet names no file: .* this pattern in log"):
+        places.expand("log/*.parquet")
     (tmp_path / "empty").mkdir()
     with pytest.raises(DatasetError, match="empty is a folder without files"):
         made(tmp_path, "out", schema, tmp_path / "empty")

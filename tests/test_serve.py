@@ -126,6 +126,17 @@ def test_the_answer_has_the_accepted_form(port):
     assert ask(port, content=stream(pa.table(COLUMNS)), kind=ARROW, Accept=JSON)[1]["Content-Type"] == JSON
 
 
+def test_instances_are_answered_by_predictions(port, expected):
+    version, scores = next(iter(expected.items()))
+    answered = json.loads(ask(port, content={"instances": ROWS})[2])
+    assert answered.keys() == {"predictions", "version"}
+    assert answered["version"] == version
+    np.testing.assert_array_equal(np.float32(answered["predictions"]), scores)
+    assert ask(port, content={"instances": ROWS}, Accept=ARROW)[1]["Content-Type"] == ARROW
+    status, _, body = ask(port, content={"instances": ROWS, "rows": ROWS})
+    assert (status, "has rows and instances; give" in body.decode()) == (422, True)
+
+
 def test_no_rows_have_no_scores(port):
     empty = {name: [] for name in COLUMNS}
     assert json.loads(ask(port, content={"columns": empty})[2])["scores"] == []
@@ -145,9 +156,9 @@ BAD = {
     "not UTF-8": (400, b'{"rows": [{"user": "\xff"}]}', "the body is not JSON"),
     "NaN": (400, '{"columns": {"price": [NaN]}}', "the body is not JSON"),
     "a list": (422, "[1]", "another form"),
-    "an unknown key": (422, {"instances": []}, "instances"),
-    "rows and columns": (422, {"rows": ROWS, "columns": COLUMNS}, "both rows and columns"),
-    "neither": (422, {}, "neither rows and columns"),
+    "an unknown key": (422, {"examples": []}, "examples"),
+    "rows and columns": (422, {"rows": ROWS, "columns": COLUMNS}, "has rows and columns; give"),
+    "neither": (422, {}, "neither rows nor columns"),
     "a row that is none": (422, {"rows": [ROWS[0], 3]}, r"\$.rows\[1\]"),
     "a column that is none": (422, {"columns": {"user": "u1"}}, r"\$.columns"),
     "a row without a column": (422, {"rows": [ROWS[0], {"user": "u1"}]}, "row 1 has no column 'history', but"),

@@ -258,6 +258,9 @@ def test_an_export_serves_the_best_items(trained, tmp_path):
     with running(whole) as served:
         status, _, body = ask(served.port, "/predict?k=5", {"columns": REQUEST})
         assert (status, json.loads(body)["items"]) == (200, items)
+        rows = [{name: column[n] for name, column in REQUEST.items()} for n in range(2)]
+        predictions = json.loads(ask(served.port, "/predict?k=5", {"instances": rows})[2])["predictions"]
+        assert [line["items"] for line in predictions] == items
         status, _, body = ask(served.port, "/predict?k=5", stream(pa.table(REQUEST)), ARROW)
         assert pa.ipc.open_stream(body).read_all()["item"].to_pylist() == items
     assert cli.main(["export", str(run), "--dtype", "int8", "--out", str(tmp_path / "small"), "--quiet"]) == 0

@@ -131,8 +131,8 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
         "--input",
         nargs="+",
         metavar="FILE",
-        help="files, folders, URIs (s3://, gs://) or pipes, in order of time: text, plain or compressed, and for csv"
-        " tables (Parquet, Arrow, JSON lines); - is standard input",
+        help="files, folders, patterns (*, **/), URIs (s3://, gs://) or pipes, in order of time: text, plain or"
+        " compressed, and for csv tables (Parquet, Arrow, JSON lines); - is standard input",
     )
     for name in _SPLITS:
         text = "instead of --input: files of the training split" if name == "train" else f"files of the {name} split"

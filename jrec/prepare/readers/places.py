@@ -74,17 +74,45 @@ def begins_with(path: str, length: int) -> bytes:
 
 
 def expand(path: str) -> list[str]:
-    """The files of a folder and its subfolders, in the order of their numbers; the path itself if it is no folder.
+    """The files of a folder and its subfolders, or of a pattern, in the order of their numbers; else the path itself.
+
+    In a pattern ``*`` stands for any characters of a name, ``**/`` for any folders, and on this machine ``?`` for one
+    character. A path that is there is no pattern.
 
     Raises:
-      DatasetError: If a folder has no files.
+      DatasetError: If a folder has no files, or a pattern names none.
     """
+    if _is_pattern(path):
+        return _matching(path)
     if not _is_folder(path):
         return [path]
     files = sorted(_files_in(path), key=natural_order)
     if not files:
         raise DatasetError(f"input {path} is a folder without files; give files, or the folder that they are in")
     return files
+
+
+def _is_pattern(path: str) -> bool:
+    if is_remote(path):
+        return "*" in path.partition("?")[0]  # behind a question mark are a store's options
+    return any(c in path for c in "*?") and not pathlib.Path(path).exists()
+
+
+def _matching(pattern: str) -> list[str]:
+    path, options = pattern, ""
+    if is_remote(pattern):
+        path, mark, behind = pattern.partition("?")
+        options = mark + behind
+    folder = re.split(r"[*?]", path)[0].rpartition("/")[0] or ("/" if path.startswith("/") else ".")
+    names = path.removeprefix(folder).removeprefix("/")
+    meant = {"**/": "(?:[^/]+/)*", "*": "[^/]*", "?": "[^/]"}
+    expression = "".join(meant.get(piece) or re.escape(piece) for piece in re.split(r"(\*\*/|\*|\?)", names))
+    inside = f"{path_of(folder + options).rstrip('/')}/"
+    files = _files_in(folder + options) if _is_folder(folder + options) else ()
+    chosen = [file for file in files if re.fullmatch(expression, path_of(file).removeprefix(inside))]
+    if not chosen:
+        raise DatasetError(f"input {pattern} names no file: there is none of this pattern in {folder}")
+    return sorted(chosen, key=natural_order)
 
 
 def _is_folder(path: str) -> bool:

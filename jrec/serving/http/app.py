@@ -186,7 +186,8 @@ class Server:
         result = await self._answer(request, self._batcher.submit(rows))
         kind = _accepted(request, kind)
         version = version_of(result.manifest)
-        return Response(bodies.answer(result, version, kind), media_type=kind, headers={VERSION_HEADER: version})
+        body = bodies.answer(result, version, kind, instances=rows.instances)
+        return Response(body, media_type=kind, headers={VERSION_HEADER: version})
 
     async def _rows(self, content: bytes, kind: str, held: Held) -> Rows:
         """The values of a body. A large body's are encoded at once, beside the event loop and one body at a time.

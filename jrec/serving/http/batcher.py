@@ -45,11 +45,13 @@ class Rows:
       columns: By name, or an Arrow table; or what ``Model.encoded`` made of them.
       count: How many rows there are.
       k: How many items are wanted for each, of a model that ranks items.
+      instances: Whether they came as "instances", which are answered by "predictions".
     """
 
     columns: Columns | pa.Table | Encoded
     count: int
     k: int = 10
+    instances: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -36,6 +36,7 @@ class TooManyRowsError(JrecError):
 class _Body(msgspec.Struct, forbid_unknown_fields=True):
     rows: list[dict[str, Any]] | None = None
     columns: dict[str, list[Any]] | None = None
+    instances: list[dict[str, Any]] | None = None
 
 
 _decoder = msgspec.json.Decoder(_Body)
@@ -73,10 +74,12 @@ def _of_json(content: bytes) -> Rows:
         raise UnfitError(f"the JSON body is of another form ({problem}); {_FORMS}") from problem
     except (msgspec.DecodeError, UnicodeError, RecursionError) as problem:
         raise MalformedError(f"the body is not JSON ({problem}); {_FORMS}") from problem
-    if (body.rows is None) == (body.columns is None):
-        raise UnfitError(f"the JSON body has {'neither' if body.rows is None else 'both'} rows and columns; {_FORMS}")
-    if body.rows is not None:
-        return Rows(columns=_transposed(body.rows), count=len(body.rows))
+    named = [name for name in body.__struct_fields__ if getattr(body, name) is not None]
+    if len(named) != 1:
+        raise UnfitError(f"the JSON body has {' and '.join(named) or 'neither rows nor columns'}; {_FORMS}")
+    rows = body.rows if body.instances is None else body.instances
+    if rows is not None:
+        return Rows(columns=_transposed(rows), count=len(rows), instances=body.instances is not None)
     columns = body.columns or {}
     lengths = {name: len(values) for name, values in columns.items()}
     if len(set(lengths.values())) > 1:
@@ -131,7 +134,7 @@ def _check_count(count: int, max_rows: int) -> None:
         raise TooManyRowsError(f"the request has {count:,} rows, but at most {max_rows:,} may be; send several")
 
 
-def answer(result: Scored | Best, version: str, kind: str) -> bytes:
+def answer(result: Scored | Best, version: str, kind: str, *, instances: bool = False) -> bytes:
     """The body of an answer: in JSON ``{"scores": [...], "version": "..."}``, in Arrow a float32 column ``score``.
 
     Of several tasks JSON's scores are ``{"TASK": [...], ...}``, and Arrow's columns ``score_TASK``. Of a model that
@@ -141,7 +144,11 @@ def answer(result: Scored | Best, version: str, kind: str) -> bytes:
       result: The scores, or the best items.
       version: What computed them.
       kind: ``JSON`` or ``ARROW``.
+      instances: Whether JSON has ``{"predictions": [...]}``, one for each row: a score, or an object of its scores by
+        task or of its items and their scores.
     """
+    if instances and kind == JSON:
+        return encode({"predictions": _predictions(result), "version": version})
     if isinstance(result, Best):
         return _of_items(result, version, kind)
     scores: Any = result.scores
@@ -151,6 +158,17 @@ def answer(result: Scored | Best, version: str, kind: str) -> bytes:
         return encode({"scores": lists, "version": version})
     columns = {f"score_{task}": own for task, own in scores.items()} if by_task else {"score": scores}
     return _stream({name: pa.array(own, pa.float32()) for name, own in columns.items()}, version)
+
+
+def _predictions(result: Scored | Best) -> list[Any]:
+    """One prediction for each row."""
+    if isinstance(result, Best):
+        pairs = zip(result.items, result.scores, strict=True)
+        return [{"items": items, "scores": scores} for items, scores in pairs]
+    scores: Any = result.scores
+    if not isinstance(scores, Mapping):
+        return scores.tolist()
+    return [dict(zip(scores, row, strict=True)) for row in zip(*(own.tolist() for own in scores.values()), strict=True)]
 
 
 def _of_items(result: Best, version: str, kind: str) -> bytes:
