@@ -36,6 +36,7 @@ class Evaluator:
 
     Attributes:
       best: The best step so far.
+      last: The metrics of the last evaluation, by "SPLIT/METRIC", or "SPLIT/TASK/METRIC" of further labels.
     """
 
     def __init__(self, config: TrainConfig, schema: Schema, run: Run, folder: pathlib.Path, plan: EvaluationPlan):
@@ -46,6 +47,7 @@ class Evaluator:
         first_task = next(iter(config.model.multi_task.tasks), "")
         self._task = "" if stopping.task == first_task else stopping.task
         self._count, self._seconds = 0, 0.0
+        self.last: dict[str, float | None] = {}
 
     @functools.cached_property
     def _reading(self) -> Reading:
@@ -68,6 +70,7 @@ class Evaluator:
     def evaluate(self, step: int, log: MetricLog | SilentLog, progress: TrainingProgress) -> bool:
         """Evaluates the model as it is and logs that; returns whether it is the best so far."""
         begin, improved = time.perf_counter(), False
+        self.last = {}
         for number, split in enumerate(self._plan.splits):
             # The first split fits the calibration and decides about the best step; the others are scored with that fit.
             calibrates = number == 0 and self._config.model.calibrate
@@ -79,7 +82,9 @@ class Evaluator:
                 scores = self._calibrated(scores, progress)
             measured = self._measured(scores)
             for task, evaluation in measured.items():
-                log.write(step, evaluation.to_dict(), split=f"{split}/{task}" if task else split)
+                name, metrics = f"{split}/{task}" if task else split, evaluation.to_dict()
+                log.write(step, metrics, split=name)
+                self.last |= {f"{name}/{metric}": value for metric, value in metrics.items()}
             if number == 0 and (decides := measured.get(self._task)) is not None:
                 improved = self.best.observe(step, decides)
         self._count, self._seconds = self._count + 1, self._seconds + time.perf_counter() - begin

@@ -24,6 +24,7 @@ from jrec.prepare.readers.streams import InMemory, Input, InputLike, read_names,
 from jrec.progress import Progress
 
 if TYPE_CHECKING:
+    from jrec.app.callbacks import Callback
     from jrec.app.predict import LoadedRun
     from jrec.serving.format import Dtype
 
@@ -42,6 +43,7 @@ def fit(
     quick: bool = False,
     config: Mapping[str, object] | None = None,
     quiet: bool = False,
+    callbacks: Sequence[Callback] = (),
 ) -> FittedModel:
     """Trains a model of a table's binary label.
 
@@ -60,6 +62,8 @@ def fit(
       quick: Whether to choose the kind of model by a rule, and train no trials.
       config: Keys of a configuration that win, such as ``{"model.embedding_dim": 32}`` (docs/configuration.md).
       quiet: Whether to write neither messages nor progress to standard error.
+      callbacks: Functions that the training calls after log records, evaluations and checkpoints, with an
+        ``jrec.app.callbacks.Event``; what one raises ends it.
 
     Returns:
       The model.
@@ -94,7 +98,7 @@ def fit(
                 named.enter_context(one.errors_by_name())
             _prepare(inputs, place, label=label, time=time, schema=schema, quiet=quiet, say=say)
         own = {"epochs": epochs, "max_steps": None if epochs is None else 0, "seed": seed} | dict(config or {})
-        metrics = _train(place, own, quick=quick, quiet=quiet, say=say)
+        metrics = _train(place, own, quick=quick, quiet=quiet, say=say, callbacks=callbacks)
 
         from jrec.app.predict import load_run
 
@@ -270,7 +274,13 @@ def _prepare(
 
 
 def _train(
-    place: pathlib.Path, own: Mapping[str, object], *, quick: bool, quiet: bool, say: Callable[[str], None]
+    place: pathlib.Path,
+    own: Mapping[str, object],
+    *,
+    quick: bool,
+    quiet: bool,
+    say: Callable[[str], None],
+    callbacks: Sequence[Callback],
 ) -> dict[str, Any]:
     """Chooses the configuration and trains; returns the metrics by split."""
     from jrec.app.config import load_config
@@ -293,7 +303,7 @@ def _train(
 
     from jrec.app.reported_run import train_and_report  # loads JAX
 
-    outcome, content, report = train_and_report(run, start)
+    outcome, content, report = train_and_report(run, start, callbacks=callbacks)
     if content is None:  # a signal, which ends a run with a checkpoint
         raise KeyboardInterrupt(f"stopped after step {outcome.step:,}")
     if not quiet:

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import functools
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ import jax
 from jrec import memory
 from jrec.app import determinism
 from jrec.app.build import build_layout, build_loss, described, run_parameters
+from jrec.app.callbacks import Callback, Callbacks, named_callbacks
 from jrec.app.config import TrainConfig
 from jrec.app.dataset import RunData, open_data, with_capacities, with_tasks
 from jrec.app.evaluate import restore_run
@@ -87,6 +89,7 @@ def train(
     overwrite: bool = False,
     resume_from: int | None = None,
     data: RunData | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> Outcome:
     """Trains as ``config`` says, and evaluates the result.
 
@@ -96,6 +99,8 @@ def train(
       overwrite: Replaces an existing run in that folder.
       resume_from: Continues from the checkpoint of this step instead; later checkpoints and log records are deleted.
       data: What ``open_data`` has read of this configuration; None to read it.
+      callbacks: Functions that are called as those of ``config.callbacks`` are, before them; what one raises ends the
+        run.
 
     Returns:
       The run's outcome. A SIGINT or SIGTERM ends the run after the current step, with a checkpoint.
@@ -112,6 +117,7 @@ def train(
     # JAX reads XLA_FLAGS when it starts its devices, so this comes before anything that could start them.
     if config.deterministic:
         determinism.request()
+    callbacks = [*callbacks, *named_callbacks(config)]
     data, resume = data or open_data(config), resume or resume_from is not None
     config = with_tasks(with_capacities(config, data.schema), data.schema)
     longer = new_length(data, resume_from=resume_from) if resume else None
@@ -121,7 +127,7 @@ def train(
         record = TrainedRun(folder)
         record.keep_dataset(data.schema.identity, resume=resume)
         initial = record.keep_initial(config, data.schema.identity, resume=resume)
-        training = _Training(data, folder, initial, resume=resume, resume_from=resume_from)
+        training = _Training(data, folder, initial, callbacks, resume=resume, resume_from=resume_from)
         with contextlib.closing(training):
             training.begin(resume=resume)
             # Only now: ``begin`` cuts timing.jsonl after the checkpoint's step, and would cut this record with the
@@ -152,7 +158,14 @@ class _Training:
     """A run, and what happens beside its steps: logs, evaluations, checkpoints."""
 
     def __init__(
-        self, data: RunData, folder: pathlib.Path, initial: Initial | None, *, resume: bool, resume_from: int | None
+        self,
+        data: RunData,
+        folder: pathlib.Path,
+        initial: Initial | None,
+        callbacks: Sequence[Callback],
+        *,
+        resume: bool,
+        resume_from: int | None,
     ):
         config, schema = data.config, data.schema
         self.config, self.schema, self.folder, self.initial = config, schema, folder, initial
@@ -194,6 +207,7 @@ class _Training:
         plan = plan_evaluations(config, schema, total)
         self.schedule = Schedule.of(config, plan, total)
         self.evaluator = Evaluator(config, schema, self.run, folder, plan)
+        self.callbacks = Callbacks(callbacks, self.run, folder)
         self.step = 0
 
     def _opened_log(self) -> MetricLog:
@@ -303,7 +317,7 @@ class _Training:
         # Results are read back only after further steps are under way, which keeps the device busy.
         pending: collections.deque[StepResults] = collections.deque()
         recorder.start_clock()
-        while self.step < schedule.total and not best.over and not stop:
+        while self.step < schedule.total and not best.over and not self.callbacks.stopped and not stop:
             self.saver.note(self.run, self.log, self.step)
             fed = next(self.feed)
             _, outputs = step_on(fed)
@@ -331,15 +345,17 @@ class _Training:
         # Nothing pending: no step ran since ``start_clock`` after what was due, so that this time is not training's.
         if pending:
             recorder.stop_clock()
-        return self.step < schedule.total and not best.over
+        return self.step < schedule.total and not best.over and not self.callbacks.stopped
 
     def _do(self, due: Due, progress: TrainingProgress) -> None:
         # The log record comes first, and empties the recorder's losses. A resumed run keeps the log up to this step:
         # with the losses in its checkpoint, too, they would count again in its next record.
         if due.log:
-            self.recorder.write(self.step)
+            self.callbacks("log", self.step, self.recorder.write(self.step))
         # Also before the checkpoint, which has the best step so far and the calibration of this evaluation.
         improved = due.evaluate and self.evaluator.evaluate(self.step, self.log, progress)
+        if due.evaluate:
+            self.callbacks("evaluation", self.step, self.evaluator.last)
         if due.save or (improved and self.config.checkpoint.keep_best):
             self.save()
 
@@ -351,6 +367,9 @@ class _Training:
 
     def save(self) -> None:
         """Begins a checkpoint of this step, unless there is one."""
+        # The end of a run saves its last step, which may have been due before.
+        if self.saver.saved == self.step:
+            return
         keep_best, best = self.config.checkpoint.keep_best, self.evaluator.best
         watches = keep_best or self.config.evaluate.early_stopping.patience > 0
         meta = {"loader": self.feed.position(), **self.recorder.position()}
@@ -362,6 +381,7 @@ class _Training:
             arrays=self.recorder.arrays(),
             best=best.step if keep_best else None,
         )
+        self.callbacks("checkpoint", self.step, {})
 
     def _final_scores(self, progress: TrainingProgress) -> dict[str, AnyScores]:
         return {split: self.evaluator.scores(split, progress) for split in _final_splits(self.config, self.schema)}

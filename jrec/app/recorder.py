@@ -100,8 +100,8 @@ class Recorder:
             self._metrics = results.metrics
             self.examples += int(np.sum(examples))
 
-    def write(self, step: int) -> None:
-        """Writes a log record of the steps since the last one."""
+    def write(self, step: int) -> dict[str, float | None]:
+        """Writes a log record of the steps since the last one, and returns it."""
         self._logged_auc = self._metrics.value()
         record = {"loss": math.fsum(self._losses) / len(self._losses), "running_auc": self._logged_auc}
         if self._max_norm is not None and self._norms:
@@ -114,6 +114,7 @@ class Recorder:
         self._rated = self.seconds, self.examples
         self._log.write(step, record, timing={"examples_per_second": examples / seconds if seconds else None})
         self._losses, self._norms = [], []
+        return record
 
     def position(self) -> dict[str, Any]:
         """What a checkpoint keeps of it in JSON types, beside ``arrays``."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 from jrec.app.build import build_layout, check_model
+from jrec.app.callbacks import Callback
 from jrec.app.commands.kernel_check import prepare_kernels
 from jrec.app.comparisons import comparison_sections
 from jrec.app.config import TrainConfig
@@ -28,13 +30,14 @@ def train_and_report(
     overwrite: bool = False,
     resume_from: int | None = None,
     writes: bool = True,
+    callbacks: Sequence[Callback] = (),
 ) -> tuple[Outcome, dict[str, Any] | None, pathlib.Path]:
     """Trains as ``config`` says, evaluates the result, and writes its report.
 
     Args:
       config: The run's configuration.
       start: What ``check_start`` gave for it.
-      resume, overwrite, resume_from: As of ``jrec.app.loop.train``, which also says what is raised.
+      resume, overwrite, resume_from, callbacks: As of ``jrec.app.loop.train``, which also says what is raised.
       writes: Whether this process writes to the run's folder.
 
     Returns:
@@ -48,7 +51,7 @@ def train_and_report(
         check_space(config, layout, data.plan, overwrite=overwrite)
     check_model(data.config, data.schema, layout)
     prepare_kernels(config, layout, resume=resume, overwrite=overwrite)
-    outcome = train(config, resume=resume, overwrite=overwrite, resume_from=resume_from, data=data)
+    outcome = train(config, resume=resume, overwrite=overwrite, resume_from=resume_from, data=data, callbacks=callbacks)
     report, kernels = outcome.folder / REPORT_FOLDER, choices()
     if not (outcome.finished and outcome.reports):
         return outcome, None, report / PAGE_FILE

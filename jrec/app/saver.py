@@ -57,7 +57,7 @@ class Saver:
         arrays: Mapping[str, Any],
         best: int | None,
     ) -> None:
-        """Begins a checkpoint of a step, unless there is one.
+        """Begins a checkpoint of a step.
 
         Args:
           run: The run, after the step.
@@ -67,9 +67,6 @@ class Saver:
           arrays: What else it keeps, in arrays.
           best: The best step so far, whose checkpoint stays; None for none.
         """
-        # The end of a run saves its last step, which may have been due before.
-        if self.saved == step:
-            return
         # One checkpoint at a time: the one before is completed, and its time logged, first.
         self.finish(run, log, step)
         # A resumed run cuts its log after the checkpoint's step, but could not bring back records that are missing.

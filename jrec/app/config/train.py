@@ -248,6 +248,8 @@ class TrainConfig(Section):
         slots the run begins with, on a dataset whose rows mean the same; "" begins with fresh ones.
       plan: The file of the plan that assigns rows to devices (``jrec plan``), for a mesh; without one, the rows of
         every table are dealt to the devices in turn.
+      callbacks: Functions, "package.module:function" each, that are called after log records, evaluations and
+        checkpoints with an event (``jrec.app.callbacks.Event``); docs/training.md.
     """
 
     data: DataConfig
@@ -260,6 +262,7 @@ class TrainConfig(Section):
     deterministic: bool = False
     init_from: str = ""
     plan: str = ""
+    callbacks: tuple[str, ...] = ()
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
     tables: TablesConfig = dataclasses.field(default_factory=TablesConfig)
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)

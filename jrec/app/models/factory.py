@@ -72,39 +72,39 @@ def made_by_factory(
     return model
 
 
-def load_factory(name: str) -> Factory:
-    """The function "package.module:function".
+def load_factory(name: str, key: str = "model.factory") -> Factory:
+    """The function "package.module:function", which ``key`` of the configuration names.
 
     Raises:
       ConfigError: If the module cannot be imported, or has no such function.
     """
     module_name, _, path = name.partition(":")
-    module = _imported(module_name)
+    module = _imported(module_name, key)
     target: Any = module
     for part in path.split("."):
         if not hasattr(target, part):
             near = difflib.get_close_matches(part, vars(target), n=1)
             advice = f"; did you mean {near[0]}?" if near else ""
             where = getattr(module, "__file__", None) or "a namespace package"
-            raise ConfigError(f"model.factory is {name}, but {module_name} ({where}) has no {path}{advice}")
+            raise ConfigError(f"{key} is {name}, but {module_name} ({where}) has no {path}{advice}")
         target = getattr(target, part)
     if not callable(target):
-        raise ConfigError(f"model.factory is {name}, which is a {type(target).__name__} and no function")
+        raise ConfigError(f"{key} is {name}, which is a {type(target).__name__} and no function")
     return cast("Factory", target)
 
 
-def _imported(name: str) -> ModuleType:
+def _imported(name: str, key: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as problem:
         if problem.name is not None and f"{name}.".startswith(f"{problem.name}."):
             raise ConfigError(
-                f"model.factory: there is no module {problem.name!r} in {pathlib.Path.cwd()} or on Python's path; run"
+                f"{key}: there is no module {problem.name!r} in {pathlib.Path.cwd()} or on Python's path; run"
                 " the command in the folder that has it, install it, or name its folder in PYTHONPATH"
             ) from problem
-        raise ConfigError(f"model.factory: {name} cannot be imported: {_described(problem)}") from problem
+        raise ConfigError(f"{key}: {name} cannot be imported: {_described(problem)}") from problem
     except Exception as problem:  # of the user's own code
-        raise ConfigError(f"model.factory: {name} cannot be imported: {_described(problem)}") from problem
+        raise ConfigError(f"{key}: {name} cannot be imported: {_described(problem)}") from problem
 
 
 def _check_options(factory: Factory, subject: str, options: Mapping[str, object]) -> Collection[str]:
