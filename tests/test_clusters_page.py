@@ -1,15 +1,18 @@
 """What docs/clusters.md tells schedulers to start is a command of jrec, and its numbers agree."""
 
 import argparse
+import json
 import pathlib
 import re
 import shlex
 import subprocess
+import tomllib
 
 import pytest
 import yaml
 
 from jrec.app.commands import train
+from jrec.environment import CACHE_VARIABLE
 from jrec.errors import ConfigError, LostProcessError
 
 CLUSTERS = pathlib.Path(__file__).parent.parent / "examples" / "clusters"
@@ -95,3 +98,19 @@ def test_the_page_has_the_exit_codes():
     page = (CLUSTERS.parents[1] / "docs/clusters.md").read_text()
     assert f"| {LOST} | another process was killed" in page
     assert f"| 1, {ConfigError.exit_code} |" in page
+
+
+def test_the_image_starts_the_command_that_pods_name():
+    """Docker itself is not run: what the image is made of is checked."""
+    text = (CLUSTERS / "Dockerfile").read_text()
+    (entry,) = re.findall(r"^ENTRYPOINT (\[.*\])$", text, re.MULTILINE)
+    assert json.loads(entry) == ["jrec"]
+    (extras,) = re.findall(r"'/src\[(.*)\]'", text)
+    project = tomllib.loads((CLUSTERS.parents[1] / "pyproject.toml").read_text())["project"]
+    assert set(extras.split(",")) <= project["optional-dependencies"].keys()
+    assert CACHE_VARIABLE in text
+    (example,) = re.findall(r"^#\s+docker run .* jrec-train (.*)$", text, re.MULTILINE)
+    options_of(["jrec", *shlex.split(example)])
+    (job,) = JOBSET["spec"]["replicatedJobs"]
+    (container,) = job["template"]["spec"]["template"]["spec"]["containers"]
+    assert "/jrec-train:" in container["image"]
