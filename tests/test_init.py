@@ -1,17 +1,19 @@
 """`jrec init`: its configurations load, fit their dataset, and choose what is best on the valid split."""
 
 import dataclasses
+import json
 import types
 
 import numpy as np
 import pytest
 from run_cases import quickstart
 
-from jrec.app import first_trials
+from jrec.app import first_search, first_trials
 from jrec.app.baselines.examples import Split as Blocks
 from jrec.app.build import build_layout, build_modules
 from jrec.app.config import load_config
 from jrec.app.first_config import LARGE, candidates, facts_of, first_config, render, warnings
+from jrec.app.first_search import variants
 from jrec.cli import main
 from jrec.data.blocks import ListColumn, ShardWriter
 from jrec.data.schema import CategoricalFeature, DenseFeature, Schema, Split, Table
@@ -217,7 +219,7 @@ def test_an_interrupt_ends_all_trials(dataset, monkeypatch):
     facts = facts_of(dataset, Schema.load(dataset))
     begun = []
 
-    def stopped(config):
+    def stopped(config, callbacks):
         begun.append(config)
         return types.SimpleNamespace(finished=False)
 
@@ -242,3 +244,101 @@ def test_the_command_by_rules_alone(sequences, tmp_path, capsys):
     assert main(["init", str(sequences), "--out", str(out), "--overwrite", "--quick"]) == 0
     assert main(["init", str(sequences), "--out", str(sequences / "x.toml")]) == 2
     assert f"{sequences / 'x.toml'} lies inside the dataset {sequences}" in capsys.readouterr().err
+
+
+@pytest.fixture
+def searched(dataset, tmp_path, monkeypatch):
+    """A search whose trials take no time: a function of minutes, what was tried anew, in words, and the file."""
+    new = []
+
+    def tried(path, facts, candidate, *, seed=0, callbacks=()):
+        new.append(f"{candidate.title}{f' (seed {seed})' if seed else ''}")
+        loss = 0.5 + abs(np.log2(candidate.rows[1] / 0.2)) / 100 + candidate.dim / 1e4 + seed / 1e4
+        record = {"step": 12, "auc": 1 - loss, "refinement": loss}
+        own = {"log_loss": loss, "auc": 1 - loss, "step": 12, "steps": 24, "seconds": 1.0, "records": [record]}
+        return first_trials.Trial(candidate=candidate, seed=seed, **own)
+
+    monkeypatch.setattr(first_search, "tried", tried)
+    out = tmp_path / "clicks.toml"
+
+    def search(minutes, code=0):
+        new.clear()
+        assert main(["init", str(dataset), "--out", str(out), "--minutes", str(minutes), "--overwrite"]) == code
+        return list(new)
+
+    return search, out
+
+
+def test_with_minutes_variants_of_the_best_kind_are_tried_and_kept(searched, dataset, capsys):
+    search, out = searched
+    first = search(1e-4)
+    assert len(first) == 1  # there is always one
+    assert "valid log loss" in capsys.readouterr().err
+    more = search(5)
+    assert first[0] not in more
+    kinds = [candidate.name for candidate in candidates(facts_of(dataset, Schema.load(dataset)))]
+    assert [title for title in more if title in kinds] == kinds[1:]
+    assert [title for title in more if "(seed 1)" in title] == [f"{kinds[0]} (seed 1)"]
+    # The best has the rate of 0.2, two steps from that of the kind, and the least dim.
+    config = load_config(out)
+    assert (config.optimizer.embedding.learning_rate, config.model.embedding_dim) == (0.2, 4)
+    said = capsys.readouterr().err
+    assert "products of all pairs of features, rare rows in large steps, rows' rate 0.2, dim 4: valid log loss" in said
+    assert "min left" in said
+    assert search(5) == []  # all of them are kept
+    page = out.with_suffix(".html").read_text()
+    assert "another seed differs by 0.00010 nats: so much is chance" in page
+    assert load_config(out).model == config.model
+
+
+def test_a_search_that_is_interrupted_goes_on(searched, monkeypatch):
+    search, out = searched
+    tried, count = first_search.tried, []
+
+    def interrupted(*arguments, **options):
+        count.append(1)
+        if len(count) == 3:
+            raise KeyboardInterrupt
+        return tried(*arguments, **options)
+
+    monkeypatch.setattr(first_search, "tried", interrupted)
+    search(5, code=130)
+    assert not out.exists()
+    before = [json.loads(line)["model"] for line in out.with_suffix(".trials.jsonl").read_text().splitlines()]
+    assert len(before) == 2
+    monkeypatch.setattr(first_search, "tried", tried)
+    after = search(5)
+    assert not set(before) & {title for title in after if "seed" not in title}
+    assert out.exists()
+
+
+def test_a_trial_that_takes_too_long_ends_with_the_time(dataset, tmp_path):
+    facts, events = facts_of(dataset, Schema.load(dataset)), []
+    clock = first_search._Clock(0.0)
+
+    def watch(event):
+        events.append(event.kind)
+        clock.watch(event)
+
+    trial = first_trials.tried(str(dataset), facts, candidates(facts)[0], callbacks=[watch])
+    assert trial.steps < 100  # of some thousands
+    assert events
+
+
+def test_variants_differ_in_one_thing(dataset):
+    (first, *_) = candidates(facts_of(dataset, Schema.load(dataset)))
+    of_seed = {"candidate": first, "auc": 0.5, "step": 1, "steps": 2, "seconds": 1.0}
+    both = [first_trials.Trial(seed=seed, log_loss=0.5 - seed / 4, **of_seed) for seed in (1, 0)]
+    assert [trial.seed for trial in first_trials.best_first(both)] == [0, 1]
+    assert first_trials.spread(both) == 0.25
+    for variant in variants(first):
+        changed = [f.name for f in dataclasses.fields(first) if getattr(variant, f.name) != getattr(first, f.name)]
+        assert len(changed) == 2
+        assert "tuned" in changed
+        assert variant.title.startswith(f"{first.name}, ")
+        assert first in [dataclasses.replace(back, tuned={}) for back in variants(variant)]
+
+
+def test_minutes_and_quick_exclude_each_other(dataset, tmp_path, capsys):
+    assert main(["init", str(dataset), "--out", str(tmp_path / "a.toml"), "--minutes", "1", "--quick"]) == 2
+    assert "--quick trains nothing, but --minutes is 1" in capsys.readouterr().err

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import pathlib
 from collections.abc import Callable
 
 from jrec.app.first_config import LARGE, candidates, facts_of, first_config, render, warnings
 from jrec.app.first_page import first_page
 from jrec.data.schema import DatasetError, Schema
 
+TRIALS_SUFFIX = ".trials.jsonl"
+"""Of the file beside a configuration that keeps the trials of a search."""
 
-def first_choice(data: str, out: str, *, quick: bool, say: Callable[[str], None]) -> tuple[str, str]:
+
+def first_choice(
+    data: str, out: str, *, quick: bool, say: Callable[[str], None], minutes: float | None = None
+) -> tuple[str, str]:
     """Chooses a configuration.
 
     Args:
@@ -17,6 +23,8 @@ def first_choice(data: str, out: str, *, quick: bool, say: Callable[[str], None]
       out: The file that the configuration is for, which the page names.
       quick: Whether to train nothing and go by rules alone.
       say: Takes messages for the user.
+      minutes: How long trials may take, those of variants of the best kind among them, and kept beside ``out``; None
+        for one trial of each kind.
 
     Returns:
       The configuration, as TOML, and its page, as HTML.
@@ -39,16 +47,23 @@ def first_choice(data: str, out: str, *, quick: bool, say: Callable[[str], None]
         say(line)
     chosen, notes, trials = candidates(facts), [], []
     if not quick:
-        from jrec.app.first_trials import Trial, notes_of, try_all  # loads JAX
+        from jrec.app.first_search import search  # loads JAX
+        from jrec.app.first_trials import Trial, notes_of, try_all
         from jrec.app.pairs import proposal, telling_pairs
 
         if facts.valid and facts.examples < LARGE:
 
-            def tried(trial: Trial) -> None:
+            def tried(trial: Trial, left: float | None = None) -> None:
                 auc = "" if trial.auc is None else f", AUC {trial.auc:.4f}"
-                say(f"{trial.candidate.name}: valid log loss {trial.log_loss:.4f}{auc}")
+                seed = f" (seed {trial.seed})" if trial.seed else ""
+                remains = "" if left is None else f"; {left / 60:.1f} min left"
+                say(f"{trial.candidate.title}{seed}: valid log loss {trial.log_loss:.4f}{auc}{remains}")
 
-            trials = try_all(data, facts, chosen, on_trial=tried)
+            if minutes is None:
+                trials = try_all(data, facts, chosen, on_trial=tried)
+            else:
+                kept, dataset = pathlib.Path(out).with_suffix(TRIALS_SUFFIX), schema.identity
+                trials = search(data, facts, chosen, minutes=minutes, kept=kept, dataset=dataset, on_trial=tried)
             chosen, notes = [trial.candidate for trial in trials], notes_of(trials)
         notes += (proposed := proposal(telling_pairs(data, schema)))
         for line in proposed:

@@ -95,6 +95,8 @@ class Candidate:
       bounds: By table, the bound of initial rows that are longer than others.
       kind: "dlrm", or "tbsm" over the dataset's histories.
       rate: The learning rate of dense parameters.
+      dropout: Of the hidden layers.
+      tuned: What a search has changed of it, in words, by what is changed.
     """
 
     name: str
@@ -107,6 +109,13 @@ class Candidate:
     bounds: Mapping[str, float] = dataclasses.field(default_factory=dict)
     kind: str = "dlrm"
     rate: float = 0.001
+    dropout: float = 0.0
+    tuned: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        """Its name, and what a search has changed."""
+        return ", ".join([self.name, *self.tuned.values()])
 
 
 def facts_of(folder: str | os.PathLike[str], schema: Schema) -> Facts:
@@ -283,6 +292,8 @@ def _model(facts: Facts, candidate: Candidate) -> Iterator[Key]:
         yield Key(section="model", name="bottom_mlp", value=[], reason="the dataset has no dense feature")
     why = "" if facts.examples >= LARGE or not candidate.top else "wider layers learn such a log by heart"
     yield Key(section="model", name="top_mlp", value=[*candidate.top, 1], reason=why)
+    if candidate.dropout:
+        yield Key(section="model", name="dropout", value=candidate.dropout, reason="better on valid than without")
     yield Key(section="model", name="pooling", value="mean", reason="of lists: their length says nothing by itself")
     if facts.valid:
         why = "by a scale fitted on valid: training makes probabilities too extreme before it makes rankings worse"

@@ -33,7 +33,7 @@ def first_page(
     warned = list(warnings(facts))
     parts = [
         *((note("Warnings", warned),) if warned else ()),
-        note(f"Chosen: {some[0].name}", [_why(facts, trials)], good=True),
+        note(f"Chosen: {some[0].title}", [_why(facts, trials)], good=True),
         paragraph(f"Train it: jrec train {out}"),
         *section("Trials", _trials(trials)),
         *section("Configuration", [_configuration(keys)]),
@@ -47,7 +47,7 @@ def _why(facts: Facts, trials: Sequence[Trial]) -> str:
         least = "the least log loss on the valid split"
         if any(trial.log_loss < trials[0].log_loss for trial in trials):
             least = "the greatest AUC of those whose log loss on the valid split is the least or about the same"
-        return f"Of {len(trials)} kinds of model that may suit the dataset, it has {least}."
+        return f"Of {len(trials)} models that may suit the dataset, it has {least}."
     if facts.examples >= LARGE:
         return f"By its numbers alone: with {LARGE:,} training examples or more nothing is tried."
     if not facts.valid:
@@ -58,7 +58,7 @@ def _why(facts: Facts, trials: Sequence[Trial]) -> str:
 def _trials(trials: Sequence[Trial]) -> Iterator[str]:
     if not trials:
         return
-    from jrec.app.first_trials import EXAMPLES, STEPS  # loads JAX
+    from jrec.app.first_trials import EXAMPLES, STEPS, spread  # loads JAX
 
     yield paragraph(
         f"Each kind was trained for up to {STEPS:,} steps or {EXAMPLES:,} examples, on {environment.summary()}. The"
@@ -66,8 +66,10 @@ def _trials(trials: Sequence[Trial]) -> Iterator[str]:
     )
     columns = {"kind of model": "", "valid log loss": "nats per example", "valid AUC": "0 to 1"}
     columns |= {"at step": "", "steps": "", "training": "s"}
-    rows: list[list[Cell]] = [[t.candidate.name, t.log_loss, t.auc, t.step, t.steps, t.seconds] for t in trials]
+    rows: list[list[Cell]] = [[t.candidate.title, t.log_loss, t.auc, t.step, t.steps, t.seconds] for t in trials]
     yield table("Trials, the best first", columns, rows, marks={0: "own"})
+    if (chance := spread(trials)) is not None:
+        yield paragraph(f"The same model with another seed differs by {chance:.5f} nats: so much is chance.")
     yield from side_by_side(_curves(trials))
 
 
@@ -81,7 +83,7 @@ def _curves(trials: Sequence[Trial]) -> Iterator[str]:
                 x, y = zip(*points, strict=True)
                 dash = f"dash{place // len(_COLORS)}" if place >= len(_COLORS) else ""
                 color = _COLORS[place % len(_COLORS)]
-                marks.append(Mark(kind="points", color=color, x=x, y=y, name=trial.candidate.name, dash=dash))
+                marks.append(Mark(kind="points", color=color, x=x, y=y, name=trial.candidate.title, dash=dash))
         if marks:
             low, high = around([value for mark in marks for value in mark.y])
             title = f"{label.partition(' (')[0]} on valid, by step"

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from jrec.app.callbacks import Callback
 from jrec.app.config import TrainConfig, load_config
 from jrec.app.first_config import Candidate, Facts, first_config, render
 from jrec.app.loop import train
@@ -32,6 +33,7 @@ class Trial:
       steps: Steps that it took.
       seconds: Seconds of training.
       records: Its evaluations, as in ``metrics.jsonl``.
+      seed: Its seed.
     """
 
     candidate: Candidate
@@ -41,6 +43,7 @@ class Trial:
     steps: int
     seconds: float
     records: Sequence[Mapping[str, Any]] = ()
+    seed: int = 0
 
     @property
     def best_step(self) -> int:
@@ -68,47 +71,73 @@ def try_all(
       KeyboardInterrupt: On SIGINT or SIGTERM.
     """
     trials = []
-    with tempfile.TemporaryDirectory(prefix="jrec-init-") as folder:
-        for number, candidate in enumerate(some):
-            config = _config(path, facts, candidate, pathlib.Path(folder) / str(number))
-            outcome = train(config)
-            if not outcome.finished:  # a signal, which ends a run with a checkpoint
-                raise KeyboardInterrupt
-            records = [r for r in read_records(outcome.folder / METRICS_FILE) if r["split"] == "valid"]
-            best = min(records, key=lambda record: record["refinement"])
-            trials.append(
-                Trial(
-                    candidate=candidate,
-                    log_loss=best["refinement"],
-                    auc=best["auc"],
-                    step=best["step"],
-                    steps=outcome.step,
-                    seconds=outcome.seconds,
-                    records=records,
-                )
-            )
-            on_trial(trials[-1])
+    for candidate in some:
+        trial = tried(path, facts, candidate)
+        assert trial is not None  # nothing cuts it short
+        trials.append(trial)
+        on_trial(trial)
     return best_first(trials)
 
 
+def tried(
+    path: str, facts: Facts, candidate: Candidate, *, seed: int = 0, callbacks: Sequence[Callback] = ()
+) -> Trial | None:
+    """Trains a candidate on the dataset; arguments and errors as of ``try_all``, callbacks as of ``train``.
+
+    Returns:
+      The trial; None where a callback ended it before its first evaluation.
+    """
+    with tempfile.TemporaryDirectory(prefix="jrec-init-") as folder:
+        outcome = train(trial_config(path, facts, candidate, pathlib.Path(folder) / "run", seed), callbacks=callbacks)
+        if not outcome.finished:  # a signal, which ends a run with a checkpoint
+            raise KeyboardInterrupt
+        records = [r for r in read_records(outcome.folder / METRICS_FILE) if r["split"] == "valid"]
+    if not records:
+        return None
+    best = min(records, key=lambda record: record["refinement"])
+    return Trial(
+        candidate=candidate,
+        log_loss=best["refinement"],
+        auc=best["auc"],
+        step=best["step"],
+        steps=outcome.step,
+        seconds=outcome.seconds,
+        records=records,
+        seed=seed,
+    )
+
+
 def best_first(trials: Sequence[Trial]) -> list[Trial]:
-    """Trials by log loss, but first the one of the greatest AUC among those that are within ``CLOSE`` of the least."""
-    ordered = sorted(trials, key=lambda trial: trial.log_loss)
+    """Trials by log loss, but first the one of the greatest AUC among those that are within ``CLOSE`` of the least.
+
+    Those of other seeds than the first, which tell what is chance, are the last.
+    """
+    ordered = sorted((trial for trial in trials if not trial.seed), key=lambda trial: trial.log_loss)
     close = [trial for trial in ordered if trial.log_loss <= (1 + CLOSE) * ordered[0].log_loss]
     first = max(close, key=lambda trial: trial.auc or 0.0)
-    return [first, *(trial for trial in ordered if trial is not first)]
+    return [first, *(trial for trial in ordered if trial is not first), *(trial for trial in trials if trial.seed)]
 
 
-def _config(path: str, facts: Facts, candidate: Candidate, out: pathlib.Path) -> TrainConfig:
+def spread(trials: Sequence[Trial]) -> float | None:
+    """By how much the log losses of one candidate with two seeds differ, in nats; None where none has two."""
+    for other in (trial for trial in trials if trial.seed):
+        same = (trial for trial in trials if not trial.seed and trial.candidate == other.candidate)
+        return max(abs(trial.log_loss - other.log_loss) for trial in same)
+    return None
+
+
+def trial_config(path: str, facts: Facts, candidate: Candidate, out: pathlib.Path, seed: int = 0) -> TrainConfig:
+    """The configuration of a trial, whose run is ``out``."""
     file = out.with_suffix(".toml")
     keys = first_config(path, facts, candidate)
     file.write_text(render("a trial", keys, facts), encoding="utf-8")
     batch = next(key.value for key in keys if key.name == "batch_size")
     watch = ("log.progress=off", "log.tensorboard=false", "evaluate.final_splits=[]", "checkpoint.keep_best=false")
-    return load_config(file, [f"out={str(out)!r}", f"max_steps={min(STEPS, -(-EXAMPLES // batch))}", *watch])
+    most = min(STEPS, -(-EXAMPLES // batch))
+    return load_config(file, [f"out={str(out)!r}", f"max_steps={most}", f"seed={seed}", *watch])
 
 
 def notes_of(trials: Sequence[Trial]) -> list[str]:
     """Lines that say how the trials went."""
     head = f"Each was trained for up to {STEPS:,} steps, and reached on the valid split this log loss, once calibrated:"
-    return [head, *(f"  {trial.log_loss:.4f}  {trial.candidate.name}" for trial in trials)]
+    return [head, *(f"  {trial.log_loss:.4f}  {trial.candidate.title}" for trial in trials if not trial.seed)]

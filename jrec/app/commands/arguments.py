@@ -147,6 +147,7 @@ def _shown(text: str) -> str:
 
 
 COUNT = integer(1, 2**31 - 1)
+MINUTES = number(0, 1e5, above=True)
 COUNT_OR_ZERO = integer(0, 2**31 - 1)
 LARGE_COUNT = integer(1, 2**48)  # of examples or of edges: below what a float64 counts exactly
 SEED = integer(0, 2**63 - 1)

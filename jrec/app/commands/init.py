@@ -6,12 +6,15 @@ import argparse
 import pathlib
 import sys
 
+from jrec.app.commands.arguments import MINUTES
+
 DESCRIPTION = """\
 Write a configuration that fits a dataset: dims, layers, batch size, optimizers, learning rates, epochs and early
 stopping by its numbers of examples, features and rows, each with its reason in a comment. Of the few kinds of model
 that may suit a dataset of up to 5 million training examples, each is trained for a short while, and the best by log
-loss on the valid split is taken; --quick goes by the numbers alone. Where pairs of ids have click rates of their own,
-it says so, and which lines of the log's schema would make features of them.
+loss on the valid split is taken; --quick goes by the numbers alone, and --minutes goes on with variants of the best
+one: dims, rates, weight decay and dropout, one at a time. Where pairs of ids have click rates of their own, it says so,
+and which lines of the log's schema would make features of them.
 
 Probabilities are calibrated on the valid split, and dense features are read by pieces between their quantiles, so that
 their scale does not matter. Edit the file as you like; `jrec train CONFIG` trains it, and the report compares the model
@@ -19,6 +22,7 @@ with logistic regression. A page beside it, of the same name and .html, shows th
 browser."""
 EPILOG = """examples:
   jrec init data/clicks --out clicks.toml
+  jrec init data/clicks --out clicks.toml --minutes 10 --overwrite
   jrec train clicks.toml
   jrec train clicks.toml seed=1 out=runs/clicks_seed1
 """
@@ -29,6 +33,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("data", metavar="DATASET", help="a dataset made by jrec prepare or jrec synth")
     parser.add_argument("--out", required=True, metavar="CONFIG.toml", help="the file to write")
     parser.add_argument("--quick", action="store_true", help="train nothing; choose the kind of model by a rule")
+    parser.add_argument(
+        "--minutes", type=MINUTES, metavar="M",
+        help="try variants of the best kind of model, too, for about M minutes; trials are kept in CONFIG.trials.jsonl,"
+        " so that the same command goes on after an interruption, or with more minutes",
+    )  # fmt: skip
     parser.add_argument("--overwrite", action="store_true", help="replace the file, if it exists")
 
 
@@ -39,6 +48,8 @@ def run(args: argparse.Namespace) -> int:
     from jrec.errors import ConfigError
     from jrec.outputs import new_file
 
+    if args.quick and args.minutes is not None:
+        raise ConfigError(f"--quick trains nothing, but --minutes is {args.minutes:g}; leave out one of them")
     out = pathlib.Path(args.out)
     page = out.with_suffix(".html")
     if page == out:
@@ -46,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     writes = {"overwrite": args.overwrite, "inputs": [args.data]}
     # The page gets its name first: where the configuration is new, so is the page.
     with new_file(out, **writes) as partial, new_file(page, **writes) as page_partial:
-        config, text = first_choice(args.data, args.out, quick=args.quick, say=_say)
+        config, text = first_choice(args.data, args.out, quick=args.quick, say=_say, minutes=args.minutes)
         partial.write_text(config, encoding="utf-8")
         page_partial.write_text(text, encoding="utf-8")
     load_config(out)

@@ -1,0 +1,164 @@
+"""``jrec init --minutes``: the best kind of model, then its dims, rates and dropout one by one, while there is time.
+
+Trials are kept in a file as they end: the same command goes on where it was interrupted, and one with more minutes goes
+on from what was tried.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import pathlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jrec
+from jrec.app.callbacks import Event
+from jrec.app.first_config import Candidate, Facts, first_config, render
+from jrec.app.first_trials import EXAMPLES, STEPS, Trial, best_first, tried
+from jrec.app.report.logs import JsonLines, read_records
+from jrec.data.identity import Identity
+
+_DROPOUT = 0.2
+_OVER = 1.1  # of the minutes, after which the trial under way ends, too
+
+
+def search(
+    path: str,
+    facts: Facts,
+    some: Sequence[Candidate],
+    *,
+    minutes: float,
+    kept: pathlib.Path,
+    dataset: Identity,
+    on_trial: Callable[[Trial, float], None],
+) -> list[Trial]:
+    """Tries candidates, then variants of the best one, until the time is over.
+
+    Args:
+      path: The dataset's folder.
+      facts: What the configurations depend on.
+      some: The kinds of model; the first is tried however little time there is.
+      minutes: How long new trials may take; those that are kept take none.
+      kept: The file of trials, which is made, or added to.
+      dataset: The dataset; trials on another one are not taken up.
+      on_trial: Called after each trial, kept or new, with the seconds that are left.
+
+    Returns:
+      The trials, the best first.
+
+    Raises:
+      KeyboardInterrupt: On SIGINT or SIGTERM; trials that ended before are kept.
+    """
+    clock = _Clock(60 * minutes)
+    with _Kept(kept, dataset) as before:
+
+        def tries(candidate: Candidate, seed: int = 0) -> bool:
+            config = render("a trial", first_config(path, facts, candidate), facts)
+            if (trial := before.of(config, candidate, seed)) is None:
+                if trials and not clock.has(max(own.seconds for own in trials[-3:])):
+                    return False
+                trial = tried(path, facts, candidate, seed=seed, callbacks=[clock.watch] if trials else [])
+                if trial is None or (trials and clock.over):
+                    return False  # it was cut short, which says nothing of the model
+                before.keep(config, trial)
+            on_trial(trial, clock.left)
+            trials.append(trial)
+            return True
+
+        trials: list[Trial] = []
+        for candidate in some:
+            tries(candidate)
+        tries(best_first(trials)[0].candidate, seed=1)  # how much is chance
+        done, goes_on = {_values(trial.candidate) for trial in trials}, True
+        while goes_on:
+            left = (c for c in variants(best_first(trials)[0].candidate) if _values(c) not in done)
+            if goes_on := (candidate := next(left, None)) is not None:
+                done.add(_values(candidate))
+                goes_on = tries(candidate)
+        return best_first(trials)
+
+
+def variants(candidate: Candidate) -> Iterator[Candidate]:
+    """Candidates that differ in one thing, what tells most first: rows' rate, dim, decay, dropout, dense rate."""
+    name, rate = candidate.rows
+
+    def with_(what: str, words: str, **values: Any) -> Candidate:
+        return dataclasses.replace(candidate, tuned={**candidate.tuned, what: words}, **values)
+
+    for factor in (2.0, 0.5):
+        yield with_("rows", f"rows' rate {factor * rate:.3g}", rows=(name, factor * rate))
+    for dim in (2 * candidate.dim, candidate.dim // 2):
+        if 4 <= dim <= 128:
+            yield with_("dim", f"dim {dim}", dim=dim)
+    for decay in (10 * candidate.decay, 0.0) if candidate.decay else (1e-3,):
+        yield with_("decay", f"rows' decay {decay:.3g}", decay=decay)
+    if candidate.top:
+        dropout = 0.0 if candidate.dropout else _DROPOUT
+        yield with_("dropout", f"dropout {dropout:g}", dropout=dropout)
+    for factor in (2.0, 0.5):
+        yield with_("rate", f"dense rate {factor * candidate.rate:.3g}", rate=factor * candidate.rate)
+
+
+def _values(candidate: Candidate) -> str:
+    """What a candidate trains, as a text: two of one text are one."""
+    return repr(dataclasses.replace(candidate, name="", tuned={}))
+
+
+class _Clock:
+    def __init__(self, seconds: float):
+        self._end, self._budget = time.monotonic() + seconds, seconds
+
+    @property
+    def left(self) -> float:
+        """Seconds that are left."""
+        return max(0.0, self._end - time.monotonic())
+
+    @property
+    def over(self) -> bool:
+        """Whether a trial under way must end."""
+        return time.monotonic() > self._end + (_OVER - 1) * self._budget
+
+    def has(self, seconds: float) -> bool:
+        """Whether there is time for a trial of about so many seconds."""
+        return self.left > seconds
+
+    def watch(self, event: Event) -> None:
+        """Ends a trial that takes longer than was thought."""
+        if self.over:
+            event.stop()
+
+
+class _Kept:
+    """Trials in a file, by what they trained on which data."""
+
+    def __init__(self, path: pathlib.Path, dataset: Identity):
+        self._about = [jrec.__version__, dataset.rows, dataset.examples, STEPS, EXAMPLES]
+        self._trials: dict[str, Mapping[str, Any]] = {}
+        if path.is_file():
+            self._trials = {record["trial"]: record for record in read_records(path) if "trial" in record}
+        self._file = JsonLines(path)
+
+    def of(self, config: str, candidate: Candidate, seed: int) -> Trial | None:
+        """The trial of a configuration, if there was one."""
+        if (record := self._trials.get(self._digest(config, seed))) is None:
+            return None
+        names = [field.name for field in dataclasses.fields(Trial) if field.name != "candidate"]
+        return Trial(candidate=candidate, **{name: record[name] for name in names})
+
+    def keep(self, config: str, trial: Trial) -> None:
+        """Adds a trial."""
+        values = {f.name: getattr(trial, f.name) for f in dataclasses.fields(trial) if f.name != "candidate"}
+        digest = self._digest(config, trial.seed)
+        self._file.write({"trial": digest, "model": trial.candidate.title, **values})
+
+    def _digest(self, config: str, seed: int) -> str:
+        return hashlib.sha256(json.dumps([*self._about, config, seed]).encode()).hexdigest()
+
+    def __enter__(self) -> _Kept:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
