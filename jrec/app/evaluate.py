@@ -19,6 +19,7 @@ from jrec.app.build import run_parameters
 from jrec.app.config import LRScheduleConfig, TrainConfig
 from jrec.app.config.typed_toml import MOST
 from jrec.app.dataset import check_tasks, evaluation_config, plan_of
+from jrec.app.importance import ImportanceOptions, feature_importance, permuted_features
 from jrec.app.loaders import eval_loader
 from jrec.app.make_run import make_run
 from jrec.app.models.catalogue import Catalogue
@@ -78,7 +79,7 @@ def score_split(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CheckpointScores:
-    """A checkpoint's scores on a split of a dataset."""
+    """A checkpoint's scores on a split of a dataset, and how important its features are, where that was asked for."""
 
     step: int
     scores: AnyScores
@@ -86,6 +87,7 @@ class CheckpointScores:
     trained_on: Identity
     config: TrainConfig
     parameters: dict[str, dict[str, Any]]
+    importance: dict[str, Any] | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -164,8 +166,14 @@ class RestoredRun(OpenedRun):
           DatasetError: If the split cannot be used.
           DivergedError: If a logit is NaN or infinite.
         """
-        with TrainingProgress("auto" if first() else "off", total=0, start=0) as progress:
+        with _own_progress() as progress:
             return score_split(self.reading, split, limit=limit, progress=progress)
+
+    def importance(self, split: str, options: ImportanceOptions | None = None, *, limit: int = 0) -> dict[str, Any]:
+        """How important the model's features are on a split; see ``feature_importance``."""
+        self.run.flush()
+        with _own_progress() as progress:
+            return feature_importance(self.reading, split, options=options, limit=limit, progress=progress)
 
 
 def open_run(
@@ -260,6 +268,10 @@ def _advising(record: RunRecord, step: int) -> contextlib.AbstractContextManager
     return Checkpoints(record.checkpoints).reading(step, remedy)
 
 
+def _own_progress() -> TrainingProgress:
+    return TrainingProgress("auto" if first() else "off", total=0, start=0)
+
+
 def _needs_labels(checkpoint: str | os.PathLike[str]) -> bool:
     """Whether a run is scored by labels; also where there is no run, as is said later."""
     try:
@@ -276,14 +288,19 @@ def evaluate_checkpoint(
     limit: int = 0,
     devices: int = 1,
     plan: str = "",
+    importance: ImportanceOptions | None = None,
 ) -> CheckpointScores:
-    """Scores a split with a checkpoint's model; see ``restore_run`` and ``RestoredRun.scores``."""
+    """Scores a split with a checkpoint's model; see ``restore_run`` and ``RestoredRun.scores``, ``.importance``."""
     if data is not None and not is_fae_folder(data) and _needs_labels(checkpoint):
         Schema.load(data).check_labels()
-    run = restore_run(checkpoint, data, devices=devices, plan=plan)
+    opened = open_run(checkpoint, data, devices=devices, plan=plan)
+    if importance is not None:
+        permuted_features(opened.config, opened.schema, importance.groups)  # wrong names before rows are read
+    run = load_opened(opened)
     return CheckpointScores(
         step=run.saved.step,
         scores=run.scores(split, limit=limit),
+        importance=None if importance is None else run.importance(split, importance, limit=limit),
         schema=run.schema,
         trained_on=run.trained_on,
         config=run.config,

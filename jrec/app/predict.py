@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jrec.app.evaluate import RestoredRun, restore_run
+from jrec.app.importance import REPEATS, SAMPLE, ImportanceOptions
 from jrec.app.kept_columns import KeptColumns
 from jrec.app.loaders import eval_loader
 from jrec.app.models.best import Best
@@ -262,6 +263,29 @@ class LoadedRun:
         for split, first, batch in self._batches(splits):
             labels = predictor.labels_of_batch(batch)
             yield predictor.piece(predictor.of_batch(batch), split=split, first=first, labels=labels)
+
+    def importance(
+        self,
+        split: str = "test",
+        *,
+        repeats: int = REPEATS,
+        groups: Sequence[Sequence[str]] = (),
+        sample: int = SAMPLE,
+    ) -> dict[str, Any]:
+        """By how much the run scores a split of its dataset worse when a feature's values go to other examples.
+
+        Args:
+          split: "train", "valid" or "test".
+          repeats: Permutations of each feature.
+          groups: Features that are permuted together, and not each by itself.
+          sample: The most examples to score, a random sample of the split; 0 for all.
+
+        Returns:
+          "metrics" of the values as they are, and "features", the most important first; see
+          ``jrec.app.importance.feature_importance``, which also says what is raised.
+        """
+        options = ImportanceOptions(repeats=repeats, groups=tuple(map(tuple, groups)), sample=sample)
+        return self.restored.importance(split, options)
 
     def nothing(self) -> Piece:
         """A piece without examples."""

@@ -114,7 +114,7 @@ def make_loader(
     made = packer or dataset_packer(
         folder, schema, layout, on_bad_id=config.on_bad_id, cast=config.cast, orders=orders, growing=growing
     )
-    _check_split(folder, schema, split, config.batch_size * process_count if config.drop_remainder else 1)
+    check_split(folder, schema, split, config.batch_size * process_count if config.drop_remainder else 1)
 
     def share(index: int, count: int, batch_size: int) -> BatchSource:
         return BatchSource(
@@ -167,7 +167,7 @@ def make_loader(
     return Loader(shared, config, identity, transform, schema=schema)
 
 
-def _check_split(folder: str | os.PathLike[str], schema: Schema, split: str, least: int) -> None:
+def check_split(folder: str | os.PathLike[str], schema: Schema, split: str, least: int = 1) -> None:
     """Raises DatasetError if there is no such split, or if it has fewer than ``least`` examples."""
     if split not in schema.splits:
         raise DatasetError(f"{folder} has no {split!r} split; it has {', '.join(schema.splits) or 'none'}")
