@@ -233,7 +233,7 @@ class ModelKind[S: Section](abc.ABC):
         return functools.partial(self.scores, reading=reading)
 
     def importance_metrics(self, config: TrainConfig) -> dict[str, tuple[int, str, str]]:
-        """The metrics that tell how important features are, by key of an evaluation's ``to_dict``; the first sorts them.
+        """The metrics that tell how important features are, by key of ``Evaluation.to_dict``; the first sorts them.
 
         Each with 1 where a rise makes it worse, or -1 where a fall does, and what texts call that change, and its unit.
         """
