@@ -179,6 +179,7 @@ class LoadedRun:
         joined: Mapping[str, str] | None = None,
         report: Callable[[str], None] = lambda message: None,
         max_unknown: float | None = None,
+        why: int | None = None,
     ) -> Iterator[Piece]:
         """Predictions for a raw log of the format of the training data, in the order of its lines, in bounded memory.
 
@@ -191,6 +192,7 @@ class LoadedRun:
           joined: The paths of files that join the log, by name, where they are not where the training data had them.
           report: Takes messages for the user, at the end how many values training did not see.
           max_unknown: The largest share of a feature's values, 0 to 1, that training may not have seen; None for any.
+          why: How many features to tell of each score, those on which it depends most (``why``); None for none.
 
         Yields:
           ``Scored``, or of a model that ranks items ``Best``.
@@ -198,12 +200,15 @@ class LoadedRun:
         Raises:
           DatasetError: If the format makes examples of several lines, or a line is malformed; after the last one, if
             more values are unknown than may be.
-          ConfigError: If ``k`` is given, but the model ranks no items, or fewer.
+          ConfigError: If ``k`` is given, but the model ranks no items, or fewer; if ``why`` is, but it ranks items, or
+            reads fewer features.
         """
         predictor, first = self._predictor.at(k), 0
+        explainer = None if why is None else predictor.explainer(why)
         for encoded in self._encoded(predictor, inputs, joined, report, max_unknown):
             outputs = predictor.of_encoded(encoded, self.batch_size)
-            yield predictor.piece(outputs, first=first, labels=predictor.labels_of(encoded))
+            piece = predictor.piece(outputs, first=first, labels=predictor.labels_of(encoded))
+            yield piece if explainer is None else explainer.explained(piece, encoded, self.batch_size)
             first += encoded.examples
 
     def _encoded(
@@ -287,9 +292,37 @@ class LoadedRun:
         options = ImportanceOptions(repeats=repeats, groups=tuple(map(tuple, groups)), sample=sample)
         return self.restored.importance(split, options)
 
-    def nothing(self) -> Piece:
-        """A piece without examples."""
-        return self._predictor.piece(self._predictor.nothing())
+    def why(self, columns: object, k: int = 3) -> Any:
+        """The ``k`` features on which each score of raw columns depends most: by example pairs of name and change.
+
+        A change is the probability less what it is if the feature says nothing, and the others stay: a number is then
+        training's mean or what the schema's ``missing`` says, a value a missing one, a list empty.
+
+        Args:
+          columns: As of ``predict``, whose scores these are.
+          k: How many.
+
+        Returns:
+          A list of ``k`` (name, change) an example, the greatest change first; of a run with several labels a
+          dictionary of them by task.
+
+        Raises:
+          ConfigError: If the model ranks items, or reads fewer features.
+          DatasetError: As ``predict``.
+        """
+        predictor = self._predictor
+        explainer, encoded = predictor.explainer(k), predictor.encoder.columns(columns)
+        logits = predictor.logits(predictor.of_encoded(encoded, self.batch_size))
+        reasons = explainer.reasons(encoded, logits, self.batch_size)
+        if isinstance(reasons, Mapping):
+            return {task: own.pairs() for task, own in reasons.items()}
+        return reasons.pairs()
+
+    def nothing(self, *, why: int | None = None) -> Piece:
+        """A piece without examples; ``why`` as of ``of_log``."""
+        predictor = self._predictor
+        piece = predictor.piece(predictor.nothing())
+        return piece if why is None else predictor.explainer(why).explained(piece, None, self.batch_size)
 
     def _batches(self, splits: Sequence[str]) -> Iterator[tuple[str, int, Batch]]:
         """The dataset's batches, each with its split and the number of its first example there."""
