@@ -1,6 +1,8 @@
 """Which features a score depends on most, against predictions of the same columns with one of them blank."""
 
 import csv
+import pathlib
+import re
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -14,6 +16,7 @@ import jrec
 from jrec import cli
 from jrec.errors import ConfigError
 
+PAGE = pathlib.Path(__file__).parents[1] / "docs" / "importance.md"
 COLUMNS = {
     "user": [f"u{number}" for number in range(30)],
     "item": [f"i{number % 7}" for number in range(30)],
@@ -113,3 +116,20 @@ def test_what_has_no_reasons_is_refused(run, tmp_path, capsys):
     trained(tmp_path, towers.CONFIG.format(data=tmp_path / "data"), *FEW, "max_steps=1")
     with pytest.raises(ConfigError, match="'two_tower', which ranks items; only of scores jrec tells why"):
         jrec.load_run(tmp_path / "run").why({"user": ["u1"]})
+
+
+def test_the_snippet_of_the_page_runs(tmp_path, monkeypatch, capsys):
+    shop_logs.write_log(tmp_path / "log.csv", 1200)
+    prepared(tmp_path, shop_logs.TWO_FEATURES, tmp_path / "log.csv")
+    trained(tmp_path, shop_logs.CONFIG, "evaluate.baselines=off", "max_steps=5")
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "run").rename(tmp_path / "runs" / "clicks")
+    monkeypatch.chdir(tmp_path)
+    capsys.readouterr()
+    (snippet,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    exec(compile(snippet, PAGE.name, "exec"), {})
+    first, second, *reasons = capsys.readouterr().out.splitlines()
+    shown = r"(user\+item value|price number) -?[\d.e-]+ [\d.e-]+"
+    assert re.fullmatch(shown, first)
+    assert re.fullmatch(shown, second)
+    assert [bool(re.fullmatch(r"\w+ [+-]0\.\d{3}, \w+ [+-]0\.\d{3}", line)) for line in reasons] == [True, True]
