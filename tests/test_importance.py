@@ -10,7 +10,7 @@ from train_command import train_command
 import jrec
 from jrec import cli
 from jrec.app.config import DataConfig, TrainConfig
-from jrec.app.importance import _SEED, permuted_features
+from jrec.app.importance import _SEED, _sample, permuted_features
 from jrec.data.packing_kernels import permutation
 from jrec.data.schema import Schema
 from jrec.errors import ConfigError
@@ -129,7 +129,7 @@ def test_it_is_that_of_numpy(trained):
     _, run, lines = trained
     loaded, labels = jrec.load_run(run), np.array([line["click"] for line in lines]) == 1
     section = loaded.importance(repeats=3, groups=[["noise", "tags"]])
-    assert (section["split"], section["examples"], section["of"], section["repeats"]) == ("test", 480, 480, 3)
+    assert (section["split"], section["examples"], section["drawn_from"], section["repeats"]) == ("test", 480, 480, 3)
     examples, restored = examples_of(loaded, lines), loaded.restored.run
 
     def scored(columns):
@@ -185,11 +185,15 @@ def test_neither_batches_nor_places_of_rows_change_it(trained, keys, tmp_path, c
 def test_a_sample_is_of_the_whole_split(trained):
     loaded = jrec.load_run(trained[1])
     section = loaded.importance("train", repeats=1, sample=150)
-    assert (section["examples"], section["of"]) == (150, 960)
+    assert (section["examples"], section["drawn_from"]) == (150, 960)
     whole = loaded.importance("train", repeats=1, sample=0)
     assert whole["examples"] == 960
     assert section["metrics"]["log_loss"] == pytest.approx(whole["metrics"]["log_loss"], abs=0.1)
     assert by_name(section)["decides"]["log_loss_deviation"] is None
+    chosen, total = _sample(loaded.restored.schema, "train", 150, 0)
+    assert (len(np.unique(chosen)), total) == (150, 960)
+    assert np.bincount(chosen // 96, minlength=10).min() >= 5  # of each block about 15
+    assert _sample(loaded.restored.schema, "train", 150, 100)[0].tolist() == [*range(100)]
 
 
 def test_the_command_and_the_report_show_it(trained, tmp_path, capsys, monkeypatch):

@@ -1,7 +1,11 @@
 """Importance of features of models that rank items, and of several labels, against their own predictions."""
 
+import json
+
+import fae_cases
 import numpy as np
 import pytest
+import shop_logs
 import task_logs
 import test_train_sequences as sequences
 import test_train_two_towers as towers
@@ -133,3 +137,41 @@ def test_each_of_several_labels_has_its_own(tmp_path, capsys, monkeypatch):
     shown = capsys.readouterr().out
     assert "importance on test, click: all 200 examples, 1 permutation each" in shown
     assert "importance on test, purchase: all 200 examples" in shown
+
+
+def test_keys_of_growing_tables_are_permuted(tmp_path):
+    lines = shop_logs.write_log(tmp_path / "log.csv", 900)
+    prepared(tmp_path, shop_logs.SCHEMA, tmp_path / "log.csv", "--growing", "user,item")
+    run = trained(tmp_path, shop_logs.CONFIG, "evaluate.baselines=off")
+    section = run.importance(repeats=1)
+    shown = lines[-section["examples"] :]
+    labels = np.array([line["click"] == "1" for line in shown])
+    raw = {name: [line[name] for line in shown] for name in ("user", "item")}
+    raw["price"] = [float(line["price"]) if line["price"] else None for line in shown]
+    raw["history"] = [line["history"].split("|") if line["history"] else [] for line in shown]
+    raw["strengths"] = [[float(s) for s in line["strengths"].split("|") if s] for line in shown]
+    order = permutation(len(shown), _SEED, 0)
+
+    def loss(moved):
+        z = run.logits({**raw, **{name: [raw[name][at] for at in order] for name in moved}}).astype(np.float64)
+        return np.mean(np.logaddexp(0, np.where(labels, -z, z)))
+
+    for line in section["features"]:
+        moved = ["history", "strengths"] if line["feature"] == "history" else [line["feature"]]
+        assert line["log_loss"] == pytest.approx(loss(moved) - loss([]), abs=1e-6)
+
+
+def test_a_run_of_hot_and_cold_batches_reports_it(tmp_path):
+    source = fae_cases.write_dataset(tmp_path / "source", bijection=True)
+    packed = fae_cases.packed(source, tmp_path / "data", lambda table: 0.3)
+    keys = ["schedule=fae", "evaluate.final_splits=['valid']", "evaluate.importance=2", "evaluate.baselines=off"]
+    text = shop_logs.CONFIG.replace("seed = 5", "seed = 5\nepochs = 1")
+    (tmp_path / "run.toml").write_text(text)
+    arguments = ["train", str(tmp_path / "run.toml"), f"data.path={packed}", f"out={tmp_path / 'run'}", *keys]
+    assert cli.main(arguments) == 0
+    reported = json.loads((tmp_path / "run" / "report" / "metrics.json").read_text())["importance"]
+    measured = jrec.load_run(tmp_path / "run", source).importance("valid", repeats=2)
+    assert {**reported, "seconds": 0.0} == {**measured, "seconds": 0.0}
+    assert {line["feature"]: line["kind"] for line in measured["features"]} == {
+        "price": "number", "item": "value", "user": "value", "history": "list",
+    }  # fmt: skip

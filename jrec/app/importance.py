@@ -54,7 +54,7 @@ class ImportanceOptions:
 def permuted_features(
     config: TrainConfig, schema: Schema, groups: Sequence[Sequence[str]] = ()
 ) -> dict[str, tuple[str, ...]]:
-    """By name the features that are permuted together: each feature that predictions read, but those of groups.
+    """By name the features that are permuted together: those of each group, and each other one that predictions read.
 
     Args:
       config: The run's configuration.
@@ -101,7 +101,7 @@ def feature_importance(
       progress: Shows the batches.
 
     Returns:
-      "split", "examples" (of the sample), "of" (from which they were drawn), "repeats", "seconds", "columns" (by metric
+      "split", "examples" (of the sample), "drawn_from" (so many), "repeats", "seconds", "columns" (by metric
       a heading and a unit), and "metrics" (of the values as they are) and "features": of each "feature", "kind", and by
       metric the mean change, and under "METRIC_deviation" its standard deviation, None of one repeat. Features descend
       by the first metric. Of several labels these two are the first label's, and by label under "tasks".
@@ -136,7 +136,7 @@ def feature_importance(
     return {
         "split": split,
         "examples": len(chosen),
-        "of": total,
+        "drawn_from": total,
         "repeats": options.repeats,
         "seconds": time.perf_counter() - begin,
         "columns": {metric: [heading, unit] for metric, (_, heading, unit) in changes.items()},

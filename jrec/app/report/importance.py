@@ -63,7 +63,8 @@ def parts(content: Mapping[str, Any]) -> Iterator[str]:
         charted = [line for line in inside["features"][:_CHARTED] if line[decisive] is not None]
         bars = [(line["feature"], line[decisive], line[f"{decisive}_deviation"] or 0.0) for line in charted]
         title = f"Importance of features on {name}"
-        yield from side_by_side([bar_chart(bars, title=title, unit=f"{heading} ({unit})", color=section["split"])])
+        if bars:  # not where the metric is not defined, as of a split without a click that ranks by AUC
+            yield from side_by_side([bar_chart(bars, title=title, unit=f"{heading} ({unit})", color=section["split"])])
         rows: list[list[Cell]] = [
             [line["feature"], line["kind"], *(line[key] for m in section["columns"] for key in (m, f"{m}_deviation"))]
             for line in inside["features"]
@@ -72,9 +73,9 @@ def parts(content: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _measured_on(section: Mapping[str, Any]) -> str:
-    some = "all" if section["examples"] == section["of"] else f"{section['examples']:,} of"
+    some = "all" if section["examples"] == section["drawn_from"] else f"{section['examples']:,} of"
     repeats = "1 permutation each" if section["repeats"] == 1 else f"{section['repeats']:,} permutations each"
-    return f"{some} {section['of']:,} examples, {repeats}, mean and standard deviation"
+    return f"{some} {section['drawn_from']:,} examples, {repeats}, mean and standard deviation"
 
 
 def _cell(line: Mapping[str, Any], metric: str) -> str:
