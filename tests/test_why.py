@@ -1,6 +1,7 @@
 """Which features a score depends on most, against predictions of the same columns with one of them blank."""
 
 import csv
+import dataclasses
 import pathlib
 import re
 
@@ -14,6 +15,7 @@ from test_importance_kinds import FEW, prepared, trained
 
 import jrec
 from jrec import cli
+from jrec.app.predict import LoadedRun
 from jrec.errors import ConfigError
 
 PAGE = pathlib.Path(__file__).parents[1] / "docs" / "importance.md"
@@ -108,6 +110,11 @@ def test_what_has_no_reasons_is_refused(run, tmp_path, capsys):
     folder, _, loaded = run
     with pytest.raises(ConfigError, match=r"the 5 features that .* predictions read 4: price, user, item, hist"):
         loaded.why(COLUMNS, k=5)
+    categorical = [dataclasses.replace(f, fixed_length=f.name == "history") for f in loaded.restored.schema.categorical]
+    schema = dataclasses.replace(loaded.restored.schema, categorical=tuple(categorical))
+    other = LoadedRun(dataclasses.replace(loaded.restored, schema=schema))
+    with pytest.raises(ConfigError, match="'history' has a weight for every value of lists of one length"):
+        other.why(COLUMNS, k=1)
     arguments = ["predict", str(folder / "run"), str(folder / "data"), "--why", "1", "--out", str(tmp_path / "x.csv")]
     assert cli.main(arguments) == 2
     assert "--why is of raw logs" in capsys.readouterr().err

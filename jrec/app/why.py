@@ -66,12 +66,17 @@ class Explainer:
       k: How many features of each example are told.
 
     Raises:
-      ConfigError: If predictions read fewer than ``k`` features.
+      ConfigError: If predictions read fewer than ``k`` features, or lists with weights that may not be empty.
     """
 
     def __init__(self, predictor: ClickPredictor, k: int):
-        self._predictor, self._k = predictor, k
-        self.names = tuple(predictor.kind.inputs(predictor.run.config.model, predictor.run.schema))
+        self._predictor, self._k, schema = predictor, k, predictor.run.schema
+        self.names = tuple(predictor.kind.inputs(predictor.run.config.model, schema))
+        if whole := [feature.name for feature in schema.categorical if feature.fixed_length and feature.weighted]:
+            raise ConfigError(
+                f"feature {whole[0]!r} has a weight for every value of lists of one length (fixed_length), of which none"
+                " may be missing, so that no score can be told without it; prepare it without fixed_length"
+            )
         if not 1 <= k <= len(self.names):
             raise ConfigError(
                 f"the {k} features that a score depends on most are asked for, but predictions read"
