@@ -11,6 +11,7 @@ import jrec
 from jrec import cli
 from jrec.app.config import DataConfig, TrainConfig
 from jrec.app.importance import _SEED, _sample, permuted_features
+from jrec.data.blocks import ShardReader
 from jrec.data.packing_kernels import permutation
 from jrec.data.schema import Schema
 from jrec.errors import ConfigError
@@ -215,6 +216,35 @@ def test_the_command_and_the_report_show_it(trained, tmp_path, capsys, monkeypat
     assert shown[at + 2].endswith("█" * 20)
     written = json.loads((tmp_path / "out" / "metrics.json").read_text())["importance"]
     assert [line.split()[0] for line in shown[at + 2 : at + 7]] == [line["feature"] for line in written["features"]]
+
+
+def test_an_evaluation_reads_its_blocks_once(trained, tmp_path, capsys, monkeypatch):
+    """Scores and unknown values come of one reading, slices and groups of one more; a sample is read for importance."""
+    folder, run, _ = trained
+    read, opened = ShardReader.read, []
+
+    def counted(reader, block):
+        opened.append((reader.path.name, block))
+        return read(reader, block)
+
+    monkeypatch.setattr(ShardReader, "read", counted)
+    both = ["--out", str(tmp_path / "out"), "--group", "decides"]
+    for times, options in ((1, []), (1, ["--batches", "1"]), (2, both), (2, ["--importance", "--repeats", "1"])):
+        opened.clear()
+        assert cli.main(["eval", str(run), str(folder / "data"), *options]) == 0
+        blocks = 2 if "--batches" in options else 5  # of 96 examples, 128 of 480
+        assert len(set(opened)) == blocks
+        assert len(opened) == times * blocks
+        unknown = json.loads(capsys.readouterr().out)["unknown_values"]
+        lists = sum(len(tags) for tags in (line["tags"].split("|") if line["tags"] else [] for line in trained[2]))
+        if blocks == 5:
+            assert {name: own["values"] for name, own in unknown.items()} == {
+                "decides": 480,
+                "noise": 480,
+                "tags": lists,
+            }
+        else:
+            assert unknown["decides"]["values"] == 128
 
 
 def test_what_cannot_be_permuted_is_refused(trained, capsys):

@@ -7,7 +7,8 @@ import dataclasses
 import functools
 import os
 import pathlib
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 import jax
@@ -24,16 +25,18 @@ from jrec.app.loaders import eval_loader
 from jrec.app.make_run import make_run
 from jrec.app.models.catalogue import Catalogue
 from jrec.app.models.reading import Reading
-from jrec.app.processes.mesh_processes import shared_scores
+from jrec.app.processes.mesh_processes import shared_scores, sum_of_all
 from jrec.app.progress import TrainingProgress
 from jrec.app.report.ranking import AnyScores
 from jrec.app.run_record import RunRecord, find_run
 from jrec.app.tables import on_devices
 from jrec.batch import Batch
 from jrec.checkpoint import Checkpoints, Saved
+from jrec.data.columns import Column
 from jrec.data.fae import is_fae_folder
 from jrec.data.identity import Identity
 from jrec.data.schema import Schema
+from jrec.data.unknown import UnknownValues
 from jrec.errors import CheckpointError, ConfigError
 from jrec.nn.optimizer import SparseModel
 from jrec.ops.layout import EmbeddingLayout
@@ -42,8 +45,44 @@ from jrec.run.run import Run
 from jrec.sharding import Plan
 
 
+class UnknownOfSplit:
+    """Counts, while a split is scored, the values that training did not see; of tables that grow nothing is said.
+
+    Args:
+      schema: What the model reads of the dataset.
+
+    Attributes:
+      counts: The counts by feature.
+    """
+
+    def __init__(self, schema: Schema):
+        self.counts = UnknownValues(schema)
+        self._features, self._lock, self._blocks = schema.categorical, threading.Lock(), set[int]()
+
+    def watch(self, block: int, columns: Mapping[str, Column]) -> None:
+        """Counts the values of a block, the first time that it is read; threads of a loader call it."""
+        with self._lock:
+            if block not in self._blocks:
+                self._blocks.add(block)
+                for feature in self._features:
+                    self.counts.add_rows(feature, columns[feature.name])
+
+    def share(self) -> None:
+        """Has the counts of all processes, each of which read other examples; every process calls it."""
+        features = list(self.counts.features.values())
+        own = np.array([[feature.values, feature.unknown] for feature in features], np.int64)
+        for feature, (values, unknown) in zip(features, sum_of_all(own.reshape(-1)).reshape(-1, 2), strict=True):
+            feature.values, feature.unknown = int(values), int(unknown)
+
+
 def score_split(
-    reading: Reading, split: str, *, limit: int = 0, shuffle: bool = False, progress: TrainingProgress
+    reading: Reading,
+    split: str,
+    *,
+    limit: int = 0,
+    shuffle: bool = False,
+    progress: TrainingProgress,
+    unknown: UnknownOfSplit | None = None,
 ) -> AnyScores:
     """Predicts every example of a split; each process of a mesh reads and cuts its own share of them.
 
@@ -53,6 +92,7 @@ def score_split(
       limit: Batches to read at most; 0 for all.
       shuffle: Whether they are of all of the split (``eval_loader``); else they are its first ones.
       progress: Shows the batches.
+      unknown: Counts the values that training did not see; None for nothing.
 
     Returns:
       The scores of all processes' examples, in the loader's order, in every process.
@@ -66,20 +106,25 @@ def score_split(
     if kind.needs_labels:
         schema.check_labels()
     run.flush()
-    loading = run.predictions.loading
+    loading, watch = run.predictions.loading, None if unknown is None else unknown.watch
     with (
-        eval_loader(config, schema, run.layout, split, limit=limit, shuffle=shuffle, **loading) as loader,
+        eval_loader(config, schema, run.layout, split, limit=limit, shuffle=shuffle, watch=watch, **loading) as loader,
         progress.evaluating(split, loader.batches_per_epoch) as advance,
     ):
         shared, predictions = loading.get("shared", False), run.predictions.of_split(loader)
         predictions = cast("Iterable[tuple[Any, Batch]]", predictions)
         scores = kind.scores(predictions, reading, check=not shared, on_batch=advance)
+        if unknown is not None and shared:
+            unknown.share()
         return shared_scores(scores) if shared else scores
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CheckpointScores:
-    """A checkpoint's scores on a split of a dataset, and how important its features are, where that was asked for."""
+    """A checkpoint's scores on a split of a dataset, and which of the values that it read training did not see.
+
+    ``importance`` is how important its features are, where that was asked for.
+    """
 
     step: int
     scores: AnyScores
@@ -87,6 +132,7 @@ class CheckpointScores:
     trained_on: Identity
     config: TrainConfig
     parameters: dict[str, dict[str, Any]]
+    unknown: UnknownValues
     importance: dict[str, Any] | None = None
 
 
@@ -155,19 +201,20 @@ class RestoredRun(OpenedRun):
         """The model with the checkpoint's state."""
         return self.run.modules()[0]
 
-    def scores(self, split: str, *, limit: int = 0) -> AnyScores:
+    def scores(self, split: str, *, limit: int = 0, unknown: UnknownOfSplit | None = None) -> AnyScores:
         """Scores a split with this model.
 
         Args:
           split: "train", "valid" or "test".
           limit: Batches to read at most; 0 for all.
+          unknown: Counts the values that training did not see; None for nothing.
 
         Raises:
           DatasetError: If the split cannot be used.
           DivergedError: If a logit is NaN or infinite.
         """
         with _own_progress() as progress:
-            return score_split(self.reading, split, limit=limit, progress=progress)
+            return score_split(self.reading, split, limit=limit, progress=progress, unknown=unknown)
 
     def importance(self, split: str, options: ImportanceOptions | None = None, *, limit: int = 0) -> dict[str, Any]:
         """How important the model's features are on a split; see ``feature_importance``."""
@@ -297,9 +344,11 @@ def evaluate_checkpoint(
     if importance is not None:
         permuted_features(opened.config, opened.schema, importance.groups)  # wrong names before rows are read
     run = load_opened(opened)
+    unknown = UnknownOfSplit(run.schema)
     return CheckpointScores(
         step=run.saved.step,
-        scores=run.scores(split, limit=limit),
+        scores=run.scores(split, limit=limit, unknown=unknown),
+        unknown=unknown.counts,
         importance=None if importance is None else run.importance(split, importance, limit=limit),
         schema=run.schema,
         trained_on=run.trained_on,

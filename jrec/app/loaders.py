@@ -13,6 +13,7 @@ from jrec.app.tables import vocabularies_of
 from jrec.batch import Batch
 from jrec.data.gathering import Gathering
 from jrec.data.loader import Loader, LoaderConfig, make_loader
+from jrec.data.loader_source import BlockWatch
 from jrec.data.packers import AnyPacker
 from jrec.data.packing import CastPlace, Packer
 from jrec.data.schema import Schema
@@ -89,6 +90,7 @@ def eval_loader(
     shared: bool = False,
     growing: Mapping[str, TableVocabulary] | None = None,
     shuffle: bool = False,
+    watch: BlockWatch | None = None,
 ) -> Loader:
     """One pass over a split, every example once, the last batch padded.
 
@@ -105,6 +107,7 @@ def eval_loader(
       growing: By table that grows, the rows that keys have; see ``make_loader``.
       shuffle: Whether blocks of the split come in an order drawn by the run's seed, so that the first batches are of
         all of it; else examples come in the order of time.
+      watch: Sees the blocks as they are read; see ``make_loader``.
     """
     data, multiple = config.data, multiple or max(1, config.mesh.devices)
     batch_size = -(-data.eval_batch_size // multiple) * multiple
@@ -130,6 +133,7 @@ def eval_loader(
         process_count=processes,
         transform=transform,
         packer=config.model.of_kind.packer(config, schema, layout, training=False, **options),
+        watch=watch,
     )
 
 

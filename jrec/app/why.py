@@ -74,8 +74,8 @@ class Explainer:
         self.names = tuple(predictor.kind.inputs(predictor.run.config.model, schema))
         if whole := [feature.name for feature in schema.categorical if feature.fixed_length and feature.weighted]:
             raise ConfigError(
-                f"feature {whole[0]!r} has a weight for every value of lists of one length (fixed_length), of which none"
-                " may be missing, so that no score can be told without it; prepare it without fixed_length"
+                f"feature {whole[0]!r} has a weight for every value of lists of one length (fixed_length), none of"
+                " which may be missing, so that no score can be told without it; prepare it without fixed_length"
             )
         if not 1 <= k <= len(self.names):
             raise ConfigError(

@@ -13,7 +13,7 @@ import numpy as np
 from jrec.batch import Batch
 from jrec.data.bijection import table_checksums
 from jrec.data.dataset_packer import dataset_packer
-from jrec.data.loader_source import BatchSource, OrderConfig, SharesSource, windows_needed
+from jrec.data.loader_source import BatchSource, BlockWatch, OrderConfig, SharesSource, windows_needed
 from jrec.data.packers import AnyPacker
 from jrec.data.packing import CastPlace, OnBadId
 from jrec.data.schema import DatasetError, Schema
@@ -76,6 +76,7 @@ def make_loader(
     orders: Mapping[str, np.ndarray] | None = None,
     growing: Mapping[str, TableVocabulary] | None = None,
     packer: AnyPacker | None = None,
+    watch: BlockWatch | None = None,
 ) -> Loader:
     """Opens a split of a dataset.
 
@@ -93,6 +94,7 @@ def make_loader(
         table for each of them.
       growing: By table that grows, the rows that keys have; see ``dataset_packer``.
       packer: Packs batches instead of the dataset's packer; ``orders`` and ``growing`` then do not count.
+      watch: Sees the blocks as they are read; see ``BatchSource``.
 
     Raises:
       DatasetError: If the split is missing or empty, or layout and dataset do not fit together.
@@ -141,6 +143,7 @@ def make_loader(
                 threads=config.workers,
             ),
             threads=config.workers,
+            watch=watch,
         )
 
     def shared(count: int) -> BatchSource | SharesSource:

@@ -94,7 +94,7 @@ def _run(args: argparse.Namespace, company: Company) -> int:
     options = {name.replace("_", "-"): getattr(args, name) for name in names}
     company.meet(evaluation_facts(args.checkpoint, args.data, args.plan, **options))
 
-    from jrec.app.comparisons import comparison_sections, unknown_values
+    from jrec.app.comparisons import comparison_sections
     from jrec.app.evaluate import evaluate_checkpoint
     from jrec.app.preflight import check_group
     from jrec.app.processes.mesh_processes import one_of_many
@@ -127,7 +127,7 @@ def _run(args: argparse.Namespace, company: Company) -> int:
     sections |= {} if result.importance is None else {"importance": result.importance}
     where = {"checkpoint": args.checkpoint, "data": args.data, "step": result.step, "split": args.split}
     printed = {name: section for name, section in sections.items() if name != "slices"}
-    unknown = unknown_values(result.schema, args.split)
+    unknown = result.unknown
     if args.json or not sys.stdout.isatty():
         print(json.dumps({**where, **metrics, **printed, "unknown_values": unknown.to_dict()}, allow_nan=False))
     else:
