@@ -2,6 +2,10 @@
 
 import csv
 import json
+import os
+import socket
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -236,15 +240,35 @@ def test_an_evaluation_reads_its_blocks_once(trained, tmp_path, capsys, monkeypa
         assert len(set(opened)) == blocks
         assert len(opened) == times * blocks
         unknown = json.loads(capsys.readouterr().out)["unknown_values"]
-        lists = sum(len(tags) for tags in (line["tags"].split("|") if line["tags"] else [] for line in trained[2]))
-        if blocks == 5:
-            assert {name: own["values"] for name, own in unknown.items()} == {
-                "decides": 480,
-                "noise": 480,
-                "tags": lists,
-            }
-        else:
-            assert unknown["decides"]["values"] == 128
+        shown = trained[2][: 128 if blocks == 2 else 480]
+        tags = sum(len(line["tags"].split("|")) for line in shown if line["tags"])
+        assert {name: own["values"] for name, own in unknown.items()} == {
+            "decides": len(shown), "noise": len(shown), "tags": tags,
+        }  # fmt: skip
+
+
+@pytest.mark.slow
+def test_two_processes_say_what_one_does(trained, capsys):
+    folder, run, _ = trained
+    arguments = ["eval", str(run), str(folder / "data"), "--importance", "--repeats", "2", "--json"]
+    with socket.create_server(("localhost", 0)) as server:
+        port = server.getsockname()[1]
+    many = ["--devices", "2", "--coordinator", f"localhost:{port}", "--processes", "2"]
+    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=1", "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-m", "jrec", *arguments, *many, "--process"]
+    processes = [
+        subprocess.Popen([*command, str(number)], env=environment, stdout=subprocess.PIPE, text=True)
+        for number in range(2)
+    ]
+    said = [process.communicate(timeout=300)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    (together,) = (json.loads(line) for text in said for line in text.splitlines() if line.startswith("{"))
+    assert cli.main(arguments) == 0
+    alone = json.loads(capsys.readouterr().out)
+    assert together["unknown_values"] == alone["unknown_values"]
+    assert changes(together["importance"]) == {
+        name: pytest.approx(pair, abs=1e-6) for name, pair in changes(alone["importance"]).items()
+    }
 
 
 def test_what_cannot_be_permuted_is_refused(trained, capsys):
