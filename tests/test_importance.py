@@ -216,10 +216,12 @@ def test_the_command_and_the_report_show_it(trained, tmp_path, capsys, monkeypat
     shown = capsys.readouterr().out.splitlines()
     at = next(number for number, line in enumerate(shown) if line.startswith("importance on test: "))
     assert shown[at] == "importance on test: 200 of 256 examples, 2 permutations each, mean and standard deviation"
-    assert "log loss rises by (nats per example)" in shown[at + 1]
-    assert shown[at + 2].endswith("█" * 20)
+    assert shown[at + 1].split() == ["feature", "kind", "log", "loss", "rises", "by", "AUC", "falls", "by"]
+    assert shown[at + 2].split() == ["nats", "per", "example", "0", "to", "1"]
+    assert shown[at + 3].endswith(" " + "█" * 20)
+    assert max(map(len, shown[at : at + 8])) <= 90
     written = json.loads((tmp_path / "out" / "metrics.json").read_text())["importance"]
-    assert [line.split()[0] for line in shown[at + 2 : at + 7]] == [line["feature"] for line in written["features"]]
+    assert [line.split()[0] for line in shown[at + 3 : at + 8]] == [line["feature"] for line in written["features"]]
 
 
 def test_an_evaluation_reads_its_blocks_once(trained, tmp_path, capsys, monkeypatch):

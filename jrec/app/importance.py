@@ -108,12 +108,14 @@ def feature_importance(
 
     Raises:
       ConfigError: As ``permuted_features``.
-      DatasetError: If the split cannot be used, or has no example to score.
+      DatasetError: If the split cannot be used, has no example to score, or the examples have no labels.
       DivergedError: If a logit is NaN or infinite.
     """
     begin, options = time.perf_counter(), options or ImportanceOptions()
     config, schema, kind = reading.config, reading.schema, reading.config.model.of_kind
     units = permuted_features(config, schema, options.groups)
+    if kind.needs_labels:
+        schema.check_labels()
     batch_size = _batch_size(config)
     chosen, total = _sample(schema, split, options.sample, limit * batch_size)
     scoring = _Scoring(reading, batch_size)

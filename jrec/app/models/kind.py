@@ -240,7 +240,7 @@ class ModelKind[S: Section](abc.ABC):
         del config
         return {
             "log_loss": (1, "log loss rises by", "nats per example"),
-            "auc": (-1, "AUC falls by", "area under the ROC curve"),
+            "auc": (-1, "AUC falls by", "0 to 1"),
         }
 
     @abc.abstractmethod

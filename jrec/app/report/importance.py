@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from jrec.app.report.elements import Cell, paragraph, side_by_side, table
@@ -28,19 +28,25 @@ def lines(content: Mapping[str, Any]) -> Iterator[str]:
     """
     if (section := content.get("importance")) is None:
         return
-    headings = [f"{heading} ({unit})" for heading, unit in section["columns"].values()]
+    columns, width = section["columns"], len("-0.00000 ± 0.00000")
+    widths = [max(width, *map(len, texts)) + 2 for texts in columns.values()]
     for name, inside in _by_task(section):
-        features, (decisive, *_) = inside["features"], section["columns"]
-        width = max(8, *(len(line["feature"]) for line in features)) + 2
-        kinds = max(5, *(len(line["kind"]) for line in features)) + 2
+        features, decisive = inside["features"], next(iter(columns))
+        first = max(8, *(len(line["feature"]) for line in features)) + 2
+        second = max(5, *(len(line["kind"]) for line in features)) + 2
+
+        def row(feature: str, kind: str, cells: Iterable[str], first: int = first, second: int = second) -> str:
+            shown = "".join(f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=True))
+            return f"{feature:<{first}}{kind:<{second}}{shown}"
+
         yield f"importance on {name}: {_measured_on(section)}"
-        yield f"{'feature':<{width}}{'kind':<{kinds}}" + "".join(f"{heading:<38}" for heading in headings).rstrip()
-        longest = max((line[decisive] or 0.0 for line in features), default=0.0)
+        yield row("feature", "kind", (heading for heading, _ in columns.values())).rstrip()
+        yield row("", "", (unit for _, unit in columns.values())).rstrip()
+        longest = max(0.0, *(line[decisive] or 0.0 for line in features))
         for line in features[:_SHOWN]:
-            cells = "".join(f"{_cell(line, metric):<38}" for metric in section["columns"])
-            share = max(0.0, line[decisive] or 0.0) / longest if longest > 0 else 0.0
-            bar = "█" * round(_BAR * share)
-            yield f"{line['feature']:<{width}}{line['kind']:<{kinds}}{cells}{bar}".rstrip()
+            share = max(0.0, line[decisive] or 0.0) / longest if longest else 0.0
+            cells = (_cell(line, metric) for metric in columns)
+            yield (row(line["feature"], line["kind"], cells) + "█" * round(_BAR * share)).rstrip()
         if len(features) > _SHOWN:
             yield f"{len(features) - _SHOWN:,} features more, each with less: --json or --out"
 
@@ -57,8 +63,7 @@ def parts(content: Mapping[str, Any]) -> Iterator[str]:
     columns = {"feature": "", "kind": ""}
     for heading, unit in section["columns"].values():
         columns |= {heading: unit, f"{heading}, deviation": "of the repeats"}
-    (heading, unit), *_ = section["columns"].values()
-    decisive = next(iter(section["columns"]))
+    decisive, (heading, unit) = next(iter(section["columns"].items()))
     for name, inside in _by_task(section):
         charted = [line for line in inside["features"][:_CHARTED] if line[decisive] is not None]
         bars = [(line["feature"], line[decisive], line[f"{decisive}_deviation"] or 0.0) for line in charted]
