@@ -172,6 +172,14 @@ def test_the_feature_that_decides_comes_first_and_noise_matters_not(trained):
     assert [line["log_loss"] for line in rest] == sorted((line["log_loss"] for line in rest), reverse=True)
 
 
+def test_features_that_say_the_same_share_what_it_is_worth(trained):
+    """A pair of values tells the one that decides: permuting both costs more than permuting each by itself."""
+    loaded = jrec.load_run(trained[1])
+    alone = by_name(loaded.importance())
+    (together, *_) = loaded.importance(groups=[["decides", "pair"]])["features"]
+    assert together["log_loss"] > alone["decides"]["log_loss"] + alone["pair"]["log_loss"]
+
+
 @pytest.mark.parametrize("keys", [["data.eval_batch_size=100"], ["tables.tier=host"], ["mesh.devices=2"]])
 def test_neither_batches_nor_places_of_rows_change_it(trained, keys, tmp_path, capsys):
     folder, run, _ = trained

@@ -70,8 +70,8 @@ class UnknownOfSplit:
     def share(self) -> None:
         """Has the counts of all processes, each of which read other examples; every process calls it."""
         features = list(self.counts.features.values())
-        own = np.array([[feature.values, feature.unknown] for feature in features], np.int64)
-        for feature, (values, unknown) in zip(features, sum_of_all(own.reshape(-1)).reshape(-1, 2), strict=True):
+        counted = np.array([count for feature in features for count in (feature.values, feature.unknown)], np.int64)
+        for feature, (values, unknown) in zip(features, sum_of_all(counted).reshape(-1, 2), strict=True):
             feature.values, feature.unknown = int(values), int(unknown)
 
 

@@ -10,11 +10,13 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from jrec.app.loaders import eval_batch_size
+from jrec.app.report.ranking import evaluated
 from jrec.data.blocks import Column, ShardReader, weight_column
 from jrec.data.columns import concatenate, gather, gather_all
 from jrec.data.loader import check_split
@@ -97,14 +99,14 @@ def feature_importance(
       reading: The run, whose rows in host memory are flushed.
       split: "train", "valid" or "test".
       options: What is permuted; None for the defaults.
-      limit: Only the first examples of the split, so many batches; 0 for all.
+      limit: Batches at the beginning of the split, from which the examples are drawn; 0 for all of it.
       progress: Shows the batches.
 
     Returns:
-      "split", "examples" (of the sample), "drawn_from" (so many), "repeats", "seconds", "columns" (by metric
-      a heading and a unit), and "metrics" (of the values as they are) and "features": of each "feature", "kind", and by
+      "split", "examples" (how many were scored), "drawn_from" (how many there are), "repeats", "seconds", "columns" (by
+      metric a heading and a unit); "metrics" (of the values as they are); and "features": of each "feature", "kind", by
       metric the mean change, and under "METRIC_deviation" its standard deviation, None of one repeat. Features descend
-      by the first metric. Of several labels these two are the first label's, and by label under "tasks".
+      by the first metric. Of several labels the last two are the first label's, and under "tasks" each label's own.
 
     Raises:
       ConfigError: As ``permuted_features``.
@@ -116,7 +118,7 @@ def feature_importance(
     units = permuted_features(config, schema, options.groups)
     if kind.needs_labels:
         schema.check_labels()
-    batch_size = _batch_size(config)
+    batch_size = eval_batch_size(config)
     chosen, total = _sample(schema, split, options.sample, limit * batch_size)
     scoring = _Scoring(reading, batch_size)
     columns = _read(schema, split, scoring.packer.columns, chosen)
@@ -126,11 +128,11 @@ def feature_importance(
         before = _metrics(scoring.scores(columns, advance), changes)
         after: dict[str, list[_Metrics]] = {unit: [] for unit in units}
         for unit, names in units.items():
-            moved = _columns_of(schema, names)
+            moved = {name: columns[name] for name in _columns_of(schema, names) if name in columns}
             for repeat in range(options.repeats):
                 # The same order for every feature, so that a feature's figures do not depend on which others there are.
                 order = permutation(len(chosen), _SEED, repeat)
-                permuted = gather_all({name: columns[name] for name in moved}, order)
+                permuted = gather_all(moved, order)
                 after[unit].append(_metrics(scoring.scores({**columns, **permuted}, advance), changes))
     kinds = {unit: " + ".join(dict.fromkeys(_kind(schema, name) for name in names)) for unit, names in units.items()}
     by_task = {task: _described(task, before, after, kinds, changes) for task in before}
@@ -151,11 +153,6 @@ _Metrics = Mapping[str, Mapping[str, float | None]]
 """By task, "" where there is one label, the metrics by key."""
 
 
-def _batch_size(config: TrainConfig) -> int:
-    multiple = max(1, config.mesh.devices)
-    return -(-config.data.eval_batch_size // multiple) * multiple
-
-
 class _Scoring:
     """Scores columns of a dataset, all of them by one compiled program.
 
@@ -172,7 +169,7 @@ class _Scoring:
         self.packer: AnyPacker = kind.packer(config, reading.schema, self._run.layout, training=False, **options)
         self._scorer = kind.scorer(reading)
 
-    def scores(self, columns: Mapping[str, Column], on_batch: Any) -> AnyScores:
+    def scores(self, columns: Mapping[str, Column], on_batch: Callable[[], None]) -> AnyScores:
         """The scores of all examples of the columns."""
         pairs = ((self._run.predictions.of_batch(batch), batch) for batch in self._batches(columns))
         return self._scorer(pairs, check=True, on_batch=on_batch)
@@ -206,14 +203,14 @@ def _read(schema: Schema, split: str, names: Collection[str], chosen: np.ndarray
             low, high = np.searchsorted(chosen, (begin, end))
             if low < high:
                 columns = reader.read(block)
-                for name, some in pieces.items():
-                    some.append(gather(columns[name], chosen[low:high] - begin))
+                for name, parts in pieces.items():
+                    parts.append(gather(columns[name], chosen[low:high] - begin))
             begin = end
-    return {name: concatenate(some) for name, some in pieces.items()}
+    return {name: concatenate(parts) for name, parts in pieces.items()}
 
 
 def _columns_of(schema: Schema, names: Sequence[str]) -> list[str]:
-    """The blocks' columns of some features: their values, and the weights or ages beside these."""
+    """The blocks' columns of some features: their values, and the weights or ages beside these, which not all read."""
     weights = {feature.name: weight_column(feature) for feature in schema.categorical}
     return [column for name in names for column in (name, weights.get(name)) if column is not None]
 
@@ -230,8 +227,6 @@ def _kind(schema: Schema, name: str) -> str:
 
 
 def _metrics(scores: AnyScores, wanted: Collection[str]) -> _Metrics:
-    from jrec.app.report.ranking import evaluated
-
     by_task = evaluate_tasks(scores) if isinstance(scores, Scores) else {}
     each = by_task or {"": evaluated(scores)}
     return {task: {key: evaluation.to_dict()[key] for key in wanted} for task, evaluation in each.items()}

@@ -78,6 +78,17 @@ def _oov_rows(config: TrainConfig, schema: Schema) -> dict[str, int]:
     return rows
 
 
+def eval_batch_size(config: TrainConfig, multiple: int = 0) -> int:
+    """Examples that are predicted at once, by all processes together.
+
+    Args:
+      config: The run's configuration.
+      multiple: A number that divides them; 0 for the number of the mesh's devices.
+    """
+    multiple = multiple or max(1, config.mesh.devices)
+    return -(-config.data.eval_batch_size // multiple) * multiple
+
+
 def eval_loader(
     config: TrainConfig,
     schema: Schema,
@@ -109,8 +120,7 @@ def eval_loader(
         all of it; else examples come in the order of time.
       watch: Sees the blocks as they are read; see ``make_loader``.
     """
-    data, multiple = config.data, multiple or max(1, config.mesh.devices)
-    batch_size = -(-data.eval_batch_size // multiple) * multiple
+    data, batch_size = config.data, eval_batch_size(config, multiple)
     processes = jax.process_count() if shared else 1
     options: dict[str, Any] = {"growing": growing} if growing else {}
     order = LoaderConfig(

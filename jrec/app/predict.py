@@ -14,7 +14,7 @@ import numpy as np
 from jrec.app.evaluate import RestoredRun, restore_run
 from jrec.app.importance import REPEATS, SAMPLE, ImportanceOptions
 from jrec.app.kept_columns import KeptColumns
-from jrec.app.loaders import eval_loader
+from jrec.app.loaders import eval_batch_size, eval_loader
 from jrec.app.models.best import Best
 from jrec.app.models.predictor import Piece, Predictor
 from jrec.batch import Batch
@@ -110,9 +110,7 @@ class LoadedRun:
     @property
     def batch_size(self) -> int:
         """Examples that are predicted at once."""
-        config = self.restored.config
-        multiple = max(1, config.mesh.devices)
-        return -(-config.data.eval_batch_size // multiple) * multiple
+        return eval_batch_size(self.restored.config)
 
     def predict(self, columns: object, *, max_unknown: float | None = None) -> Any:
         """Probabilities, (examples,) float32, of raw columns; of a run with several labels a dictionary by task.

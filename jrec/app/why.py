@@ -106,7 +106,7 @@ class Explainer:
             for name in self.names
         ]
         if isinstance(logits, Mapping):
-            return {task: self._most(own, [one[task] for one in without]) for task, own in logits.items()}
+            return {task: self._most(logits[task], [by_task[task] for by_task in without]) for task in logits}
         return self._most(logits, without)
 
     def explained(self, piece: Piece, encoded: EncodedColumns | None, batch_size: int) -> Scored:
@@ -121,7 +121,7 @@ class Explainer:
 
     def _most(self, logits: np.ndarray, without: list[np.ndarray]) -> Reasons:
         scores = probabilities(logits)
-        changes = scores[:, None] - np.stack([probabilities(some) for some in without], axis=1)
+        changes = scores[:, None] - np.stack(list(map(probabilities, without)), axis=1)
         # Stable: features that change a score as much come in their own order.
         order = np.argsort(-np.abs(changes), axis=1, kind="stable")[:, : self._k]
         return Reasons(names=self.names, features=order, changes=np.take_along_axis(changes, order, axis=1))
