@@ -1,6 +1,7 @@
 """Permutation importance against plain NumPy: the same permutations of raw columns, scored by ``LoadedRun.logits``."""
 
 import csv
+import dataclasses
 import json
 import os
 import socket
@@ -17,7 +18,7 @@ from jrec.app.config import DataConfig, TrainConfig
 from jrec.app.importance import _SEED, _sample, permuted_features
 from jrec.data.blocks import ShardReader
 from jrec.data.packing_kernels import permutation
-from jrec.data.schema import Schema
+from jrec.data.schema import DatasetError, Schema
 from jrec.errors import ConfigError
 
 SCHEMA = """
@@ -287,6 +288,12 @@ def test_what_cannot_be_permuted_is_refused(trained, capsys):
     assert list(permuted_features(config, schema, [("noise", "price")])) == ["noise+price", "decides", "tags", "pair"]
     with pytest.raises(ConfigError, match="the group of features noise, noise names one twice"):
         permuted_features(config, schema, [("noise", "noise")])
+    restored = jrec.load_run(run).restored
+    without = dataclasses.replace(restored, schema=dataclasses.replace(restored.schema, labels=False))
+    with pytest.raises(DatasetError, match="has no labels; prepare it with them"):
+        without.importance("test")
+    with pytest.raises(DatasetError, match="has no 'later' split; it has train, valid, test"):
+        restored.importance("later")
     arguments = ["eval", str(run), str(folder / "data")]
     assert cli.main([*arguments, "--importance", "--group-features", "noise,dcides"]) == 2
     said = capsys.readouterr().err

@@ -7,6 +7,7 @@ a batch would understate features by which a log is sorted, such as a day: near 
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 import difflib
 import time
@@ -121,7 +122,7 @@ def feature_importance(
     batch_size = eval_batch_size(config)
     chosen, total = _sample(schema, split, options.sample, limit * batch_size)
     scoring = _Scoring(reading, batch_size)
-    columns = _read(schema, split, scoring.packer.columns, chosen)
+    columns = _read(schema, split, scoring.packer.columns, chosen, config.data.threads)
     changes = kind.importance_metrics(config)
     passes = 1 + len(units) * options.repeats
     with progress.evaluating(f"importance on {split}", passes * -(-len(chosen) // batch_size)) as advance:
@@ -191,10 +192,10 @@ def _sample(schema: Schema, split: str, sample: int, first: int) -> tuple[np.nda
     return np.sort(np.random.default_rng(_SEED).choice(total, sample, replace=False, shuffle=False)), total
 
 
-def _read(schema: Schema, split: str, names: Collection[str], chosen: np.ndarray) -> dict[str, Column]:
-    """The columns of some examples, whose numbers in the split ascend."""
+def _read(schema: Schema, split: str, names: Collection[str], chosen: np.ndarray, threads: int) -> dict[str, Column]:
+    """The columns of some examples, whose numbers in the split ascend; threads read the blocks side by side."""
     assert schema.folder is not None  # as ``_sample`` has checked
-    pieces: dict[str, list[Column]] = {name: [] for name in names}
+    wanted: list[tuple[ShardReader, int, np.ndarray]] = []  # a block of a shard, and which of its examples
     begin = 0
     for shard in schema.splits[split].shards:
         reader = ShardReader(schema.folder, shard)
@@ -202,11 +203,17 @@ def _read(schema: Schema, split: str, names: Collection[str], chosen: np.ndarray
             end = begin + min(schema.block_size, shard.examples - block * schema.block_size)
             low, high = np.searchsorted(chosen, (begin, end))
             if low < high:
-                columns = reader.read(block)
-                for name, parts in pieces.items():
-                    parts.append(gather(columns[name], chosen[low:high] - begin))
+                wanted.append((reader, block, chosen[low:high] - begin))
             begin = end
-    return {name: concatenate(parts) for name, parts in pieces.items()}
+
+    def read(reader: ShardReader, block: int, examples: np.ndarray) -> dict[str, Column]:
+        columns = reader.read(block)
+        return {name: gather(columns[name], examples) for name in names}
+
+    # A sample of a large split has examples of nearly every block, and these take most of the time to decode.
+    with concurrent.futures.ThreadPoolExecutor(max(1, threads)) as pool:
+        parts = list(pool.map(read, *zip(*wanted, strict=True)))
+    return {name: concatenate([part[name] for part in parts]) for name in names}
 
 
 def _columns_of(schema: Schema, names: Sequence[str]) -> list[str]:

@@ -308,13 +308,7 @@ class LoadedRun:
           ConfigError: If the model ranks items, or reads fewer features.
           DatasetError: As ``predict``.
         """
-        predictor = self._predictor
-        explainer, encoded = predictor.explainer(k), predictor.encoder.columns(columns)
-        logits = predictor.logits(predictor.of_encoded(encoded, self.batch_size))
-        reasons = explainer.reasons(encoded, logits, self.batch_size)
-        if isinstance(reasons, Mapping):
-            return {task: own.pairs() for task, own in reasons.items()}
-        return reasons.pairs()
+        return self._predictor.explainer(k).of_columns(columns, self.batch_size)
 
     def nothing(self, *, why: int | None = None) -> Piece:
         """A piece without examples; ``why`` as of ``of_log``."""

@@ -109,6 +109,15 @@ class Explainer:
             return {task: self._most(logits[task], [by_task[task] for by_task in without]) for task in logits}
         return self._most(logits, without)
 
+    def of_columns(self, columns: object, batch_size: int) -> Any:
+        """See ``LoadedRun.why``."""
+        encoded = self._predictor.encoder.columns(columns)
+        logits = self._predictor.logits(self._predictor.of_encoded(encoded, batch_size))
+        reasons = self.reasons(encoded, logits, batch_size)
+        if isinstance(reasons, Mapping):
+            return {task: of_task.pairs() for task, of_task in reasons.items()}
+        return reasons.pairs()
+
     def explained(self, piece: Piece, encoded: EncodedColumns | None, batch_size: int) -> Scored:
         """The predictor's scores of examples with their reasons; ``encoded`` None of a piece without examples."""
         piece = cast("Scored", piece)
