@@ -110,7 +110,7 @@ class Explainer:
         return self._most(logits, without)
 
     def of_columns(self, columns: object, batch_size: int) -> Any:
-        """See ``LoadedRun.why``."""
+        """The reasons for the scores of raw columns, as ``LoadedRun.why`` returns them."""
         encoded = self._predictor.encoder.columns(columns)
         logits = self._predictor.logits(self._predictor.of_encoded(encoded, batch_size))
         reasons = self.reasons(encoded, logits, batch_size)
