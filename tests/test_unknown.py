@@ -10,6 +10,7 @@ from flax import nnx
 
 import jrec
 from jrec import cli, nn, ops, serving
+from jrec.app.evaluate import UnknownOfSplit
 from jrec.app.export import export_run
 from jrec.data import GrowingVocabulary, Growth, load_vocabularies
 from jrec.data.blocks import ListColumn
@@ -63,6 +64,14 @@ def test_some_values_are_shown_with_training_s_share():
     counts.check(1.0)
     with pytest.raises(DatasetError, match=r"at most 99\.0% may be unknown: write the column as in training, or raise"):
         counts.check(0.99)
+
+
+def test_a_block_that_a_loader_reads_again_counts_once():
+    counted = UnknownOfSplit(schema_of(VOCABULARY))
+    for block in (0, 1, 0, 1, 1):
+        counted.watch(block, {"f_v": np.array([4, 4, 7], np.uint8)[: 2 + block]})
+    own = counted.counts.features["f_v"]
+    assert (own.values, own.unknown) == (5, 4)
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,10 @@ from jrec.app.baselines.measure import measure, wanted
 from jrec.app.config import TrainConfig
 from jrec.app.report.groups import describe_groups
 from jrec.app.report.ranking import AnyScores
-from jrec.app.report.slices import EACH, add_block, slicers
+from jrec.app.report.slices import EACH, Slicer, add_block, slicers
 from jrec.data.blocks import LABEL, Column
 from jrec.data.parquet import read_batches
 from jrec.data.schema import DatasetError, Schema
-from jrec.data.unknown import UnknownValues
 from jrec.metrics import Scores
 
 
@@ -50,27 +49,23 @@ def of_clicks(
     scores = {split: one for split, one in scores.items() if isinstance(one, Scores)}
     if whole and config.schedule == "plain" and wanted(config.evaluate.baselines, schema):
         sections["baselines"] = measure(folder, schema, list(scores))
-    if group := config.evaluate.group:
-        described = {split: _groups(folder, schema, split, group, one) for split, one in scores.items()}
+    group, last, described = config.evaluate.group, list(scores)[-1], {}
+    for split, one in scores.items():
+        sliced = slices and config.schedule == "plain" and split == last
+        if not (group or sliced):
+            continue
+        some, groups = slicers(schema) if sliced else [], []
+        for columns, own in _scored(folder, schema, split, one):
+            add_block(some, columns, own.logits, own.labels)
+            if group:
+                groups.append(np.asarray(columns[group])[: own.labels.size])
+        if group:
+            described[split] = _groups(folder, schema, group, one, np.concatenate(groups).astype(np.int64))
+        if sliced:
+            sections["slices"] = {"split": split, "slices": _slices(folder, schema, some)}
+    if group:
         sections["groups"] = {"feature": group, "splits": described}
-    if slices and config.schedule == "plain":
-        split, last = list(scores.items())[-1]
-        sections["slices"] = {"split": split, "slices": _slices(folder, schema, split, last)}
     return sections
-
-
-def unknown_values(schema: Schema, split: str) -> UnknownValues:
-    """How many values of a split training did not see, by feature; of tables that grow nothing is said.
-
-    Raises:
-      DatasetError: If the dataset cannot be read.
-    """
-    assert schema.folder is not None  # ``Schema.load`` names it
-    counts, blocks = UnknownValues(schema), Split(schema.folder, schema, split)
-    for columns in blocks.read(blocks.blocks):
-        for feature in schema.categorical:
-            counts.add_rows(feature, columns[feature.name])
-    return counts
 
 
 def _scored(
@@ -97,10 +92,7 @@ def _scored(
         )
 
 
-def _slices(folder: pathlib.Path, schema: Schema, split: str, scores: Scores) -> list[dict[str, Any]]:
-    some = slicers(schema)
-    for columns, own in _scored(folder, schema, split, scores):
-        add_block(some, columns, own.logits, own.labels)
+def _slices(folder: pathlib.Path, schema: Schema, some: Sequence[Slicer]) -> list[dict[str, Any]]:
     described = []
     for one in some:
         table = one.table
@@ -111,16 +103,14 @@ def _slices(folder: pathlib.Path, schema: Schema, split: str, scores: Scores) ->
     return described
 
 
-def _groups(folder: pathlib.Path, schema: Schema, split: str, name: str, scores: Scores) -> dict[str, Any]:
+def _groups(folder: pathlib.Path, schema: Schema, name: str, scores: Scores, groups: np.ndarray) -> dict[str, Any]:
     table = schema.table(next(f.table for f in schema.categorical if f.name == name))
-    blocks = _scored(folder, schema, split, scores)
-    groups = np.concatenate([np.asarray(columns[name])[: own.labels.size] for columns, own in blocks])
 
     def names(rows: Sequence[int]) -> list[str]:
         values = {} if table.vocabulary is None else _values(schema.check_file(folder, table.vocabulary), rows)
         return [values.get(row, f"row {row}") for row in rows]
 
-    return describe_groups(scores, groups.astype(np.int64), names, none=table.oov_row)
+    return describe_groups(scores, groups, names, none=table.oov_row)
 
 
 def _values(path: pathlib.Path, rows: Sequence[int]) -> dict[int, str]:

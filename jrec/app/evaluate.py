@@ -7,7 +7,8 @@ import dataclasses
 import functools
 import os
 import pathlib
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 import jax
@@ -19,20 +20,23 @@ from jrec.app.build import run_parameters
 from jrec.app.config import LRScheduleConfig, TrainConfig
 from jrec.app.config.typed_toml import MOST
 from jrec.app.dataset import check_tasks, evaluation_config, plan_of
+from jrec.app.importance import ImportanceOptions, feature_importance, permuted_features
 from jrec.app.loaders import eval_loader
 from jrec.app.make_run import make_run
 from jrec.app.models.catalogue import Catalogue
 from jrec.app.models.reading import Reading
-from jrec.app.processes.mesh_processes import shared_scores
+from jrec.app.processes.mesh_processes import shared_scores, sum_of_all
 from jrec.app.progress import TrainingProgress
 from jrec.app.report.ranking import AnyScores
 from jrec.app.run_record import RunRecord, find_run
 from jrec.app.tables import on_devices
 from jrec.batch import Batch
 from jrec.checkpoint import Checkpoints, Saved
+from jrec.data.columns import Column
 from jrec.data.fae import is_fae_folder
 from jrec.data.identity import Identity
 from jrec.data.schema import Schema
+from jrec.data.unknown import UnknownValues
 from jrec.errors import CheckpointError, ConfigError
 from jrec.nn.optimizer import SparseModel
 from jrec.ops.layout import EmbeddingLayout
@@ -41,8 +45,44 @@ from jrec.run.run import Run
 from jrec.sharding import Plan
 
 
+class UnknownOfSplit:
+    """Counts, while a split is scored, the values that training did not see; of tables that grow nothing is said.
+
+    Args:
+      schema: What the model reads of the dataset.
+
+    Attributes:
+      counts: The counts by feature.
+    """
+
+    def __init__(self, schema: Schema):
+        self.counts = UnknownValues(schema)
+        self._features, self._lock, self._blocks = schema.categorical, threading.Lock(), set[int]()
+
+    def watch(self, block: int, columns: Mapping[str, Column]) -> None:
+        """Counts the values of a block, the first time that it is read; threads of a loader call it."""
+        with self._lock:
+            if block not in self._blocks:
+                self._blocks.add(block)
+                for feature in self._features:
+                    self.counts.add_rows(feature, columns[feature.name])
+
+    def share(self) -> None:
+        """Has the counts of all processes, each of which read other examples; every process calls it."""
+        features = list(self.counts.features.values())
+        counted = np.array([count for feature in features for count in (feature.values, feature.unknown)], np.int64)
+        for feature, (values, unknown) in zip(features, sum_of_all(counted).reshape(-1, 2), strict=True):
+            feature.values, feature.unknown = int(values), int(unknown)
+
+
 def score_split(
-    reading: Reading, split: str, *, limit: int = 0, shuffle: bool = False, progress: TrainingProgress
+    reading: Reading,
+    split: str,
+    *,
+    limit: int = 0,
+    shuffle: bool = False,
+    progress: TrainingProgress,
+    unknown: UnknownOfSplit | None = None,
 ) -> AnyScores:
     """Predicts every example of a split; each process of a mesh reads and cuts its own share of them.
 
@@ -52,6 +92,7 @@ def score_split(
       limit: Batches to read at most; 0 for all.
       shuffle: Whether they are of all of the split (``eval_loader``); else they are its first ones.
       progress: Shows the batches.
+      unknown: Counts the values that training did not see; None for nothing.
 
     Returns:
       The scores of all processes' examples, in the loader's order, in every process.
@@ -65,20 +106,25 @@ def score_split(
     if kind.needs_labels:
         schema.check_labels()
     run.flush()
-    loading = run.predictions.loading
+    loading, watch = run.predictions.loading, None if unknown is None else unknown.watch
     with (
-        eval_loader(config, schema, run.layout, split, limit=limit, shuffle=shuffle, **loading) as loader,
+        eval_loader(config, schema, run.layout, split, limit=limit, shuffle=shuffle, watch=watch, **loading) as loader,
         progress.evaluating(split, loader.batches_per_epoch) as advance,
     ):
         shared, predictions = loading.get("shared", False), run.predictions.of_split(loader)
         predictions = cast("Iterable[tuple[Any, Batch]]", predictions)
         scores = kind.scores(predictions, reading, check=not shared, on_batch=advance)
+        if unknown is not None and shared:
+            unknown.share()
         return shared_scores(scores) if shared else scores
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CheckpointScores:
-    """A checkpoint's scores on a split of a dataset."""
+    """A checkpoint's scores on a split of a dataset, and which of the values that it read training did not see.
+
+    ``importance`` is how important its features are, where that was asked for.
+    """
 
     step: int
     scores: AnyScores
@@ -86,6 +132,8 @@ class CheckpointScores:
     trained_on: Identity
     config: TrainConfig
     parameters: dict[str, dict[str, Any]]
+    unknown: UnknownValues
+    importance: dict[str, Any] | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -153,19 +201,26 @@ class RestoredRun(OpenedRun):
         """The model with the checkpoint's state."""
         return self.run.modules()[0]
 
-    def scores(self, split: str, *, limit: int = 0) -> AnyScores:
+    def scores(self, split: str, *, limit: int = 0, unknown: UnknownOfSplit | None = None) -> AnyScores:
         """Scores a split with this model.
 
         Args:
           split: "train", "valid" or "test".
           limit: Batches to read at most; 0 for all.
+          unknown: Counts the values that training did not see; None for nothing.
 
         Raises:
           DatasetError: If the split cannot be used.
           DivergedError: If a logit is NaN or infinite.
         """
-        with TrainingProgress("auto" if first() else "off", total=0, start=0) as progress:
-            return score_split(self.reading, split, limit=limit, progress=progress)
+        with _own_progress() as progress:
+            return score_split(self.reading, split, limit=limit, progress=progress, unknown=unknown)
+
+    def importance(self, split: str, options: ImportanceOptions | None = None, *, limit: int = 0) -> dict[str, Any]:
+        """How important the model's features are on a split; see ``feature_importance``."""
+        self.run.flush()
+        with _own_progress() as progress:
+            return feature_importance(self.reading, split, options=options, limit=limit, progress=progress)
 
 
 def open_run(
@@ -260,6 +315,10 @@ def _advising(record: RunRecord, step: int) -> contextlib.AbstractContextManager
     return Checkpoints(record.checkpoints).reading(step, remedy)
 
 
+def _own_progress() -> TrainingProgress:
+    return TrainingProgress("auto" if first() else "off", total=0, start=0)
+
+
 def _needs_labels(checkpoint: str | os.PathLike[str]) -> bool:
     """Whether a run is scored by labels; also where there is no run, as is said later."""
     try:
@@ -276,14 +335,21 @@ def evaluate_checkpoint(
     limit: int = 0,
     devices: int = 1,
     plan: str = "",
+    importance: ImportanceOptions | None = None,
 ) -> CheckpointScores:
-    """Scores a split with a checkpoint's model; see ``restore_run`` and ``RestoredRun.scores``."""
+    """Scores a split with a checkpoint's model; see ``restore_run`` and ``RestoredRun.scores``, ``.importance``."""
     if data is not None and not is_fae_folder(data) and _needs_labels(checkpoint):
         Schema.load(data).check_labels()
-    run = restore_run(checkpoint, data, devices=devices, plan=plan)
+    opened = open_run(checkpoint, data, devices=devices, plan=plan)
+    if importance is not None:
+        permuted_features(opened.config, opened.schema, importance.groups)  # wrong names before rows are read
+    run = load_opened(opened)
+    unknown = UnknownOfSplit(run.schema)
     return CheckpointScores(
         step=run.saved.step,
-        scores=run.scores(split, limit=limit),
+        scores=run.scores(split, limit=limit, unknown=unknown),
+        unknown=unknown.counts,
+        importance=None if importance is None else run.importance(split, importance, limit=limit),
         schema=run.schema,
         trained_on=run.trained_on,
         config=run.config,

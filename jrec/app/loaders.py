@@ -13,6 +13,7 @@ from jrec.app.tables import vocabularies_of
 from jrec.batch import Batch
 from jrec.data.gathering import Gathering
 from jrec.data.loader import Loader, LoaderConfig, make_loader
+from jrec.data.loader_source import BlockWatch
 from jrec.data.packers import AnyPacker
 from jrec.data.packing import CastPlace, Packer
 from jrec.data.schema import Schema
@@ -77,6 +78,17 @@ def _oov_rows(config: TrainConfig, schema: Schema) -> dict[str, int]:
     return rows
 
 
+def eval_batch_size(config: TrainConfig, multiple: int = 0) -> int:
+    """Examples that are predicted at once, by all processes together.
+
+    Args:
+      config: The run's configuration.
+      multiple: A number that divides them; 0 for the number of the mesh's devices.
+    """
+    multiple = multiple or max(1, config.mesh.devices)
+    return -(-config.data.eval_batch_size // multiple) * multiple
+
+
 def eval_loader(
     config: TrainConfig,
     schema: Schema,
@@ -89,6 +101,7 @@ def eval_loader(
     shared: bool = False,
     growing: Mapping[str, TableVocabulary] | None = None,
     shuffle: bool = False,
+    watch: BlockWatch | None = None,
 ) -> Loader:
     """One pass over a split, every example once, the last batch padded.
 
@@ -105,9 +118,9 @@ def eval_loader(
       growing: By table that grows, the rows that keys have; see ``make_loader``.
       shuffle: Whether blocks of the split come in an order drawn by the run's seed, so that the first batches are of
         all of it; else examples come in the order of time.
+      watch: Sees the blocks as they are read; see ``make_loader``.
     """
-    data, multiple = config.data, multiple or max(1, config.mesh.devices)
-    batch_size = -(-data.eval_batch_size // multiple) * multiple
+    data, batch_size = config.data, eval_batch_size(config, multiple)
     processes = jax.process_count() if shared else 1
     options: dict[str, Any] = {"growing": growing} if growing else {}
     order = LoaderConfig(
@@ -130,6 +143,7 @@ def eval_loader(
         process_count=processes,
         transform=transform,
         packer=config.model.of_kind.packer(config, schema, layout, training=False, **options),
+        watch=watch,
     )
 
 

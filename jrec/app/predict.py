@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jrec.app.evaluate import RestoredRun, restore_run
+from jrec.app.importance import REPEATS, SAMPLE, ImportanceOptions
 from jrec.app.kept_columns import KeptColumns
-from jrec.app.loaders import eval_loader
+from jrec.app.loaders import eval_batch_size, eval_loader
 from jrec.app.models.best import Best
 from jrec.app.models.predictor import Piece, Predictor
 from jrec.batch import Batch
@@ -109,9 +110,7 @@ class LoadedRun:
     @property
     def batch_size(self) -> int:
         """Examples that are predicted at once."""
-        config = self.restored.config
-        multiple = max(1, config.mesh.devices)
-        return -(-config.data.eval_batch_size // multiple) * multiple
+        return eval_batch_size(self.restored.config)
 
     def predict(self, columns: object, *, max_unknown: float | None = None) -> Any:
         """Probabilities, (examples,) float32, of raw columns; of a run with several labels a dictionary by task.
@@ -178,6 +177,7 @@ class LoadedRun:
         joined: Mapping[str, str] | None = None,
         report: Callable[[str], None] = lambda message: None,
         max_unknown: float | None = None,
+        why: int | None = None,
     ) -> Iterator[Piece]:
         """Predictions for a raw log of the format of the training data, in the order of its lines, in bounded memory.
 
@@ -190,6 +190,7 @@ class LoadedRun:
           joined: The paths of files that join the log, by name, where they are not where the training data had them.
           report: Takes messages for the user, at the end how many values training did not see.
           max_unknown: The largest share of a feature's values, 0 to 1, that training may not have seen; None for any.
+          why: How many features to tell of each score, those on which it depends most (``why``); None for none.
 
         Yields:
           ``Scored``, or of a model that ranks items ``Best``.
@@ -197,12 +198,15 @@ class LoadedRun:
         Raises:
           DatasetError: If the format makes examples of several lines, or a line is malformed; after the last one, if
             more values are unknown than may be.
-          ConfigError: If ``k`` is given, but the model ranks no items, or fewer.
+          ConfigError: If ``k`` is given, but the model ranks no items, or fewer; if ``why`` is, but it ranks items, or
+            reads fewer features.
         """
         predictor, first = self._predictor.at(k), 0
+        explainer = None if why is None else predictor.explainer(why)
         for encoded in self._encoded(predictor, inputs, joined, report, max_unknown):
             outputs = predictor.of_encoded(encoded, self.batch_size)
-            yield predictor.piece(outputs, first=first, labels=predictor.labels_of(encoded))
+            piece = predictor.piece(outputs, first=first, labels=predictor.labels_of(encoded))
+            yield piece if explainer is None else explainer.explained(piece, encoded, self.batch_size)
             first += encoded.examples
 
     def _encoded(
@@ -263,9 +267,54 @@ class LoadedRun:
             labels = predictor.labels_of_batch(batch)
             yield predictor.piece(predictor.of_batch(batch), split=split, first=first, labels=labels)
 
-    def nothing(self) -> Piece:
-        """A piece without examples."""
-        return self._predictor.piece(self._predictor.nothing())
+    def importance(
+        self,
+        split: str = "test",
+        *,
+        repeats: int = REPEATS,
+        groups: Sequence[Sequence[str]] = (),
+        sample: int = SAMPLE,
+    ) -> dict[str, Any]:
+        """By how much the run scores a split of its dataset worse when a feature's values go to other examples.
+
+        Args:
+          split: "train", "valid" or "test".
+          repeats: Permutations of each feature.
+          groups: Features that are permuted together, and not each by itself.
+          sample: The most examples to score, a random sample of the split; 0 for all.
+
+        Returns:
+          "metrics" of the values as they are, and "features", the most important first; see
+          ``jrec.app.importance.feature_importance``, which also says what is raised.
+        """
+        options = ImportanceOptions(repeats=repeats, groups=tuple(map(tuple, groups)), sample=sample)
+        return self.restored.importance(split, options)
+
+    def why(self, columns: object, k: int = 3) -> Any:
+        """The ``k`` features on which each score of raw columns depends most: by example pairs of name and change.
+
+        A change is the probability less what it is if the feature says nothing, and the others stay: a number is then
+        training's mean or what the schema's ``missing`` says, a value a missing one, a list empty.
+
+        Args:
+          columns: As of ``predict``, whose scores these are.
+          k: How many.
+
+        Returns:
+          A list of ``k`` (name, change) an example, the greatest change first; of a run with several labels a
+          dictionary of them by task.
+
+        Raises:
+          ConfigError: If the model ranks items, or reads fewer features.
+          DatasetError: As ``predict``.
+        """
+        return self._predictor.explainer(k).of_columns(columns, self.batch_size)
+
+    def nothing(self, *, why: int | None = None) -> Piece:
+        """A piece without examples; ``why`` as of ``of_log``."""
+        predictor = self._predictor
+        piece = predictor.piece(predictor.nothing())
+        return piece if why is None else predictor.explainer(why).explained(piece, None, self.batch_size)
 
     def _batches(self, splits: Sequence[str]) -> Iterator[tuple[str, int, Batch]]:
         """The dataset's batches, each with its split and the number of its first example there."""

@@ -11,14 +11,18 @@ from jrec.app.callbacks import Callback
 from jrec.app.commands.kernel_check import prepare_kernels
 from jrec.app.comparisons import comparison_sections
 from jrec.app.config import TrainConfig
+from jrec.app.evaluate import restore_run
+from jrec.app.importance import ImportanceOptions
 from jrec.app.loop import Outcome, train
 from jrec.app.make_run import check_pipeline
 from jrec.app.preflight import Start, check_space
+from jrec.app.processes.mesh_processes import one_of_many
 from jrec.app.report import write_report
 from jrec.app.report.logs import METRICS_FILE
 from jrec.app.report.trackers import Trackers
 from jrec.app.report.writing import PAGE_FILE, merged
 from jrec.app.run_folder import REPORT_FOLDER
+from jrec.app.run_record import CHECKPOINT_FOLDER
 from jrec.ops.verdicts import choices
 
 
@@ -52,6 +56,7 @@ def train_and_report(
     check_model(data.config, data.schema, layout)
     prepare_kernels(config, layout, resume=resume, overwrite=overwrite)
     outcome = train(config, resume=resume, overwrite=overwrite, resume_from=resume_from, data=data, callbacks=callbacks)
+    importance = _importance(config, outcome)
     report, kernels = outcome.folder / REPORT_FOLDER, choices()
     if not (outcome.finished and outcome.reports):
         return outcome, None, report / PAGE_FILE
@@ -72,6 +77,7 @@ def train_and_report(
             outcome.sections,
             {"kernels": kernels} if kernels else {},
             comparison_sections(config, outcome.schema, outcome.scores),
+            {} if importance is None else {"importance": importance},
         ),
     )
     trackers = Trackers(config.log.to, outcome.folder, title=config.name)
@@ -82,3 +88,13 @@ def train_and_report(
             trackers.write(outcome.step, f"{split}/{task}", metrics)
     trackers.close()
     return outcome, content, report / PAGE_FILE
+
+
+def _importance(config: TrainConfig, outcome: Outcome) -> dict[str, Any] | None:
+    """How important features are to the model that was scored, where ``evaluate.importance`` asks; in every process."""
+    if not (outcome.finished and outcome.scores and config.evaluate.importance):
+        return None
+    checkpoint = outcome.folder / CHECKPOINT_FOLDER / str(outcome.scored_step)
+    with one_of_many():
+        run = restore_run(checkpoint, devices=max(1, config.mesh.devices), plan=config.plan)
+        return run.importance(list(outcome.scores)[-1], ImportanceOptions(repeats=config.evaluate.importance))

@@ -13,7 +13,7 @@ import numpy as np
 from jrec.batch import Batch
 from jrec.data.bijection import table_checksums
 from jrec.data.dataset_packer import dataset_packer
-from jrec.data.loader_source import BatchSource, OrderConfig, SharesSource, windows_needed
+from jrec.data.loader_source import BatchSource, BlockWatch, OrderConfig, SharesSource, windows_needed
 from jrec.data.packers import AnyPacker
 from jrec.data.packing import CastPlace, OnBadId
 from jrec.data.schema import DatasetError, Schema
@@ -76,6 +76,7 @@ def make_loader(
     orders: Mapping[str, np.ndarray] | None = None,
     growing: Mapping[str, TableVocabulary] | None = None,
     packer: AnyPacker | None = None,
+    watch: BlockWatch | None = None,
 ) -> Loader:
     """Opens a split of a dataset.
 
@@ -93,6 +94,7 @@ def make_loader(
         table for each of them.
       growing: By table that grows, the rows that keys have; see ``dataset_packer``.
       packer: Packs batches instead of the dataset's packer; ``orders`` and ``growing`` then do not count.
+      watch: Sees the blocks as they are read; see ``BatchSource``.
 
     Raises:
       DatasetError: If the split is missing or empty, or layout and dataset do not fit together.
@@ -114,7 +116,7 @@ def make_loader(
     made = packer or dataset_packer(
         folder, schema, layout, on_bad_id=config.on_bad_id, cast=config.cast, orders=orders, growing=growing
     )
-    _check_split(folder, schema, split, config.batch_size * process_count if config.drop_remainder else 1)
+    check_split(folder, schema, split, config.batch_size * process_count if config.drop_remainder else 1)
 
     def share(index: int, count: int, batch_size: int) -> BatchSource:
         return BatchSource(
@@ -141,6 +143,7 @@ def make_loader(
                 threads=config.workers,
             ),
             threads=config.workers,
+            watch=watch,
         )
 
     def shared(count: int) -> BatchSource | SharesSource:
@@ -167,7 +170,7 @@ def make_loader(
     return Loader(shared, config, identity, transform, schema=schema)
 
 
-def _check_split(folder: str | os.PathLike[str], schema: Schema, split: str, least: int) -> None:
+def check_split(folder: str | os.PathLike[str], schema: Schema, split: str, least: int = 1) -> None:
     """Raises DatasetError if there is no such split, or if it has fewer than ``least`` examples."""
     if split not in schema.splits:
         raise DatasetError(f"{folder} has no {split!r} split; it has {', '.join(schema.splits) or 'none'}")

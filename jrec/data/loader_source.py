@@ -17,7 +17,7 @@ import math
 import os
 import pathlib
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,7 @@ from jrec.data.schema import DatasetError, Schema
 from jrec.ops.host_cast import with_cast
 from jrec.ops.layout import EmbeddingLayout
 
+BlockWatch = Callable[[int, Mapping[str, Column]], None]
 _BLOCKS, _EXAMPLES = 1, 2  # keep the random numbers of the two permutations apart
 
 
@@ -209,6 +210,8 @@ class BatchSource:
       epochs: Passes, or None for no end.
       windows_ahead: How many windows are in use at once.
       threads: How many blocks of a window are read side by side.
+      watch: Called with the number of each block that is read, and all columns of those of its examples that belong to
+        the share; in several threads, and again where a window is read again. None for nothing.
     """
 
     def __init__(
@@ -224,10 +227,12 @@ class BatchSource:
         epochs: int | None,
         windows_ahead: int,
         threads: int,
+        watch: BlockWatch | None = None,
     ):
         self.folder = pathlib.Path(folder)
         shards = schema.splits[split].shards
         self._packer, self._order_config, self._batch_size, self._threads = packer, order, batch_size, threads
+        self._watch = watch
         self._readers = [ShardReader(folder, shard) for shard in shards]
         self._first_block = np.cumsum([0, *(s.blocks for s in shards)])
         sizes = [min(schema.block_size, s.examples - i * schema.block_size) for s in shards for i in range(s.blocks)]
@@ -339,7 +344,10 @@ class BatchSource:
     def _columns(self, order: EpochOrder, window: int) -> PreparedColumns:
         pieces = order.pieces(window)
         collected: dict[str, list[Column]] = {name: [] for name in self._packer.columns}
-        for columns, (_, start, stop) in zip(self._read_all([block for block, _, _ in pieces]), pieces, strict=True):
+        blocks = self._read_all([block for block, _, _ in pieces])
+        for columns, (block, start, stop) in zip(blocks, pieces, strict=True):
+            if self._watch is not None:
+                self._watch(block, {name: cut(column, start, stop) for name, column in columns.items()})
             for name, pieces_of_column in collected.items():
                 pieces_of_column.append(cut(columns[name], start, stop))
         try:

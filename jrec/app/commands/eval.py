@@ -6,9 +6,13 @@ import argparse
 import dataclasses
 import pathlib
 import sys
+from typing import TYPE_CHECKING
 
-from jrec.app.commands.arguments import COUNT_OR_ZERO, DEVICES
+from jrec.app.commands.arguments import COUNT, COUNT_OR_ZERO, DEVICES, options_of
 from jrec.app.commands.processes import Company, add_process_arguments, in_company
+
+if TYPE_CHECKING:
+    from jrec.app.importance import ImportanceOptions
 
 DESCRIPTION = """\
 Evaluate a checkpoint on a dataset whose rows mean the same as in training.
@@ -23,6 +27,7 @@ EPILOG = """examples:
   jrec eval runs/kaggle data/kaggle --devices 4 --plan serving_plan
   jrec eval runs/kaggle/checkpoints/5000 data/kaggle --split valid --out reports/kaggle_5000
   jrec eval runs/movielens data/movielens --group user_id
+  jrec eval runs/movielens data/movielens --importance --group-features genres,year --repeats 3
   jrec eval runs/quickstart data/quickstart --json
   srun jrec eval runs/terabyte data/terabyte --devices 8 --distributed
 """
@@ -38,6 +43,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--group", metavar="FEATURE", help="AUC within this feature's values (default: evaluate.group of the run)"
+    )
+    parser.add_argument(
+        "--importance",
+        action="store_true",
+        help="tell how much worse the metrics get when each feature's values go to other examples (docs/importance.md)",
+    )
+    parser.add_argument(
+        "--repeats", type=COUNT, metavar="N", help="permutations of each feature for --importance (default 5)"
+    )
+    parser.add_argument(
+        "--group-features",
+        action="append",
+        default=[],
+        metavar="A,B",
+        help="features that --importance permutes together, such as a column and its crosses (repeatable)",
+    )
+    parser.add_argument(
+        "--sample",
+        type=COUNT_OR_ZERO,
+        metavar="N",
+        help="examples of the split that --importance scores, a random sample (default 100,000; 0: all)",
     )
     parser.add_argument(
         "--devices",
@@ -64,10 +90,11 @@ def _run(args: argparse.Namespace, company: Company) -> int:
     from jrec.app.processes.same_run import evaluation_facts
     from jrec.data.schema import Schema
 
-    options = {"split": args.split, "batches": args.batches, "devices": args.devices}
+    names = ("split", "batches", "devices", "importance", "repeats", "group_features", "sample")
+    options = {name.replace("_", "-"): getattr(args, name) for name in names}
     company.meet(evaluation_facts(args.checkpoint, args.data, args.plan, **options))
 
-    from jrec.app.comparisons import comparison_sections, unknown_values
+    from jrec.app.comparisons import comparison_sections
     from jrec.app.evaluate import evaluate_checkpoint
     from jrec.app.preflight import check_group
     from jrec.app.processes.mesh_processes import one_of_many
@@ -84,8 +111,9 @@ def _run(args: argparse.Namespace, company: Company) -> int:
         check_group(args.group, Schema.load(args.data), key="--group")
     with one_of_many():
         result = evaluate_checkpoint(
-            args.checkpoint, args.data, split=args.split, limit=args.batches, devices=args.devices, plan=args.plan
-        )
+            args.checkpoint, args.data, split=args.split, limit=args.batches, devices=args.devices, plan=args.plan,
+            importance=_importance(args),
+        )  # fmt: skip
     if not first():
         return 0
     metrics = evaluated(result.scores).to_dict()
@@ -96,9 +124,10 @@ def _run(args: argparse.Namespace, company: Company) -> int:
         config = dataclasses.replace(config, evaluate=dataclasses.replace(config.evaluate, group=args.group))
     same = result.trained_on == result.schema.identity and not args.batches
     sections = comparison_sections(config, result.schema, scores, whole=same, slices=bool(args.out))
+    sections |= {} if result.importance is None else {"importance": result.importance}
     where = {"checkpoint": args.checkpoint, "data": args.data, "step": result.step, "split": args.split}
     printed = {name: section for name, section in sections.items() if name != "slices"}
-    unknown = unknown_values(result.schema, args.split)
+    unknown = result.unknown
     if args.json or not sys.stdout.isatty():
         print(json.dumps({**where, **metrics, **printed, "unknown_values": unknown.to_dict()}, allow_nan=False))
     else:
@@ -125,3 +154,21 @@ def _run(args: argparse.Namespace, company: Company) -> int:
             print(line, file=sys.stderr)
         print(f"report: {pathlib.Path(args.out) / PAGE_FILE}", file=sys.stderr)
     return 0
+
+
+def _importance(args: argparse.Namespace) -> ImportanceOptions | None:
+    """What --importance and the arguments beside it ask for.
+
+    Raises:
+      ConfigError: If one of these is given without it.
+    """
+    from jrec.app.importance import ImportanceOptions
+    from jrec.errors import ConfigError
+
+    asked = {"--repeats": args.repeats, "--group-features": args.group_features or None, "--sample": args.sample}
+    if not args.importance:
+        if without := [name for name, value in asked.items() if value is not None]:
+            raise ConfigError(f"{without[0]} is given without --importance, for which it is; add that")
+        return None
+    groups = tuple(tuple(name.strip() for name in text.split(",")) for text in args.group_features)
+    return options_of(ImportanceOptions, args, groups=groups)

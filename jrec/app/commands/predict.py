@@ -25,7 +25,8 @@ from (files, folders, URIs, - for standard input), Parquet files of its columns,
 (`jrec prepare --vocabulary-from`). Values that training did not see are scored as unknown; of a raw log the command
 says how many each column has, and warns where they are many more than in training. Scores come in the order of the
 input: row (its number from 0), score (the probability) and logit; label where the input has one; split where it is
-a dataset. A run with several labels has score_TASK, logit_TASK and label_TASK of each. Memory does not grow with the
+a dataset. A run with several labels has score_TASK, logit_TASK and label_TASK of each. --why K adds why_1, the feature
+whose absence would change the score most, why_1_change, by how much, and so on to K. Memory does not grow with the
 input.
 
 A model that ranks items reads histories (model.kind "hstu" or "sasrec"), of a Parquet file that column alone, or the
@@ -35,6 +36,7 @@ EPILOG = """examples:
   jrec predict runs/kaggle test.txt.gz --out scores.parquet
   jrec predict runs/clicks tomorrow.parquet --out scores.csv
   jrec predict runs/clicks tomorrow.parquet --keep user,item --out scores.parquet
+  jrec predict runs/clicks tomorrow.parquet --why 3 --out scores.csv
   jrec predict runs/clicks tomorrow.parquet --max-unknown 0.3 --out scores.csv
   jrec predict runs/clicks tomorrow.csv --join users=new_users.csv --out scores.csv
   jrec predict runs/next histories.parquet --k 20 --out best.parquet
@@ -56,6 +58,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--keep",
         metavar="COLUMN[,COLUMN]",
         help="of a raw log: copy these columns beside the scores, such as ids",
+    )
+    parser.add_argument(
+        "--why",
+        type=COUNT,
+        metavar="K",
+        help="of a raw log: beside each score the K features whose absence would change it most (docs/importance.md)",
     )
     add_join(parser)
     parser.add_argument(
@@ -92,6 +100,7 @@ def _run(args: argparse.Namespace, company: Company) -> int:
         "split": args.split,
         "devices": args.devices,
         "inputs": len(args.input),
+        "why": args.why,
         "join": sorted(by_name(args.join)),
     }
     company.meet(evaluation_facts(args.checkpoint, args.input[0], args.plan, **options))
@@ -111,6 +120,8 @@ def _run(args: argparse.Namespace, company: Company) -> int:
         raise ConfigError(f"--max-unknown is of raw logs, but {args.input[0]} is a dataset; leave it out")
     if args.keep and dataset:
         raise ConfigError(f"--keep copies columns of raw logs, but {args.input[0]} is a dataset; leave it out")
+    if args.why is not None and dataset:
+        raise ConfigError(f"--why is of raw logs, but {args.input[0]} is a dataset; give the log, or leave it out")
     read = [*args.input, args.checkpoint, args.data or "", args.plan, *by_name(args.join).values()]
     check_score_file(out)
     check_output(out, inputs=read)
@@ -127,7 +138,8 @@ def _run(args: argparse.Namespace, company: Company) -> int:
             return 0
         shown = _shown(predicted, loaded, args, dataset)
         kept = loaded.kept(args.input, args.keep.split(",")) if args.keep else None
-        count = write_pieces(out, shown, loaded.nothing(), splits=dataset, overwrite=args.overwrite, kept=kept)
+        nothing = loaded.nothing(why=args.why)
+        count = write_pieces(out, shown, nothing, splits=dataset, overwrite=args.overwrite, kept=kept)
     seconds = time.perf_counter() - begin
     print(f"{out}: {count:,} scores of step {loaded.restored.saved.step:,} in {seconds:.1f} s", file=sys.stderr)
     return 0
@@ -137,7 +149,7 @@ def _predicted(args: argparse.Namespace, loaded: LoadedRun, dataset: bool) -> It
     if dataset:
         return loaded.of_dataset(args.split or (), k=args.k)
     joined = by_name(args.join)
-    return loaded.of_log(args.input, k=args.k, joined=joined, report=_say, max_unknown=args.max_unknown)
+    return loaded.of_log(args.input, k=args.k, joined=joined, report=_say, max_unknown=args.max_unknown, why=args.why)
 
 
 def _say(message: str) -> None:

@@ -112,6 +112,9 @@ class EvaluateConfig(Section):
         the training split on the CPU, or a model that ranks items with popularity and transitions; "auto" does up to 10
         million training examples.
       group: A categorical feature of one id an example, such as a user: the report then has AUC by its values (GAUC).
+      importance: How often the report permutes each feature on the last of ``final_splits``, to tell how much worse the
+        model is without what it says (docs/importance.md); 0 does not. It reads the scored checkpoint again, and scores
+        up to 100,000 examples so many times for each feature; `jrec eval --importance` does so later.
       at: Of a model that ranks items (``model.kind`` "hstu", "sasrec" or "two_tower"): the k of HR@k and NDCG@k.
       leave_out_history: Of such a model: whether the items of a history are left out where the item after it is ranked
         among all, and of predictions. An item that a user comes back to then counts as not found.
@@ -124,6 +127,7 @@ class EvaluateConfig(Section):
     early_stopping: EarlyStoppingSection = dataclasses.field(default_factory=EarlyStoppingSection)
     baselines: Literal["auto", "on", "off"] = "auto"
     group: str = ""
+    importance: Annotated[int, Range(minimum=0, maximum=1000)] = 0
     at: tuple[Annotated[int, Range(minimum=1, maximum=10_000)], ...] = (10,)
     leave_out_history: bool = True
 

@@ -137,6 +137,11 @@ class ModelKind[S: Section](abc.ABC):
         del model
         return ""
 
+    def inputs(self, model: ModelConfig, schema: Schema) -> list[str]:
+        """The features that predictions depend on, of those that it reads; dense ones first."""
+        del model
+        return schema.feature_names
+
     # The model
 
     @abc.abstractmethod
@@ -222,6 +227,21 @@ class ModelKind[S: Section](abc.ABC):
         Raises:
           DivergedError: If ``check`` and an output is NaN or infinite.
         """
+
+    def scorer(self, reading: Reading) -> Callable[..., AnyScores]:
+        """``scores`` of a run that takes no step meanwhile, without ``reading``: for many splits of one model."""
+        return functools.partial(self.scores, reading=reading)
+
+    def importance_metrics(self, config: TrainConfig) -> dict[str, tuple[int, str, str]]:
+        """The metrics that tell how important features are, by key of ``Evaluation.to_dict``; the first sorts them.
+
+        Each with 1 where a rise makes it worse, or -1 where a fall does, and what texts call that change, and its unit.
+        """
+        del config
+        return {
+            "log_loss": (1, "log loss rises by", "nats per example"),
+            "auc": (-1, "AUC falls by", "0 to 1"),
+        }
 
     @abc.abstractmethod
     def running_auc(self, config: TrainConfig, devices: int | None) -> RunningAuc | NoRunningAuc:

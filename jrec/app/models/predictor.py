@@ -22,6 +22,8 @@ from jrec.prepare.encoder import Encoder
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from jrec.app.why import Explainer
+
 
 class Piece(abc.ABC):
     """The predictions for some examples that follow each other.
@@ -111,6 +113,18 @@ class Predictor(abc.ABC):
         del outputs
         raise ConfigError(
             f"the run's model.kind is {self.kind.name!r}, which has no probabilities; ask for its best items"
+        )
+
+    def explainer(self, k: int) -> Explainer:
+        """Tells which ``k`` features a score depends on most.
+
+        Raises:
+          ConfigError: If the model has no scores of examples, or reads fewer features.
+        """
+        del k
+        raise ConfigError(
+            f"the run's model.kind is {self.kind.name!r}, which ranks items; only of scores jrec tells why, and"
+            " `jrec eval --importance` how important features are to rankings"
         )
 
     def pack(self, encoded: EncodedColumns, batch_size: int) -> Batch:

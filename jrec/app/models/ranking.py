@@ -124,12 +124,37 @@ class RankingKind[S: Section](ModelKind[S]):
         return dataclasses.replace(read, provenance=provenance, labels=False, splits={})
 
     @override
+    def inputs(self, model: ModelConfig, schema: Schema) -> list[str]:
+        requested = self.requested(model)  # an item's own features are those of the catalogue, or its row
+        return [name for name in schema.feature_names if name in requested]
+
+    @override
     def scores(
         self, predictions: Iterable[tuple[Any, Batch]], reading: Reading, *, check: bool, on_batch: Callable[[], None]
     ) -> RankScores:
+        return self.scorer(reading)(predictions, check=check, on_batch=on_batch)
+
+    @override
+    def scorer(self, reading: Reading) -> Callable[..., RankScores]:
         from jrec.app.models.rank_items import ItemRanker
 
-        return ItemRanker(reading).scores(predictions, on_batch=on_batch)
+        ranker = ItemRanker(reading)
+
+        def scores(
+            predictions: Iterable[tuple[Any, Batch]], *, check: bool, on_batch: Callable[[], None]
+        ) -> RankScores:
+            del check  # its outputs are checked one by one in any case
+            return ranker.scores(predictions, on_batch=on_batch)
+
+        return scores
+
+    @override
+    def importance_metrics(self, config: TrainConfig) -> dict[str, tuple[int, str, str]]:
+        from jrec.app.report.ranking import metric_names
+
+        first = config.evaluate.at[0]
+        named = metric_names((first,))
+        return {key: (-1, f"{named[key][0]} falls by", named[key][1]) for key in (f"ndcg@{first}", f"hr@{first}")}
 
     @override
     def running_auc(self, config: TrainConfig, devices: int | None) -> NoRunningAuc:

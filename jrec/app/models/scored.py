@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from jrec.app.models.predictor import Piece, Predictor
+from jrec.app.why import Explainer, Reasons
 from jrec.batch import Batch
 from jrec.data.encoded_columns import EncodedColumns
 from jrec.metrics import check_finite
@@ -27,12 +28,14 @@ class Scored(Piece):
       split, first: As of ``Piece``.
       logits: (n,) float32, by task where there are several labels.
       labels: Of the same form, or None where the examples have none; of several labels -1 is one that is not known.
+      reasons: The features that the scores depend on most, by task where there are several; None where nobody asked.
     """
 
     split: str
     first: int
     logits: ByTask
     labels: ByTask | None
+    reasons: Reasons | Mapping[str, Reasons] | None = None
 
     @property
     @override
@@ -46,7 +49,7 @@ class Scored(Piece):
 
     @override
     def columns(self) -> tuple[np.ndarray, dict[str, Any]]:
-        """The columns label (where known), score and logit; of several tasks one of each by task, NAME_TASK."""
+        """The columns label (where known), score and logit, and why_1, …; of several tasks each by task, NAME_TASK."""
         import pyarrow as pa
 
         columns = {}
@@ -56,6 +59,11 @@ class Scored(Piece):
                     columns[f"{column}_{task}"] = pa.array(own, mask=own < 0) if column == "label" else own
             elif numbers is not None:  # all examples of an input have labels, or none
                 columns[column] = numbers
+        if isinstance(self.reasons, Mapping):
+            for task, own in self.reasons.items():
+                columns |= own.columns(f"_{task}")
+        elif self.reasons is not None:
+            columns |= self.reasons.columns()
         return np.arange(self.examples), columns
 
 
@@ -83,6 +91,10 @@ class ClickPredictor(Predictor):
     @override
     def piece(self, outputs: Any, *, split: str = "", first: int = 0, labels: Any = None) -> Scored:
         return Scored(split=split, first=first, logits=self.logits(outputs), labels=labels)
+
+    @override
+    def explainer(self, k: int) -> Explainer:
+        return Explainer(self, k)
 
     @override
     def logits(self, outputs: Any) -> ByTask:

@@ -56,6 +56,17 @@ def _of_all(values: np.ndarray) -> np.ndarray:
     return np.concatenate([line[:size] for line, size in zip(lines, sizes, strict=True)])
 
 
+def sum_of_all(values: np.ndarray) -> np.ndarray:
+    """The sums over all processes of (n,) int64; each calls it with as many."""
+    if jax.process_count() == 1:
+        return values
+    from jax.experimental import multihost_utils
+
+    # As bytes: collectives take integers of 32 bits.
+    lines = np.asarray(multihost_utils.process_allgather(values.view(np.uint8)))
+    return lines.reshape(jax.process_count(), -1).view(np.int64).sum(axis=0)
+
+
 @contextlib.contextmanager
 def shared_run_folder(config: TrainConfig, *, resume: bool, overwrite: bool) -> Iterator[pathlib.Path]:
     """``open_run_folder`` by the first process, for all processes, which must all see the folder."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jrec.app.config import DataConfig, TrainConfig
-from jrec.app.report import charts, ranking
+from jrec.app.report import charts, importance, ranking
 from jrec.app.report.elements import (
     NONE,
     Cell,
@@ -50,7 +50,7 @@ _SLICE = {
     "normalized_entropy": ("normalized entropy", "log loss / entropy of the slice's click rate"),
 }
 _SHOWN = {"format", "version", "name", "splits", "units", "config", "judgement", "reliability", "groups", "slices",
-          "baselines", "ceiling", "tasks"}  # fmt: skip
+          "baselines", "ceiling", "tasks", "importance"}  # fmt: skip
 _MANY = 12  # slices that are shown unfolded
 
 
@@ -71,6 +71,7 @@ def run_page(content: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -
         *section("Calibration", _calibration(content)),
         *section("Slices", _slices(content)),
         *section("Groups", _groups(content)),
+        *section("Importance of features", importance.parts(content)),
         *section("Baselines", _baselines(content)),
         *section("Training and hardware", _hardware(content)),
         *section("Configuration", _configuration(content["config"])),

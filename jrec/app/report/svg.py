@@ -84,6 +84,43 @@ def chart(marks: Sequence[Mark], *, x: Axis, y: Axis, title: str, height: int = 
     )
 
 
+def bar_chart(bars: Sequence[tuple[str, float, float]], *, title: str, unit: str, color: str) -> str:
+    """Horizontal bars from 0 with their names, each with a line of one standard deviation to both sides.
+
+    Args:
+      bars: Names, values and deviations, from top to bottom.
+      title: What the chart shows.
+      unit: What the values are, and their unit.
+      color: A class of the style sheet, such as "test".
+    """
+    # A character of 12 px is 6.5 units wide; longer names lose their end.
+    most = (WIDTH // 2 - 10) // 6.5
+    names = [name if len(name) <= most else f"{name[: int(most) - 1]}…" for name, _, _ in bars]
+    begin = 10 + 6.5 * max((len(name) for name in names), default=0)
+    low, high = around([0.0, *(value + sign * spread for _, value, spread in bars for sign in (-1, 1))], margin=0.02)
+    axis = Axis(label=unit, low=low, high=high)
+    foot, name = _TOP + 18 * len(bars), html.escape(title)
+
+    def at(value: float) -> float:
+        return begin + axis.place(value) * (WIDTH - _RIGHT - begin)
+
+    body = []
+    for value in axis.ticks()[:: 1 if begin < WIDTH / 3 else 2]:
+        body.append(f'<path class="grid" d="M{at(value):.1f} {_TOP}V{foot}"/>')
+        body.append(f'<text x="{at(value):.1f}" y="{foot + 14}" text-anchor="middle">{tick_text(value)}</text>')
+    for line, (shown, (_, value, spread)) in enumerate(zip(names, bars, strict=True)):
+        y = _TOP + 18 * line + 9
+        body.append(f'<text x="{begin - 5:.1f}" y="{y + 4}" text-anchor="end">{html.escape(shown)}</text>')
+        body.append(f'<path class="{color} band" d="M{at(0.0):.1f} {y - 6}H{at(value):.1f}V{y + 6}H{at(0.0):.1f}Z"/>')
+        ends = f"M{at(value - spread):.1f} {y}H{at(value + spread):.1f}"
+        body.append(f'<path class="{color} solid" d="{ends}M{at(value):.1f} {y - 6}V{y + 6}"/>')
+    body.append(f'<text x="{WIDTH / 2:g}" y="{foot + 32}" text-anchor="middle">{html.escape(unit)}</text>')
+    return (
+        f'<figure><svg class="chart" viewBox="0 0 {WIDTH} {foot + 40}" role="img" aria-label="{name}">'
+        f"{''.join(body)}</svg><figcaption>{name}</figcaption></figure>\n"
+    )
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Plot:
     x: Axis

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from jrec.app.report import ranking
+from jrec.app.report import importance, ranking
 from jrec.app.report.groups import LEAST
 
 BASELINES = {"logistic_regression": "logistic regression", "popularity": "popularity", "transitions": "transitions"}
@@ -22,6 +22,7 @@ def summary(content: Mapping[str, Any]) -> str:
         lines = [*ranking.lines(content), *_step_lines(content)]
     else:
         lines = [*_click_lines(content), *_step_lines(content), *_baseline_lines(content), *_group_lines(content)]
+    lines += importance.lines(content)
     for name, group in content["parameters"].items():
         if "host_rows" in group:
             rows, size = group["host_rows"], group["host_bytes"]
@@ -44,8 +45,8 @@ def score_lines(content: Mapping[str, Any]) -> list[str]:
       content: As ``metrics.json`` has it: splits, ceiling, and of tasks, ranking, baselines and groups what there is.
     """
     if "ranking" in content:
-        return list(ranking.lines(content))
-    return [*_click_lines(content), *_baseline_lines(content), *_group_lines(content)]
+        return [*ranking.lines(content), *importance.lines(content)]
+    return [*_click_lines(content), *_baseline_lines(content), *_group_lines(content), *importance.lines(content)]
 
 
 def _click_lines(content: Mapping[str, Any]) -> Iterator[str]:

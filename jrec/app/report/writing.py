@@ -18,6 +18,7 @@ split the bins of its calibration. Each part of a run may give sections of its o
 ``baselines``: metrics of logistic regression and of popularity, or of orders of items (``jrec.app.baselines``)
 ``groups``: AUC and log loss within the values of ``evaluate.group`` (``jrec.app.report.groups``)
 ``slices``: log loss and calibration within slices of the last split (``jrec.app.report.slices``)
+``importance``: by how much the model scores worse without each feature (``jrec.app.importance``)
 ``ranking``: how items were ranked, where the model ranks them (``jrec.app.report.ranking``)
 ``tasks``: of several labels by task "splits" and "reliability" as above, where those are the first task's
 ``kernels``: by kernel class, the choice on the GPU and the verdict behind it

@@ -1,0 +1,157 @@
+"""Which features a score depends on most: what the score would be if one feature said nothing, each in turn.
+
+One feature is left out, and all others stay. That is no Shapley value: the changes do not add up to the score, and two
+features that say the same may both change nothing, since each is there while the other is left out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from jrec.data.columns import Column, ListColumn
+from jrec.data.encoded_columns import EncodedColumns
+from jrec.errors import ConfigError
+from jrec.serving.model import probabilities
+
+if TYPE_CHECKING:
+    from jrec.app.models.predictor import Piece
+    from jrec.app.models.scored import ByTask, ClickPredictor, Scored
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Reasons:
+    """The features that change the scores of some examples most, the most first.
+
+    Attributes:
+      names: The features' names.
+      features: (examples, k) int64, places in ``names``.
+      changes: (examples, k) float32: the score less what it is without the feature, above 0 where that raises it.
+    """
+
+    names: tuple[str, ...]
+    features: np.ndarray
+    changes: np.ndarray
+
+    def pairs(self) -> list[list[tuple[str, float]]]:
+        """By example (name, change) of its features."""
+        return [
+            [(self.names[feature], change) for feature, change in zip(features, changes, strict=True)]
+            for features, changes in zip(self.features.tolist(), self.changes.tolist(), strict=True)
+        ]
+
+    def columns(self, suffix: str = "") -> dict[str, Any]:
+        """The columns why_1, why_1_change, why_2, …, each name with ``suffix`` behind it."""
+        import pyarrow as pa
+
+        names, columns = pa.array(self.names, pa.string()), {}
+        for place in range(self.features.shape[1]):
+            columns[f"why_{place + 1}{suffix}"] = names.take(pa.array(self.features[:, place]))
+            columns[f"why_{place + 1}_change{suffix}"] = self.changes[:, place]
+        return columns
+
+
+class Explainer:
+    """Leaves out one feature of examples after another.
+
+    A feature that is left out is as in a request that does not have it: a number the mean of training or what the
+    schema's ``missing`` says, a value the missing one or, where training had none, an unknown one, a list empty.
+
+    Args:
+      predictor: Scores the examples.
+      k: How many features of each example are told.
+
+    Raises:
+      ConfigError: If predictions read fewer than ``k`` features, or lists with weights that may not be empty.
+    """
+
+    def __init__(self, predictor: ClickPredictor, k: int):
+        self._predictor, self._k, schema = predictor, k, predictor.run.schema
+        self.names = tuple(predictor.kind.inputs(predictor.run.config.model, schema))
+        if whole := [feature.name for feature in schema.categorical if feature.fixed_length and feature.weighted]:
+            raise ConfigError(
+                f"feature {whole[0]!r} has a weight for every value of lists of one length (fixed_length), none of"
+                " which may be missing, so that no score can be told without it; prepare it without fixed_length"
+            )
+        if not 1 <= k <= len(self.names):
+            raise ConfigError(
+                f"the {k} features that a score depends on most are asked for, but predictions read"
+                f" {len(self.names)}: {', '.join(self.names)}"
+            )
+
+    @functools.cached_property
+    def _blank(self) -> EncodedColumns:
+        """One example that says nothing."""
+        encoder = self._predictor.encoder
+        return encoder.columns({name: [[]] if kind == "weights" else [None]
+                                for name, kind in encoder.column_kinds.items()})  # fmt: skip
+
+    def reasons(self, encoded: EncodedColumns, logits: ByTask, batch_size: int) -> Reasons | Mapping[str, Reasons]:
+        """The reasons for the scores of examples, by task where there are several labels.
+
+        Args:
+          encoded: The examples.
+          logits: What the predictor says of them.
+          batch_size: Examples that are predicted at once.
+
+        Raises:
+          DivergedError: If a logit is NaN or infinite.
+        """
+        without: list[Any] = [
+            self._predictor.logits(self._predictor.of_encoded(_left_out(encoded, self._blank, name), batch_size))
+            for name in self.names
+        ]
+        if isinstance(logits, Mapping):
+            return {task: self._most(logits[task], [by_task[task] for by_task in without]) for task in logits}
+        return self._most(logits, without)
+
+    def of_columns(self, columns: object, batch_size: int) -> Any:
+        """The reasons for the scores of raw columns, as ``LoadedRun.why`` returns them."""
+        encoded = self._predictor.encoder.columns(columns)
+        logits = self._predictor.logits(self._predictor.of_encoded(encoded, batch_size))
+        reasons = self.reasons(encoded, logits, batch_size)
+        if isinstance(reasons, Mapping):
+            return {task: of_task.pairs() for task, of_task in reasons.items()}
+        return reasons.pairs()
+
+    def explained(self, piece: Piece, encoded: EncodedColumns | None, batch_size: int) -> Scored:
+        """The predictor's scores of examples with their reasons; ``encoded`` None of a piece without examples."""
+        piece = cast("Scored", piece)
+        if encoded is not None:
+            return dataclasses.replace(piece, reasons=self.reasons(encoded, piece.logits, batch_size))
+        nothing = np.zeros((0, self._k))
+        none = Reasons(names=self.names, features=nothing.astype(np.int64), changes=nothing.astype(np.float32))
+        tasks = self._predictor.tasks
+        return dataclasses.replace(piece, reasons=dict.fromkeys(tasks, none) if tasks else none)
+
+    def _most(self, logits: np.ndarray, without: list[np.ndarray]) -> Reasons:
+        scores = probabilities(logits)
+        changes = scores[:, None] - np.stack(list(map(probabilities, without)), axis=1)
+        # Stable: features that change a score as much come in their own order.
+        order = np.argsort(-np.abs(changes), axis=1, kind="stable")[:, : self._k]
+        return Reasons(names=self.names, features=order, changes=np.take_along_axis(changes, order, axis=1))
+
+
+def _left_out(encoded: EncodedColumns, blank: EncodedColumns, name: str) -> EncodedColumns:
+    """The examples with the only value that ``blank`` has of a feature."""
+    if name in encoded.dense_names:
+        dense, place = encoded.dense.copy(), encoded.dense_names.index(name)
+        dense[:, place] = blank.dense[0, place]
+        return dataclasses.replace(encoded, dense=dense)
+    weights = dict(encoded.weights)
+    if name in weights:
+        weights[name] = np.tile(blank.weights[name], encoded.examples)
+    return dataclasses.replace(
+        encoded, ids={**encoded.ids, name: _repeated(blank.ids[name], encoded.examples)}, weights=weights
+    )
+
+
+def _repeated(column: Column, examples: int) -> Column:
+    """A column's only example, so many times."""
+    if not isinstance(column, ListColumn):
+        return np.repeat(column, examples)
+    return ListColumn(np.arange(examples + 1, dtype=np.int64) * len(column.values), np.tile(column.values, examples))
