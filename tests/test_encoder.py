@@ -236,6 +236,13 @@ def test_published_formats(tmp_path, shared_data, name):
     assert whole.examples == 300
     for piece, start in zip(pieces, range(0, 300, 64), strict=True):
         jax.tree.map(np.testing.assert_array_equal, whole.cut(start, start + 64).by_name(), piece.by_name())
+    blank, missing = Encoder(schema).blank(), {key: [None, None] for key in columns if key != "hour"}
+    assert blank.examples == 1
+    others = Encoder(schema).columns(missing | ({"hour": columns["hour"][:2]} if name == "avazu" else {}))
+    for own, ids in blank.ids.items():
+        if own not in ("hour_of_day", "weekday"):  # of a time that may not be missing
+            np.testing.assert_array_equal(ids, others.ids[own][:1])
+    np.testing.assert_array_equal(blank.dense, others.dense[:1])
     bare = [*(["C1"] if name == "criteo" else ["hour"])]
     with pytest.raises(DatasetError, match=rf"column\(s\) {bare[0]} are missing; .* Give every column"):
         Encoder(schema).columns({k: v for k, v in columns.items() if k not in bare})

@@ -86,9 +86,7 @@ class Explainer:
     @functools.cached_property
     def _blank(self) -> EncodedColumns:
         """One example that says nothing."""
-        encoder = self._predictor.encoder
-        return encoder.columns({name: [[]] if kind == "weights" else [None]
-                                for name, kind in encoder.column_kinds.items()})  # fmt: skip
+        return self._predictor.encoder.blank()
 
     def reasons(self, encoded: EncodedColumns, logits: ByTask, batch_size: int) -> Reasons | Mapping[str, Reasons]:
         """The reasons for the scores of examples, by task where there are several labels.

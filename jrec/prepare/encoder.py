@@ -138,6 +138,23 @@ class Encoder:
         parsed = parsed_columns(self._fields, columns, self._key_seed)
         return self._encoded(self._columns.convert(parsed), unknown)
 
+    def blank(self) -> EncodedColumns:
+        """One example of which nothing is known: numbers and values are missing, lists are empty.
+
+        Raises:
+          DatasetError: If a number of the features may not be missing; names its column.
+        """
+        if all(field.blank for field in self._fields) or self.schema.dense:
+            columns = {name: [[]] if kind == "weights" else [None] for name, kind in self.column_kinds.items()}
+            return self.columns(columns)
+        # A column that may not be missing, as a time, makes features that may be: whatever it is, they are missing.
+        empty = ListColumn(np.zeros(2, np.int64), np.zeros(0, np.uint64))
+        keys = {f.name: np.array([MISSING]) if f.one_hot else empty for f in self.schema.categorical}
+        weighted = [f.name for f in self.schema.categorical if f.weighted]
+        weights = {name: ListColumn(empty.offsets, np.zeros(0, np.float64)) for name in weighted}
+        nothing = np.zeros(1, np.float32)
+        return self._encoded(Chunk(labels=nothing, dense={}, keys=keys, weights=weights), None)
+
     def dialect(self, path: str) -> Dialect:
         """How the lines of a text file of the log that the dataset was prepared from split."""
         assert self._log is not None, "a format whose files ``stream`` reads"
