@@ -183,24 +183,49 @@ def bpr(positive_scores: jax.Array, negative_scores: jax.Array) -> jax.Array:
     return jax.nn.softplus(negative_scores - positive_scores)
 
 
-def binary_cross_entropy(logits: jax.Array, batch: Batch) -> jax.Array:
+def binary_cross_entropy(logits: jax.Array, batch: Batch, *, label_smoothing: float = 0.0) -> jax.Array:
     """Mean log loss of the batch's real examples, () float32; of a model with members the mean of theirs.
 
     Args:
       logits: (batch,) float32, or (batch, members), each trained by its own loss.
       batch: The batch, with its labels.
+      label_smoothing: As of ``smoothed_labels``; ``functools.partial`` makes a ``Loss`` with it.
     """
-    return masked_mean(_of_members(optax.sigmoid_binary_cross_entropy, logits, batch), batch.mask)
+    losses = _of_members(optax.sigmoid_binary_cross_entropy, logits, smoothed_labels(batch.labels, label_smoothing))
+    return masked_mean(losses, batch.mask)
 
 
-def _of_members(function: Callable[[jax.Array, jax.Array], jax.Array], logits: jax.Array, batch: Batch) -> jax.Array:
+def smoothed_labels(labels: jax.Array, amount: float) -> jax.Array:
+    """Labels that are moved towards one half: ``labels * (1 - amount) + amount / 2`` (Szegedy et al. 2016, section 7).
+
+    The loss is then least at a probability of ``1 - amount / 2`` of what happened, and not at an endless logit.
+
+    Args:
+      labels: (...) float32 in {0, 1}.
+      amount: From 0, for the labels as they are, to less than 1.
+
+    Raises:
+      ValueError: If ``amount`` is not in that range.
+
+    Example:
+      >>> smoothed_labels(jnp.array([0.0, 1.0]), 0.1)
+      Array([0.05, 0.95], dtype=float32)
+    """
+    if not 0 <= amount < 1:
+        raise ValueError(f"label smoothing is {amount}; it must be at least 0 and below 1")
+    return labels * (1 - amount) + amount / 2 if amount else labels
+
+
+def _of_members(
+    function: Callable[[jax.Array, jax.Array], jax.Array], logits: jax.Array, labels: jax.Array
+) -> jax.Array:
     """(batch,), the losses by the labels; of (batch, members) logits the mean of the members' losses.
 
     The gradients are the sum's: rates and weight decay then mean to each member what they mean to a single model.
     """
     if logits.ndim == 1:
-        return function(logits, batch.labels)
-    losses = function(logits, batch.labels[:, None])
+        return function(logits, labels)
+    losses = function(logits, labels[:, None])
     total = jnp.sum(losses, axis=1)
     return total + jax.lax.stop_gradient(jnp.mean(losses, axis=1) - total)
 
@@ -220,7 +245,7 @@ def focal(*, gamma: float = 2.0, positive_share: float | None = None) -> Loss:
 
     def loss(logits: jax.Array, batch: Batch) -> jax.Array:
         own = functools.partial(optax.sigmoid_focal_loss, alpha=positive_share, gamma=gamma)
-        return masked_mean(_of_members(own, logits, batch), batch.mask)
+        return masked_mean(_of_members(own, logits, batch.labels), batch.mask)
 
     return loss
 
@@ -233,7 +258,7 @@ def weighted_binary_cross_entropy(column: str) -> Loss:
     """
 
     def loss(logits: jax.Array, batch: Batch) -> jax.Array:
-        losses = _of_members(optax.sigmoid_binary_cross_entropy, logits, batch)
+        losses = _of_members(optax.sigmoid_binary_cross_entropy, logits, batch.labels)
         return masked_mean(losses * batch.extras[column], batch.mask)
 
     return loss

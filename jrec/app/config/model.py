@@ -100,6 +100,8 @@ class ModelConfig(Section):
         which the model predicts from then on, and a shift by which its mean prediction is right on as many examples of
         training (of packs, none). It changes no ranking; probabilities that became too extreme or too timid are put
         right.
+      label_smoothing: How far the loss moves labels towards one half: at 0.1 a click is trained as 0.95, no click as
+        0.05, so that no logit grows without end. Scores and reports take the labels as they are.
       members: How many models are trained side by side on parts of the same rows, each with layers of its own; the
         logit is the mean of theirs, as of an ensemble. Rows have ``members`` times as many elements. On small logs it
         ranks and predicts better than one model with rows as large.
@@ -108,7 +110,7 @@ class ModelConfig(Section):
       multi_task: The heads of a dataset with several labels.
       factory: A function that makes another network, as "package.module:function", see ``jrec.app.models.factory``; ""
         for none. Of the keys above only ``embedding_dim``, ``pooling``, ``table_dtype``, ``features``,
-        ``multi_task.weights`` and, for "two_tower", ``kind`` and its section are then read.
+        ``label_smoothing``, ``multi_task.weights`` and, for "two_tower", ``kind`` and its section are then read.
       options: The factory's own keyword arguments.
     """
 
@@ -128,6 +130,7 @@ class ModelConfig(Section):
     batch_norm: bool = False
     dense_boundaries: Mapping[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
     calibrate: bool = False
+    label_smoothing: Annotated[float, Range(minimum=0, below=1)] = 0.0
     members: Annotated[int, Range(minimum=1, maximum=64)] = 1
     features: Mapping[str, FeatureOverride] = dataclasses.field(default_factory=dict)
     sections: Annotated[Mapping[str, Section], Open(kinds.SectionNames(), kinds.section_class)] = dataclasses.field(
@@ -174,7 +177,7 @@ class ModelConfig(Section):
         """Refuses keys that only the networks of jrec read."""
         if not re.fullmatch(r"\w+(\.\w+)*:\w+(\.\w+)*", self.factory):
             raise ConfigError(f"model.factory is {self.factory!r}, not package.module:function")
-        of_kind = ("kind", kind.section_name) if kind.takes_factory else ()
+        of_kind = ("kind", kind.section_name) if kind.takes_factory else ("label_smoothing",)
         if dataclasses.replace(self.multi_task, tasks=(), weights={}) == MultiTaskSection():
             of_kind = (*of_kind, "multi_task")
         if odd := self._set_besides((*kinds.FACTORY_KEYS, *of_kind)):

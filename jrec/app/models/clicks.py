@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, override
@@ -106,17 +107,21 @@ class ClickKind[S: Section](ModelKind[S]):
     def loss(self, model: ModelConfig, schema: Schema) -> Loss:
         from jrec.nn import binary_cross_entropy, multi_task_loss
 
-        heads = model.multi_task
-        return multi_task_loss(heads.weight_by_task, label=heads.tasks[0]) if heads.tasks else binary_cross_entropy
+        heads, smoothing = model.multi_task, model.label_smoothing
+        if heads.tasks:
+            return multi_task_loss(heads.weight_by_task, label=heads.tasks[0], label_smoothing=smoothing)
+        return functools.partial(binary_cross_entropy, label_smoothing=smoothing) if smoothing else binary_cross_entropy
 
     @override
     def identity(self, model: ModelConfig, num_dense: int) -> dict[str, Any]:
         if self.keys is not None:
             keys = super().identity(model, num_dense)
-            keys.get("multi_task", {}).pop("weights", None)  # of the loss
+            # Keys of the loss are no part of what a prediction is.
+            keys.pop("label_smoothing", None)
+            keys.get("multi_task", {}).pop("weights", None)
             return keys
         keys = dataclasses.asdict(model)
-        del keys["factory"], keys["options"], keys["sections"], keys["multi_task"]["weights"]
+        del keys["factory"], keys["options"], keys["sections"], keys["label_smoothing"], keys["multi_task"]["weights"]
         # Keys are left out at the values that earlier versions had without them, and where nothing reads them, so that
         # checkpoints of these versions still fit.
         if not model.multi_task.tasks:
