@@ -82,7 +82,7 @@ def _scored(
         if begin >= scores.labels.size:
             return
         span = slice(begin, begin + len(columns[LABEL]))
-        own = Scores(logits=scores.logits[span], labels=scores.labels[span])
+        own = scores.cut(span)
         if not np.array_equal(np.asarray(columns[LABEL])[: own.labels.size] > 0, own.labels):
             raise DatasetError(
                 f"the labels of split {split!r} in {folder} are not those that were scored; was the dataset replaced"
@@ -100,7 +100,7 @@ def _scored(
 def _slices(folder: pathlib.Path, schema: Schema, split: str, scores: Scores) -> list[dict[str, Any]]:
     some = slicers(schema)
     for columns, own in _scored(folder, schema, split, scores):
-        add_block(some, columns, own.logits, own.labels)
+        add_block(some, columns, own)
     described = []
     for one in some:
         table = one.table

@@ -98,6 +98,7 @@ def with_tasks(config: TrainConfig, schema: Schema) -> TrainConfig:
     Raises:
       ConfigError: If it says something of tasks that the dataset has not, or asks for what is of one label.
     """
+    _check_weights(config, schema)
     model, stopping = config.model, config.evaluate.early_stopping
     heads, path = model.multi_task, config.data.path
     if not schema.tasks:
@@ -129,6 +130,7 @@ def check_tasks(config: TrainConfig, schema: Schema) -> None:
     Raises:
       DatasetError: Names the labels of both.
     """
+    _check_weights(config, schema)
     own = config.model.multi_task.tasks
     if schema.labels and own != schema.tasks:
         has, trained = ([*tasks] if tasks else "one label" for tasks in (schema.tasks, own))
@@ -154,3 +156,12 @@ def with_capacities(config: TrainConfig, schema: Schema) -> TrainConfig:
     if config.init_from:
         rows |= find_run(config.init_from)[0].config().tables.capacities
     return dataclasses.replace(config, tables=config.tables.with_capacities(rows))
+
+
+def _check_weights(config: TrainConfig, schema: Schema) -> None:
+    """Refuses weights of examples where the kind of model has none."""
+    if schema.weighted and not config.model.of_kind.takes_weights:
+        raise ConfigError(
+            f"{config.data.path} has weights of examples, which model.kind {config.model.kind!r} does not take; leave"
+            " [weight] out of the schema of the log, and prepare it again"
+        )

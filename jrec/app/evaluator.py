@@ -63,7 +63,7 @@ class Evaluator:
         """The log loss on the first ``limit`` batches of a split, by a model of clicks."""
         scores = self.scores(split, progress, limit=limit)
         assert isinstance(scores, Scores)
-        return log_loss(scores.logits, scores.labels)
+        return log_loss(scores.logits, scores.labels, weights=scores.weights)
 
     def evaluate(self, step: int, log: MetricLog | SilentLog, progress: TrainingProgress) -> bool:
         """Evaluates the model as it is and logs that; returns whether it is the best so far."""

@@ -89,6 +89,7 @@ def eval_loader(
     shared: bool = False,
     growing: Mapping[str, TableVocabulary] | None = None,
     shuffle: bool = False,
+    weighted: bool = True,
 ) -> Loader:
     """One pass over a split, every example once, the last batch padded.
 
@@ -105,11 +106,14 @@ def eval_loader(
       growing: By table that grows, the rows that keys have; see ``make_loader``.
       shuffle: Whether blocks of the split come in an order drawn by the run's seed, so that the first batches are of
         all of it; else examples come in the order of time.
+      weighted: Whether examples have their weights, where the dataset has any.
     """
     data, multiple = config.data, multiple or max(1, config.mesh.devices)
     batch_size = -(-data.eval_batch_size // multiple) * multiple
     processes = jax.process_count() if shared else 1
     options: dict[str, Any] = {"growing": growing} if growing else {}
+    if schema.weighted and not weighted:
+        options["weighted"] = False
     order = LoaderConfig(
         batch_size=batch_size // processes,
         shuffle=shuffle,

@@ -17,6 +17,7 @@ from jrec.app.loaders import eval_loader
 from jrec.app.models.best import Best
 from jrec.app.models.predictor import Piece, Predictor
 from jrec.batch import Batch
+from jrec.data.blocks import EXAMPLE_WEIGHT
 from jrec.data.encoded_columns import EncodedColumns
 from jrec.data.schema import SCHEMA_FILE, DatasetError
 from jrec.data.unknown import UnknownValues
@@ -202,7 +203,8 @@ class LoadedRun:
         predictor, first = self._predictor.at(k), 0
         for encoded in self._encoded(predictor, inputs, joined, report, max_unknown):
             outputs = predictor.of_encoded(encoded, self.batch_size)
-            yield predictor.piece(outputs, first=first, labels=predictor.labels_of(encoded))
+            weights = encoded.tasks.get(EXAMPLE_WEIGHT)
+            yield predictor.piece(outputs, first=first, labels=predictor.labels_of(encoded), weights=weights)
             first += encoded.examples
 
     def _encoded(
@@ -277,7 +279,8 @@ class LoadedRun:
             )
         for split in splits or there:
             first = 0
-            with eval_loader(run.config, run.schema, run.layout, split, growing=self._predictor.growing) as loader:
+            growing = self._predictor.growing
+            with eval_loader(run.config, run.schema, run.layout, split, growing=growing, weighted=False) as loader:
                 for batch in loader:
                     yield split, first, batch
                     first += int(batch.mask.sum())

@@ -256,6 +256,7 @@ class Schema:
       labels: Whether the examples have labels; where they have none, the blocks' labels are zeros.
       tasks: The names of the labels where examples have several, each of which may be ``UNKNOWN``; else (). The first
         is the blocks' ``label``, the others have columns of their names.
+      weighted: Whether examples have weights (``jrec.data.blocks.EXAMPLE_WEIGHT``).
     """
 
     name: str
@@ -270,6 +271,7 @@ class Schema:
     folder: pathlib.Path | None = dataclasses.field(default=None, compare=False, repr=False)
     labels: bool = True
     tasks: tuple[str, ...] = ()
+    weighted: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.block_size <= MAX_LENGTH:
@@ -294,6 +296,7 @@ class Schema:
             readers.setdefault(feature.table, []).append(f"{feature.name}{more}")
         splits = ", ".join(f"{name} {split.examples:,}" for name, split in self.splits.items())
         labels = f", labels {', '.join(self.tasks)}" if self.tasks else "" if self.labels else ", no labels"
+        labels += ", weighted" if self.weighted else ""
         dense = f"; dense: {', '.join(f.name for f in self.dense)[:80]}" if self.dense else ""
         rows = [
             (table.name, f"{table.rows:,} {'values, grows' if table.growing else 'rows'}",
@@ -441,6 +444,8 @@ class Schema:
             del content["labels"]
         if not self.tasks:
             del content["tasks"]
+        if not self.weighted:
+            del content["weighted"]
         for kind, keys in _OPTIONAL.items():
             content[kind] = [{k: v for k, v in f.items() if v is not None or k not in keys} for f in content[kind]]
         save_json(path, content, kind=FORMAT, version=VERSION, sealed=True)
@@ -475,6 +480,7 @@ class Schema:
         content["folder"] = None
         content.setdefault("labels", True)
         content.setdefault("tasks", [])
+        content.setdefault("weighted", False)
         for kind, keys in _OPTIONAL.items():
             for feature in content[kind] if isinstance(content.get(kind), list) else ():
                 if isinstance(feature, dict):

@@ -57,14 +57,19 @@ def all_examples(values: jax.Array) -> jax.Array:
 
 
 def masked_mean(losses: jax.Array, mask: jax.Array) -> jax.Array:
-    """The mean of the losses of a batch's real examples, () float32.
+    """The mean of the losses of a batch's real examples by their weights, () float32.
 
     Args:
       losses: (batch,) float32.
-      mask: (batch,), 0 for examples that pad the batch.
+      mask: (batch,), the examples' weights; 0 for examples that pad the batch.
     """
     mask = mask.astype(losses.dtype)
-    return jnp.sum(losses * mask) / jnp.maximum(jnp.sum(mask), 1)
+    return jnp.sum(losses * mask) / nonzero(jnp.sum(mask))
+
+
+def nonzero(total: jax.Array) -> jax.Array:
+    """A sum of weights to divide by: itself, and 1 where nothing counts."""
+    return jnp.where(total > 0, total, 1)
 
 
 def mean_of_positions(losses: jax.Array, counts: jax.Array, mask: jax.Array) -> jax.Array:
@@ -76,14 +81,14 @@ def mean_of_positions(losses: jax.Array, counts: jax.Array, mask: jax.Array) -> 
     Args:
       losses: (batch, length) float32.
       counts: (batch, length), 0 or False for positions that do not count.
-      mask: (batch,), 0 for examples that pad the batch.
+      mask: (batch,), the examples' weights; 0 for examples that pad the batch.
     """
     weights = counts.astype(losses.dtype) * mask.astype(losses.dtype)[:, None]
     own = jnp.sum(jnp.where(weights > 0, losses * weights, 0))
     examples = jnp.sum(mask.astype(losses.dtype))
-    every_example = jnp.maximum(jnp.sum(all_examples(examples[None])), 1)
-    positions = jnp.maximum(jnp.sum(all_examples(jnp.sum(weights)[None])), 1)
-    return own * (every_example / jnp.maximum(examples, 1)) / positions
+    every_example = nonzero(jnp.sum(all_examples(examples[None])))
+    positions = nonzero(jnp.sum(all_examples(jnp.sum(weights)[None])))
+    return own * (every_example / nonzero(examples)) / positions
 
 
 def sampled_softmax(

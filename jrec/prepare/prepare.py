@@ -239,6 +239,7 @@ class _Preparation:
             splits=splits,
             labels=self.options.labels,
             tasks=self.source.tasks,
+            weighted=self.source.weighted,
             provenance={
                 **provenance,
                 "inputs": read + self.source.joined_inputs(),
@@ -460,8 +461,8 @@ class _Preparation:
         with self.progress.stage("writing", spill.rows) as advance, self._executor() as executor:
             shards = write_shards(
                 slices, self.folder, spill, ids, self.source.dense, features,
-                tasks=self.source.tasks, block_size=self.options.block_size, executor=executor, attempts=self.attempts,
-                advance=advance,
+                beside_labels=self.source.beside_labels, block_size=self.options.block_size, executor=executor,
+                attempts=self.attempts, advance=advance,
             )  # fmt: skip
         by_split: dict[str, list] = {name: [] for name in SPLITS}
         for shard_rows, shard in zip(slices, shards, strict=True):

@@ -39,6 +39,7 @@ class ClickKind[S: Section](ModelKind[S]):
     """
 
     metrics = ("auc", "log_loss", "refinement")
+    takes_weights = True
 
     @override
     def check(self, model: ModelConfig) -> None:

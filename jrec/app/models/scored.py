@@ -27,12 +27,14 @@ class Scored(Piece):
       split, first: As of ``Piece``.
       logits: (n,) float32, by task where there are several labels.
       labels: Of the same form, or None where the examples have none; of several labels -1 is one that is not known.
+      weights: (n,) float32, of a log that has weights; else None.
     """
 
     split: str
     first: int
     logits: ByTask
     labels: ByTask | None
+    weights: np.ndarray | None = None
 
     @property
     @override
@@ -81,8 +83,10 @@ class ClickPredictor(Predictor):
         return dict.fromkeys(self.tasks, none) if self.tasks else none
 
     @override
-    def piece(self, outputs: Any, *, split: str = "", first: int = 0, labels: Any = None) -> Scored:
-        return Scored(split=split, first=first, logits=self.logits(outputs), labels=labels)
+    def piece(
+        self, outputs: Any, *, split: str = "", first: int = 0, labels: Any = None, weights: Any = None
+    ) -> Scored:
+        return Scored(split=split, first=first, logits=self.logits(outputs), labels=labels, weights=weights)
 
     @override
     def logits(self, outputs: Any) -> ByTask:
@@ -91,7 +95,7 @@ class ClickPredictor(Predictor):
     @override
     def labels_of(self, encoded: EncodedColumns) -> ByTask | None:
         if self.tasks and encoded.labels is not None:
-            return {self.tasks[0]: encoded.labels, **encoded.tasks}
+            return {self.tasks[0]: encoded.labels} | {task: encoded.tasks[task] for task in self.tasks[1:]}
         return encoded.labels
 
     @override

@@ -36,7 +36,11 @@ def shared_scores(scores: AnyScores) -> AnyScores:
 
 def _shared(scores: Scores) -> Scores:
     labels = _of_all(scores.labels.astype(np.uint8)).astype(bool)
-    scores = dataclasses.replace(scores, logits=_of_all(scores.logits), labels=labels)
+    # A process whose examples all have weight 1 says so by None, while others' may differ.
+    each = np.ones(scores.logits.size, np.float32) if scores.weights is None else scores.weights
+    weights = _of_all(each)
+    weights = None if (weights == 1).all() else weights
+    scores = dataclasses.replace(scores, logits=_of_all(scores.logits), labels=labels, weights=weights)
     # Only now, so that all processes raise: one that raised before would leave the others in the collective.
     check_finite(scores.logits)
     return scores

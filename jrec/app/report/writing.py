@@ -165,7 +165,7 @@ def _scored(scores: Mapping[str, AnyScores]) -> dict[str, Any]:
     return {
         "splits": {split: evaluated(one).to_dict() for split, one in scores.items()},
         "reliability": {
-            split: reliability_bins(sigmoid(one.logits), one.labels).to_dict()
+            split: reliability_bins(sigmoid(one.logits), one.labels, weights=one.weights).to_dict()
             for split, one in scores.items()
             if isinstance(one, Scores)
         },

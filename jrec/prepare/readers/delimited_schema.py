@@ -61,6 +61,13 @@ class TaskLabelColumn(LabelColumn):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class WeightColumn:
+    """The column of how much each example counts, in training and in metrics: finite numbers of at least 0."""
+
+    column: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class TimeColumn:
     """The column by which examples are ordered.
 
@@ -210,6 +217,7 @@ class DelimitedSchema:
     dense: tuple[DenseColumn, ...] = ()
     categorical: tuple[CategoricalColumn, ...] = ()
     time: TimeColumn | None = None
+    weight: WeightColumn | None = None
     name: str = "csv"
     delimiter: str = ","
     quoting: bool = True
@@ -279,13 +287,14 @@ class DelimitedSchema:
         return next((c.table or c.feature for c in items), "")
 
     def used_columns(self) -> list[str]:
-        """Every column that features, label and time read, as often as they read it; without joined files."""
+        """Every column that features, label, weight and time read, as often as they read it; without joined files."""
         used = [
             *(label.column for label in self.all_labels),
             *(d.column for d in self.dense),
             *(c.column for c in self.categorical if not (c.part or c.history)),
         ]
-        return used + [c.weights for c in self.categorical if c.weights] + ([self.time.column] if self.time else [])
+        used += [c.weights for c in self.categorical if c.weights]
+        return used + [part.column for part in (self.weight, self.time) if part]
 
 
 def load_schema(path: str) -> DelimitedSchema:
@@ -403,6 +412,8 @@ def _check(schema: DelimitedSchema, path: str) -> None:
     for name in [*names, *(c.table for c in schema.categorical if c.table)]:
         if "/" in name or "\0" in name or name.startswith(".") or name.endswith(":weight"):
             raise wrong(f"{name!r} cannot name a feature or table: files are called after them; set another name")
+    if schema.weight and not schema.all_labels:
+        raise wrong("there is a [weight], but no [label], whose loss it is of; add one, or leave [weight] out")
     for label in schema.all_labels:
         if label.positive_values and label.positive_at_least is not None:
             where = "[label]" if schema.label else f"[[labels]] of column {label.column!r}"
