@@ -16,7 +16,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from jrec.data.schema import DatasetError
-from jrec.errors import DivergedError
+from jrec.regression import Numbers, NumberScores, check_finite, checked_weights
 
 UNITS = {
     "examples": "count",
@@ -126,10 +126,11 @@ class ScoreAccumulator:
 
     Args:
       check: Whether a logit that is NaN or infinite raises at once.
+      numbers: How outputs are numbers, where labels are; None for logits, and labels of 0 and 1.
     """
 
-    def __init__(self, *, check: bool = True) -> None:
-        self._check = check
+    def __init__(self, *, check: bool = True, numbers: Numbers | None = None) -> None:
+        self._check, self._numbers = check, numbers
         self._logits: list[np.ndarray] = []
         self._labels: list[np.ndarray] = []
         self._weights: list[np.ndarray] = []
@@ -139,7 +140,7 @@ class ScoreAccumulator:
 
         Args:
           logits: (batch,) of any float type.
-          labels: (batch,) 0 or 1, of any type.
+          labels: (batch,) 0 or 1, of any type, or numbers.
           mask: (batch,), the examples' weights, 0 for rows that only pad the batch; None counts all alike.
 
         Raises:
@@ -155,7 +156,7 @@ class ScoreAccumulator:
                 raise ValueError(f"mask has shape {keep.shape}, but logits have {scores.shape}")
             if truth.shape == scores.shape:
                 scores, truth, weights = scores[keep], truth[keep], weights[keep]
-        truth = _binary(truth, scores)
+        truth = _binary(truth, scores) if self._numbers is None else _alike(truth.astype(np.float32), scores)
         if self._check:
             check_finite(scores)
         self._logits.append(scores.copy())
@@ -163,13 +164,21 @@ class ScoreAccumulator:
         self._weights.append(weights.copy())
 
     def scores(self) -> Scores:
-        """All batches so far, in order."""
-        weights = np.concatenate([np.empty(0, np.float32), *self._weights])
-        return Scores(
-            logits=np.concatenate([np.empty(0, np.float32), *self._logits]),
-            labels=np.concatenate([np.empty(0, bool), *self._labels]),
-            weights=None if (weights == 1).all() else weights,
-        )
+        """All batches so far, in order, of labels of 0 and 1."""
+        logits, weights = self._collected()
+        return Scores(logits=logits, labels=np.concatenate([np.empty(0, bool), *self._labels]), weights=weights)
+
+    def number_scores(self) -> NumberScores:
+        """All batches so far, in order, of labels that are numbers."""
+        assert self._numbers is not None
+        outputs, weights = self._collected()
+        labels = np.concatenate([np.empty(0, np.float32), *self._labels])
+        return NumberScores(predictions=self._numbers.predictions(outputs), labels=labels, weights=weights)
+
+    def _collected(self) -> tuple[np.ndarray, np.ndarray | None]:
+        """Logits, and weights if they are not all 1."""
+        logits, weights = (np.concatenate([np.empty(0, np.float32), *some]) for some in (self._logits, self._weights))
+        return logits, None if (weights == 1).all() else weights
 
 
 def evaluate(scores: Scores) -> Evaluation:
@@ -184,7 +193,7 @@ def evaluate(scores: Scores) -> Evaluation:
         raise DatasetError("there are no examples to evaluate: the split, or what was read of it, is empty")
     check_finite(logits)
     probabilities = sigmoid(logits)
-    weights = _checked_weights(scores.weights, logits)
+    weights = checked_weights(scores.weights, logits)
     positives = int(np.count_nonzero(labels))
     base_rate = positives / labels.size if weights is None else float(np.average(labels, weights=weights))
     mean_prediction = float(np.average(probabilities, weights=weights))
@@ -293,7 +302,7 @@ def log_loss(logits: ArrayLike, labels: ArrayLike, *, weights: ArrayLike | None 
     """
     z = np.asarray(logits, np.float64)
     truth = _binary(labels, z)
-    return float(np.average(np.logaddexp(0.0, np.where(truth, -z, z)), weights=_checked_weights(weights, z)))
+    return float(np.average(np.logaddexp(0.0, np.where(truth, -z, z)), weights=checked_weights(weights, z)))
 
 
 def normalized_entropy(logits: ArrayLike, labels: ArrayLike, *, weights: ArrayLike | None = None) -> float | None:
@@ -302,7 +311,7 @@ def normalized_entropy(logits: ArrayLike, labels: ArrayLike, *, weights: ArrayLi
     He et al., "Practical Lessons from Predicting Clicks on Ads at Facebook", 2014, equation 1. None for one class.
     """
     truth = _binary(labels, np.asarray(logits))
-    worst = entropy(float(np.average(truth, weights=_checked_weights(weights, truth))))
+    worst = entropy(float(np.average(truth, weights=checked_weights(weights, truth))))
     return log_loss(logits, truth, weights=weights) / worst if worst else None
 
 
@@ -318,7 +327,7 @@ def reliability_bins(
     """
     p = np.asarray(probabilities, np.float64)
     truth = _binary(labels, p)
-    w = _checked_weights(weights, p)
+    w = checked_weights(weights, p)
     edges = np.unique(np.quantile(p, np.arange(1, bins) / bins, method="inverted_cdf", weights=w))
     which = np.searchsorted(edges, p, side="left")
     counts = np.bincount(which, weights=w, minlength=len(edges) + 1)
@@ -338,7 +347,7 @@ def _count_by_score(scores: ArrayLike, labels: ArrayLike, weights: ArrayLike | N
     truth = _binary(labels, values)
     if bad := int(np.count_nonzero(np.isnan(values))):
         raise ValueError(f"{bad:,} of {values.size:,} scores are NaN, which cannot be ranked")
-    counted = _checked_weights(weights, values)
+    counted = checked_weights(weights, values)
     counted = np.ones(values.size, np.int64) if counted is None else counted
     if not values.size:
         return counted, counted
@@ -349,24 +358,9 @@ def _count_by_score(scores: ArrayLike, labels: ArrayLike, weights: ArrayLike | N
     return positives, negatives
 
 
-def _checked_weights(weights: ArrayLike | None, scores: np.ndarray) -> np.ndarray | None:
-    """The weights in float64, or None."""
-    if weights is None:
-        return None
-    values = np.asarray(weights, np.float64)
-    if values.shape != scores.shape:
-        raise ValueError(f"weights must be of the scores' shape {scores.shape}, but are {values.shape}")
-    if not np.all((values >= 0) & np.isfinite(values)):
-        first = int(np.argmin((values >= 0) & np.isfinite(values)))
-        raise ValueError(f"weight {first} is {values[first]}; weights must be finite and at least 0")
-    return values
-
-
 def _binary(labels: ArrayLike, scores: np.ndarray) -> np.ndarray:
     """The labels as bools."""
-    values = np.asarray(labels)
-    if values.ndim != 1 or values.shape != scores.shape:
-        raise ValueError(f"scores and labels must be of one shape (n,), but are {scores.shape} and {values.shape}")
+    values = _alike(np.asarray(labels), scores)
     if values.dtype == np.bool_:
         return values
     truth = values == 1
@@ -376,15 +370,11 @@ def _binary(labels: ArrayLike, scores: np.ndarray) -> np.ndarray:
     return truth
 
 
-def check_finite(logits: np.ndarray) -> None:
-    """Raises DivergedError if a logit is NaN or infinite."""
-    finite = np.isfinite(logits)
-    if not np.all(finite):
-        first = int(np.argmin(finite))
-        raise DivergedError(
-            f"{logits.size - np.count_nonzero(finite):,} of {logits.size:,} logits are NaN or infinite (the first is"
-            f" {logits[first]!s}): training has diverged; lower the learning rates"
-        )
+def _alike(labels: np.ndarray, scores: np.ndarray) -> np.ndarray:
+    """The labels, of which there must be as many as scores."""
+    if labels.ndim != 1 or labels.shape != scores.shape:
+        raise ValueError(f"scores and labels must be of one shape (n,), but are {scores.shape} and {labels.shape}")
+    return labels
 
 
 def entropy(rate: float) -> float:

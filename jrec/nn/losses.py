@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +22,7 @@ from jrec.batch import Batch
 from jrec.errors import ConfigError
 from jrec.mesh.route import AXIS
 from jrec.nn.optimizer import Loss
+from jrec.regression import Numbers
 
 _IN_SLICES = contextvars.ContextVar("_IN_SLICES", default=False)
 
@@ -233,6 +236,60 @@ def _of_members(
     losses = function(logits, labels[:, None])
     total = jnp.sum(losses, axis=1)
     return total + jax.lax.stop_gradient(jnp.mean(losses, axis=1) - total)
+
+
+def squared_error(outputs: jax.Array, batch: Batch) -> jax.Array:
+    """Mean squared error of the batch's real examples, () float32; of members the mean of theirs.
+
+    Args:
+      outputs: (batch,) float32, or (batch, members), each trained by its own loss.
+      batch: The batch, whose labels are numbers.
+    """
+    return masked_mean(_of_members(lambda numbers, labels: (numbers - labels) ** 2, outputs, batch.labels), batch.mask)
+
+
+def huber(*, delta: float = 1.0) -> Loss:
+    """Huber's loss (1964): half the squared error up to an error of ``delta``, and linear beyond.
+
+    A few labels that are far off then have no more weight than those that are ``delta`` off.
+
+    Args:
+      delta: In the labels' unit, above 0.
+
+    Raises:
+      ValueError: If ``delta`` is not above 0.
+    """
+    if not 0 < delta < float("inf"):
+        raise ValueError(f"{delta=} must be above 0")
+
+    def loss(outputs: jax.Array, batch: Batch) -> jax.Array:
+        own = functools.partial(optax.huber_loss, delta=delta)
+        return masked_mean(_of_members(own, outputs, batch.labels), batch.mask)
+
+    return loss
+
+
+def poisson(outputs: jax.Array, batch: Batch) -> jax.Array:
+    """Mean of ``exp(output) - label * output``: Poisson's negative log-likelihood but for a term without outputs.
+
+    Args:
+      outputs: (batch,) float32, logarithms of expected counts, or (batch, members), each trained by its own loss.
+      batch: The batch, whose labels are counts, or other numbers of at least 0.
+    """
+
+    def own(outputs: jax.Array, labels: jax.Array) -> jax.Array:
+        return jnp.exp(outputs) - labels * outputs
+
+    return masked_mean(_of_members(own, outputs, batch.labels), batch.mask)
+
+
+def of_numbers(loss: Loss, numbers: Numbers) -> Loss:
+    """A loss by labels as they are before location and scale, so that outputs are about 1 in size."""
+
+    def scaled(outputs: Any, batch: Batch) -> jax.Array:
+        return loss(outputs, dataclasses.replace(batch, labels=numbers.targets(batch.labels)))
+
+    return scaled
 
 
 def focal(*, gamma: float = 2.0, positive_share: float | None = None) -> Loss:

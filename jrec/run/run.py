@@ -24,6 +24,7 @@ from jrec.metrics import Evaluation
 from jrec.nn import SparseOptimizer, binary_cross_entropy
 from jrec.nn.optimizer import Loss, SparseModel
 from jrec.outputs import check_local, kind_of
+from jrec.regression import NumberEvaluation, Numbers
 from jrec.run.evaluation import evaluated
 from jrec.run.feeds.batches import Position
 from jrec.run.feeds.in_place import reads_in_place
@@ -254,8 +255,9 @@ class Run:
         batch_size: int | None = None,
         on_bad_id: OnBadId = "raise",
         max_unknown: float | None = None,
+        numbers: Numbers | None = None,
         **packing: Any,
-    ) -> Evaluation | dict[str, Evaluation]:
+    ) -> Evaluation | NumberEvaluation | dict[str, Evaluation]:
         """AUC, log loss, normalized entropy, calibration and more of predictions, beside the labels; see ``predict``.
 
         ``run.evaluate([columns], dense=["price"]).auc`` is of some columns.
@@ -269,19 +271,21 @@ class Run:
           batch_size: How many examples are predicted at once; None for as many as the first item has.
           on_bad_id: See ``pack_batch``.
           max_unknown: See ``predict``.
-          **packing: Further arguments of ``pack_batch``.
+          numbers: Where labels are numbers, how outputs are (``jrec.regression.Numbers()`` for the outputs themselves).
+          **packing: Further arguments of ``pack_batch``, such as ``weight``.
 
         Returns:
-          The metrics (``jrec.metrics.UNITS``), computed in float64 on the host; of several labels by name.
+          The metrics (``jrec.metrics.UNITS``), computed in float64 on the host; of several labels by name. Of numbers
+          RMSE, MAE, R2 and Poisson's deviance (``jrec.regression.UNITS``).
 
         Raises:
           DatasetError: If there are no examples, a label is missing, or more values are unknown than may be.
           DivergedError: If a logit is NaN or infinite.
-          ValueError: If a label is neither 0 nor 1, or the model returns no logit for each example.
+          ValueError: If a label is neither 0 nor 1 without ``numbers``, or the model returns no logit for each example.
         """
         unknown = UnknownCounts()
         packer = self._packer(unknown, dense=dense, label=label, on_bad_id=on_bad_id, **packing)
-        metrics = evaluated(self.predictions, batches, packer, batch_size)
+        metrics = evaluated(self.predictions, batches, packer, batch_size, numbers)
         self.unknown.take(unknown, max_unknown)
         return metrics
 
