@@ -148,7 +148,7 @@ class FittedModel:
         """
         if not _are_paths(data):
             return self.run.predict(with_index(data))
-        return np.concatenate([np.empty(0, np.float32), *(piece.probabilities for piece in self._scored(data))])
+        return np.concatenate([np.empty(0, np.float32), *(piece.predictions for piece in self._scored(data))])
 
     def evaluate(self, data: InputLike | Sequence[InputLike] | Mapping[str, Any]) -> dict[str, Any]:
         """Metrics on other rows, by name as in ``metrics``.

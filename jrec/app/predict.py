@@ -26,7 +26,7 @@ from jrec.outputs import new_file
 from jrec.prepare.encoder import Encoder
 from jrec.prepare.readers.streams import InputLike, read_names
 from jrec.prepare.readers.tables import column_types, is_table, read_batches
-from jrec.serving.model import probabilities
+from jrec.serving.model import predictions
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -129,7 +129,7 @@ class LoadedRun:
           DatasetError: If a column is missing, or a value is none that a log may have; names column, example, value.
             If more values are unknown than may be; names feature, share and some of the values.
         """
-        return probabilities(self.logits(columns, max_unknown=max_unknown))
+        return predictions(self.logits(columns, max_unknown=max_unknown), self.restored.config.model.as_numbers)
 
     def logits(self, columns: object, *, max_unknown: float | None = None) -> Any:
         """Logits, (examples,) float32 or a dictionary by task, of raw columns; see ``predict``.

@@ -9,6 +9,7 @@ from jrec.app.build import build_layout, check_model
 from jrec.app.commands.kernel_check import prepare_kernels
 from jrec.app.comparisons import comparison_sections
 from jrec.app.config import TrainConfig
+from jrec.app.dataset import with_tasks
 from jrec.app.loop import Outcome, train
 from jrec.app.make_run import check_pipeline
 from jrec.app.preflight import Start, check_space
@@ -42,6 +43,7 @@ def train_and_report(
       its page is.
     """
     data = start.data
+    config = with_tasks(config, data.schema)  # the report says what the dataset settles
     layout = build_layout(data.config, data.schema, data.plan)
     check_pipeline(config)  # before kernels are checked, which may take minutes
     if writes:

@@ -184,7 +184,7 @@ def check_follows(
 
 def difference(before: Manifest, after: Manifest) -> str | None:
     """How two exports' models differ, in words; None where both are of one model."""
-    for name in ("rows", "dtype", "dense", "widths", "features", "retrieval"):
+    for name in ("rows", "dtype", "dense", "widths", "features", "retrieval", "numbers"):
         was, now = getattr(before, name), getattr(after, name)
         if was != now:
             return "rows mean other values (another dataset)" if name == "rows" else f"{name} is {now}, not {was}"

@@ -53,7 +53,7 @@ class ModelKind[S: Section](abc.ABC):
       keys: The keys of ``[model]`` that it reads beside its section; None for all that have no kind of their own.
       before: By newer key of the section, the value of models from before it, with which checkpoints do not record it.
       metrics: What ``evaluate.early_stopping.metric`` may be; the first is the default.
-      takes_weights: Whether examples may have weights, of its loss and of its scores.
+      scores_lines: Whether each line is scored by its label, which may be a number, and by its weight.
       needs_labels: Whether it trains and is scored by the dataset's labels.
       takes_factory: Whether ``model.factory`` may make its network.
       exports_vectors: Whether an export has vectors that the model makes, for which its rows are read, and which no
@@ -65,7 +65,7 @@ class ModelKind[S: Section](abc.ABC):
     keys: ClassVar[tuple[str, ...] | None] = None
     before: ClassVar[Mapping[str, object]] = {}
     metrics: ClassVar[tuple[str, ...]]
-    takes_weights: ClassVar[bool] = False
+    scores_lines: ClassVar[bool] = False
     needs_labels: ClassVar[bool] = True
     takes_factory: ClassVar[bool] = False
     exports_vectors: ClassVar[bool] = False
@@ -109,9 +109,9 @@ class ModelKind[S: Section](abc.ABC):
         """
         del subject
 
-    def check_compress(self, subject: str) -> None:
-        """Refuses to compress a kind that has no AUC to compare; arguments and errors as of ``check_plan``."""
-        del subject
+    def check_compress(self, model: ModelConfig, subject: str) -> None:
+        """Refuses to compress a model that has no AUC to compare; errors as of ``check_plan``."""
+        del model, subject
 
     # The dataset
 

@@ -21,6 +21,7 @@ from jrec.files import decode
 from jrec.prepare.readers import libsvm
 from jrec.prepare.readers.columnar import check_type
 from jrec.prepare.readers.delimited_schema import (
+    BINARY,
     PARTS,
     CategoricalColumn,
     DelimitedSchema,
@@ -57,6 +58,7 @@ class Delimited(LogFormat):
         self._labels = schema.all_labels
         self.label = self._labels[0].column if self._labels else ""
         self.tasks, self.task_fields = schema.tasks, tuple(label.column for label in schema.labels)
+        self.numeric_label = any(label.numeric for label in self._labels)
         self.weighted, self._weight = schema.weight is not None, schema.weight.column if schema.weight else ""
         self._predicted = False
         self.complete = frozenset(d.feature for d in schema.dense if d.missing is None)
@@ -183,7 +185,7 @@ class Delimited(LogFormat):
         if (label := next((label for label in self._labels if label.column == name), None)) is not None:
             if self.labels == "none":
                 return Field(name=name, kind="skip")
-            kind = "label" if label.positive_at_least is None else "number"
+            kind = "number" if label.numeric or label.positive_at_least is not None else "label"
             several = bool(self.tasks)
             absent = self._missing if several else ()
             positive = label.positive_values
@@ -242,6 +244,9 @@ class Delimited(LogFormat):
 
     def check(self, parsed: ParsedBlock) -> None:
         """Rejects rows whose values cannot be what the schema says."""
+        if self.numeric_label and self.label in parsed.columns:
+            wrong = ~(np.abs(parsed.numbers(self.label)) <= _FLOAT32_MAX)
+            parsed.reject(wrong, self.label, "is no finite number that float32 holds")
         if self.weighted and self._weight in parsed.columns:
             weights = parsed.numbers(self._weight)
             wrong = ~((weights >= 0) & (weights <= _FLOAT32_MAX))
@@ -315,6 +320,9 @@ class Delimited(LogFormat):
           DatasetError: If the log has both, since -1 may then stand for something else.
         """
         self._zero, self._minus = set(), set()
+        if self.numeric_label:
+            yield from converted
+            return
         for chunk in converted:
             labels = self._assembled(0, chunk.labels)
             tasks = {name: self._assembled(k, chunk.tasks[name]) for k, name in enumerate(self.tasks[1:], 1)}
@@ -403,6 +411,9 @@ def read_stored(stored: object, *, where: str, error: Callable[[str], JrecError]
 def stored_schema(schema: DelimitedSchema) -> dict[str, Any]:
     """The whole schema, in the types of JSON; without what older ones had not, where it says nothing."""
     stored = json.loads(json.dumps(dataclasses.asdict(schema)))
+    for label in (*stored["labels"], *filter(None, [stored["label"]])):
+        if label["kind"] == BINARY:
+            del label["kind"]
     for part in (stored, *stored["join"]):
         for column in part["categorical"]:
             if column["history"] is None:

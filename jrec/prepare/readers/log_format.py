@@ -93,7 +93,7 @@ class Chunk:
     """Examples of a log.
 
     Attributes:
-      labels: (n,) float32 in {0, 1}; zeros where the log has none.
+      labels: (n,) float32 in {0, 1}, or numbers; zeros where the log has none.
       dense: By feature, (n,) float32, transformed and finite; float64 raw values of unfitted features.
       keys: By feature, (n,) uint64, or a list of them for features with ``many``; float64 numbers of unfitted features.
       weights: By weighted feature, lists of finite float32 of the lengths of its keys.
@@ -127,6 +127,7 @@ class LogFormat:
       tasks: The names of the labels where there are several, the first of which are ``Chunk.labels``; else ().
       task_fields: Their fields.
       weighted: Whether examples have weights.
+      numeric_label: Whether the label is a number, and not 0 or 1.
       complete: The dense features of which no value may be missing in a log.
       histories: By feature that preparation makes of all lines, what it is made of; chunks lack these features.
       target_means: What preparation makes of labels and keys of all lines; chunks lack these dense features.
@@ -144,6 +145,7 @@ class LogFormat:
     tasks: tuple[str, ...] = ()
     task_fields: tuple[str, ...] = ()
     weighted: bool = False
+    numeric_label: bool = False
     complete: frozenset[str] = frozenset()
     histories: Mapping[str, History] = {}
     target_means: tuple[TargetMean, ...] = ()
@@ -161,7 +163,8 @@ class LogFormat:
         other = copy.copy(self)
         other.labels = labels
         if labels == "none":
-            other.tasks, other.task_fields, other.weighted = (), (), False
+            other.tasks, other.task_fields = (), ()
+            other.weighted = other.numeric_label = False
         return other
 
     @property
