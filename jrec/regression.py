@@ -7,13 +7,16 @@ weight 1. A metric that the data leave undefined is None and never NaN.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from jax.typing import ArrayLike
 
 from jrec.data.schema import DatasetError
 from jrec.errors import DivergedError
+
+# Only for types: a manifest of an export, which names ``Numbers``, is read before JAX is loaded.
+if TYPE_CHECKING:
+    from jax.typing import ArrayLike
 
 UNITS = {
     "mean_label": "units of the label",

@@ -72,7 +72,7 @@ def read_manifest(folder: pathlib.Path) -> Manifest:
         raise ExportError(f"{folder} is not a folder; give one that `jrec export` made")
     path = folder / MANIFEST
     content = load_json(path, kind=FORMAT, version=VERSION, error=ExportError, remedy=_REMEDY, sealed=True)
-    known = {"retrieval": None, "widths": {}, **content}
+    known = {"retrieval": None, "numbers": None, "widths": {}, **content}
     if isinstance(known["retrieval"], dict):
         known["retrieval"] = {"items": "", **known["retrieval"]}
     manifest = decode(known, Manifest, where=str(path), error=ExportError, remedy=_REMEDY)
