@@ -102,12 +102,14 @@ class ReliabilityBins:
     """Examples grouped by predicted probability; empty groups are left out. All arrays are (bins,).
 
     Attributes:
-      counts: int64, or the sums of weights, float64.
+      counts: int64, examples.
+      weights: float64, sums of their weights.
       mean_predicted: float64, mean probability.
       observed: float64, fraction of labels that are 1.
     """
 
     counts: np.ndarray
+    weights: np.ndarray
     mean_predicted: np.ndarray
     observed: np.ndarray
 
@@ -117,8 +119,8 @@ class ReliabilityBins:
 
     @property
     def error(self) -> float:
-        """Expected calibration error: the mean gap between predicted and observed, weighted by count."""
-        return float(np.average(np.abs(self.mean_predicted - self.observed), weights=self.counts))
+        """Expected calibration error: the mean gap between predicted and observed, by weight."""
+        return float(np.average(np.abs(self.mean_predicted - self.observed), weights=self.weights))
 
 
 class ScoreAccumulator:
@@ -330,12 +332,12 @@ def reliability_bins(
     w = checked_weights(weights, p)
     edges = np.unique(np.quantile(p, np.arange(1, bins) / bins, method="inverted_cdf", weights=w))
     which = np.searchsorted(edges, p, side="left")
-    counts = np.bincount(which, weights=w, minlength=len(edges) + 1)
-    used = counts > 0
-    weighted = (p, truth) if w is None else (p * w, truth * w)
-    predicted, observed = (np.bincount(which, weights=sums, minlength=len(counts))[used] for sums in weighted)
-    counts = counts[used]
-    return ReliabilityBins(counts=counts, mean_predicted=predicted / counts, observed=observed / counts)
+    counts, each = np.bincount(which, minlength=len(edges) + 1), np.ones(p.size) if w is None else w
+    total = np.bincount(which, each, len(counts))
+    used = total > 0
+    counts, total = counts[used], total[used]
+    predicted, observed = (np.bincount(which, values * each, len(used))[used] for values in (p, truth))
+    return ReliabilityBins(counts=counts, weights=total, mean_predicted=predicted / total, observed=observed / total)
 
 
 def _count_by_score(scores: ArrayLike, labels: ArrayLike, weights: ArrayLike | None) -> tuple[np.ndarray, np.ndarray]:

@@ -184,12 +184,14 @@ class ResidualBins:
     """Examples grouped by prediction. All arrays are (bins,) float64.
 
     Attributes:
-      counts: Examples, or the sums of their weights.
+      counts: Examples.
+      weights: Sums of their weights.
       mean_predicted, mean_label: Means.
       deviation: The standard deviation of the residuals, labels less predictions.
     """
 
     counts: np.ndarray
+    weights: np.ndarray
     mean_predicted: np.ndarray
     mean_label: np.ndarray
     deviation: np.ndarray
@@ -205,15 +207,16 @@ def residual_bins(scores: NumberScores, bins: int = _BINS) -> ResidualBins:
     w = checked_weights(scores.weights, p)
     edges = np.unique(np.quantile(p, np.arange(1, bins) / bins, method="inverted_cdf", weights=w))
     which, each = np.searchsorted(edges, p, side="left"), np.ones(p.size) if w is None else w
-    counts = np.bincount(which, each, len(edges) + 1)
-    used = counts > 0
+    counts, total = (np.bincount(which, some, len(edges) + 1) for some in (None, each))
+    used = total > 0
 
     def mean(values: np.ndarray) -> np.ndarray:
-        return np.bincount(which, values * each, len(counts))[used] / counts[used]
+        return np.bincount(which, values * each, len(used))[used] / total[used]
 
     errors, predicted, labels = mean((y - p) ** 2), mean(p), mean(y)
-    variance = np.maximum(errors - (labels - predicted) ** 2, 0)
-    return ResidualBins(counts=counts[used], mean_predicted=predicted, mean_label=labels, deviation=np.sqrt(variance))
+    deviation = np.sqrt(np.maximum(errors - (labels - predicted) ** 2, 0))
+    means = {"mean_predicted": predicted, "mean_label": labels, "deviation": deviation}
+    return ResidualBins(counts=counts[used].astype(float), weights=total[used], **means)
 
 
 def checked_weights(weights: ArrayLike | None, scores: np.ndarray) -> np.ndarray | None:

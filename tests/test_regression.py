@@ -84,7 +84,9 @@ def test_weights_are_repeated_examples():
     for key in ("examples", "weight", "undefined"):
         found.pop(key), expected.pop(key, None)
     assert found == pytest.approx(expected)
-    for name, bins in residual_bins(one).to_dict().items():
+    bins_of = residual_bins(one).to_dict()
+    assert sum(bins_of.pop("counts")) == 200
+    for name, bins in bins_of.items():
         assert bins == pytest.approx(residual_bins(other).to_dict()[name]), name
 
 
@@ -92,7 +94,8 @@ def test_residual_bins():
     p, y = np.array([1.0, 1.0, 2.0, 2.0]), np.array([0.0, 2.0, 5.0, 5.0])
     bins = residual_bins(NumberScores(predictions=p, labels=y), bins=2)
     assert bins.to_dict() == {
-        "counts": [2.0, 2.0], "mean_predicted": [1.0, 2.0], "mean_label": [1.0, 5.0], "deviation": [1.0, 0.0]
+        "counts": [2.0, 2.0], "weights": [2.0, 2.0], "mean_predicted": [1.0, 2.0], "mean_label": [1.0, 5.0],
+        "deviation": [1.0, 0.0],
     }  # fmt: skip
 
 

@@ -103,10 +103,10 @@ class Run:
         """A jitted step, in place on the run's arrays: lookup, gradients, update of dense parameters and rows.
 
         Args:
-          loss: A function of what the model's ``logits`` returns and the batch, a mean over the batch's examples
-            (``batch.mask`` is 0 where there is none). On a mesh it sees a device's part of the batch, and the
-            parts' losses count by their examples; what it compares across examples, it compares within a part, or with
-            all examples of the batch by ``jrec.nn.all_examples``, as ``jrec.nn.in_batch_softmax`` does.
+          loss: A function of what the model's ``logits`` returns and the batch, a mean over the batch's examples by
+            ``batch.mask``, their weights (0 where there is none). On a mesh it sees a device's part of the batch, and
+            the parts' losses count by these; what it compares across examples, it compares within a part, or with all
+            examples of the batch by ``jrec.nn.all_examples``, as ``jrec.nn.in_batch_softmax`` does.
           micro_batches: In how many slices of a batch, or of each device's part, the dense model sees the examples, one
             after another, so that its activations take the memory of one. Rows and dense parameters take one step, of
             the whole batch; a loss that compares across examples does so within a slice.

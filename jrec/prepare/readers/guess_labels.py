@@ -81,9 +81,7 @@ def stated_label(column: Column, path: str) -> str:
     elif column.blanks:
         fault = "is missing in some lines; leave these lines out"
     elif count > 2:
-        fault = (
-            f"has {count:,} values or more ({some}, …), and a label has two; make it one first, as rating >= 4,"
-        )
+        fault = f"has {count:,} values or more ({some}, …), and a label has two; make it one first, as rating >= 4,"
         fault += ' or give a schema with kind = "number" in [label] (docs/targets.md)'
     elif count == 1 and column.distinct.isdisjoint(_PLAIN):
         fault = f"is {some} in all of the first lines; sort them otherwise, so that both values are among them"
