@@ -236,13 +236,13 @@ def checked_weights(weights: ArrayLike | None, scores: np.ndarray) -> np.ndarray
     return values
 
 
-def check_finite(values: np.ndarray, what: str = "logits") -> None:
+def check_finite(values: np.ndarray, name: str = "logits") -> None:
     """Raises DivergedError if a logit, or what else the values are, is NaN or infinite."""
     finite = np.isfinite(values)
     if not np.all(finite):
         first = int(np.argmin(finite))
         raise DivergedError(
-            f"{values.size - np.count_nonzero(finite):,} of {values.size:,} {what} are NaN or infinite (the first is"
+            f"{values.size - np.count_nonzero(finite):,} of {values.size:,} {name} are NaN or infinite (the first is"
             f" {values[first]!s}): training has diverged; lower the learning rates"
         )
 

@@ -188,8 +188,8 @@ class Packer:
         )
         for name in self._single:
             if (shape := prepared.numbers[name].shape)[1:]:
-                what = "label" if name == self.label else "weight"
-                raise ValueError(f"{what} {name!r} must be (examples,) numbers, but is {list(shape)}; give one of them")
+                role = "label" if name == self.label else "weight"
+                raise ValueError(f"{role} {name!r} must be (examples,) numbers, but is {list(shape)}; give one of them")
         ids = {
             feature.name: column if feature.weighted else as_matrix(column, feature.max_length)
             for feature, column in zip(self._features, prepared.ids.values(), strict=True)

@@ -137,7 +137,7 @@ def _fitted(folder: str | os.PathLike[str], schema: Schema, splits: Sequence[str
 
 def _metrics(scores: Scores | NumberScores) -> dict[str, float | None]:
     if isinstance(scores, NumberScores):
-        found = evaluate_numbers(scores)
-        return {name: getattr(found, name) for name in numbers.METRICS}
+        of_numbers = evaluate_numbers(scores)
+        return {name: getattr(of_numbers, name) for name in numbers.METRICS}
     evaluation = evaluate(scores)
     return {name: getattr(evaluation, name) for name in METRICS}

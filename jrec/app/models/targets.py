@@ -44,17 +44,17 @@ class Target(abc.ABC):
     def scores(
         self, predictions: Iterable[tuple[Any, Batch]], reading: Reading, *, check: bool, on_batch: Callable[[], None]
     ) -> AnyScores:
-        """See ``ModelKind.scores``."""
+        """The scores of this process's examples; arguments and errors as of ``ModelKind.scores``."""
 
     @abc.abstractmethod
     def running_auc(self, config: TrainConfig, devices: int | None) -> RunningAuc | NoRunningAuc:
-        """See ``ModelKind.running_auc``."""
+        """What the progress bar shows of the last steps; arguments as of ``ModelKind.running_auc``."""
 
     @abc.abstractmethod
     def comparisons(
         self, config: TrainConfig, schema: Schema, scores: Mapping[str, AnyScores], *, whole: bool, slices: bool
     ) -> dict[str, Any]:
-        """See ``ModelKind.comparisons``."""
+        """What reports compare scores with; arguments as of ``ModelKind.comparisons``."""
 
     @abc.abstractmethod
     def check_data(self, config: TrainConfig, schema: Schema) -> None:

@@ -80,17 +80,17 @@ def score_groups(scores: Scores, groups: np.ndarray) -> GroupScores:
     before = np.cumsum(negatives) - negatives
     first = np.searchsorted(owner, np.arange(len(numbers)))
     below = before - before[first][owner] if starts.size else before
-    twice_wins, positives, others = (np.zeros(len(numbers), each.dtype) for _ in range(3))
-    for sums, some in ((twice_wins, tied * (2 * below + negatives)), (positives, tied), (others, negatives)):
+    twice_wins, positives, not_clicked = (np.zeros(len(numbers), each.dtype) for _ in range(3))
+    for sums, some in ((twice_wins, tied * (2 * below + negatives)), (positives, tied), (not_clicked, negatives)):
         np.add.at(sums, owner, some)
-    pairs = positives * others
+    pairs = positives * not_clicked
     return GroupScores(
         groups=numbers,
         examples=examples,
-        weights=positives + others,
+        weights=positives + not_clicked,
         positives=positives,
         auc=np.where(pairs > 0, twice_wins / np.where(pairs > 0, 2 * pairs, 1), np.nan),
-        log_loss=np.bincount(np.searchsorted(numbers, groups), losses * each, len(numbers)) / (positives + others),
+        log_loss=np.bincount(np.searchsorted(numbers, groups), losses * each, len(numbers)) / (positives + not_clicked),
         defined=(clicks > 0) & (clicks < examples),
     )
 

@@ -152,9 +152,9 @@ def _named(content: Mapping[str, Any]) -> tuple[dict[str, tuple[str, str]], dict
     """By key what texts call metrics, with units, and what else an evaluation has."""
     if "ranking" in content:
         return ranking.metric_names(content["ranking"]["at"]), ranking.OTHERS
-    names, others = (numbers.METRICS, numbers.OTHERS) if "numbers" in content else (_METRICS, _OWN)
+    names, further = (numbers.METRICS, numbers.OTHERS) if "numbers" in content else (_METRICS, _OWN)
     weighted = any("weight" in metrics for metrics in content["splits"].values())
-    return names, others | ({"weight": ("sum of weights", "all metrics are means by them")} if weighted else {})
+    return names, further | ({"weight": ("sum of weights", "all metrics are means by them")} if weighted else {})
 
 
 def _metrics(keys: Sequence[str], metrics: Mapping[str, Any]) -> list[Cell]:

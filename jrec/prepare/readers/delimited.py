@@ -289,8 +289,8 @@ class Delimited(LogFormat):
         labels = [self._labels_of(parsed, label) for label in read] or [np.zeros(parsed.rows, np.float32)]
         beside = dict(zip(self.tasks[1:], labels[1:], strict=True))
         if self.weighted:
-            given = self._weight in parsed.columns
-            beside[EXAMPLE_WEIGHT] = parsed.numbers(self._weight) if given else np.ones(parsed.rows)
+            stated = self._weight in parsed.columns
+            beside[EXAMPLE_WEIGHT] = parsed.numbers(self._weight) if stated else np.ones(parsed.rows)
         return Chunk(
             labels=labels[0],
             tasks={name: values.astype(np.float32) for name, values in beside.items()},
