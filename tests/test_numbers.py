@@ -151,6 +151,22 @@ def test_a_run_learns_and_reports(folder, run):
     assert content["training"].get("scored_step", content["training"]["steps"]) == min(watched)[1]
 
 
+def test_every_placement_trains_alike(folder):
+    """Numbers with weights: on one device, on a mesh, in host memory, in slices, several steps in one dispatch."""
+    losses = []
+    for number, overrides in enumerate((
+        [], ["mesh.devices=4"], ["tables.tier=host"], ["data.micro_batches=4"], ["data.steps_per_dispatch=3"],
+    )):  # fmt: skip
+        short = ["max_steps=6", "evaluate.every_steps=0", "evaluate.final_splits=[]", "log.every_steps=1"]
+        text = CONFIG.replace("keep_best = true", "keep_best = false")
+        out = train_command(folder, folder / "data", *short, *overrides, out=f"place{number}", text=text)
+        records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+        losses.append([record["loss"] for record in records if "loss" in record])
+    assert len(losses[0]) == 6
+    for other in losses[1:]:
+        np.testing.assert_allclose(other, losses[0], rtol=2e-3)
+
+
 def test_baselines_are_the_mean_and_the_mean_by_value(folder, run):
     content = json.loads((run / "report" / "metrics.json").read_text())
     columns, examples = log(), Schema.load(folder / "data").splits
