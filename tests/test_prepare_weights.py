@@ -232,6 +232,44 @@ def test_lines_of_weight_0_are_predicted(folder, run, tmp_path):
     )
 
 
+def test_files_without_a_header_may_lack_label_and_weight(run, tmp_path):
+    columns = log(300)
+    schema = f"columns = {json.dumps(list(columns))}\n{SCHEMA}"
+    (tmp_path / "columns.toml").write_text(schema)
+    lines = [",".join(map(str, row)) for row in zip(*columns.values(), strict=True)]
+    (tmp_path / "log.csv").write_text("\n".join(lines) + "\n")
+    assert prepare(tmp_path, tmp_path / "log.csv", "data", schema=schema) == 0
+    trained = train_command(tmp_path, tmp_path / "data", "max_steps=2", "evaluate.baselines=off", text=CONFIG)
+    scores = []
+    for number in (0, 1, 2):
+        short = [line.split(",", number)[-1] for line in lines]
+        (tmp_path / f"new{number}.csv").write_text("\n".join(short) + "\n")
+        path, out = tmp_path / f"new{number}.csv", tmp_path / f"scores{number}.csv"
+        assert cli.main(["predict", str(trained), str(path), "--out", str(out)]) == 0
+        scores.append(pd.read_csv(out)["score"])
+    assert scores[0].tolist() == scores[1].tolist() == scores[2].tolist()
+
+
+def test_growing_tables_train_by_weights(folder, tmp_path):
+    """A weight of 1 is none, also where keys get their rows between reading and packing."""
+    losses = []
+    for name, weights in (("ones", np.ones(800)), ("none", None), ("drawn", log()["w"])):
+        schema = SCHEMA if weights is not None else SCHEMA.replace('[weight]\ncolumn = "w"\n', "")
+        columns = log() if weights is None else {**log(), "w": weights}
+        path = write(tmp_path / f"{name}.csv", columns)
+        assert prepare(tmp_path, path, name, "--growing", "user", schema=schema) == 0
+        overrides = ["max_steps=4", "evaluate.baselines=off", "evaluate.group="]
+        trained = train_command(
+            tmp_path, tmp_path / name, *overrides, "log.every_steps=1", out=f"run_{name}", text=CONFIG
+        )
+        records = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
+        losses.append([record["loss"] for record in records if "loss" in record])
+        content = json.loads((trained / "report" / "metrics.json").read_text())
+        assert ("weight" in content["splits"]["test"]) == (name == "drawn")
+    assert losses[0] == losses[1]
+    assert losses[0] != losses[2]
+
+
 def test_kinds_without_weights_refuse_them(folder):
     config = folder / "rank.toml"
     config.write_text(

@@ -115,8 +115,12 @@ class Delimited(LogFormat):
             return Dialect(fields=fields, table=True, missing_hint=_MISSING_HINT, integer_hint=_INTEGER_HINT)
         names = list(schema.columns)
         labels = [label.column for label in self._labels if label.column in names]
-        if self.labels != "required" and labels and len(self._split(path)) == len(names) - len(labels):
-            names = [name for name in names if name not in labels]
+        # Files without a header may lack the labels, or the labels and the weight: their number of fields says so.
+        weighted = [self._weight] if self._weight in names else []
+        for absent in (labels, [*labels, *weighted]):
+            if self.labels != "required" and absent and len(self._split(path)) == len(names) - len(absent):
+                names = [name for name in names if name not in absent]
+                break
         if not names:
             refuse_json(path)
             names = self._split(path)
