@@ -305,6 +305,11 @@ def test_init_says_what_to_do(folder, capsys):
     assert "`jrec init` tries models of clicks, but the label of" in capsys.readouterr().err
 
 
+def test_compression_compares_auc(run, tmp_path, capsys):
+    assert cli.main(["compress", str(run), "--largest", "1", "--rank", "2", "--out", str(tmp_path / "small")]) == 2
+    assert "predicts numbers, whose AUC `jrec compress` could not compare" in capsys.readouterr().err
+
+
 def test_less_error_is_better():
     best = BestStep("rmse", 2)
     evaluations = [
