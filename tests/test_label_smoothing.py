@@ -9,9 +9,10 @@ import pytest
 from task_logs import CONFIG, SCHEMA, columns, write_log
 
 from jrec import cli
-from jrec.app.config import load_config
+from jrec.app.config import ModelConfig, load_config
 from jrec.app.dataset import open_data
 from jrec.app.models.kind import kind_named, names
+from jrec.app.models.targets import target_of
 from jrec.batch import Batch
 from jrec.errors import ConfigError
 from jrec.nn import binary_cross_entropy, multi_task_loss, smoothed_labels
@@ -53,6 +54,15 @@ def test_several_labels_leave_unknown_ones_out():
     expected = cross_entropy(logits["click"][:2], np.array([0.95, 0.05])).mean()
     expected += 0.5 * cross_entropy(logits["purchase"][[0, 2]], np.array([0.05, 0.95])).mean()
     assert float(found) == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_configuration_of_one_label_trains_by_it():
+    logits, labels = np.array([0.5, -2.0, 1.0]), np.array([1, 0, 1])
+    plain, smoothed = ModelConfig(), ModelConfig(label_smoothing=0.2)
+    loss = target_of(smoothed).loss(smoothed)
+    expected = cross_entropy(logits, np.array([0.9, 0.1, 0.9])).mean()
+    assert float(loss(jnp.asarray(logits, jnp.float32), batch_of(labels, np.ones(3)))) == pytest.approx(expected)
+    assert target_of(plain).loss(plain) is binary_cross_entropy
 
 
 @pytest.fixture(scope="module")
