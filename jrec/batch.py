@@ -41,7 +41,8 @@ class Batch:
     Attributes:
       dense: (batch, num_dense) float32.
       labels: (batch,) float32 in {0, 1}.
-      mask: (batch,) float32, 1 for an example, 0 for a row that pads the last batch to its static size.
+      mask: (batch,) float32, an example's weight, 1 where it has none of its own; 0 for a row that pads the last batch
+        to its static size. Losses and metrics take means by it.
       bags: Per embedding stack (see ``jrec.ops.layout``) the addresses of its lookups, feature-major.
       extras: Further arrays by name, (batch, ...), zeros in rows of padding: sample weights, groups, a second label.
         Whatever cuts, joins or pads a batch does so to them; a loss may use them.

@@ -15,7 +15,7 @@ class Fake:
     raw_columns, unknown, items = ("x",), None, 0
 
     def __init__(self, version="a"):
-        self.manifest = types.SimpleNamespace(id=version * 64, run="run", step=1)
+        self.manifest = types.SimpleNamespace(id=version * 64, run="run", step=1, numbers=None)
         self.go, self.begun, self.batches = threading.Event(), threading.Event(), []
 
     def encoded(self, columns):

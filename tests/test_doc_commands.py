@@ -204,6 +204,10 @@ def write_logs(folder):
     (folder / "log.csv").write_text(f"click,bought,price,user,item\n{lines}")
     for name, text in zip(("columns", "tasks"), toml_blocks("docs/several_labels.md"), strict=True):
         (folder / f"{name}.toml").write_text(text)
+    ratings = "".join(f"{n % 5 + n % 7 / 7:.2f},{n % 3},{n % 11},u{n % 40},i{n % 9}\n" for n in range(1000))
+    (folder / "ratings.csv").write_text(f"rating,trust,price,user,item\n{ratings}")
+    for name, text in zip(("ratings", "numbers"), toml_blocks("docs/targets.md"), strict=True):
+        (folder / f"{name}.toml").write_text(text)
     (folder / "clicks.toml").write_text(shop_logs.TWO_FEATURES)
     (folder / "model.toml").write_text(shop_logs.CONFIG.replace("[data]", '[data]\npath = "data/clicks"'))
 

@@ -137,8 +137,8 @@ def test_one_class_is_null_with_a_reason(labels, undefined):
 def test_a_full_evaluation_has_no_undefined_and_every_metric_has_a_unit():
     evaluation = evaluate(Scores(logits=np.array([0.0, 1.0], np.float32), labels=np.array([False, True])))
     assert evaluation.auc == 1.0
-    assert set(evaluation.to_dict()) == set(metrics.UNITS) - {"refinement"}
-    assert set(dataclasses.replace(evaluation, refinement=0.0).to_dict()) == set(metrics.UNITS)
+    assert set(evaluation.to_dict()) == set(metrics.UNITS) - {"refinement", "weight"}
+    assert set(dataclasses.replace(evaluation, refinement=0.0, weight=2.0).to_dict()) == set(metrics.UNITS)
 
 
 def test_bad_scores_and_labels():

@@ -28,12 +28,17 @@ def examples():
     return columns, logits, random.random(size) < 0.25
 
 
-def test_slices_of_blocks_are_those_of_all_examples(schema, examples):
+@pytest.mark.parametrize("weighted", [False, True])
+def test_slices_of_blocks_are_those_of_all_examples(schema, examples, weighted):
     columns, logits, labels = examples
+    weights = np.random.default_rng(1).exponential(size=5000).astype(np.float32) if weighted else None
     some = slicers(schema)
     for begin in range(0, 5000, 300):
         span = slice(begin, begin + 300)
-        add_block(some, {name: column[span] for name, column in columns.items()}, logits[span], labels[span])
+        block = metrics.Scores(
+            logits=logits[span], labels=labels[span], weights=None if weights is None else weights[span]
+        )
+        add_block(some, {name: column[span] for name, column in columns.items()}, block)
     assert [one.feature for one in some] == ["kind", "item"]  # one id an example, of tables that do not grow
     found = [entry for one in some for entry in one.describe({0: "home"})]
     items = columns["item"].astype(int)
@@ -44,17 +49,25 @@ def test_slices_of_blocks_are_those_of_all_examples(schema, examples):
     kinds = {"home": columns["kind"] == 0, "row 1": columns["kind"] == 1, "row 2": columns["kind"] == 2}
     assert [entry["slice"] for entry in found] == [*kinds, *bands]  # none of row 3, which no example has
     for entry, chosen in zip(found, [*kinds.values(), *bands.values()], strict=True):
-        whole = metrics.evaluate(metrics.Scores(logits=logits[chosen], labels=labels[chosen]))
+        whole = metrics.evaluate(metrics.Scores(logits=logits, labels=labels, weights=weights).cut(chosen))
         assert entry["examples"] == whole.examples
         for name in ("base_rate", "mean_prediction", "calibration", "log_loss", "normalized_entropy"):
             assert entry[name] == pytest.approx(getattr(whole, name), rel=1e-9)
-        p = metrics.sigmoid(logits[chosen])
-        assert entry["deviations"] == pytest.approx((p.sum() - whole.positives) / np.sqrt((p * (1 - p)).sum()))
+        p, w = (
+            metrics.sigmoid(logits[chosen]),
+            np.ones(chosen.sum()) if weights is None else weights[chosen].astype(float),
+        )
+        expected = np.sum(w * (p - labels[chosen])) / np.sqrt(np.sum(w**2 * p * (1 - p)))
+        assert entry["deviations"] == pytest.approx(expected)
 
 
 def test_a_slice_of_one_label_has_no_entropy(schema):
     some = slicers(schema)[:1]
-    add_block(some, {"kind": np.array([1, 1])}, np.array([-3, -4], np.float32), np.array([False, False]))
+    add_block(
+        some,
+        {"kind": np.array([1, 1])},
+        metrics.Scores(logits=np.array([-3, -4], np.float32), labels=np.zeros(2, bool)),
+    )
     (entry,) = some[0].describe({})
     assert entry["calibration"] is None
     assert entry["normalized_entropy"] is None

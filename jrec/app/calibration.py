@@ -34,12 +34,13 @@ def fit_calibration(scores: Scores, *, bias: float = 0.0) -> tuple[float, float]
       where the best scale would reverse the ranking.
     """
     logits, labels = scores.logits.astype(np.float64), scores.labels.astype(np.float64)
-    scale, _ = _platt(logits, labels)
+    weights = scores.weights
+    scale, _ = _platt(logits, labels, weights)
     if scale <= 0:
         return 1.0, bias
-    shift = _shift(scale * logits, sigmoid(logits + bias).mean())
-    after = _loss(scale * logits + shift, labels)
-    return (scale, shift) if after < _loss(logits + bias, labels) else (1.0, bias)
+    shift = _shift(scale * logits, float(np.average(sigmoid(logits + bias), weights=weights)), weights)
+    after = _loss(scale * logits + shift, labels, weights)
+    return (scale, shift) if after < _loss(logits + bias, labels, weights) else (1.0, bias)
 
 
 def bias_of(training: Scores) -> float:
@@ -48,8 +49,8 @@ def bias_of(training: Scores) -> float:
     Args:
       training: Logits and labels of examples that the model was trained on; 0 where all labels are equal.
     """
-    rate = float(training.labels.mean()) if training.labels.size else 0.0
-    return _shift(training.logits.astype(np.float64), rate) if 0 < rate < 1 else 0.0
+    rate = float(np.average(training.labels, weights=training.weights)) if training.labels.size else 0.0
+    return _shift(training.logits.astype(np.float64), rate, training.weights) if 0 < rate < 1 else 0.0
 
 
 def refinement(scores: Scores) -> float:
@@ -62,28 +63,30 @@ def refinement(scores: Scores) -> float:
       scores: Logits and labels.
     """
     labels = scores.labels.astype(np.float64)
-    scale, loss = _platt(scores.logits.astype(np.float64), labels)
-    return loss if scale > 0 else entropy(float(labels.mean()))
+    scale, loss = _platt(scores.logits.astype(np.float64), labels, scores.weights)
+    return loss if scale > 0 else entropy(float(np.average(labels, weights=scores.weights)))
 
 
-def _platt(logits: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
-    """The scale of the least log loss that a scale and a shift give, and that loss.
+def _platt(logits: np.ndarray, labels: np.ndarray, counted: np.ndarray | None) -> tuple[float, float]:
+    """The scale of the least log loss that a scale and a shift give, and that loss; by (n,) weights, or None.
 
     The scale is below 0 where the best one reverses the ranking. Where logits or labels are all equal, it is 0, and the
     loss is what a constant prediction has.
     """
     if labels.size == 0 or labels.min() == labels.max() or logits.min() == logits.max():
-        return 0.0, entropy(float(labels.mean())) if labels.size else 0.0
-    mean, deviation = logits.mean(), logits.std()
+        return 0.0, entropy(float(np.average(labels, weights=counted))) if labels.size else 0.0
+    mean = np.average(logits, weights=counted)
+    deviation = np.sqrt(np.average((logits - mean) ** 2, weights=counted))
+    each = np.ones_like(logits) if counted is None else counted.astype(np.float64)
     inputs = np.stack([(logits - mean) / deviation, np.ones_like(logits)])
     weights = np.array([deviation, mean])  # the logits as they are
-    loss = _loss(weights @ inputs, labels)
+    loss = _loss(weights @ inputs, labels, counted)
     for _ in range(_STEPS):
         p = sigmoid(weights @ inputs)
-        gradient = inputs @ (p - labels) / labels.size
-        hessian = (inputs * (p * (1 - p))) @ inputs.T / labels.size + 1e-12 * np.eye(2)
+        gradient = inputs @ ((p - labels) * each) / each.sum()
+        hessian = (inputs * (p * (1 - p) * each)) @ inputs.T / each.sum() + 1e-12 * np.eye(2)
         step, factor = np.linalg.solve(hessian, gradient), 1.0
-        while (new := _loss((weights - factor * step) @ inputs, labels)) > loss and factor > 1e-6:
+        while (new := _loss((weights - factor * step) @ inputs, labels, counted)) > loss and factor > 1e-6:
             factor /= 2
         if not new < loss - _TOLERANCE:
             break
@@ -91,21 +94,22 @@ def _platt(logits: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
     return float(weights[0] / deviation), loss
 
 
-def _shift(logits: np.ndarray, mean: float) -> float:
+def _shift(logits: np.ndarray, mean: float, counted: np.ndarray | None) -> float:
     """What to add to logits for a mean prediction of ``mean``, by bisection."""
     mean = min(max(mean, _LEAST), 1 - _LEAST)  # which of extreme logits is 0 or 1 to the last bit
     reach = float(np.abs(logits).max()) + abs(math.log(mean / (1 - mean)))
     low, high = -reach, reach
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if sigmoid(logits + middle).mean() < mean else (low, middle)
+        low, high = (middle, high) if np.average(sigmoid(logits + middle), weights=counted) < mean else (low, middle)
     return (low + high) / 2
 
 
 def calibrated(scores: Scores, scale: float, shift: float) -> Scores:
     """Scores whose logits are ``scale * logits + shift``."""
-    return Scores(logits=(scale * scores.logits.astype(np.float64) + shift).astype(np.float32), labels=scores.labels)
+    logits = (scale * scores.logits.astype(np.float64) + shift).astype(np.float32)
+    return Scores(logits=logits, labels=scores.labels, weights=scores.weights)
 
 
-def _loss(logits: np.ndarray, labels: np.ndarray) -> float:
-    return float(np.mean(np.logaddexp(0, logits) - labels * logits))
+def _loss(logits: np.ndarray, labels: np.ndarray, counted: np.ndarray | None) -> float:
+    return float(np.average(np.logaddexp(0, logits) - labels * logits, weights=counted))

@@ -56,7 +56,7 @@ def of_clicks(
             continue
         some, groups = slicers(schema) if sliced else [], []
         for columns, own in _scored(folder, schema, split, one):
-            add_block(some, columns, own.logits, own.labels)
+            add_block(some, columns, own)
             if group:
                 groups.append(np.asarray(columns[group])[: own.labels.size])
         if group:
@@ -77,7 +77,7 @@ def _scored(
         if begin >= scores.labels.size:
             return
         span = slice(begin, begin + len(columns[LABEL]))
-        own = Scores(logits=scores.logits[span], labels=scores.labels[span])
+        own = scores.cut(span)
         if not np.array_equal(np.asarray(columns[LABEL])[: own.labels.size] > 0, own.labels):
             raise DatasetError(
                 f"the labels of split {split!r} in {folder} are not those that were scored; was the dataset replaced"

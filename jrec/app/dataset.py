@@ -6,6 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from jrec.app.config import MultiTaskSection, TrainConfig
+from jrec.app.models.targets import target_of
 from jrec.app.run_record import find_run
 from jrec.data.fae import FaeManifest, is_fae_folder
 from jrec.data.schema import DatasetError, Schema
@@ -98,6 +99,7 @@ def with_tasks(config: TrainConfig, schema: Schema) -> TrainConfig:
     Raises:
       ConfigError: If it says something of tasks that the dataset has not, or asks for what is of one label.
     """
+    config = _with_target(config, schema)
     model, stopping = config.model, config.evaluate.early_stopping
     heads, path = model.multi_task, config.data.path
     if not schema.tasks:
@@ -129,6 +131,13 @@ def check_tasks(config: TrainConfig, schema: Schema) -> None:
     Raises:
       DatasetError: Names the labels of both.
     """
+    _check_lines(config, schema)
+    if schema.labels and (schema.numbers is not None) != (config.model.as_numbers is not None):
+        has, trained = ("a number", "a click") if schema.numbers is not None else ("a click", "a number")
+        raise DatasetError(
+            f"the label of {schema.folder or schema.name} is {has} where the run was trained with {trained}; prepare it"
+            " by the schema file of the training data, or with --no-labels to predict it"
+        )
     own = config.model.multi_task.tasks
     if schema.labels and own != schema.tasks:
         has, trained = ([*tasks] if tasks else "one label" for tasks in (schema.tasks, own))
@@ -154,3 +163,58 @@ def with_capacities(config: TrainConfig, schema: Schema) -> TrainConfig:
     if config.init_from:
         rows |= find_run(config.init_from)[0].config().tables.capacities
     return dataclasses.replace(config, tables=config.tables.with_capacities(rows))
+
+
+def _with_target(config: TrainConfig, schema: Schema) -> TrainConfig:
+    """The configuration with the loss, the scale and the metric of labels that are numbers, which it may leave open.
+
+    Raises:
+      ConfigError: If it says something that does not go with the labels.
+    """
+    _check_lines(config, schema)
+    model, kind = config.model, config.model.of_kind
+    if not kind.scores_lines:
+        return config
+    if (numbers := schema.numbers) is not None:
+        loss, own = "squared" if model.loss == "auto" else model.loss, model.numbers
+        counts = loss == "poisson"
+        location, scale = (0.0, numbers.mean) if counts else (numbers.mean, numbers.deviation)
+        own = dataclasses.replace(
+            own,
+            location=location if own.location is None else own.location,
+            scale=(scale if scale > 0 else 1.0) if own.scale is None else own.scale,
+        )
+        if counts and own.location:
+            raise ConfigError(
+                f"model.numbers.location is {own.location:g}, but model.loss 'poisson' has none; leave it out"
+            )
+        config = dataclasses.replace(config, model=dataclasses.replace(model, loss=loss, numbers=own))
+    target, stopping = target_of(config.model), config.evaluate.early_stopping
+    target.check_data(config, schema)
+    if stopping.metric not in target.metrics:
+        # The section's default is a metric of clicks; another one is the user's choice.
+        if stopping.metric != type(stopping).metric:
+            raise ConfigError(
+                f"evaluate.early_stopping.metric is {stopping.metric!r}, which the label of {config.data.path} does not"
+                f" have; choose one of {', '.join(target.metrics)}"
+            )
+        stopping = dataclasses.replace(stopping, metric=target.metrics[0])
+        config = dataclasses.replace(config, evaluate=dataclasses.replace(config.evaluate, early_stopping=stopping))
+    return config
+
+
+def _check_lines(config: TrainConfig, schema: Schema) -> None:
+    """Refuses weights, and labels that are numbers, where the kind of model does not score lines by them."""
+    kind = config.model.kind
+    if config.model.of_kind.scores_lines:
+        return
+    if schema.weighted:
+        raise ConfigError(
+            f"{config.data.path} has weights of examples, which model.kind {kind!r} does not take; leave [weight] out"
+            " of the schema of the log, and prepare it again"
+        )
+    if schema.numbers is not None:
+        raise ConfigError(
+            f"the label of {config.data.path} is a number, which model.kind {kind!r} does not take; say in [label] from"
+            " where on it is a click (positive_at_least), or prepare it with --no-labels"
+        )

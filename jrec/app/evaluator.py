@@ -16,7 +16,7 @@ from jrec.app.models.reading import Reading
 from jrec.app.processes.mesh_processes import SilentLog
 from jrec.app.progress import TrainingProgress
 from jrec.app.report.logs import MetricLog
-from jrec.app.report.ranking import AnyScores, RankingEvaluation, evaluated
+from jrec.app.report.ranking import AnyEvaluation, AnyScores, evaluated
 from jrec.app.watch import BestStep, EvaluationPlan
 from jrec.data.schema import Schema
 from jrec.metrics import Evaluation, Scores, evaluate_tasks, log_loss
@@ -65,7 +65,7 @@ class Evaluator:
         """The log loss on the first ``limit`` batches of a split, by a model of clicks."""
         scores = self.scores(split, progress, limit=limit)
         assert isinstance(scores, Scores)
-        return log_loss(scores.logits, scores.labels)
+        return log_loss(scores.logits, scores.labels, weights=scores.weights)
 
     def evaluate(self, step: int, log: MetricLog | SilentLog, progress: TrainingProgress) -> bool:
         """Evaluates the model as it is and logs that; returns whether it is the best so far."""
@@ -103,9 +103,9 @@ class Evaluator:
         self._run.calibrate(scale, shift)
         return calibrated(scores, scale, shift)
 
-    def _measured(self, scores: AnyScores) -> dict[str, Evaluation | RankingEvaluation]:
+    def _measured(self, scores: AnyScores) -> dict[str, AnyEvaluation]:
         """The metrics by task; the first task, or the only one, has the name ""."""
-        measured: dict[str, Evaluation | RankingEvaluation] = {"": evaluated(scores)}
+        measured: dict[str, AnyEvaluation] = {"": evaluated(scores)}
         if not isinstance(scores, Scores):
             return measured
         # ``scores`` itself is the first task's, which "" has already.

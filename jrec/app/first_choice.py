@@ -42,6 +42,7 @@ def first_choice(
             " features of users and items"
         )
     schema.check_one_label("`jrec init` tries models of one label")
+    schema.check_clicks("`jrec init` tries models of clicks")
     facts = facts_of(data, schema)
     for line in warnings(facts):
         say(line)

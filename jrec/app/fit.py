@@ -36,6 +36,7 @@ def fit(
     *,
     label: str = "",
     time: str = "",
+    weight: str = "",
     schema: str | os.PathLike[str] | None = None,
     folder: str | os.PathLike[str] | None = None,
     epochs: int | None = None,
@@ -55,7 +56,10 @@ def fit(
       label: The column to predict, of two values.
       time: The column that says when a line was; "" to guess it. The last tenth of the lines is then the test split,
         the tenth before it is for early stopping. Without times, these are drawn at random.
-      schema: A file that says what the columns mean (docs/formats.md), in place of ``label``, ``time`` and a guess.
+      weight: The column of how much each line counts, in training and in metrics: finite numbers of at least 0; "" for
+        none.
+      schema: A file that says what the columns mean (docs/formats.md), in place of ``label``, ``time``, ``weight`` and
+        a guess.
       folder: Where everything is kept, a new or an empty folder; None for a temporary one, which goes with the model.
       epochs: Passes over the training split at most; None as ``jrec init`` says.
       seed: The seed of first values and of the order of examples; None as ``jrec init`` says.
@@ -84,8 +88,11 @@ def fit(
             f"label is {label!r} and schema is {schema}; give label, the column to predict, or schema, a file that"
             " says which one that is"
         )
-    if schema is not None and time:
-        raise ConfigError(f"time is {time!r}, but the schema {schema} says which column that is; leave one of them out")
+    for key, value in (("time", time), ("weight", weight)):
+        if schema is not None and value:
+            raise ConfigError(
+                f"{key} is {value!r}, but the schema {schema} says which column that is; leave one of them out"
+            )
 
     def say(line: str) -> None:
         if not quiet:
@@ -96,7 +103,7 @@ def fit(
         with contextlib.ExitStack() as named:
             for one in inputs:
                 named.enter_context(one.errors_by_name())
-            _prepare(inputs, place, label=label, time=time, schema=schema, quiet=quiet, say=say)
+            _prepare(inputs, place, label=label, time=time, weight=weight, schema=schema, quiet=quiet, say=say)
         own = {"epochs": epochs, "max_steps": None if epochs is None else 0, "seed": seed} | dict(config or {})
         metrics = _train(place, own, quick=quick, quiet=quiet, say=say, callbacks=callbacks)
 
@@ -145,24 +152,26 @@ class FittedModel:
         """
         if not _are_paths(data):
             return self.run.predict(with_index(data))
-        return np.concatenate([np.empty(0, np.float32), *(piece.probabilities for piece in self._scored(data))])
+        return np.concatenate([np.empty(0, np.float32), *(piece.predictions for piece in self._scored(data))])
 
     def evaluate(self, data: InputLike | Sequence[InputLike] | Mapping[str, Any]) -> dict[str, Any]:
         """Metrics on other rows, by name as in ``metrics``.
 
         Args:
-          data: As of ``fit``, with the label.
+          data: As of ``fit``, with the label, and with the weights where they are to count.
 
         Raises:
           DatasetError: As ``predict``; if the label is absent.
         """
-        from jrec.metrics import Scores, evaluate
+        from jrec.metrics import ScoreAccumulator, evaluate
 
         pieces = list(self._scored(data if _are_paths(data) else _table(data)))
         if not pieces or any(piece.labels is None for piece in pieces):
             raise ConfigError("the data to evaluate has no rows, or no label column; give rows with their labels")
-        logits, labels = (np.concatenate([getattr(piece, name) for piece in pieces]) for name in ("logits", "labels"))
-        return evaluate(Scores(logits=logits, labels=labels.astype(bool))).to_dict()
+        accumulated = ScoreAccumulator()
+        for piece in pieces:
+            accumulated.update(piece.logits, piece.labels, piece.weights)
+        return evaluate(accumulated.scores()).to_dict()
 
     def save(self, folder: str | os.PathLike[str], *, dtype: Dtype | None = None, overwrite: bool = False) -> None:
         """Writes the model for ``jrec.serving.load`` and ``jrec serve``, as ``jrec export`` does.
@@ -242,6 +251,7 @@ def _prepare(
     *,
     label: str,
     time: str,
+    weight: str,
     schema: str | os.PathLike[str] | None,
     quiet: bool,
     say: Callable[[str], None],
@@ -255,7 +265,7 @@ def _prepare(
     files = [one.file for one in inputs]
     check_inputs(files, keep_order=True)
     if schema is None:
-        text = guess_schema(files[0], files[1:], label=label, time=time)
+        text = guess_schema(files[0], files[1:], label=label, time=time, weight=weight)
         for question in questions(text):
             say(f"guessed, please check: {question}")
         schema = place / _SCHEMA

@@ -102,6 +102,7 @@ def eval_loader(
     growing: Mapping[str, TableVocabulary] | None = None,
     shuffle: bool = False,
     watch: BlockWatch | None = None,
+    weighted: bool = True,
 ) -> Loader:
     """One pass over a split, every example once, the last batch padded.
 
@@ -119,10 +120,13 @@ def eval_loader(
       shuffle: Whether blocks of the split come in an order drawn by the run's seed, so that the first batches are of
         all of it; else examples come in the order of time.
       watch: Sees the blocks as they are read; see ``make_loader``.
+      weighted: Whether examples have their weights, where the dataset has any.
     """
     data, batch_size = config.data, eval_batch_size(config, multiple)
     processes = jax.process_count() if shared else 1
     options: dict[str, Any] = {"growing": growing} if growing else {}
+    if schema.weighted and not weighted:
+        options["weighted"] = False
     order = LoaderConfig(
         batch_size=batch_size // processes,
         shuffle=shuffle,

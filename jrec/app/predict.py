@@ -18,6 +18,7 @@ from jrec.app.loaders import eval_batch_size, eval_loader
 from jrec.app.models.best import Best
 from jrec.app.models.predictor import Piece, Predictor
 from jrec.batch import Batch
+from jrec.data.blocks import EXAMPLE_WEIGHT
 from jrec.data.encoded_columns import EncodedColumns
 from jrec.data.schema import SCHEMA_FILE, DatasetError
 from jrec.data.unknown import UnknownValues
@@ -26,7 +27,7 @@ from jrec.outputs import new_file
 from jrec.prepare.encoder import Encoder
 from jrec.prepare.readers.streams import InputLike, read_names
 from jrec.prepare.readers.tables import column_types, is_table, read_batches
-from jrec.serving.model import probabilities
+from jrec.serving.model import predictions
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -127,7 +128,7 @@ class LoadedRun:
           DatasetError: If a column is missing, or a value is none that a log may have; names column, example, value.
             If more values are unknown than may be; names feature, share and some of the values.
         """
-        return probabilities(self.logits(columns, max_unknown=max_unknown))
+        return predictions(self.logits(columns, max_unknown=max_unknown), self.restored.config.model.as_numbers)
 
     def logits(self, columns: object, *, max_unknown: float | None = None) -> Any:
         """Logits, (examples,) float32 or a dictionary by task, of raw columns; see ``predict``.
@@ -205,7 +206,8 @@ class LoadedRun:
         explainer = None if why is None else predictor.explainer(why)
         for encoded in self._encoded(predictor, inputs, joined, report, max_unknown):
             outputs = predictor.of_encoded(encoded, self.batch_size)
-            piece = predictor.piece(outputs, first=first, labels=predictor.labels_of(encoded))
+            weights = encoded.tasks.get(EXAMPLE_WEIGHT)
+            piece = predictor.piece(outputs, first=first, labels=predictor.labels_of(encoded), weights=weights)
             yield piece if explainer is None else explainer.explained(piece, encoded, self.batch_size)
             first += encoded.examples
 
@@ -326,7 +328,8 @@ class LoadedRun:
             )
         for split in splits or there:
             first = 0
-            with eval_loader(run.config, run.schema, run.layout, split, growing=self._predictor.growing) as loader:
+            growing = self._predictor.growing
+            with eval_loader(run.config, run.schema, run.layout, split, growing=growing, weighted=False) as loader:
                 for batch in loader:
                     yield split, first, batch
                     first += int(batch.mask.sum())

@@ -11,6 +11,7 @@ from jrec.app.callbacks import Callback
 from jrec.app.commands.kernel_check import prepare_kernels
 from jrec.app.comparisons import comparison_sections
 from jrec.app.config import TrainConfig
+from jrec.app.dataset import with_tasks
 from jrec.app.evaluate import restore_run
 from jrec.app.importance import ImportanceOptions
 from jrec.app.loop import Outcome, train
@@ -49,6 +50,7 @@ def train_and_report(
       its page is.
     """
     data = start.data
+    config = with_tasks(config, data.schema)  # the report says what the dataset settles
     layout = build_layout(data.config, data.schema, data.plan)
     check_pipeline(config)  # before kernels are checked, which may take minutes
     if writes:

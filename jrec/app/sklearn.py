@@ -48,15 +48,16 @@ class JrecClassifier(ClassifierMixin, BaseEstimator):
         self.time, self.epochs, self.seed = time, epochs, seed
         self.quick, self.config, self.quiet = quick, config, quiet
 
-    def fit(self, X: Any, y: Any) -> Self:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Trains.
 
         Args:
           X: (rows, features): a DataFrame, an Arrow table, or an array, whose columns are called x0, x1, ….
           y: (rows,) of two distinct values.
+          sample_weight: (rows,) finite numbers of at least 0, how much each row counts; None for all alike.
 
         Raises:
-          DatasetError: If y has not two values, or another length than X.
+          DatasetError: If y has not two values, y or the weights have another length than X, or a weight is none.
         """
         table, labels = _table(X), np.asarray(y).reshape(-1)
         check_classification_targets(labels)
@@ -66,11 +67,16 @@ class JrecClassifier(ClassifierMixin, BaseEstimator):
         if len(labels) != table.num_rows:
             raise DatasetError(f"X has {table.num_rows:,} rows, but y has {len(labels):,}; give a label for each row")
         self.feature_names_in_, self.n_features_in_ = np.array(table.column_names, object), table.num_columns
-        label = "label"
-        while label in table.column_names:
-            label += "_"
+        table, label, weight = *_appended(table, "label", codes), ""
+        if sample_weight is not None:
+            weights = np.asarray(sample_weight, np.float64).reshape(-1)
+            if len(weights) != table.num_rows:
+                raise DatasetError(
+                    f"X has {table.num_rows:,} rows, but sample_weight has {len(weights):,}; give one each"
+                )
+            table, weight = _appended(table, "weight", weights)
         own = self.get_params(deep=False)
-        self.model_: FittedModel = fit(table.append_column(label, [codes]), label=label, **own)
+        self.model_: FittedModel = fit(table, label=label, weight=weight, **own)
         return self
 
     def predict_proba(self, X: Any) -> np.ndarray:
@@ -96,3 +102,10 @@ def _table(rows: Any) -> pa.Table:
     if array.ndim != 2:
         raise DatasetError(f"X is an array of {array.ndim} dimension(s); give (rows, features), or a DataFrame")
     return pa.table({f"x{number}": column for number, column in enumerate(array.T)})
+
+
+def _appended(table: pa.Table, name: str, values: np.ndarray) -> tuple[pa.Table, str]:
+    """The table with another column, and its name, which no other column has."""
+    while name in table.column_names:
+        name += "_"
+    return table.append_column(name, [values]), name

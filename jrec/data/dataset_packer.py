@@ -10,7 +10,7 @@ import numpy as np
 
 from jrec.batch import Batch
 from jrec.data.bijection import load_orders
-from jrec.data.blocks import LABEL
+from jrec.data.blocks import EXAMPLE_WEIGHT, LABEL
 from jrec.data.packers import AnyPacker
 from jrec.data.packing import CastPlace, OnBadId, Packer, kept_orders
 from jrec.data.schema import CategoricalFeature, DatasetError, Schema
@@ -31,6 +31,7 @@ def dataset_packer(
     orders: Mapping[str, np.ndarray] | None = None,
     growing: Mapping[str, TableVocabulary] | None = None,
     extras: Sequence[str] = (),
+    weighted: bool = True,
 ) -> Packer:
     """Packs batches of a layout from a dataset's stored rows.
 
@@ -44,6 +45,7 @@ def dataset_packer(
         table for each of them.
       growing: By table that grows, the rows that keys have (``GrowingVocabulary.of_keys``).
       extras: Further arrays that columns to pack will have, beside the dataset's.
+      weighted: Whether examples have their weights, where the dataset has any; else they all have 1.
 
     Raises:
       DatasetError: If layout and dataset do not fit together, a bijection is damaged, or nothing gives a table's keys
@@ -60,6 +62,7 @@ def dataset_packer(
     return Packer(
         layout,
         dense=[f.name for f in schema.dense],
+        weight=EXAMPLE_WEIGHT if schema.weighted and weighted else None,
         extras=(*schema.tasks[1:], *extras),
         on_bad_id=on_bad_id,
         oov_rows={t.name: t.oov_row for t in schema.tables if not t.growing},
@@ -86,7 +89,8 @@ def pack_encoded(packer: AnyPacker, encoded: EncodedColumns, batch_size: int | N
     none = np.zeros(encoded.examples, np.float32)
     labels = none if encoded.labels is None else encoded.labels
     tasks = dict.fromkeys(packer.extras if isinstance(packer, Packer) else (), none) | dict(encoded.tasks)
-    prepared = packer.prepare({**encoded.by_name(), LABEL: labels, **tasks})
+    weights = {EXAMPLE_WEIGHT: np.ones(encoded.examples, np.float32)}
+    prepared = packer.prepare({**encoded.by_name(), LABEL: labels, **weights, **tasks})
     size = encoded.examples if batch_size is None else batch_size
     return packer.pack(prepared, size)
 

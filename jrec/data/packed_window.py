@@ -28,6 +28,7 @@ class PackedWindow:
       layout: The stacks.
       casts: Whether batches come with their casts.
       labels: (examples,) float32.
+      mask: (examples,) float32, their weights.
       dense: (examples, n) float32.
       extras: (examples, ...) each.
       addresses: By stack, (examples * ids of an example,): all examples of a feature, then those of the next.
@@ -36,6 +37,7 @@ class PackedWindow:
     layout: EmbeddingLayout
     casts: bool
     labels: np.ndarray
+    mask: np.ndarray
     dense: np.ndarray
     extras: Mapping[str, np.ndarray]
     addresses: Mapping[str, np.ndarray]
@@ -58,8 +60,6 @@ def batch_of(pieces: Sequence[tuple[PackedWindow, int, int]], batch_size: int) -
         out[examples:] = 0
         return out
 
-    mask = np.zeros(batch_size, np.float32)
-    mask[:examples] = 1
     bags = {name: _bags(stack, pieces, examples, batch_size) for name, stack in stacks.items()}
     if first.casts:
         bags = {name: with_cast(of_stack, stacks[name]) for name, of_stack in bags.items()}
@@ -67,7 +67,7 @@ def batch_of(pieces: Sequence[tuple[PackedWindow, int, int]], batch_size: int) -
     arrays: Any = {
         "dense": joined(lambda window: window.dense),
         "labels": joined(lambda window: window.labels),
-        "mask": mask,
+        "mask": joined(lambda window: window.mask),
         "extras": {name: joined(lambda window, name=name: window.extras[name]) for name in first.extras},
     }
     batch = Batch(bags=bags, **arrays)

@@ -56,6 +56,7 @@ def pack_batch(
     *,
     dense: Sequence[str] = (),
     label: str | None = LABEL,
+    weight: str | None = None,
     extras: Sequence[str] = (),
     batch_size: int | None = None,
     on_bad_id: OnBadId = "raise",
@@ -79,8 +80,10 @@ def pack_batch(
         its ids.
       dense: Names of the float features, in the order the model takes them; a column may be (examples, n), n features.
       label: Name of the labels, or None to fill them with 0, as for prediction.
+      weight: Name of the examples' weights, finite numbers of at least 0, which become ``Batch.mask``: losses and
+        metrics take means by them. None weighs all alike.
       extras: Names of further columns, (examples, ...) numbers, which become ``Batch.extras`` as they are, NaN
-        included: sample weights, groups, a second label.
+        included: groups, a second label.
       batch_size: Static size; missing examples are padding with mask 0. Default: as many as there are.
       on_bad_id: Ids outside of their table "raise", are clipped to its ends, or go to its OOV row.
       oov_rows: OOV row by table; needed for "oov" where the table's vocabulary does not say it.
@@ -108,6 +111,7 @@ def pack_batch(
         layout,
         dense=dense,
         label=label,
+        weight=weight,
         extras=extras,
         on_bad_id=on_bad_id,
         oov_rows=oov_rows,
@@ -132,6 +136,7 @@ class Packer:
         *,
         dense: Sequence[str] = (),
         label: str | None = LABEL,
+        weight: str | None = None,
         extras: Sequence[str] = (),
         on_bad_id: OnBadId = "raise",
         oov_rows: Mapping[str, int | None] | None = None,
@@ -146,7 +151,7 @@ class Packer:
             raise ValueError(f"cast is {cast!r}; choose one of {', '.join(get_args(CastPlace))}")
         self.layout = layout
         self.dense = tuple(dense)
-        self.label = label
+        self.label, self.weight = label, weight
         self.extras = tuple(extras)
         self.cast: CastPlace = cast
         self.policy = _POLICIES[on_bad_id]
@@ -157,7 +162,8 @@ class Packer:
             vocabularies=known, oov_rows=self.oov_rows if on_bad_id == "oov" else None, unknown=unknown
         )
         self._features = [config for config, _ in layout.features]
-        self._numbers = [*([] if label is None else [label]), *self.dense]
+        self._single = [name for name in (label, weight) if name is not None]
+        self._numbers = [*self._single, *self.dense]
 
     @property
     def columns(self) -> list[str]:
@@ -180,10 +186,10 @@ class Packer:
             values=self._values,
             extras=self.extras,
         )
-        if self.label is not None and (shape := prepared.numbers[self.label].shape)[1:]:
-            raise ValueError(
-                f"label {self.label!r} must be (examples,) numbers, but is {list(shape)}; give one of them"
-            )
+        for name in self._single:
+            if (shape := prepared.numbers[name].shape)[1:]:
+                role = "label" if name == self.label else "weight"
+                raise ValueError(f"{role} {name!r} must be (examples,) numbers, but is {list(shape)}; give one of them")
         ids = {
             feature.name: column if feature.weighted else as_matrix(column, feature.max_length)
             for feature, column in zip(self._features, prepared.ids.values(), strict=True)
@@ -247,8 +253,11 @@ class _Pack:
 
     def batch(self, *, casts: bool = True) -> Batch:
         packer, n, size = self.packer, self.columns.examples, self.batch_size
-        mask = np.zeros(size, np.float32)
+        mask = np.zeros((size, 1), np.float32)
         mask[:n] = 1
+        if packer.weight is not None:
+            self._numbers([packer.weight], mask[:n])
+            self._check_weights(mask[:n, 0])
         labels = np.zeros((size, 1), np.float32)
         if packer.label is not None:
             self._numbers([packer.label], labels[:n])
@@ -258,7 +267,7 @@ class _Pack:
         bags = {name: self._bags(stack, casts) for name, stack in packer.layout.stacks.items()}
         extras = {name: self._extra(self.columns.extras[name]) for name in packer.extras}
         # Batch names the arrays as jax.Array; on the host they are NumPy's.
-        arrays: Any = {"dense": dense, "labels": labels[:, 0], "mask": mask, "extras": extras}
+        arrays: Any = {"dense": dense, "labels": labels[:, 0], "mask": mask[:, 0], "extras": extras}
         batch = Batch(bags=bags, **arrays)
         object.__setattr__(batch, "packed", True)
         return batch
@@ -270,10 +279,19 @@ class _Pack:
             layout=self.packer.layout,
             casts=self.packer.cast != "none",
             labels=batch.labels,
+            mask=batch.mask,
             dense=batch.dense,
             extras=batch.extras,
             addresses=addresses,
         )
+
+    def _check_weights(self, weights: np.ndarray) -> None:
+        if (weights < 0).any():
+            k = int(np.argmax(weights < 0))
+            raise DatasetError(
+                f"weight {self.packer.weight!r} is {weights[k]:g} in {self.where(k)}; a weight is a finite number of at"
+                " least 0: fix it, or leave the example out"
+            )
 
     def _extra(self, values: np.ndarray) -> np.ndarray:
         extra = np.zeros((self.batch_size, *values.shape[1:]), values.dtype)

@@ -240,6 +240,15 @@ class Split:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class LabelNumbers:
+    """What labels that are numbers are like: the least of all, and mean and standard deviation in training."""
+
+    least: float
+    mean: float
+    deviation: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Schema:
     """The description of a dataset.
 
@@ -256,6 +265,8 @@ class Schema:
       labels: Whether the examples have labels; where they have none, the blocks' labels are zeros.
       tasks: The names of the labels where examples have several, each of which may be ``UNKNOWN``; else (). The first
         is the blocks' ``label``, the others have columns of their names.
+      weighted: Whether examples have weights (``jrec.data.blocks.EXAMPLE_WEIGHT``).
+      numbers: What labels are like that are numbers; None of labels of 0 and 1.
     """
 
     name: str
@@ -270,6 +281,8 @@ class Schema:
     folder: pathlib.Path | None = dataclasses.field(default=None, compare=False, repr=False)
     labels: bool = True
     tasks: tuple[str, ...] = ()
+    weighted: bool = False
+    numbers: LabelNumbers | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.block_size <= MAX_LENGTH:
@@ -294,6 +307,8 @@ class Schema:
             readers.setdefault(feature.table, []).append(f"{feature.name}{more}")
         splits = ", ".join(f"{name} {split.examples:,}" for name, split in self.splits.items())
         labels = f", labels {', '.join(self.tasks)}" if self.tasks else "" if self.labels else ", no labels"
+        labels += ", labels are numbers" if self.numbers else ""
+        labels += ", weighted" if self.weighted else ""
         dense = f"; dense: {', '.join(f.name for f in self.dense)[:80]}" if self.dense else ""
         rows = [
             (table.name, f"{table.rows:,} {'values, grows' if table.growing else 'rows'}",
@@ -417,6 +432,18 @@ class Schema:
                 " configuration with [model.multi_task] by hand"
             )
 
+    def check_clicks(self, need: str) -> None:
+        """Raises DatasetError where labels are numbers.
+
+        Args:
+          need: What needs labels of 0 and 1, as the beginning of a sentence.
+        """
+        if self.numbers is not None:
+            raise DatasetError(
+                f"{need}, but the label of {self.folder or self.name} is a number; write a configuration by hand"
+                " (docs/targets.md), or say in [label] from where on it is a click (positive_at_least)"
+            )
+
     def check_file(self, folder: str | os.PathLike[str], file: str) -> pathlib.Path:
         """The path of a file of counts or a vocabulary, after comparing its checksum where the schema has one.
 
@@ -441,6 +468,10 @@ class Schema:
             del content["labels"]
         if not self.tasks:
             del content["tasks"]
+        if not self.weighted:
+            del content["weighted"]
+        if self.numbers is None:
+            del content["numbers"]
         for kind, keys in _OPTIONAL.items():
             content[kind] = [{k: v for k, v in f.items() if v is not None or k not in keys} for f in content[kind]]
         save_json(path, content, kind=FORMAT, version=VERSION, sealed=True)
@@ -475,6 +506,8 @@ class Schema:
         content["folder"] = None
         content.setdefault("labels", True)
         content.setdefault("tasks", [])
+        content.setdefault("weighted", False)
+        content.setdefault("numbers", None)
         for kind, keys in _OPTIONAL.items():
             for feature in content[kind] if isinstance(content.get(kind), list) else ():
                 if isinstance(feature, dict):

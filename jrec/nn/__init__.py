@@ -19,10 +19,15 @@ from jrec.nn.losses import all_examples as all_examples
 from jrec.nn.losses import binary_cross_entropy as binary_cross_entropy
 from jrec.nn.losses import bpr as bpr
 from jrec.nn.losses import focal as focal
+from jrec.nn.losses import huber as huber
 from jrec.nn.losses import in_batch_softmax as in_batch_softmax
 from jrec.nn.losses import masked_mean as masked_mean
 from jrec.nn.losses import mean_of_positions as mean_of_positions
+from jrec.nn.losses import of_numbers as of_numbers
+from jrec.nn.losses import poisson as poisson
 from jrec.nn.losses import sampled_softmax as sampled_softmax
+from jrec.nn.losses import smoothed_labels as smoothed_labels
+from jrec.nn.losses import squared_error as squared_error
 from jrec.nn.losses import weighted_binary_cross_entropy as weighted_binary_cross_entropy
 from jrec.nn.mlp import MLP as MLP
 from jrec.nn.multi_task import MultiTaskConfig as MultiTaskConfig

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +22,7 @@ from jrec.batch import Batch
 from jrec.errors import ConfigError
 from jrec.mesh.route import AXIS
 from jrec.nn.optimizer import Loss
+from jrec.regression import Numbers
 
 _IN_SLICES = contextvars.ContextVar("_IN_SLICES", default=False)
 
@@ -57,14 +60,19 @@ def all_examples(values: jax.Array) -> jax.Array:
 
 
 def masked_mean(losses: jax.Array, mask: jax.Array) -> jax.Array:
-    """The mean of the losses of a batch's real examples, () float32.
+    """The mean of the losses of a batch's real examples by their weights, () float32.
 
     Args:
       losses: (batch,) float32.
-      mask: (batch,), 0 for examples that pad the batch.
+      mask: (batch,), the examples' weights; 0 for examples that pad the batch.
     """
     mask = mask.astype(losses.dtype)
-    return jnp.sum(losses * mask) / jnp.maximum(jnp.sum(mask), 1)
+    return jnp.sum(losses * mask) / nonzero(jnp.sum(mask))
+
+
+def nonzero(total: jax.Array) -> jax.Array:
+    """A sum of weights to divide by: itself, and 1 where nothing counts."""
+    return jnp.where(total > 0, total, 1)
 
 
 def mean_of_positions(losses: jax.Array, counts: jax.Array, mask: jax.Array) -> jax.Array:
@@ -76,14 +84,14 @@ def mean_of_positions(losses: jax.Array, counts: jax.Array, mask: jax.Array) -> 
     Args:
       losses: (batch, length) float32.
       counts: (batch, length), 0 or False for positions that do not count.
-      mask: (batch,), 0 for examples that pad the batch.
+      mask: (batch,), the examples' weights; 0 for examples that pad the batch.
     """
     weights = counts.astype(losses.dtype) * mask.astype(losses.dtype)[:, None]
     own = jnp.sum(jnp.where(weights > 0, losses * weights, 0))
     examples = jnp.sum(mask.astype(losses.dtype))
-    every_example = jnp.maximum(jnp.sum(all_examples(examples[None])), 1)
-    positions = jnp.maximum(jnp.sum(all_examples(jnp.sum(weights)[None])), 1)
-    return own * (every_example / jnp.maximum(examples, 1)) / positions
+    every_example = nonzero(jnp.sum(all_examples(examples[None])))
+    positions = nonzero(jnp.sum(all_examples(jnp.sum(weights)[None])))
+    return own * (every_example / nonzero(examples)) / positions
 
 
 def sampled_softmax(
@@ -183,26 +191,105 @@ def bpr(positive_scores: jax.Array, negative_scores: jax.Array) -> jax.Array:
     return jax.nn.softplus(negative_scores - positive_scores)
 
 
-def binary_cross_entropy(logits: jax.Array, batch: Batch) -> jax.Array:
+def binary_cross_entropy(logits: jax.Array, batch: Batch, *, label_smoothing: float = 0.0) -> jax.Array:
     """Mean log loss of the batch's real examples, () float32; of a model with members the mean of theirs.
 
     Args:
       logits: (batch,) float32, or (batch, members), each trained by its own loss.
       batch: The batch, with its labels.
+      label_smoothing: As of ``smoothed_labels``; ``functools.partial`` makes a ``Loss`` with it.
     """
-    return masked_mean(_of_members(optax.sigmoid_binary_cross_entropy, logits, batch), batch.mask)
+    losses = _of_members(optax.sigmoid_binary_cross_entropy, logits, smoothed_labels(batch.labels, label_smoothing))
+    return masked_mean(losses, batch.mask)
 
 
-def _of_members(function: Callable[[jax.Array, jax.Array], jax.Array], logits: jax.Array, batch: Batch) -> jax.Array:
+def smoothed_labels(labels: jax.Array, amount: float) -> jax.Array:
+    """Labels that are moved towards one half: ``labels * (1 - amount) + amount / 2`` (Szegedy et al. 2016, section 7).
+
+    The loss is then least at a probability of ``1 - amount / 2`` of what happened, and not at an endless logit.
+
+    Args:
+      labels: (...) float32 in {0, 1}.
+      amount: From 0, for the labels as they are, to less than 1.
+
+    Raises:
+      ValueError: If ``amount`` is not in that range.
+
+    Example:
+      >>> smoothed_labels(jnp.array([0.0, 1.0]), 0.1)
+      Array([0.05, 0.95], dtype=float32)
+    """
+    if not 0 <= amount < 1:
+        raise ValueError(f"label smoothing is {amount}; it must be at least 0 and below 1")
+    return labels * (1 - amount) + amount / 2 if amount else labels
+
+
+def _of_members(
+    function: Callable[[jax.Array, jax.Array], jax.Array], logits: jax.Array, labels: jax.Array
+) -> jax.Array:
     """(batch,), the losses by the labels; of (batch, members) logits the mean of the members' losses.
 
     The gradients are the sum's: rates and weight decay then mean to each member what they mean to a single model.
     """
     if logits.ndim == 1:
-        return function(logits, batch.labels)
-    losses = function(logits, batch.labels[:, None])
+        return function(logits, labels)
+    losses = function(logits, labels[:, None])
     total = jnp.sum(losses, axis=1)
     return total + jax.lax.stop_gradient(jnp.mean(losses, axis=1) - total)
+
+
+def squared_error(outputs: jax.Array, batch: Batch) -> jax.Array:
+    """Mean squared error of the batch's real examples, () float32; of members the mean of theirs.
+
+    Args:
+      outputs: (batch,) float32, or (batch, members), each trained by its own loss.
+      batch: The batch, whose labels are numbers.
+    """
+    return masked_mean(_of_members(lambda numbers, labels: (numbers - labels) ** 2, outputs, batch.labels), batch.mask)
+
+
+def huber(*, delta: float = 1.0) -> Loss:
+    """Huber's loss (1964): half the squared error up to an error of ``delta``, and linear beyond.
+
+    A few labels that are far off then have no more weight than those that are ``delta`` off.
+
+    Args:
+      delta: In the labels' unit, above 0.
+
+    Raises:
+      ValueError: If ``delta`` is not above 0.
+    """
+    if not 0 < delta < float("inf"):
+        raise ValueError(f"{delta=} must be above 0")
+
+    def loss(outputs: jax.Array, batch: Batch) -> jax.Array:
+        own = functools.partial(optax.huber_loss, delta=delta)
+        return masked_mean(_of_members(own, outputs, batch.labels), batch.mask)
+
+    return loss
+
+
+def poisson(outputs: jax.Array, batch: Batch) -> jax.Array:
+    """Mean of ``exp(output) - label * output``: Poisson's negative log-likelihood but for a term without outputs.
+
+    Args:
+      outputs: (batch,) float32, logarithms of expected counts, or (batch, members), each trained by its own loss.
+      batch: The batch, whose labels are counts, or other numbers of at least 0.
+    """
+
+    def own(outputs: jax.Array, labels: jax.Array) -> jax.Array:
+        return jnp.exp(outputs) - labels * outputs
+
+    return masked_mean(_of_members(own, outputs, batch.labels), batch.mask)
+
+
+def of_numbers(loss: Loss, numbers: Numbers) -> Loss:
+    """A loss by labels as they are before location and scale, so that outputs are about 1 in size."""
+
+    def scaled(outputs: Any, batch: Batch) -> jax.Array:
+        return loss(outputs, dataclasses.replace(batch, labels=numbers.targets(batch.labels)))
+
+    return scaled
 
 
 def focal(*, gamma: float = 2.0, positive_share: float | None = None) -> Loss:
@@ -220,7 +307,7 @@ def focal(*, gamma: float = 2.0, positive_share: float | None = None) -> Loss:
 
     def loss(logits: jax.Array, batch: Batch) -> jax.Array:
         own = functools.partial(optax.sigmoid_focal_loss, alpha=positive_share, gamma=gamma)
-        return masked_mean(_of_members(own, logits, batch), batch.mask)
+        return masked_mean(_of_members(own, logits, batch.labels), batch.mask)
 
     return loss
 
@@ -233,7 +320,7 @@ def weighted_binary_cross_entropy(column: str) -> Loss:
     """
 
     def loss(logits: jax.Array, batch: Batch) -> jax.Array:
-        losses = _of_members(optax.sigmoid_binary_cross_entropy, logits, batch)
+        losses = _of_members(optax.sigmoid_binary_cross_entropy, logits, batch.labels)
         return masked_mean(losses * batch.extras[column], batch.mask)
 
     return loss

@@ -12,7 +12,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from jrec.batch import Batch
-from jrec.nn.losses import mean_of_positions
+from jrec.nn.losses import mean_of_positions, smoothed_labels
 from jrec.nn.mlp import MLP, check_rate
 from jrec.nn.optimizer import Loss
 
@@ -94,7 +94,7 @@ class MultiTaskHeads(nnx.Module):
         return dict(zip(self.config.tasks, logits, strict=True))
 
 
-def multi_task_loss(weights: Mapping[str, float], *, label: str | None = None) -> Loss:
+def multi_task_loss(weights: Mapping[str, float], *, label: str | None = None, label_smoothing: float = 0.0) -> Loss:
     """The sum of the tasks' binary cross entropies, each a mean over the examples that have the task's label.
 
     A label below 0 is missing, as a purchase is where nothing was clicked; NaN is not taken. On a mesh each mean is
@@ -104,6 +104,7 @@ def multi_task_loss(weights: Mapping[str, float], *, label: str | None = None) -
       weights: How much each task counts. Its label is the column of that name, which batches carry as one of
         ``extras`` (``run.feed(..., label=None, extras=list(weights))``).
       label: The task whose label is ``Batch.labels``, as in the batches of a dataset with several; None for none.
+      label_smoothing: As of ``smoothed_labels``, of every task's labels.
 
     Returns:
       A loss of what ``MultiTaskHeads`` returns, for ``Run.compile`` or ``train_step``.
@@ -120,7 +121,7 @@ def multi_task_loss(weights: Mapping[str, float], *, label: str | None = None) -
         total = jnp.zeros((), jnp.float32)
         for task, weight in weights.items():
             labels = (batch.labels if task == label else batch.extras[task]).astype(jnp.float32)
-            losses = optax.sigmoid_binary_cross_entropy(outputs[task], labels)
+            losses = optax.sigmoid_binary_cross_entropy(outputs[task], smoothed_labels(labels, label_smoothing))
             total += weight * mean_of_positions(losses[:, None], (labels >= 0)[:, None], batch.mask)
         return total
 

@@ -22,7 +22,7 @@ from flax import nnx
 from jrec.batch import Batch
 from jrec.mesh.communication import Communication
 from jrec.mesh.route import AXIS
-from jrec.nn.losses import binary_cross_entropy, in_slices
+from jrec.nn.losses import binary_cross_entropy, in_slices, nonzero
 from jrec.nn.micro_batches import MicroBatches
 from jrec.nn.module_state import Changed, arrays_of, check_independent, logits_of, pure_logits, put, replaced, shared
 from jrec.nn.optimizer import Loss, SparseOptimizer
@@ -146,7 +146,7 @@ def accumulated_step(
     if not batches:
         raise ValueError("there are no micro-batches; give one at least")
     embeddings, counts = model.embeddings, [jnp.sum(batch.mask) for batch in batches]
-    total = jnp.maximum(functools.reduce(jnp.add, counts), 1)
+    total = nonzero(functools.reduce(jnp.add, counts))
     value, outputs, dense_gradients, activation_gradients = jnp.float32(0), [], None, []
     for batch, count in zip(batches, counts, strict=True):
         # A mean of means would weigh examples of short micro-batches more; by their shares the sum is the mean of all.
@@ -212,7 +212,7 @@ def _gradients(
     # Parts are weighed by their real examples. A single whole batch needs no weight, and keeps the loss's own bits.
     if communication is not None or micro_batches > 1:
         real = jnp.sum(batch.mask)
-        total = jnp.maximum(real if communication is None else jax.lax.psum(real, AXIS), 1)
+        total = nonzero(real if communication is None else jax.lax.psum(real, AXIS))
     # A mesh of one device draws the random numbers of a device without a mesh.
     if communication is not None and jax.lax.axis_size(AXIS) > 1:
         device = jax.lax.axis_index(AXIS)

@@ -38,7 +38,7 @@ def keys_name(feature: str) -> str:
 
 
 def task_name(task: str) -> str:
-    """The spill's column of a further label."""
+    """The spill's column of a further label, or of examples' weights."""
     return f"task/{task}"
 
 
@@ -164,7 +164,7 @@ def new_spill(source: LogFormat, folder: pathlib.Path) -> Spill:
         for d in source.dense
         if not any(d.name in mean.features for mean in source.target_means)
     }
-    plain |= {task_name(task): np.dtype(np.float32) for task in source.tasks[1:]}
+    plain |= {task_name(task): np.dtype(np.float32) for task in source.beside_labels}
     lists: dict[str, np.dtype] = {}
     for spec in source.categorical:
         if spec.name in source.histories:

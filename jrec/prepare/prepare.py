@@ -49,6 +49,7 @@ from jrec.prepare.splits import (
     drawn_splits,
     flat,
     joined_splits,
+    label_numbers,
     lines_of,
     random_splits,
     split_bounds,
@@ -214,6 +215,7 @@ class _Preparation:
         no_matter = self.source.tasks or self.options.split_by == LEAVE_ONE_OUT  # of lines that are all to be found
         if self.earlier is None and self.options.labels and not no_matter:
             check_labels(spill.plain(LABEL), bounds[0], self.source.label)
+        numbers = label_numbers(spill.plain(LABEL), bounds[0]) if self.source.numeric_label else None
         with self.progress.stage("counting labels", len(self.source.target_means)) as advance:
             self.source = write_target_means(
                 self.source, spill, work, self.folder,
@@ -239,6 +241,8 @@ class _Preparation:
             splits=splits,
             labels=self.options.labels,
             tasks=self.source.tasks,
+            weighted=self.source.weighted,
+            numbers=numbers,
             provenance={
                 **provenance,
                 "inputs": read + self.source.joined_inputs(),
@@ -460,8 +464,8 @@ class _Preparation:
         with self.progress.stage("writing", spill.rows) as advance, self._executor() as executor:
             shards = write_shards(
                 slices, self.folder, spill, ids, self.source.dense, features,
-                tasks=self.source.tasks, block_size=self.options.block_size, executor=executor, attempts=self.attempts,
-                advance=advance,
+                beside_labels=self.source.beside_labels, block_size=self.options.block_size, executor=executor,
+                attempts=self.attempts, advance=advance,
             )  # fmt: skip
         by_split: dict[str, list] = {name: [] for name in SPLITS}
         for shard_rows, shard in zip(slices, shards, strict=True):

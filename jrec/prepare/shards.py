@@ -39,7 +39,7 @@ def write_shards(
     dense: Sequence[DenseFeature],
     categorical: Sequence[CategoricalFeature],
     *,
-    tasks: Sequence[str] = (),
+    beside_labels: Sequence[str] = (),
     block_size: int,
     executor: concurrent.futures.Executor,
     attempts: int,
@@ -53,13 +53,13 @@ def write_shards(
       spill: The examples.
       ids: Row numbers by feature.
       dense, categorical: The features.
-      tasks: The names of all labels where there are several.
+      beside_labels: The names of further labels, and of weights.
       block_size: Examples a block.
       executor: Who writes; processes among its workers see the same folders.
       attempts: How often a shard is tried.
       advance: Told the rows written.
     """
-    options = {"dense": dense, "categorical": categorical, "tasks": tasks, "block_size": block_size}
+    options = {"dense": dense, "categorical": categorical, "beside_labels": beside_labels, "block_size": block_size}
     write = functools.partial(_write, folder=folder, spill=spill, ids=ids, **options)
     writes = [Task(f"writing {one.file}", write, (one,)) for one in slices]
     shards = []
@@ -78,13 +78,13 @@ def _write(
     ids: Mapping[str, PlainColumn],
     dense: Sequence[DenseFeature],
     categorical: Sequence[CategoricalFeature],
-    tasks: Sequence[str],
+    beside_labels: Sequence[str],
     block_size: int,
 ) -> Shard:
     def columns(start: int, stop: int) -> dict[str, Column]:
         read: dict[str, Column] = {blocks.LABEL: spill.plain(LABEL).read(start, stop)}
-        for task in tasks[1:]:
-            read[task] = spill.plain(task_name(task)).read(start, stop)
+        for name in beside_labels:
+            read[name] = spill.plain(task_name(name)).read(start, stop)
         for feature in dense:
             read[feature.name] = spill.plain(dense_name(feature.name)).read(start, stop)
         for feature in categorical:

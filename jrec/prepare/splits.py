@@ -12,7 +12,7 @@ import numpy as np
 
 from jrec.data.columns import gather_all
 from jrec.data.keys import mix64
-from jrec.data.schema import DatasetError
+from jrec.data.schema import DatasetError, LabelNumbers
 from jrec.kernel_cache import compiled
 from jrec.prepare.spill import PlainColumn, Spill
 
@@ -154,3 +154,23 @@ def check_labels(labels: PlainColumn, train_rows: int, column: str | None) -> No
         f"{f'column {column!r}' if column else 'the log'}: the label of all {train_rows:,} training examples is"
         f" {first[0]:g}, so that there is nothing to learn; {remedy}"
     )
+
+
+def label_numbers(labels: PlainColumn, train_rows: int) -> LabelNumbers:
+    """What labels that are numbers are like.
+
+    Args:
+      labels: The labels of all examples; the column is finished.
+      train_rows: How many of them are for training; of 0, all count.
+    """
+    train_rows = train_rows or labels.rows
+    count, mean, squares, least = 0, 0.0, 0.0, math.inf
+    for start in range(0, labels.rows, _READ_ROWS):
+        part = labels.read(start, min(start + _READ_ROWS, labels.rows)).astype(np.float64)
+        least = min(least, float(part.min()))
+        if (part := part[: max(0, train_rows - start)]).size:
+            # Chan et al., "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances", 1979.
+            gap, total = part.mean() - mean, count + part.size
+            squares += ((part - part.mean()) ** 2).sum() + gap**2 * count * part.size / total
+            mean, count = mean + gap * part.size / total, total
+    return LabelNumbers(least=least, mean=float(mean), deviation=math.sqrt(squares / count))

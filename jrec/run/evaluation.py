@@ -12,12 +12,17 @@ import numpy as np
 from jrec.batch import Batch
 from jrec.data.packing import Packer
 from jrec.metrics import Evaluation, ScoreAccumulator, Scores, evaluate
+from jrec.regression import NumberEvaluation, Numbers, NumberScores, evaluate_numbers
 from jrec.run.predictions import Predictions
 
 
 def evaluated(
-    predictions: Predictions, batches: Iterable[Any], packer: Packer, batch_size: int | None
-) -> Evaluation | dict[str, Evaluation]:
+    predictions: Predictions,
+    batches: Iterable[Any],
+    packer: Packer,
+    batch_size: int | None,
+    numbers: Numbers | None = None,
+) -> Evaluation | NumberEvaluation | dict[str, Evaluation]:
     """See ``Run.evaluate``.
 
     Args:
@@ -25,11 +30,17 @@ def evaluated(
       batches: Columns or packed batches.
       packer: Packs columns.
       batch_size: How many examples of columns are predicted at once; None for as many as the first item has.
+      numbers: How outputs are numbers, where labels are.
     """
     pairs = ((predictions.of_batch(batch), batch) for batch in _packed(batches, packer, batch_size))
     first = next(pairs, None)
     tasks = () if first is None else _tasks(*first)
-    scores = collected(itertools.chain([] if first is None else [first], pairs), tasks=tasks)
+    pairs = itertools.chain([] if first is None else [first], pairs)
+    if numbers is not None:
+        if tasks:
+            raise ValueError(f"labels that are numbers are of models with one, but it has {', '.join(tasks)}")
+        return evaluate_numbers(collected_numbers(pairs, numbers))
+    scores = collected(pairs, tasks=tasks)
     return {task: evaluate(scores.of(task)) for task in tasks} if tasks else evaluate(scores)
 
 
@@ -72,6 +83,31 @@ def collected(
       DivergedError: If ``check`` and a logit is NaN or infinite.
     """
     accumulators = {task: ScoreAccumulator(check=check) for task in tasks or ("",)}
+    _accumulate(predictions, accumulators, on_batch)
+    scores = {task: accumulator.scores() for task, accumulator in accumulators.items()}
+    return Scores.by_task(scores) if tasks else scores[""]
+
+
+def collected_numbers(
+    predictions: Iterable[tuple[Any, Batch]],
+    numbers: Numbers,
+    *,
+    check: bool = True,
+    on_batch: Callable[[], None] = lambda: None,
+) -> NumberScores:
+    """The scores of this process's examples whose labels are numbers; arguments and errors as of ``collected``."""
+    accumulator = ScoreAccumulator(check=check, numbers=numbers)
+    _accumulate(predictions, {"": accumulator}, on_batch)
+    return accumulator.number_scores()
+
+
+def _accumulate(
+    predictions: Iterable[tuple[Any, Batch]],
+    accumulators: Mapping[str, ScoreAccumulator],
+    on_batch: Callable[[], None],
+) -> None:
+    """Adds predictions to accumulators by task, "" where there is one label."""
+    first_task = next(iter(accumulators))
     waiting: tuple[Any, Batch] | None = None
 
     def add(logits: Any, batch: Batch) -> None:
@@ -81,7 +117,7 @@ def collected(
             begin = 0 if all_logits.size == examples else jax.process_index() * examples
             labels, mask = np.asarray(batch.labels), np.asarray(batch.mask)
             if task:
-                labels = labels if task == tasks[0] else np.asarray(batch.extras[task])
+                labels = labels if task == first_task else np.asarray(batch.extras[task])
                 mask = mask * (labels >= 0)
             accumulator.update(all_logits[begin : begin + examples], labels, mask)
 
@@ -93,8 +129,6 @@ def collected(
         on_batch()
     if waiting is not None:
         add(*waiting)
-    scores = {task: accumulator.scores() for task, accumulator in accumulators.items()}
-    return Scores.by_task(scores) if tasks else scores[""]
 
 
 def _packed(batches: Iterable[Any], packer: Packer, batch_size: int | None) -> Iterator[Batch]:

@@ -24,6 +24,7 @@ from jrec.nn.tt_stack import TTStack
 from jrec.ops.layout import EmbeddingLayout, TableConfig
 from jrec.outputs import new_folder
 from jrec.progress import Progress
+from jrec.regression import Numbers
 from jrec.run.state import RunState
 from jrec.serving.checks import (
     MAX_ROWS,
@@ -75,6 +76,7 @@ class Exportable:
       requested: The features of a request to a model that ranks items.
       vectors: The table of the ranked items' vectors, which is in no layout; None for none. Only it and the tables of
         ``requested`` are then exported, and no delta.
+      numbers: How outputs are numbers, of a model of numbers.
       items: (items,) int64, which row of ``retrieval.items`` each of ``vectors`` is of; None without vectors.
     """
 
@@ -91,6 +93,7 @@ class Exportable:
     vectors: TableConfig | None = None
     items: np.ndarray | None = None
     widths: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    numbers: Numbers | None = None
 
     @property
     def num_dense(self) -> int:
@@ -215,6 +218,7 @@ def write_export(
         tables={},
         files={},
         retrieval=source.retrieval,
+        numbers=source.numbers,
     )
     _check_names(source)
     if base is not None:

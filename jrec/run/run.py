@@ -24,6 +24,7 @@ from jrec.metrics import Evaluation
 from jrec.nn import SparseOptimizer, binary_cross_entropy
 from jrec.nn.optimizer import Loss, SparseModel
 from jrec.outputs import check_local, kind_of
+from jrec.regression import NumberEvaluation, Numbers
 from jrec.run.evaluation import evaluated
 from jrec.run.feeds.batches import Position
 from jrec.run.feeds.in_place import reads_in_place
@@ -102,10 +103,10 @@ class Run:
         """A jitted step, in place on the run's arrays: lookup, gradients, update of dense parameters and rows.
 
         Args:
-          loss: A function of what the model's ``logits`` returns and the batch, a mean over the batch's examples
-            (``batch.mask`` is 0 where there is none). On a mesh it sees a device's part of the batch, and the
-            parts' losses count by their examples; what it compares across examples, it compares within a part, or with
-            all examples of the batch by ``jrec.nn.all_examples``, as ``jrec.nn.in_batch_softmax`` does.
+          loss: A function of what the model's ``logits`` returns and the batch, a mean over the batch's examples by
+            ``batch.mask``, their weights (0 where there is none). On a mesh it sees a device's part of the batch, and
+            the parts' losses count by these; what it compares across examples, it compares within a part, or with all
+            examples of the batch by ``jrec.nn.all_examples``, as ``jrec.nn.in_batch_softmax`` does.
           micro_batches: In how many slices of a batch, or of each device's part, the dense model sees the examples, one
             after another, so that its activations take the memory of one. Rows and dense parameters take one step, of
             the whole batch; a loss that compares across examples does so within a slice.
@@ -254,8 +255,9 @@ class Run:
         batch_size: int | None = None,
         on_bad_id: OnBadId = "raise",
         max_unknown: float | None = None,
+        numbers: Numbers | None = None,
         **packing: Any,
-    ) -> Evaluation | dict[str, Evaluation]:
+    ) -> Evaluation | NumberEvaluation | dict[str, Evaluation]:
         """AUC, log loss, normalized entropy, calibration and more of predictions, beside the labels; see ``predict``.
 
         ``run.evaluate([columns], dense=["price"]).auc`` is of some columns.
@@ -269,19 +271,21 @@ class Run:
           batch_size: How many examples are predicted at once; None for as many as the first item has.
           on_bad_id: See ``pack_batch``.
           max_unknown: See ``predict``.
-          **packing: Further arguments of ``pack_batch``.
+          numbers: Where labels are numbers, how outputs are (``jrec.regression.Numbers()`` for the outputs themselves).
+          **packing: Further arguments of ``pack_batch``, such as ``weight``.
 
         Returns:
-          The metrics (``jrec.metrics.UNITS``), computed in float64 on the host; of several labels by name.
+          The metrics (``jrec.metrics.UNITS``), computed in float64 on the host; of several labels by name. Of numbers
+          RMSE, MAE, R2 and Poisson's deviance (``jrec.regression.UNITS``).
 
         Raises:
           DatasetError: If there are no examples, a label is missing, or more values are unknown than may be.
           DivergedError: If a logit is NaN or infinite.
-          ValueError: If a label is neither 0 nor 1, or the model returns no logit for each example.
+          ValueError: If a label is neither 0 nor 1 without ``numbers``, or the model returns no logit for each example.
         """
         unknown = UnknownCounts()
         packer = self._packer(unknown, dense=dense, label=label, on_bad_id=on_bad_id, **packing)
-        metrics = evaluated(self.predictions, batches, packer, batch_size)
+        metrics = evaluated(self.predictions, batches, packer, batch_size, numbers)
         self.unknown.take(unknown, max_unknown)
         return metrics
 

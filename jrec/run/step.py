@@ -347,7 +347,7 @@ def _to_host(stores: Mapping[str, Any], host: HostRows) -> HostResults:
 
 
 def _results(outputs: StepOutputs, batch: Batch, together: Communication | None, *, with_logits: bool) -> StepResults:
-    examples, arrays = jnp.sum(batch.mask), {}
+    examples, arrays = jnp.sum(batch.mask != 0, dtype=jnp.float32), {}
     if with_logits:
         arrays = {"logits": outputs.logits, "labels": batch.labels, "mask": batch.mask}
     if together is not None:

@@ -29,6 +29,7 @@ from typing import Literal
 from jrec.errors import JrecError
 from jrec.files import save_json, sha256_of
 from jrec.outputs import MANIFEST as UNFINISHED
+from jrec.regression import Numbers
 
 MANIFEST = "manifest.json"
 MODEL, ONNX = "model.jax_export", "model.onnx"
@@ -138,6 +139,7 @@ class Manifest:
       tables: Parts by table.
       files: SHA-256 of every file but the manifest, by path.
       retrieval: How the model ranks items; None for a model that does not.
+      numbers: How outputs are numbers, of a model of numbers; None of others.
     """
 
     id: str
@@ -153,6 +155,7 @@ class Manifest:
     files: Mapping[str, str]
     retrieval: Retrieval | None = None
     widths: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    numbers: Numbers | None = None
 
     @functools.cached_property
     def dense_columns(self) -> tuple[str, ...]:
@@ -200,6 +203,8 @@ def _content(manifest: Manifest) -> dict[str, object]:
     content = dataclasses.asdict(manifest)
     if not manifest.widths:
         del content["widths"]
+    if manifest.numbers is None:
+        del content["numbers"]
     if manifest.retrieval is None:
         del content["retrieval"]
     elif not manifest.retrieval.items:

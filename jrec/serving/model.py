@@ -15,6 +15,7 @@ import numpy as np
 
 from jrec.data.unknown import UnknownValues
 from jrec.errors import JrecError
+from jrec.regression import Numbers
 from jrec.serving.checks import check_follows, load_manifest, verify
 from jrec.serving.encode import (
     Column,
@@ -184,6 +185,8 @@ class Model:
     def __call__(self, columns: object) -> Any:
         """Probabilities, (examples,) float32, of a model with one logit an example; of several tasks by task.
 
+        A model of labels that are numbers gives numbers (``manifest.numbers``).
+
         Args:
           columns: Raw columns by name, as the log has them that the dataset was made of: NumPy arrays, lists, Arrow or
             polars columns; ragged lists for features of several ids. Unknown values read their table's row for them, as
@@ -219,7 +222,8 @@ class Model:
         with self._rows_lock:
             self._check_current(request)
             looked_up = self._look_up(request.dense, request.ids)
-        return Scored(probabilities(self._scores(looked_up)), looked_up.loaded.manifest)
+        manifest = looked_up.loaded.manifest
+        return Scored(predictions(self._scores(looked_up), manifest.numbers), manifest)
 
     def _check_current(self, request: Encoded) -> None:
         if self._growing and request.loaded is not self._loaded:
@@ -286,9 +290,11 @@ class Model:
 
     @property
     def outputs(self) -> dict[str, Column]:
-        """What an answer holds, by name: scores, by task where there are several, or the best items and theirs."""
+        """What an answer holds, by name: scores, by task where there are several, a number, or the best items."""
         if self.ranks:
             return {"items": Column("BYTES", 2), "scores": Column("FP32", 2)}
+        if self.manifest.numbers is not None:
+            return {"prediction": Column("FP32", 1)}
         return {f"score_{task}" if task else "score": Column("FP32", 1) for task in self.tasks or ("",)}
 
     def answer(self, encoded: Encoded, k: int) -> Scored | Best:
@@ -473,6 +479,11 @@ class Model:
             leaves = program(request.numbers[begin : begin + size], held)
             batches.append([leaf[: request.count - begin] for leaf in leaves])
         return program.joined(batches)
+
+
+def predictions(outputs: Any, numbers: Numbers | None) -> Any:
+    """Float32 numbers of outputs, or, without ``numbers``, probabilities of logits."""
+    return probabilities(outputs) if numbers is None else numbers.predictions(outputs)
 
 
 def probabilities(logits: Any) -> Any:

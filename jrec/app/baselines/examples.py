@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
-from jrec.data.blocks import LABEL, Column, ListColumn, ShardReader, weight_column
+from jrec.data.blocks import EXAMPLE_WEIGHT, LABEL, Column, ListColumn, ShardReader, weight_column
 from jrec.data.columns import gather_all
 from jrec.data.keys import buckets
 from jrec.data.schema import UNKNOWN, CategoricalFeature, Schema
@@ -30,16 +30,20 @@ class Examples:
       slots: (offsets[-1],) uint32.
       values: (offsets[-1],) float32.
       labels: (examples,) bool.
+      weights: (examples,) float32.
     """
 
     offsets: np.ndarray
     slots: np.ndarray
     values: np.ndarray
     labels: np.ndarray
+    weights: np.ndarray
 
 
 class Split:
-    """Blocks of a dataset's split; of a dataset with several labels the examples whose first label is known.
+    """Blocks of a dataset's split: the examples that are scored, whose weight is not 0.
+
+    Of a dataset with several labels they are those whose first label is known.
 
     Args:
       folder: The dataset.
@@ -48,7 +52,7 @@ class Split:
     """
 
     def __init__(self, folder: str | os.PathLike[str], schema: Schema, split: str):
-        self._some = bool(schema.tasks)
+        self._tasks, self._weighted = bool(schema.tasks), schema.weighted
         self._readers = [ShardReader(folder, shard) for shard in schema.splits[split].shards]
         self.blocks: list[BlockAt] = [(s, b) for s, reader in enumerate(self._readers) for b in range(len(reader))]
 
@@ -56,7 +60,17 @@ class Split:
         """The columns of some blocks, in their order."""
         for shard, block in blocks:
             columns = self._readers[shard].read(block)
-            yield gather_all(columns, np.flatnonzero(columns[LABEL] != UNKNOWN)) if self._some else columns
+            scored = np.ones(len(columns[LABEL]), bool)
+            if self._tasks:
+                scored &= columns[LABEL] != UNKNOWN
+            if self._weighted:
+                scored &= columns[EXAMPLE_WEIGHT] != 0
+            yield columns if scored.all() else gather_all(columns, np.flatnonzero(scored))
+
+
+def weights_of(columns: Mapping[str, Column]) -> np.ndarray:
+    """(examples,) float32, ones where examples have no weights."""
+    return np.asarray(columns.get(EXAMPLE_WEIGHT, np.ones(len(columns[LABEL]))), np.float32)
 
 
 def lists_of(
@@ -135,7 +149,7 @@ class Slots:
                 values[places] = share
             slots[places] = begin + slots_of(ids, end - begin)
             at = at + lengths
-        return Examples(offsets=offsets, slots=slots, values=values, labels=labels)
+        return Examples(offsets=offsets, slots=slots, values=values, labels=labels, weights=weights_of(columns))
 
 
 def _moments(names: list[str], blocks: Iterable[Mapping[str, Column]]) -> tuple[np.ndarray, np.ndarray]:

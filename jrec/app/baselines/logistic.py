@@ -9,7 +9,7 @@ import numpy as np
 
 from jrec.app.baselines.examples import Examples
 from jrec.kernel_cache import compiled
-from jrec.metrics import Scores, log_loss
+from jrec.metrics import ScoreAccumulator, Scores, log_loss
 
 EPOCHS = 20
 """Passes at most; small logs take them, if the log loss falls so long."""
@@ -77,9 +77,11 @@ def _fit(
     for epoch in range(epochs):
         for block in training(epoch):
             order = random.permutation(len(block.labels))
-            _train(block.offsets, block.slots, block.values, block.labels, order, state, alpha, _BETA, l2)
+            _train(
+                block.offsets, block.slots, block.values, block.labels, block.weights, order, state, alpha, _BETA, l2
+            )
         scores = _scores(state, alpha, l2, choosing)
-        loss = log_loss(scores.logits, scores.labels)
+        loss = log_loss(scores.logits, scores.labels, weights=scores.weights)
         if best is not None and loss >= best.loss:
             break
         best = Logistic(state=state.copy(), alpha=alpha, l2=l2, epochs=epoch + 1, loss=loss)
@@ -88,12 +90,12 @@ def _fit(
 
 
 def _scores(state: np.ndarray, alpha: float, l2: float, blocks: Iterable[Examples]) -> Scores:
-    logits, labels = [np.empty(0, np.float32)], [np.empty(0, bool)]
+    accumulated = ScoreAccumulator()
     for block in blocks:
-        logits.append(np.empty(len(block.labels), np.float32))
-        _predict(block.offsets, block.slots, block.values, state, alpha, _BETA, l2, logits[-1])
-        labels.append(block.labels)
-    return Scores(logits=np.concatenate(logits), labels=np.concatenate(labels))
+        logits = np.empty(len(block.labels), np.float32)
+        _predict(block.offsets, block.slots, block.values, state, alpha, _BETA, l2, logits)
+        accumulated.update(logits, block.labels, block.weights)
+    return accumulated.scores()
 
 
 @compiled
@@ -102,14 +104,14 @@ def _weight(z, n, alpha, beta, l2):
 
 
 @compiled
-def _train(offsets, slots, values, labels, order, state, alpha, beta, l2):
-    """Algorithm 1 of the paper without L1, one example after the other."""
+def _train(offsets, slots, values, labels, weights, order, state, alpha, beta, l2):
+    """Algorithm 1 of the paper without L1, one example after the other; an example's gradients by its weight."""
     for i in order:
         logit = 0.0
         for k in range(offsets[i], offsets[i + 1]):
             z, n = state[slots[k]]
             logit += values[k] * _weight(z, n, alpha, beta, 0.0 if slots[k] == 0 else l2)
-        error = 1.0 / (1.0 + np.exp(-logit)) - (1.0 if labels[i] else 0.0)
+        error = weights[i] * (1.0 / (1.0 + np.exp(-logit)) - (1.0 if labels[i] else 0.0))
         for k in range(offsets[i], offsets[i + 1]):
             z, n = state[slots[k]]
             weight = _weight(z, n, alpha, beta, 0.0 if slots[k] == 0 else l2)

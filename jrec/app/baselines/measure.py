@@ -9,8 +9,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from jrec.app.baselines import logistic, popularity
+from jrec.app.baselines import logistic, popularity, value_means
 from jrec.app.baselines.examples import Slots, Split
+from jrec.app.report import numbers
 from jrec.app.report.terminal import BASELINES
 from jrec.data.blocks import Column
 from jrec.data.identity import digest_of
@@ -19,6 +20,7 @@ from jrec.environment import cache_folder
 from jrec.errors import JrecError
 from jrec.files import load_json, save_json
 from jrec.metrics import Scores, evaluate
+from jrec.regression import NumberScores, evaluate_numbers
 
 FORMAT, VERSION = "jrec-baselines", 2
 SMALL = 10_000_000
@@ -43,8 +45,8 @@ def measure(
       cache: Where results are kept, by the dataset's identity; None for the user's cache folder.
 
     Returns:
-      JSON: by baseline ("logistic_regression", "popularity"), "splits" with metrics and how it was fitted; besides
-      "seconds" it took, and whether the results are "cached".
+      JSON: by baseline ("logistic_regression", "popularity", or of numbers "mean" and "value_mean"), "splits" with
+      metrics and how it was fitted; besides "seconds" it took, and whether the results are "cached".
 
     Raises:
       DatasetError: If the dataset cannot be used, or has no training split.
@@ -98,10 +100,20 @@ def _fitted(folder: str | os.PathLike[str], schema: Schema, splits: Sequence[str
     else:
         choosing, chosen_by = list(training.read(blocks)), "train itself, which is one block"
 
-    def scored(scores_of: Callable[[Iterator[Mapping[str, Column]]], Scores]) -> dict[str, Any]:
+    def scored(scores_of: Callable[[Iterator[Mapping[str, Column]]], Scores | NumberScores]) -> dict[str, Any]:
         wholes = {split: Split(folder, schema, split) for split in splits}
         return {split: _metrics(scores_of(whole.read(whole.blocks))) for split, whole in wholes.items()}
 
+    about = {"splits": list(splits), "chosen_by": chosen_by}
+    if schema.numbers is not None:
+        mean, by_value = value_means.fit(schema, training.read(blocks), choosing)
+        chosen = None if by_value is None or by_value.feature is None else by_value.feature.name
+        return {
+            "mean": {"splits": scored(mean.scores)},
+            "value_mean": None if by_value is None else {"splits": scored(by_value.scores), "feature": chosen},
+            **about,
+            "seconds": time.perf_counter() - begin,
+        }
     slots = Slots(schema, training.read(blocks[:: max(1, len(blocks) // _MOMENTS)]))
     sample = slots.of_block(next(training.read(blocks[:1])))
     visits = int(len(sample.slots) / max(1, len(sample.labels)) * schema.splits["train"].examples)
@@ -118,12 +130,14 @@ def _fitted(folder: str | os.PathLike[str], schema: Schema, splits: Sequence[str
             "epochs": linear.epochs,
         },
         "popularity": None if popular is None else {"splits": scored(popular.scores), "feature": popular.feature.name},
-        "splits": list(splits),
-        "chosen_by": chosen_by,
+        **about,
         "seconds": time.perf_counter() - begin,
     }
 
 
-def _metrics(scores: Scores) -> dict[str, float | None]:
+def _metrics(scores: Scores | NumberScores) -> dict[str, float | None]:
+    if isinstance(scores, NumberScores):
+        of_numbers = evaluate_numbers(scores)
+        return {name: getattr(of_numbers, name) for name in numbers.METRICS}
     evaluation = evaluate(scores)
     return {name: getattr(evaluation, name) for name in METRICS}

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from jrec.app.baselines.examples import lists_of, slots_of, table_slots
+from jrec.app.baselines.examples import lists_of, slots_of, table_slots, weights_of
 from jrec.data.blocks import LABEL, Column
 from jrec.data.schema import CategoricalFeature, Schema
-from jrec.metrics import Scores, auc
+from jrec.metrics import ScoreAccumulator, Scores, auc
 
 _PRIOR = 20.0
 """Examples of the mean click rate that every value has besides its own."""
@@ -32,7 +32,7 @@ class Popularity:
 
     def scores(self, blocks: Iterable[Mapping[str, Column]]) -> Scores:
         """Logits and labels of all examples, in their order; of a list, the mean of its ids' log-odds."""
-        logits, labels = [np.empty(0, np.float32)], [np.empty(0, bool)]
+        accumulated = ScoreAccumulator()
         for columns in blocks:
             lengths, ids, share = lists_of(columns, self.feature)
             own = self.logits[slots_of(ids, len(self.logits))]
@@ -40,9 +40,8 @@ class Popularity:
                 example = np.repeat(np.arange(len(lengths)), lengths)
                 own = np.bincount(example, own * share, len(lengths))
                 own[lengths == 0] = self.base
-            logits.append(own.astype(np.float32))
-            labels.append(np.asarray(columns[LABEL]) > 0)
-        return Scores(logits=np.concatenate(logits), labels=np.concatenate(labels))
+            accumulated.update(own, np.asarray(columns[LABEL]) > 0, weights_of(columns))
+        return accumulated.scores()
 
 
 def fit(
@@ -59,13 +58,14 @@ def fit(
     counts = {name: np.zeros((2, size)) for name, size in sizes.items()}
     examples = clicks = 0.0
     for columns in training:
-        label = np.asarray(columns[LABEL], np.float64)
-        examples, clicks = examples + len(label), clicks + label.sum()
+        each = weights_of(columns).astype(np.float64)
+        label = np.asarray(columns[LABEL], np.float64) * each
+        examples, clicks = examples + each.sum(), clicks + label.sum()
         for feature in schema.categorical:
             lengths, ids, share = lists_of(columns, feature)
             ids, size = slots_of(ids, sizes[feature.name]), sizes[feature.name]
             weight = np.ones(len(ids)) if share is None else np.maximum(share, 0)
-            counts[feature.name][0] += np.bincount(ids, weight, size)
+            counts[feature.name][0] += np.bincount(ids, weight * np.repeat(each, lengths), size)
             counts[feature.name][1] += np.bincount(ids, weight * np.repeat(label, lengths), size)
     rate = (clicks + 1) / (examples + 2)
     best, best_auc = None, -1.0
@@ -74,7 +74,7 @@ def fit(
         p = (clicked + _PRIOR * rate) / (accesses + _PRIOR)
         one = Popularity(feature=feature, logits=_log_odds(p).astype(np.float32), base=float(_log_odds(rate)))
         scores = one.scores(choosing)
-        value = auc(scores.logits, scores.labels)
+        value = auc(scores.logits, scores.labels, weights=scores.weights)
         if best is None or (value is not None and value > best_auc):
             best, best_auc = one, -1.0 if value is None else value
     return best

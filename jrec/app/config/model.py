@@ -5,11 +5,14 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Collection, Mapping
-from typing import Annotated, Any, Literal, override
+from typing import TYPE_CHECKING, Annotated, Any, Literal, override
 
-from jrec.app.config.typed_toml import Amount, Choices, Open, Range, Section, Width
+from jrec.app.config.typed_toml import Amount, Auto, Choices, Open, Range, Section, Width
 from jrec.app.models import kind as kinds
 from jrec.errors import ConfigError
+
+if TYPE_CHECKING:
+    from jrec.regression import Numbers
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 Pooling = Literal["sum", "mean", "sqrtn", "max", "none"]
@@ -65,6 +68,28 @@ class MultiTaskSection(Section):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class NumbersSection(Section):
+    """``[model.numbers]``: how outputs become numbers, where the label is one (``jrec.regression.Numbers``).
+
+    Attributes:
+      location: What is added; "auto" is the mean of the training labels, and 0 with loss "poisson".
+      scale: What outputs are multiplied by, above 0; "auto" is the labels' standard deviation in training, and with
+        loss "poisson" their mean.
+      huber_delta: From which error on the loss "huber" is linear, in units of ``scale``; above 0.
+    """
+
+    location: Annotated[float, Auto()] | None = None
+    scale: Annotated[float, Range(minimum=0), Auto()] | None = None
+    huber_delta: Amount = 1.0
+
+    @override
+    def check(self) -> None:
+        for key in ("scale", "huber_delta"):
+            if getattr(self, key) == 0:
+                raise ConfigError(f"model.numbers.{key} is 0.0; it must be above 0")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig(Section):
     """``[model]``: a model of clicks, one that ranks items, or a network of one's own (``factory``).
 
@@ -100,15 +125,22 @@ class ModelConfig(Section):
         which the model predicts from then on, and a shift by which its mean prediction is right on as many examples of
         training (of packs, none). It changes no ranking; probabilities that became too extreme or too timid are put
         right.
+      label_smoothing: How far the loss moves labels towards one half: at 0.1 a click is trained as 0.95, no click as
+        0.05, so that no logit grows without end. Scores and reports take the labels as they are.
+      loss: What training makes smaller: "log_loss" of clicks; or, where the label is a number, "squared" error,
+        "huber", which counts errors beyond ``numbers.huber_delta`` less, or "poisson" for counts, whose predictions are
+        never negative. "auto" is "log_loss", or "squared" of numbers.
       members: How many models are trained side by side on parts of the same rows, each with layers of its own; the
         logit is the mean of theirs, as of an ensemble. Rows have ``members`` times as many elements. On small logs it
         ranks and predicts better than one model with rows as large.
       features: Settings of single categorical features, by name.
       sections: The kind's own section, by its name, such as ``[model.tbsm]``.
       multi_task: The heads of a dataset with several labels.
+      numbers: How outputs become numbers, where the label is one.
       factory: A function that makes another network, as "package.module:function", see ``jrec.app.models.factory``; ""
         for none. Of the keys above only ``embedding_dim``, ``pooling``, ``table_dtype``, ``features``,
-        ``multi_task.weights`` and, for "two_tower", ``kind`` and its section are then read.
+        ``label_smoothing``, ``loss``, ``numbers``, ``multi_task.weights`` and, for "two_tower", ``kind`` and its
+        section are then read.
       options: The factory's own keyword arguments.
     """
 
@@ -128,12 +160,15 @@ class ModelConfig(Section):
     batch_norm: bool = False
     dense_boundaries: Mapping[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
     calibrate: bool = False
+    label_smoothing: Annotated[float, Range(minimum=0, below=1)] = 0.0
+    loss: Literal["auto", "log_loss", "squared", "huber", "poisson"] = "auto"
     members: Annotated[int, Range(minimum=1, maximum=64)] = 1
     features: Mapping[str, FeatureOverride] = dataclasses.field(default_factory=dict)
     sections: Annotated[Mapping[str, Section], Open(kinds.SectionNames(), kinds.section_class)] = dataclasses.field(
         default_factory=dict
     )
     multi_task: MultiTaskSection = dataclasses.field(default_factory=MultiTaskSection)
+    numbers: NumbersSection = dataclasses.field(default_factory=NumbersSection)
     factory: str = ""
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -170,11 +205,22 @@ class ModelConfig(Section):
         """The kind of model, which knows all that depends on it."""
         return kinds.kind_of(self)
 
+    @property
+    def as_numbers(self) -> Numbers | None:
+        """How outputs are numbers; None of a model of clicks."""
+        if self.loss in ("auto", "log_loss"):
+            return None
+        from jrec.regression import Numbers
+
+        location = 0.0 if self.numbers.location is None else self.numbers.location
+        scale = 1.0 if self.numbers.scale is None else self.numbers.scale
+        return Numbers(link="log" if self.loss == "poisson" else "identity", location=location, scale=scale)
+
     def _check_factory(self, kind: kinds.ModelKind[Any]) -> None:
         """Refuses keys that only the networks of jrec read."""
         if not re.fullmatch(r"\w+(\.\w+)*:\w+(\.\w+)*", self.factory):
             raise ConfigError(f"model.factory is {self.factory!r}, not package.module:function")
-        of_kind = ("kind", kind.section_name) if kind.takes_factory else ()
+        of_kind = ("kind", kind.section_name) if kind.takes_factory else ("label_smoothing", "loss", "numbers")
         if dataclasses.replace(self.multi_task, tasks=(), weights={}) == MultiTaskSection():
             of_kind = (*of_kind, "multi_task")
         if odd := self._set_besides((*kinds.FACTORY_KEYS, *of_kind)):

@@ -84,14 +84,15 @@ class EarlyStoppingSection(Section):
     Attributes:
       metric: The metric of the first of ``evaluate.splits`` by which steps are compared: "auc", "log_loss", or
         "refinement", the log loss that the best scale and shift of the logits leave, whatever the split's click rate
-        and training's are; of a model that ranks items "ndcg", "hr" (both at the first of
+        and training's are; of labels that are numbers "rmse", for which "auc" then stands, "mae" or
+        "poisson_deviance"; of a model that ranks items "ndcg", "hr" (both at the first of
         ``evaluate.at``) or "mrr", and "auc", the default, stands for "ndcg".
       patience: Evaluations in a row without a better one after which training ends; 0 never ends it early.
       task: Of several labels, the task whose metric it is; "" is the first. A sum over tasks would mix losses of rare
         and of frequent labels, and change with ``model.multi_task.weights``.
     """
 
-    metric: Literal["auc", "log_loss", "refinement", "ndcg", "hr", "mrr"] = "auc"
+    metric: Literal["auc", "log_loss", "refinement", "rmse", "mae", "poisson_deviance", "ndcg", "hr", "mrr"] = "auc"
     patience: Count = 0
     task: str = ""
 

@@ -124,7 +124,7 @@ class RankingPredictor(Predictor):
         return np.zeros((0, self._k), np.float32), np.zeros((0, self._k), np.int32)
 
     @override
-    def piece(self, outputs: Any, *, split: str = "", first: int = 0, labels: Any = None) -> Best:
+    def piece(self, outputs: Any, *, split: str = "", first: int = 0, labels: Any = None, weights: Any = None) -> Best:
         scores, rows = outputs
         return Best(split=split, first=first, scores=scores, rows=rows, values=self._values)
 

@@ -1,4 +1,4 @@
-"""Kinds that give each line a probability, or one for each of several labels."""
+"""Kinds that give each line a probability, or one for each of several labels, or a number."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, override
 
 from jrec.app.models.kind import ModelKind
+from jrec.app.models.targets import TARGETS, target_of
 from jrec.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -18,15 +19,15 @@ if TYPE_CHECKING:
     from jrec.app.models.predictor import Predictor
     from jrec.app.models.reading import Reading
     from jrec.app.report.ranking import AnyScores
-    from jrec.app.report.running_auc import RunningAuc
+    from jrec.app.report.running_auc import NoRunningAuc, RunningAuc
     from jrec.batch import Batch
     from jrec.data.packers import AnyPacker
     from jrec.data.schema import CategoricalFeature, Schema
-    from jrec.metrics import Scores
     from jrec.nn import MultiTaskConfig
     from jrec.nn.dense_encoding import Boundaries
     from jrec.nn.optimizer import Loss
     from jrec.ops.layout import EmbeddingLayout, FeatureConfig
+    from jrec.run.export import Exportable
     from jrec.sharding import Plan
 
 
@@ -37,7 +38,8 @@ class ClickKind[S: Section](ModelKind[S]):
     histories step by step, which features those are (``unpooled``).
     """
 
-    metrics = ("auc", "log_loss", "refinement")
+    metrics = tuple(dict.fromkeys(metric for target in TARGETS.values() for metric in target.metrics))
+    scores_lines = True
 
     @override
     def check(self, model: ModelConfig) -> None:
@@ -103,20 +105,25 @@ class ClickKind[S: Section](ModelKind[S]):
         return layout_of(config, schema, plan, features)
 
     @override
-    def loss(self, model: ModelConfig, schema: Schema) -> Loss:
-        from jrec.nn import binary_cross_entropy, multi_task_loss
+    def importance_metrics(self, config: TrainConfig) -> Mapping[str, tuple[int, str, str]]:
+        return target_of(config.model).importance
 
-        heads = model.multi_task
-        return multi_task_loss(heads.weight_by_task, label=heads.tasks[0]) if heads.tasks else binary_cross_entropy
+    @override
+    def loss(self, model: ModelConfig, schema: Schema) -> Loss:
+        return target_of(model).loss(model)
 
     @override
     def identity(self, model: ModelConfig, num_dense: int) -> dict[str, Any]:
         if self.keys is not None:
             keys = super().identity(model, num_dense)
-            keys.get("multi_task", {}).pop("weights", None)  # of the loss
-            return keys
+            # Keys of the loss are no part of what a prediction is.
+            for key in ("label_smoothing", "loss", "numbers"):
+                keys.pop(key, None)
+            keys.get("multi_task", {}).pop("weights", None)
+            return keys | target_of(model).identity(model)
         keys = dataclasses.asdict(model)
         del keys["factory"], keys["options"], keys["sections"], keys["multi_task"]["weights"]
+        del keys["label_smoothing"], keys["loss"], keys["numbers"]
         # Keys are left out at the values that earlier versions had without them, and where nothing reads them, so that
         # checkpoints of these versions still fit.
         if not model.multi_task.tasks:
@@ -129,7 +136,7 @@ class ClickKind[S: Section](ModelKind[S]):
         if model.interaction != "dcn":
             del keys["cross_layers"], keys["cross_rank"]
         del keys["dot_with"]
-        return keys
+        return keys | target_of(model).identity(model)
 
     @override
     def packer(
@@ -142,16 +149,12 @@ class ClickKind[S: Section](ModelKind[S]):
     @override
     def scores(
         self, predictions: Iterable[tuple[Any, Batch]], reading: Reading, *, check: bool, on_batch: Callable[[], None]
-    ) -> Scores:
-        from jrec.run.evaluation import collected
-
-        return collected(predictions, tasks=reading.config.model.multi_task.tasks, check=check, on_batch=on_batch)
+    ) -> AnyScores:
+        return target_of(reading.config.model).scores(predictions, reading, check=check, on_batch=on_batch)
 
     @override
-    def running_auc(self, config: TrainConfig, devices: int | None) -> RunningAuc:
-        from jrec.app.report.running_auc import RunningAuc
-
-        return RunningAuc.empty(devices=devices, task=next(iter(config.model.multi_task.tasks), ""))
+    def running_auc(self, config: TrainConfig, devices: int | None) -> RunningAuc | NoRunningAuc:
+        return target_of(config.model).running_auc(config, devices)
 
     @override
     def predictor(self, run: RestoredRun) -> Predictor:
@@ -163,9 +166,25 @@ class ClickKind[S: Section](ModelKind[S]):
     def comparisons(
         self, config: TrainConfig, schema: Schema, scores: Mapping[str, AnyScores], *, whole: bool, slices: bool
     ) -> dict[str, Any]:
-        from jrec.app.comparisons import of_clicks
+        return target_of(config.model).comparisons(config, schema, scores, whole=whole, slices=slices)
 
-        return of_clicks(config, schema, scores, whole=whole, slices=slices)
+    @override
+    def exportable(self, run: RestoredRun, source: Exportable) -> Exportable:
+        return dataclasses.replace(source, numbers=run.config.model.as_numbers)
+
+    @override
+    def check_compress(self, model: ModelConfig, subject: str) -> None:
+        if model.as_numbers is not None:
+            raise ConfigError(
+                f"{subject} predicts numbers, whose AUC `jrec compress` could not compare; train it with a tensor train"
+                " from the start (tables.overrides.NAME.tier = 'tt')"
+            )
+
+    @override
+    def sections(self, config: TrainConfig, scores: Mapping[str, AnyScores]) -> dict[str, Any]:
+        from jrec.app.report.numbers import sections
+
+        return sections(config.model, scores)
 
 
 def pooled_features(model: ModelConfig, schema: Schema, unpooled: Collection[str] = ()) -> list[FeatureConfig]:

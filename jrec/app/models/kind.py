@@ -53,6 +53,7 @@ class ModelKind[S: Section](abc.ABC):
       keys: The keys of ``[model]`` that it reads beside its section; None for all that have no kind of their own.
       before: By newer key of the section, the value of models from before it, with which checkpoints do not record it.
       metrics: What ``evaluate.early_stopping.metric`` may be; the first is the default.
+      scores_lines: Whether each line is scored by its label, which may be a number, and by its weight.
       needs_labels: Whether it trains and is scored by the dataset's labels.
       takes_factory: Whether ``model.factory`` may make its network.
       exports_vectors: Whether an export has vectors that the model makes, for which its rows are read, and which no
@@ -64,6 +65,7 @@ class ModelKind[S: Section](abc.ABC):
     keys: ClassVar[tuple[str, ...] | None] = None
     before: ClassVar[Mapping[str, object]] = {}
     metrics: ClassVar[tuple[str, ...]]
+    scores_lines: ClassVar[bool] = False
     needs_labels: ClassVar[bool] = True
     takes_factory: ClassVar[bool] = False
     exports_vectors: ClassVar[bool] = False
@@ -107,9 +109,9 @@ class ModelKind[S: Section](abc.ABC):
         """
         del subject
 
-    def check_compress(self, subject: str) -> None:
-        """Refuses to compress a kind that has no AUC to compare; arguments and errors as of ``check_plan``."""
-        del subject
+    def check_compress(self, model: ModelConfig, subject: str) -> None:
+        """Refuses to compress a model that has no AUC to compare; errors as of ``check_plan``."""
+        del model, subject
 
     # The dataset
 
@@ -232,16 +234,12 @@ class ModelKind[S: Section](abc.ABC):
         """``scores`` of a run that takes no step meanwhile, without ``reading``: for many splits of one model."""
         return functools.partial(self.scores, reading=reading)
 
-    def importance_metrics(self, config: TrainConfig) -> dict[str, tuple[int, str, str]]:
+    @abc.abstractmethod
+    def importance_metrics(self, config: TrainConfig) -> Mapping[str, tuple[int, str, str]]:
         """The metrics that tell how important features are, by key of ``Evaluation.to_dict``; the first sorts them.
 
         Each with 1 where a rise makes it worse, or -1 where a fall does, and what texts call that change, and its unit.
         """
-        del config
-        return {
-            "log_loss": (1, "log loss rises by", "nats per example"),
-            "auc": (-1, "AUC falls by", "0 to 1"),
-        }
 
     @abc.abstractmethod
     def running_auc(self, config: TrainConfig, devices: int | None) -> RunningAuc | NoRunningAuc:

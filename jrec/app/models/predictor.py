@@ -79,6 +79,8 @@ class Predictor(abc.ABC):
         """What packs examples."""
         run = self.run
         options: dict[str, Any] = {"growing": self.growing} if self.growing else {}
+        if run.schema.weighted:  # lines of weight 0 have predictions, too
+            options["weighted"] = False
         return self.kind.packer(run.config, run.schema, run.layout, training=False, **options)
 
     @functools.cached_property
@@ -144,8 +146,8 @@ class Predictor(abc.ABC):
         """The same of no example."""
 
     @abc.abstractmethod
-    def piece(self, outputs: Any, *, split: str = "", first: int = 0, labels: Any = None) -> Piece:
-        """Outputs as a piece; ``labels`` from one of the following, None for none."""
+    def piece(self, outputs: Any, *, split: str = "", first: int = 0, labels: Any = None, weights: Any = None) -> Piece:
+        """Outputs as a piece; ``labels`` from one of the following, ``weights`` of a log, None for none."""
 
     def labels_of(self, encoded: EncodedColumns) -> Any:
         """The labels of encoded examples."""

@@ -90,7 +90,7 @@ class RankingKind[S: Section](ModelKind[S]):
         )
 
     @override
-    def check_compress(self, subject: str) -> None:
+    def check_compress(self, model: ModelConfig, subject: str) -> None:
         raise ConfigError(
             f"{subject} is of model.kind {self.name!r}, whose AUC `jrec compress` could not compare; train it with a"
             " tensor train from the start (tables.overrides.NAME.tier = 'tt')"

@@ -14,7 +14,8 @@ from jrec.app.why import Explainer, Reasons
 from jrec.batch import Batch
 from jrec.data.encoded_columns import EncodedColumns
 from jrec.metrics import check_finite
-from jrec.serving.model import probabilities
+from jrec.regression import Numbers
+from jrec.serving.model import predictions
 
 ByTask = np.ndarray | Mapping[str, np.ndarray]
 """Numbers of examples, (n,) float32; by task where a run has several labels."""
@@ -22,13 +23,15 @@ ByTask = np.ndarray | Mapping[str, np.ndarray]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scored(Piece):
-    """The logits of some examples that follow each other.
+    """The logits, or other outputs, of some examples that follow each other.
 
     Attributes:
       split, first: As of ``Piece``.
       logits: (n,) float32, by task where there are several labels.
       labels: Of the same form, or None where the examples have none; of several labels -1 is one that is not known.
       reasons: The features that the scores depend on most, by task where there are several; None where nobody asked.
+      weights: (n,) float32, of a log that has weights; else None.
+      numbers: How outputs are numbers, of a model of numbers.
     """
 
     split: str
@@ -36,6 +39,8 @@ class Scored(Piece):
     logits: ByTask
     labels: ByTask | None
     reasons: Reasons | Mapping[str, Reasons] | None = None
+    weights: np.ndarray | None = None
+    numbers: Numbers | None = None
 
     @property
     @override
@@ -43,17 +48,23 @@ class Scored(Piece):
         return len(next(iter(self.logits.values())) if isinstance(self.logits, Mapping) else self.logits)
 
     @property
-    def probabilities(self) -> ByTask:
-        """(n,) float32, by task where there are several labels."""
-        return probabilities(self.logits)
+    def predictions(self) -> ByTask:
+        """Probabilities, (n,) float32, by task where there are several labels; or numbers."""
+        return predictions(self.logits, self.numbers)
 
     @override
     def columns(self) -> tuple[np.ndarray, dict[str, Any]]:
-        """The columns label (where known), score and logit, and why_1, …; of several tasks each by task, NAME_TASK."""
+        """The columns label (where known), score and logit, and why_1, …; of several tasks each by task, NAME_TASK.
+
+        A model of numbers has the column prediction in place of score and logit.
+        """
         import pyarrow as pa
 
         columns = {}
-        for column, numbers in (("label", self.labels), ("score", self.probabilities), ("logit", self.logits)):
+        named = [("label", self.labels), ("score", self.predictions), ("logit", self.logits)]
+        if self.numbers is not None:
+            named[1:] = [("prediction", self.predictions)]
+        for column, numbers in named:
             if isinstance(numbers, Mapping):
                 for task, own in numbers.items():
                     columns[f"{column}_{task}"] = pa.array(own, mask=own < 0) if column == "label" else own
@@ -69,6 +80,11 @@ class Scored(Piece):
 
 class ClickPredictor(Predictor):
     """Logits, and the labels beside them."""
+
+    @property
+    def numbers(self) -> Numbers | None:
+        """How outputs are numbers, of a model of numbers."""
+        return self.run.config.model.as_numbers
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -89,8 +105,12 @@ class ClickPredictor(Predictor):
         return dict.fromkeys(self.tasks, none) if self.tasks else none
 
     @override
-    def piece(self, outputs: Any, *, split: str = "", first: int = 0, labels: Any = None) -> Scored:
-        return Scored(split=split, first=first, logits=self.logits(outputs), labels=labels)
+    def piece(
+        self, outputs: Any, *, split: str = "", first: int = 0, labels: Any = None, weights: Any = None
+    ) -> Scored:
+        return Scored(
+            split=split, first=first, logits=self.logits(outputs), labels=labels, weights=weights, numbers=self.numbers
+        )
 
     @override
     def explainer(self, k: int) -> Explainer:
@@ -103,7 +123,7 @@ class ClickPredictor(Predictor):
     @override
     def labels_of(self, encoded: EncodedColumns) -> ByTask | None:
         if self.tasks and encoded.labels is not None:
-            return {self.tasks[0]: encoded.labels, **encoded.tasks}
+            return {self.tasks[0]: encoded.labels} | {task: encoded.tasks[task] for task in self.tasks[1:]}
         return encoded.labels
 
     @override

@@ -16,6 +16,7 @@ from jrec.app.report.ranking import AnyScores, RankScores
 from jrec.app.run_folder import open_run_folder
 from jrec.errors import ConfigError, ProcessError
 from jrec.metrics import Scores, check_finite
+from jrec.regression import NumberScores
 from jrec.run.processes import first, wait_for_all
 
 _STOP_EVERY = 16
@@ -29,6 +30,12 @@ def shared_scores(scores: AnyScores) -> AnyScores:
     """
     if isinstance(scores, RankScores):
         return dataclasses.replace(scores, ranks=_of_all(scores.ranks))
+    if isinstance(scores, NumberScores):
+        predictions, labels = _of_all(scores.predictions), _of_all(scores.labels)
+        check_finite(predictions, "predictions")
+        return NumberScores(
+            predictions=predictions, labels=labels, weights=_weights_of_all(scores.weights, scores.labels)
+        )
     if scores.tasks:
         return Scores.by_task({task: _shared(own) for task, own in scores.tasks.items()})
     return _shared(scores)
@@ -36,10 +43,17 @@ def shared_scores(scores: AnyScores) -> AnyScores:
 
 def _shared(scores: Scores) -> Scores:
     labels = _of_all(scores.labels.astype(np.uint8)).astype(bool)
-    scores = dataclasses.replace(scores, logits=_of_all(scores.logits), labels=labels)
+    weights = _weights_of_all(scores.weights, scores.labels)
+    scores = dataclasses.replace(scores, logits=_of_all(scores.logits), labels=labels, weights=weights)
     # Only now, so that all processes raise: one that raised before would leave the others in the collective.
     check_finite(scores.logits)
     return scores
+
+
+def _weights_of_all(weights: np.ndarray | None, labels: np.ndarray) -> np.ndarray | None:
+    """Weights of all processes' examples; None stands for weights of 1, which others' need not have."""
+    every = _of_all(np.ones(labels.size, np.float32) if weights is None else weights)
+    return None if (every == 1).all() else every
 
 
 def _of_all(values: np.ndarray) -> np.ndarray:

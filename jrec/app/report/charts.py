@@ -10,6 +10,7 @@ import numpy as np
 from jrec.app.report.judgement import metric_by_split
 from jrec.app.report.logs import SCHEDULE
 from jrec.app.report.svg import Axis, Mark, around, chart
+from jrec.app.watch import LOSSES
 
 POINTS = 300
 """At which a curve of the training batches is drawn at most."""
@@ -38,6 +39,11 @@ def learning_curves(content: Mapping[str, Any], records: Sequence[Mapping[str, A
         shown = [
             ("Loss by step", "", "loss", "loss of sampled items (nats per position)"),
             (f"NDCG@{first} by step", f"ndcg@{first}", "", f"NDCG@{first}"),
+        ]
+    if "numbers" in content:
+        shown = [
+            ("Loss by step", "", "loss", "loss (of outputs before scale)"),
+            ("RMSE by step", "rmse", "", "RMSE (units of the label)"),
         ]
     for title, metric, key, unit in shown:
         logged = [(r["step"], r[key]) for r in records if r.get(key) is not None]
@@ -82,6 +88,23 @@ def calibration(content: Mapping[str, Any]) -> Iterator[str]:
         axes = [Axis(label=f"{rate} click rate", low=low, high=high, logarithmic=logarithmic)
                 for rate in ("predicted", "observed")]  # fmt: skip
         yield chart(marks, title=f"Calibration on {split}", x=axes[0], y=axes[1], height=320)
+
+
+def residuals(content: Mapping[str, Any]) -> Iterator[str]:
+    """Labels less predictions against predictions, in bins of equal count with their deviation, by split."""
+    for split, bins in content.get("residuals", {}).items():
+        predicted, labels, deviation = (np.array(bins[k], float) for k in ("mean_predicted", "mean_label", "deviation"))
+        gap, color = labels - predicted, _color(split)
+        low, high = around([*(gap - deviation).tolist(), *(gap + deviation).tolist(), 0.0])
+        left, right = around(predicted.tolist())
+        bars = {"y": (gap - deviation).tolist(), "upper": (gap + deviation).tolist()}
+        marks = [
+            Mark(kind="line", color="grey", x=(left, right), y=(0.0, 0.0), dash="dash1", name="no error"),
+            Mark(kind="bars", color=color, x=predicted.tolist(), **bars),
+            Mark(kind="points", color=color, x=predicted.tolist(), y=gap.tolist(), name=f"{split}, mean and deviation"),
+        ]
+        axes = Axis(label="prediction", low=left, high=right), Axis(label="label less prediction", low=low, high=high)
+        yield chart(marks, title=f"Residuals on {split}", x=axes[0], y=axes[1], height=320)
 
 
 def groups(content: Mapping[str, Any]) -> Iterator[str]:
@@ -138,7 +161,7 @@ def _training(steps: np.ndarray, values: np.ndarray, name: str) -> Iterator[Mark
 
 
 def _evaluations(records: Sequence[Mapping[str, Any]], metric: str) -> Iterator[Mark]:
-    best = min if metric == "log_loss" else max
+    best = min if metric in LOSSES else max
     for split in sorted({r["split"] for r in records if r.get(metric) is not None and r["split"] != "train"}):
         points = [(r["step"], r[metric]) for r in records if r["split"] == split and r.get(metric) is not None]
         x, y = zip(*points, strict=True)

@@ -27,27 +27,27 @@ class GroupScores:
 
     Attributes:
       groups: The groups' numbers, ascending.
-      examples, positives: int64 counts.
+      examples: int64 counts.
+      weights: Sums of the examples' weights, float64, or the counts where they have none.
+      positives: The same of examples whose label is 1.
       auc: float64; NaN where a group has only one label.
       log_loss: float64, the mean over the group's examples.
+      defined: bool, whether the group has both labels.
     """
 
     groups: np.ndarray
     examples: np.ndarray
+    weights: np.ndarray
     positives: np.ndarray
     auc: np.ndarray
     log_loss: np.ndarray
-
-    @property
-    def defined(self) -> np.ndarray:
-        """Which groups have both labels, (groups,) bool."""
-        return (self.positives > 0) & (self.positives < self.examples)
+    defined: np.ndarray
 
     @property
     def gauc(self) -> float | None:
         """The mean AUC of the groups that have both labels, weighted by their examples; None without any."""
         chosen = self.defined
-        return float(np.average(self.auc[chosen], weights=self.examples[chosen])) if chosen.any() else None
+        return float(np.average(self.auc[chosen], weights=self.weights[chosen])) if chosen.any() else None
 
 
 def score_groups(scores: Scores, groups: np.ndarray) -> GroupScores:
@@ -66,27 +66,32 @@ def score_groups(scores: Scores, groups: np.ndarray) -> GroupScores:
     numbers, group = np.unique(groups, return_inverse=True)
     losses = np.logaddexp(0.0, np.where(scores.labels, -logits, logits))
     examples = np.bincount(group, minlength=len(numbers))
-    positives = np.bincount(group, scores.labels, len(numbers)).astype(np.int64)
+    # Counts are integers, and AUC by them exact.
+    each = np.ones(group.size, np.int64) if scores.weights is None else scores.weights.astype(np.float64)
+    clicks = np.bincount(group, scores.labels, len(numbers))
     order = np.lexsort((logits, group))
-    group, logits, labels = group[order], logits[order], scores.labels[order].astype(np.int64)
+    group, logits = group[order], logits[order]
+    labels, misses = (np.where(chosen, each, 0)[order] for chosen in (scores.labels, ~scores.labels))
     new = np.ones(len(group), bool)  # the first example of each distinct score of a group
     new[1:] = (group[1:] != group[:-1]) | (logits[1:] != logits[:-1])
     starts = np.flatnonzero(new)
-    tied = np.add.reduceat(labels, starts) if starts.size else labels
-    negatives = np.diff(np.append(starts, len(group))) - tied
+    tied, negatives = (np.add.reduceat(some, starts) if starts.size else some for some in (labels, misses))
     owner = group[starts]
     before = np.cumsum(negatives) - negatives
     first = np.searchsorted(owner, np.arange(len(numbers)))
     below = before - before[first][owner] if starts.size else before
-    twice_wins = np.zeros(len(numbers), np.int64)
-    np.add.at(twice_wins, owner, tied * (2 * below + negatives))
-    pairs = positives * (examples - positives)
+    twice_wins, positives, not_clicked = (np.zeros(len(numbers), each.dtype) for _ in range(3))
+    for sums, some in ((twice_wins, tied * (2 * below + negatives)), (positives, tied), (not_clicked, negatives)):
+        np.add.at(sums, owner, some)
+    pairs = positives * not_clicked
     return GroupScores(
         groups=numbers,
         examples=examples,
+        weights=positives + not_clicked,
         positives=positives,
-        auc=np.where(pairs > 0, twice_wins / np.maximum(2 * pairs, 1), np.nan),
-        log_loss=np.bincount(np.searchsorted(numbers, groups), losses, len(numbers)) / np.maximum(examples, 1),
+        auc=np.where(pairs > 0, twice_wins / np.where(pairs > 0, 2 * pairs, 1), np.nan),
+        log_loss=np.bincount(np.searchsorted(numbers, groups), losses * each, len(numbers)) / (positives + not_clicked),
+        defined=(clicks > 0) & (clicks < examples),
     )
 
 
@@ -102,9 +107,10 @@ def describe_groups(
       none: A number that is no group: of values that the dataset does not tell apart. None where all are groups.
     """
     known = np.ones(groups.size, bool) if none is None else groups != none
-    by_group = score_groups(Scores(logits=scores.logits[known], labels=scores.labels[known]), groups[known])
+    by_group = score_groups(scores.cut(known), groups[known])
     chosen = by_group.defined
-    weights = by_group.examples[chosen].astype(float)
+    weights = by_group.weights[chosen].astype(float)
+    total = groups.size if scores.weights is None else scores.weights.sum(dtype=np.float64)
     histogram = np.histogram(by_group.auc[chosen], BINS, (0, 1), weights=weights)[0]
     shown = np.flatnonzero(chosen & (by_group.examples >= LEAST))
     shown = shown[np.lexsort((-by_group.examples[shown], by_group.auc[shown]))]
@@ -112,7 +118,7 @@ def describe_groups(
     return {
         "groups": int(chosen.sum()),
         "groups_of_one_label": int(len(by_group.groups) - chosen.sum()),
-        "coverage": float(weights.sum() / max(1, groups.size)),
+        "coverage": float(weights.sum() / total) if groups.size else 0.0,
         "gauc": by_group.gauc,
         "mean_auc": float(by_group.auc[chosen].mean()) if chosen.any() else None,
         "mean_log_loss": float(by_group.log_loss.mean()) if by_group.log_loss.size else None,
@@ -129,7 +135,7 @@ def _table(
         yield {
             "group": name,
             "examples": int(by_group.examples[at]),
-            "positives": int(by_group.positives[at]),
+            "positives": by_group.positives[at].item(),
             "auc": float(by_group.auc[at]),
             "log_loss": float(by_group.log_loss[at]),
         }

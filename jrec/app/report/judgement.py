@@ -11,9 +11,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from jrec.app.report import ranking
 from jrec.app.report.advice import WORSE, advise, scored, valid_losses
-from jrec.app.report.terminal import BASELINES
+from jrec.app.report.terminal import BASELINES, own_words
 
 _MARGIN = 5e-4  # of AUC, below which nothing is said
 _OFF = 0.05  # of the click rate, by which the mean prediction may be off
@@ -45,8 +44,8 @@ def judge(content: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> d
     """
     if not content["splits"]:
         return {"warnings": [], "advice": []}
-    if "ranking" in content:
-        return ranking.findings(content)
+    if (own := own_words(content)) is not None:
+        return own.findings(content)
     split, metrics = list(content["splits"].items())[-1]
     baselines = {
         name: metric_by_split(content, name).get(split, {}) for name in ("auc", "log_loss", "calibration_error")

@@ -11,6 +11,7 @@ import numpy as np
 from jrec.data.schema import DatasetError
 from jrec.metrics import Evaluation, Scores, evaluate
 from jrec.nn.ranking import ranking_metrics
+from jrec.regression import NumberEvaluation, NumberScores, evaluate_numbers
 
 NEVER = np.iinfo(np.int32).max
 """The rank of an item that has no row of its own, so that no model can name it."""
@@ -74,10 +75,12 @@ class RankingEvaluation:
         return {**self.metrics, **{name: getattr(self, name) for name in counts}}
 
 
-AnyScores = Scores | RankScores
+AnyScores = Scores | NumberScores | RankScores
+
+AnyEvaluation = Evaluation | NumberEvaluation | RankingEvaluation
 
 
-def evaluated(scores: AnyScores) -> Evaluation | RankingEvaluation:
+def evaluated(scores: AnyScores) -> AnyEvaluation:
     """All metrics of some scores.
 
     Raises:
@@ -86,6 +89,8 @@ def evaluated(scores: AnyScores) -> Evaluation | RankingEvaluation:
     """
     if isinstance(scores, Scores):
         return evaluate(scores)
+    if isinstance(scores, NumberScores):
+        return evaluate_numbers(scores)
     if not scores.ranks.size:
         raise DatasetError(
             "there are no examples to evaluate: the split, or what was read of it, is empty, or has no line with label"

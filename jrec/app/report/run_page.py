@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jrec.app.config import DataConfig, TrainConfig
-from jrec.app.report import charts, importance, ranking
+from jrec.app.report import charts, importance, numbers, ranking
 from jrec.app.report.elements import (
     NONE,
     Cell,
@@ -69,6 +69,7 @@ def run_page(content: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -
         *section("Learning curves", side_by_side(charts.learning_curves(content, records))),
         *section("Hot and cold batches", side_by_side(charts.schedules(content, records))),
         *section("Calibration", _calibration(content)),
+        *section("Residuals", _residuals(content)),
         *section("Slices", _slices(content)),
         *section("Groups", _groups(content)),
         *section("Importance of features", importance.parts(content)),
@@ -85,8 +86,9 @@ def _judgement(content: Mapping[str, Any]) -> Iterator[str]:
     if warnings:
         yield note("Warnings", warnings)
     elif content["splits"] and "baselines" in content:
-        by = "of these metrics" if "ranking" in content else "AUC, log loss or calibration"
-        yield note(f"No warnings: no baseline is better in {'any ' * ('ranking' in content)}{by}.", [], good=True)
+        own = {"ranking": "any of these metrics", "numbers": "RMSE"}
+        by = next((name for section, name in own.items() if section in content), "AUC, log loss or calibration")
+        yield note(f"No warnings: no baseline is better in {by}.", [], good=True)
     elif content["splits"]:
         yield note("No warnings; but there are no baselines to compare the model with (evaluate.baselines).", [])
     if advice:
@@ -151,7 +153,9 @@ def _named(content: Mapping[str, Any]) -> tuple[dict[str, tuple[str, str]], dict
     """By key what texts call metrics, with units, and what else an evaluation has."""
     if "ranking" in content:
         return ranking.metric_names(content["ranking"]["at"]), ranking.OTHERS
-    return _METRICS, _OWN
+    names, further = (numbers.METRICS, numbers.OTHERS) if "numbers" in content else (_METRICS, _OWN)
+    weighted = any("weight" in metrics for metrics in content["splits"].values())
+    return names, further | ({"weight": ("sum of weights", "all metrics are means by them")} if weighted else {})
 
 
 def _metrics(keys: Sequence[str], metrics: Mapping[str, Any]) -> list[Cell]:
@@ -169,6 +173,20 @@ def _calibration(content: Mapping[str, Any]) -> Iterator[str]:
             )
         ]
         yield from folded(f"The bins of {split} as a table", [table(f"Calibration on {split}", columns, rows)])
+
+
+def _residuals(content: Mapping[str, Any]) -> Iterator[str]:
+    yield from side_by_side(charts.residuals(content))
+    unit = "units of the label"
+    columns = {"bin": "", "examples": "count", "mean prediction": unit, "mean label": unit, "deviation": unit}
+    for split, bins in content.get("residuals", {}).items():
+        rows = [
+            [at, *values]
+            for at, values in enumerate(
+                zip(*(bins[k] for k in ("counts", "mean_predicted", "mean_label", "deviation")), strict=True), 1
+            )
+        ]
+        yield from folded(f"The bins of {split} as a table", [table(f"Residuals on {split}", columns, rows)])
 
 
 def _slices(content: Mapping[str, Any]) -> Iterator[str]:

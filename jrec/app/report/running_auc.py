@@ -58,7 +58,7 @@ class RunningAuc:
         return RunningAuc(histograms=histograms, decay=decay, task=task)
 
     def updated(self, logits: Any, labels: ArrayLike, mask: ArrayLike) -> RunningAuc:
-        """With a step's examples: (examples,) float logits, labels of 0 and 1, and 0 in ``mask`` for padding.
+        """With a step's examples: (examples,) float logits, labels of 0 and 1, weights, 0 for padding.
 
         Logits may be (examples, members), whose means count. Of a task they are a dictionary by task, and
         labels below 0 are unknown.
@@ -71,9 +71,9 @@ class RunningAuc:
         z = jnp.mean(z, axis=1) if z.ndim > 1 else z
         scaled = (jnp.clip(z, -_LIMIT, _LIMIT) + _LIMIT) * (bins / (2 * _LIMIT))
         which = jnp.minimum(scaled.astype(jnp.int32), bins - 1)
-        counted = (jnp.asarray(mask, jnp.float32) != 0) & ~jnp.isnan(z)
+        weights = jnp.where(jnp.isnan(z), 0, jnp.asarray(mask, jnp.float32))
         positive = (jnp.asarray(labels, jnp.float32) != 0).astype(jnp.int32)
-        counts = jnp.zeros((2, bins), jnp.float32).at[positive, which].add(counted.astype(jnp.float32))
+        counts = jnp.zeros((2, bins), jnp.float32).at[positive, which].add(weights)
         decayed = self.histograms if self.decay == 1 else self.histograms * jnp.float32(self.decay)
         return dataclasses.replace(self, histograms=jnp.where(decayed < _LEAST, 0, decayed) + counts)
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from jrec.data.blocks import Column
 from jrec.data.schema import CategoricalFeature, Schema, Table
-from jrec.metrics import entropy, sigmoid
+from jrec.metrics import Scores, entropy, sigmoid
 
 EACH = 12
 """Rows of a table up to which each has a slice of its own."""
@@ -28,8 +28,8 @@ class Slicer:
       feature: The feature's name.
       table: Its table.
       edges: (slices + 1,) int64, ascending: slice ``i`` has rows ``edges[i]`` to ``edges[i + 1] - 1``.
-      sums: (slices + 1, 5) float64: examples, positives, sums of predictions, of their variances and of log losses; the
-        last is of values that training lacks, which the table's OOV row stands for.
+      sums: (slices + 1, 6) float64: examples, and sums of weights, positives, predictions, their variances and log
+        losses; the last is of values that training lacks, which the table's OOV row stands for.
     """
 
     feature: str
@@ -42,7 +42,7 @@ class Slicer:
         """Without examples."""
         table = schema.table(feature.table)
         edges = np.arange(table.rows + 1) if table.rows <= EACH else _decades(table.rows)
-        return Slicer(feature=feature.name, table=table, edges=edges, sums=np.zeros((len(edges), 5)))
+        return Slicer(feature=feature.name, table=table, edges=edges, sums=np.zeros((len(edges), 6)))
 
     def add(self, ids: np.ndarray, summands: list[np.ndarray | None]) -> None:
         """Counts examples: (examples,) rows, and by column of ``sums`` what each adds, None for 1."""
@@ -58,20 +58,20 @@ class Slicer:
         Args:
           names: What texts call a row.
         """
-        for at, (examples, positives, predicted, variance, loss) in enumerate(self.sums.tolist()):
+        for at, (examples, weight, positives, predicted, variance, loss) in enumerate(self.sums.tolist()):
             if not examples:
                 continue
-            own = entropy(positives / examples)
+            own = entropy(min(1.0, positives / weight))
             yield {
                 "feature": self.feature,
                 "slice": self._name(at, names),
                 "examples": int(examples),
-                "base_rate": positives / examples,
-                "mean_prediction": predicted / examples,
+                "base_rate": positives / weight,
+                "mean_prediction": predicted / weight,
                 "calibration": predicted / positives if positives else None,
                 "deviations": (predicted - positives) / max(variance, 1e-12) ** 0.5,
-                "log_loss": loss / examples,
-                "normalized_entropy": loss / examples / own if own else None,
+                "log_loss": loss / weight,
+                "normalized_entropy": loss / weight / own if own else None,
             }
 
     def _name(self, at: int, names: Mapping[int, str]) -> str:
@@ -95,9 +95,12 @@ def slicers(schema: Schema) -> list[Slicer]:
     return [Slicer.of(schema, feature) for feature in fit]
 
 
-def add_block(some: list[Slicer], columns: Mapping[str, Column], logits: np.ndarray, labels: np.ndarray) -> None:
-    """Counts the examples of a block, whose logits and labels are (examples,), in all slices."""
-    z, p = logits.astype(np.float64), sigmoid(logits)
-    summands = [None, labels.astype(np.float64), p, p * (1 - p), np.logaddexp(0.0, np.where(labels, -z, z))]
+def add_block(some: list[Slicer], columns: Mapping[str, Column], scores: Scores) -> None:
+    """Counts the scored examples of a block in all slices."""
+    labels, z, p = scores.labels, scores.logits.astype(np.float64), sigmoid(scores.logits)
+    w = np.ones(len(labels)) if scores.weights is None else scores.weights.astype(np.float64)
+    losses = np.logaddexp(0.0, np.where(labels, -z, z))
+    # The variance of a sum of independent clicks, each by its weight.
+    summands = [None, w, w * labels, w * p, w**2 * p * (1 - p), w * losses]
     for one in some:
         one.add(np.asarray(columns[one.feature])[: len(labels)].astype(np.int64), summands)

@@ -5,11 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from jrec.app.report import importance, ranking
+from jrec.app.report import importance, numbers, ranking
 from jrec.app.report.groups import LEAST
 
-BASELINES = {"logistic_regression": "logistic regression", "popularity": "popularity", "transitions": "transitions"}
+BASELINES = {
+    "logistic_regression": "logistic regression",
+    "popularity": "popularity",
+    "transitions": "transitions",
+    **numbers.BASELINES,
+}
 """The baselines, and what texts call them."""
+
+
+def own_words(content: Mapping[str, Any]) -> Any:
+    """The module with the words for a model's metrics, ``lines`` and ``findings``; None of a model of clicks."""
+    modules = {"ranking": ranking, "numbers": numbers}
+    return next((module for section, module in modules.items() if section in content), None)
 
 
 def summary(content: Mapping[str, Any]) -> str:
@@ -18,8 +29,8 @@ def summary(content: Mapping[str, Any]) -> str:
     Args:
       content: The content of ``metrics.json``.
     """
-    if "ranking" in content:
-        lines = [*ranking.lines(content), *_step_lines(content)]
+    if (own := own_words(content)) is not None:
+        lines = [*own.lines(content), *_step_lines(content)]
     else:
         lines = [*_click_lines(content), *_step_lines(content), *_baseline_lines(content), *_group_lines(content)]
     lines += importance.lines(content)
@@ -44,8 +55,8 @@ def score_lines(content: Mapping[str, Any]) -> list[str]:
     Args:
       content: As ``metrics.json`` has it: splits, ceiling, and of tasks, ranking, baselines and groups what there is.
     """
-    if "ranking" in content:
-        return [*ranking.lines(content), *importance.lines(content)]
+    if (own := own_words(content)) is not None:
+        return [*own.lines(content), *importance.lines(content)]
     return [*_click_lines(content), *_baseline_lines(content), *_group_lines(content), *importance.lines(content)]
 
 

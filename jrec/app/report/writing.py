@@ -19,6 +19,8 @@ split the bins of its calibration. Each part of a run may give sections of its o
 ``groups``: AUC and log loss within the values of ``evaluate.group`` (``jrec.app.report.groups``)
 ``slices``: log loss and calibration within slices of the last split (``jrec.app.report.slices``)
 ``importance``: by how much the model scores worse without each feature (``jrec.app.importance``)
+``numbers``: the loss, and how outputs become numbers, where labels are numbers (``jrec.app.report.numbers``)
+``residuals``: by split, mean labels and the deviation of residuals in bins of equal count by prediction
 ``ranking``: how items were ranked, where the model ranks them (``jrec.app.report.ranking``)
 ``tasks``: of several labels by task "splits" and "reliability" as above, where those are the first task's
 ``kernels``: by kernel class, the choice on the GPU and the verdict behind it
@@ -33,7 +35,7 @@ import types
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from jrec import environment
+from jrec import environment, regression
 from jrec.app import determinism
 from jrec.app.config import TrainConfig
 from jrec.app.report.judgement import judge
@@ -55,6 +57,7 @@ PAGE_FILE = "report.html"
 
 _UNITS = {
     **UNITS,
+    **regression.UNITS,
     "parameters": "count",
     "bytes": "bytes",
     "rows": "count",
@@ -166,7 +169,7 @@ def _scored(scores: Mapping[str, AnyScores]) -> dict[str, Any]:
     return {
         "splits": {split: evaluated(one).to_dict() for split, one in scores.items()},
         "reliability": {
-            split: reliability_bins(sigmoid(one.logits), one.labels).to_dict()
+            split: reliability_bins(sigmoid(one.logits), one.labels, weights=one.weights).to_dict()
             for split, one in scores.items()
             if isinstance(one, Scores)
         },

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from jrec.data.blocks import LABEL, ShardReader, weight_column
+from jrec.data.blocks import LABEL, ShardReader, label_columns, weight_column
 from jrec.data.columns import Column, ListColumn, concatenate, count_examples
 from jrec.data.schema import DatasetError, Schema, Table
 from jrec.kernel_cache import compiled
@@ -81,7 +81,7 @@ def content(columns: Columns, schema: Schema) -> int:
 def _kinds(schema: Schema) -> Mapping[str, tuple[str, bool]]:
     """By column, in order: the kind of its elements ("f" or "u", as NumPy's), and whether it holds lists."""
     kinds: dict[str, tuple[str, bool]] = dict.fromkeys(
-        (LABEL, *schema.tasks[1:], *(f.name for f in schema.dense)), ("f", False)
+        (*label_columns(schema), *(f.name for f in schema.dense)), ("f", False)
     )
     for feature in schema.categorical:
         kinds[feature.name] = ("u", not feature.one_hot)

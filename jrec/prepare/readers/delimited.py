@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from jrec.data.blocks import EXAMPLE_WEIGHT
 from jrec.data.columns import ListColumn, lists_at
 from jrec.data.keys import MISSING, crossed_keys
 from jrec.data.schema import AS_WRITTEN, CANONICAL, UNKNOWN, DatasetError, DenseFeature
@@ -20,6 +21,7 @@ from jrec.files import decode
 from jrec.prepare.readers import libsvm
 from jrec.prepare.readers.columnar import check_type
 from jrec.prepare.readers.delimited_schema import (
+    BINARY,
     PARTS,
     CategoricalColumn,
     DelimitedSchema,
@@ -56,6 +58,8 @@ class Delimited(LogFormat):
         self._labels = schema.all_labels
         self.label = self._labels[0].column if self._labels else ""
         self.tasks, self.task_fields = schema.tasks, tuple(label.column for label in schema.labels)
+        self.numeric_label = any(label.numeric for label in self._labels)
+        self.weighted, self._weight = schema.weight is not None, schema.weight.column if schema.weight else ""
         self._predicted = False
         self.complete = frozenset(d.feature for d in schema.dense if d.missing is None)
         self.timed = schema.time is not None
@@ -111,8 +115,12 @@ class Delimited(LogFormat):
             return Dialect(fields=fields, table=True, missing_hint=_MISSING_HINT, integer_hint=_INTEGER_HINT)
         names = list(schema.columns)
         labels = [label.column for label in self._labels if label.column in names]
-        if self.labels != "required" and labels and len(self._split(path)) == len(names) - len(labels):
-            names = [name for name in names if name not in labels]
+        # Files without a header may lack the labels, or the labels and the weight: their number of fields says so.
+        weighted = [self._weight] if self._weight in names else []
+        for absent in (labels, [*labels, *weighted]):
+            if self.labels != "required" and absent and len(self._split(path)) == len(names) - len(absent):
+                names = [name for name in names if name not in absent]
+                break
         if not names:
             refuse_json(path)
             names = self._split(path)
@@ -142,6 +150,8 @@ class Delimited(LogFormat):
                 )
         labels = [label.column for label in self._labels]
         optional = set(labels) if self.labels != "required" else set()
+        if self.labels != "required":
+            optional.add(self._weight)
         if self._schema.time and self._predicted and not self._parts:
             optional.add(self._schema.time.column)
         if lacking := [c for c in self._read_columns if c not in names and c not in optional]:
@@ -169,7 +179,7 @@ class Delimited(LogFormat):
     def raw_fields(self) -> tuple[Field, ...]:
         """Every column that features are made of."""
         time = self._schema.time.column if self._schema.time and not self._parts else ""
-        not_features = {time, *(label.column for label in self._labels)}
+        not_features = {time, self._weight, *(label.column for label in self._labels)}
         return tuple(self._field(name) for name in self._schema.used_columns() if name not in not_features)
 
     def _field(self, name: str) -> Field:
@@ -179,7 +189,7 @@ class Delimited(LogFormat):
         if (label := next((label for label in self._labels if label.column == name), None)) is not None:
             if self.labels == "none":
                 return Field(name=name, kind="skip")
-            kind = "label" if label.positive_at_least is None else "number"
+            kind = "number" if label.numeric or label.positive_at_least is not None else "label"
             several = bool(self.tasks)
             absent = self._missing if several else ()
             positive = label.positive_values
@@ -187,6 +197,8 @@ class Delimited(LogFormat):
                 name=name, kind=kind, blank=several, positive=positive, missing=absent, decimal=schema.decimal,
                 canonical=schema.values == CANONICAL,
             )  # fmt: skip
+        if name == self._weight:
+            return Field(name=name, kind="number" if self.weighted else "skip", blank=False, decimal=schema.decimal)
         if schema.time and name == schema.time.column:
             if self._predicted and not self._parts:
                 return Field(name=name, kind="skip")
@@ -236,6 +248,13 @@ class Delimited(LogFormat):
 
     def check(self, parsed: ParsedBlock) -> None:
         """Rejects rows whose values cannot be what the schema says."""
+        if self.numeric_label and self.label in parsed.columns:
+            wrong = ~(np.abs(parsed.numbers(self.label)) <= _FLOAT32_MAX)
+            parsed.reject(wrong, self.label, "is no finite number that float32 holds")
+        if self.weighted and self._weight in parsed.columns:
+            weights = parsed.numbers(self._weight)
+            wrong = ~((weights >= 0) & (weights <= _FLOAT32_MAX))
+            parsed.reject(wrong, self._weight, "is no weight, a finite number of at least 0")
         for dense in self._schema.dense:
             reject_dense(parsed, dense.column, dense.transform)
         for feature in self._schema.categorical:
@@ -272,9 +291,13 @@ class Delimited(LogFormat):
             keys[cross.feature] = crossed_keys([keys[name] for name in cross.of])
         read = self._labels if self.labels != "none" else ()
         labels = [self._labels_of(parsed, label) for label in read] or [np.zeros(parsed.rows, np.float32)]
+        beside = dict(zip(self.tasks[1:], labels[1:], strict=True))
+        if self.weighted:
+            stated = self._weight in parsed.columns
+            beside[EXAMPLE_WEIGHT] = parsed.numbers(self._weight) if stated else np.ones(parsed.rows)
         return Chunk(
             labels=labels[0],
-            tasks=dict(zip(self.tasks[1:], labels[1:], strict=True)),
+            tasks={name: values.astype(np.float32) for name, values in beside.items()},
             dense={
                 feature.name: dense_column(parsed, d.column, feature, self._missing_of(feature, d.missing))
                 for d, feature in self._dense_columns
@@ -301,11 +324,14 @@ class Delimited(LogFormat):
           DatasetError: If the log has both, since -1 may then stand for something else.
         """
         self._zero, self._minus = set(), set()
+        if self.numeric_label:
+            yield from converted
+            return
         for chunk in converted:
             labels = self._assembled(0, chunk.labels)
-            tasks = {name: self._assembled(k, own) for k, (name, own) in enumerate(chunk.tasks.items(), 1)}
+            tasks = {name: self._assembled(k, chunk.tasks[name]) for k, name in enumerate(self.tasks[1:], 1)}
             self.check_parts([self])
-            yield dataclasses.replace(chunk, labels=labels, tasks=tasks)
+            yield dataclasses.replace(chunk, labels=labels, tasks={**chunk.tasks, **tasks})
 
     def _assembled(self, number: int, labels: np.ndarray) -> np.ndarray:
         column = self._labels[number].column if self._labels else ""
@@ -389,6 +415,9 @@ def read_stored(stored: object, *, where: str, error: Callable[[str], JrecError]
 def stored_schema(schema: DelimitedSchema) -> dict[str, Any]:
     """The whole schema, in the types of JSON; without what older ones had not, where it says nothing."""
     stored = json.loads(json.dumps(dataclasses.asdict(schema)))
+    for label in (*stored["labels"], *filter(None, [stored["label"]])):
+        if label["kind"] == BINARY:
+            del label["kind"]
     for part in (stored, *stored["join"]):
         for column in part["categorical"]:
             if column["history"] is None:
@@ -397,7 +426,7 @@ def stored_schema(schema: DelimitedSchema) -> dict[str, Any]:
                 del column["history"]["ages"]
         if part["encoding"] in ("", "utf-8"):
             del part["encoding"]
-    return {k: v for k, v in stored.items() if v or k not in ("join", "labels", "cross", "target_mean")}
+    return {k: v for k, v in stored.items() if v or k not in ("join", "labels", "cross", "target_mean", "weight")}
 
 
 def _of_crosses(schema: DelimitedSchema) -> tuple[CategoricalSpec, ...]:

@@ -22,6 +22,7 @@ _REMEDY = "docs/formats.md has every key"
 TOO_LONG = ("error", "first", "last")
 TIME_FORMATS = ("integer", "iso", "seconds", "milliseconds", "microseconds", "nanoseconds")
 LAYOUTS = ("delimited", "libsvm")
+BINARY, NUMBER = LABEL_KINDS = ("binary", "number")
 DECIMALS = (".", ",")
 ENCODINGS = ("utf-8", "latin-1", "cp1252")
 _ENCODING_REMEDY = f"choose one of {', '.join(ENCODINGS)}, or convert the file to UTF-8"
@@ -36,6 +37,8 @@ PARTS = {"hour": "hour_of_day", "weekday": "weekday"}
 class LabelColumn:
     """The column of the label: 0 and 1, or any number that is a 1 from ``positive_at_least`` on, or texts.
 
+    Of kind "number" it is a finite number to predict as it is, such as a rating, a price or a count.
+
     Without more said, -1, true and false, yes and no, t and f, y and n in any case are read too. With
     ``positive_values`` these texts are 1, all others 0.
     """
@@ -43,6 +46,12 @@ class LabelColumn:
     column: str
     positive_at_least: float | None = None
     positive_values: tuple[str, ...] = ()
+    kind: str = BINARY
+
+    @property
+    def numeric(self) -> bool:
+        """Whether it is a number, and not 0 or 1."""
+        return self.kind == NUMBER
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,6 +67,13 @@ class TaskLabelColumn(LabelColumn):
     def task(self) -> str:
         """The task's name."""
         return self.name or self.column
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WeightColumn:
+    """The column of how much each example counts, in training and in metrics: finite numbers of at least 0."""
+
+    column: str
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -210,6 +226,7 @@ class DelimitedSchema:
     dense: tuple[DenseColumn, ...] = ()
     categorical: tuple[CategoricalColumn, ...] = ()
     time: TimeColumn | None = None
+    weight: WeightColumn | None = None
     name: str = "csv"
     delimiter: str = ","
     quoting: bool = True
@@ -279,13 +296,14 @@ class DelimitedSchema:
         return next((c.table or c.feature for c in items), "")
 
     def used_columns(self) -> list[str]:
-        """Every column that features, label and time read, as often as they read it; without joined files."""
+        """Every column that features, label, weight and time read, as often as they read it; without joined files."""
         used = [
             *(label.column for label in self.all_labels),
             *(d.column for d in self.dense),
             *(c.column for c in self.categorical if not (c.part or c.history)),
         ]
-        return used + [c.weights for c in self.categorical if c.weights] + ([self.time.column] if self.time else [])
+        used += [c.weights for c in self.categorical if c.weights]
+        return used + [part.column for part in (self.weight, self.time) if part]
 
 
 def load_schema(path: str) -> DelimitedSchema:
@@ -403,7 +421,18 @@ def _check(schema: DelimitedSchema, path: str) -> None:
     for name in [*names, *(c.table for c in schema.categorical if c.table)]:
         if "/" in name or "\0" in name or name.startswith(".") or name.endswith(":weight"):
             raise wrong(f"{name!r} cannot name a feature or table: files are called after them; set another name")
+    if schema.weight and not schema.all_labels:
+        raise wrong("there is a [weight], but no [label], whose loss it is of; add one, or leave [weight] out")
     for label in schema.all_labels:
+        if label.kind not in LABEL_KINDS:
+            raise wrong(f"kind of label {label.column!r} is {label.kind!r}; choose one of {', '.join(LABEL_KINDS)}")
+        if label.numeric and (label.positive_values or label.positive_at_least is not None):
+            raise wrong("[label] of kind 'number' is no click; leave positive_values and positive_at_least out")
+        if label.numeric and schema.labels:
+            raise wrong(
+                f"[[labels]] of column {label.column!r} is of kind 'number', but a model of several labels predicts"
+                " clicks; make it the only label, as [label], or say from where on it is a click (positive_at_least)"
+            )
         if label.positive_values and label.positive_at_least is not None:
             where = "[label]" if schema.label else f"[[labels]] of column {label.column!r}"
             raise wrong(f"{where} has positive_values and positive_at_least; give one of them")
@@ -484,6 +513,8 @@ def _check_made(schema: DelimitedSchema, wrong: Callable[[str], DatasetError]) -
                 f"{subject}: label is {mean.label!r}; "
                 + (f"it must be one of {known}" if known else "leave it out, since the log has one label")
             )
+        if any(label.numeric for label in schema.all_labels):
+            raise wrong(f"{subject} counts clicks, but [label] is of kind 'number'; leave the target mean out")
         if not schema.all_labels:
             raise wrong(f"{subject} is of the label, but there is no [label]; add one, or leave the target mean out")
         if not 0 < mean.smoothing < math.inf:

@@ -30,7 +30,9 @@ _IDENTIFIER = re.compile(r"[A-Za-z_][\w .:()/%#\-]*")
 _LIBSVM = re.compile(r"[+-]?\d+(\.\d+)?( \d+:[^ :]+)+ *")
 
 
-def guess_schema(path: str, other_files: Sequence[str] = (), *, label: str = "", time: str = "") -> str:
+def guess_schema(
+    path: str, other_files: Sequence[str] = (), *, label: str = "", time: str = "", weight: str = ""
+) -> str:
     """The text of a schema file for a log, each guess with its reason as a comment.
 
     Args:
@@ -38,10 +40,11 @@ def guess_schema(path: str, other_files: Sequence[str] = (), *, label: str = "",
       other_files: The log's other files, of which only the names of their folders matter.
       label: The column that is the label; "" to guess it.
       time: The column that says when a line was; "" to guess whether there is one.
+      weight: The column of the examples' weights; "" for none.
 
     Raises:
       DatasetError: If the file cannot be read again, as a pipe, or has no lines of at least two fields; if it lacks
-        ``label`` or ``time``, or the values of one cannot be a label or times.
+        ``label``, ``time`` or ``weight``, or the values of one cannot be a label or times.
     """
     if is_stream(path):
         raise DatasetError(
@@ -69,6 +72,9 @@ def guess_schema(path: str, other_files: Sequence[str] = (), *, label: str = "",
     if missing:
         head.append(f"missing_values = {toml(['', *missing])}")
     left = list(columns)
+    if weight:
+        left.remove(_column(left, weight, path))
+        head.append(f"\n[weight]\ncolumn = {toml(weight)}")
     if label:
         column = _column(left, label, path)
         label = stated_label(column, path)

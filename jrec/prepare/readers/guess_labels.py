@@ -47,7 +47,7 @@ def guess_label(columns: Sequence[Column]) -> tuple[str, Column | None]:
         if rated and column.numeric and not column.blanks:
             high, low = max(column.numbers), min(column.numbers)
             bound = round(low + 0.75 * (high - low), 2)
-            note = f"the numbers go from {low:g} to {high:g}; which are liked?"
+            note = f'the numbers go from {low:g} to {high:g}; which are liked? Or predict the number: kind = "number"'
             return f"{ask(column, note)}\n[label]\ncolumn = {toml(column.name)}\npositive_at_least = {bound:g}", column
     for column in reversed(columns):
         if column.two and not (column.blanks or column.is_label) and _positive_of(column.values)[2]:
@@ -81,7 +81,8 @@ def stated_label(column: Column, path: str) -> str:
     elif column.blanks:
         fault = "is missing in some lines; leave these lines out"
     elif count > 2:
-        fault = f"has {count:,} values or more ({some}, …), and a label has two; make it one first, such as rating >= 4"
+        fault = f"has {count:,} values or more ({some}, …), and a label has two; make it one first, as rating >= 4,"
+        fault += ' or give a schema with kind = "number" in [label] (docs/targets.md)'
     elif count == 1 and column.distinct.isdisjoint(_PLAIN):
         fault = f"is {some} in all of the first lines; sort them otherwise, so that both values are among them"
     if fault:

@@ -10,6 +10,7 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
+from jrec.data.blocks import EXAMPLE_WEIGHT
 from jrec.data.columns import Column, ListColumn
 from jrec.data.keys import integer_keys
 from jrec.data.long_texts import LongTexts
@@ -92,14 +93,14 @@ class Chunk:
     """Examples of a log.
 
     Attributes:
-      labels: (n,) float32 in {0, 1}; zeros where the log has none.
+      labels: (n,) float32 in {0, 1}, or numbers; zeros where the log has none.
       dense: By feature, (n,) float32, transformed and finite; float64 raw values of unfitted features.
       keys: By feature, (n,) uint64, or a list of them for features with ``many``; float64 numbers of unfitted features.
       weights: By weighted feature, lists of finite float32 of the lengths of its keys.
       times: (n,) int64 by which examples are ordered, or None where the order of the files is the order of time.
       texts: By feature, the texts whose keys are hashes.
       tasks: By task but the first, (n,) float32 labels of a log with several, whose ``labels`` are the first task's; -1
-        is a label that is not known, in ``labels`` too.
+        is a label that is not known, in ``labels`` too. Under ``EXAMPLE_WEIGHT`` the weights of a log that has them.
     """
 
     labels: np.ndarray
@@ -125,6 +126,8 @@ class LogFormat:
         None for formats that make labels themselves.
       tasks: The names of the labels where there are several, the first of which are ``Chunk.labels``; else ().
       task_fields: Their fields.
+      weighted: Whether examples have weights.
+      numeric_label: Whether the label is a number, and not 0 or 1.
       complete: The dense features of which no value may be missing in a log.
       histories: By feature that preparation makes of all lines, what it is made of; chunks lack these features.
       target_means: What preparation makes of labels and keys of all lines; chunks lack these dense features.
@@ -141,6 +144,8 @@ class LogFormat:
     label: str | None = None
     tasks: tuple[str, ...] = ()
     task_fields: tuple[str, ...] = ()
+    weighted: bool = False
+    numeric_label: bool = False
     complete: frozenset[str] = frozenset()
     histories: Mapping[str, History] = {}
     target_means: tuple[TargetMean, ...] = ()
@@ -159,7 +164,13 @@ class LogFormat:
         other.labels = labels
         if labels == "none":
             other.tasks, other.task_fields = (), ()
+            other.weighted = other.numeric_label = False
         return other
+
+    @property
+    def beside_labels(self) -> tuple[str, ...]:
+        """The names of ``Chunk.tasks``."""
+        return (*self.tasks[1:], *([EXAMPLE_WEIGHT] if self.weighted else []))
 
     @property
     def divisible(self) -> bool:

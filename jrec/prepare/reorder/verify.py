@@ -79,6 +79,8 @@ def _compare(
     back = {name: (table, inverse(orders[table])) for name, table in tables.items()}
     config = LoaderConfig(batch_size=batch_size, shuffle=False)
     examples = 0
+    # Without weights, so that lines of weight 0 are compared, and counted, too.
+    schema = dataclasses.replace(schema, weighted=False)
     with (
         make_loader(folder, stored(schema), layout, split, config) as before,
         make_loader(folder, schema, layout, split, config) as after,

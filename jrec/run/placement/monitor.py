@@ -46,7 +46,7 @@ class PlanMonitor:
             for table, base, low, high in zip(stack.tables, stack.bases, bounds[:-1], bounds[1:], strict=True):
                 ids.setdefault(table.name, []).append(lookups[low:high] - base + table.first_row)
         rows = {name: np.concatenate(pieces) for name, pieces in ids.items()}
-        self._monitor.observe(rows, examples=int(np.sum(batch.mask)))
+        self._monitor.observe(rows, examples=int(np.count_nonzero(batch.mask)))
 
     def summary(self, folder: pathlib.Path) -> dict[str, Any] | None:
         """The plan's current balance and cost, in JSON types; its profile goes to FOLDER/access, for ``jrec replan``.

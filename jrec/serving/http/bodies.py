@@ -138,7 +138,8 @@ def answer(result: Scored | Best, version: str, kind: str, *, instances: bool = 
     """The body of an answer: in JSON ``{"scores": [...], "version": "..."}``, in Arrow a float32 column ``score``.
 
     Of several tasks JSON's scores are ``{"TASK": [...], ...}``, and Arrow's columns ``score_TASK``. Of a model that
-    ranks items scores are lists, the best first, beside the lists "items", in Arrow ``item``.
+    ranks items scores are lists, the best first, beside the lists "items", in Arrow ``item``. Of a model of numbers
+    scores are called "predictions", and in Arrow ``prediction``.
 
     Args:
       result: The scores, or the best items.
@@ -152,11 +153,11 @@ def answer(result: Scored | Best, version: str, kind: str, *, instances: bool = 
     if isinstance(result, Best):
         return _of_items(result, version, kind)
     scores: Any = result.scores
-    by_task = isinstance(scores, Mapping)
+    by_task, name = isinstance(scores, Mapping), "score" if result.manifest.numbers is None else "prediction"
     if kind == JSON:
         lists = {task: own.tolist() for task, own in scores.items()} if by_task else scores.tolist()
-        return encode({"scores": lists, "version": version})
-    columns = {f"score_{task}": own for task, own in scores.items()} if by_task else {"score": scores}
+        return encode({f"{name}s": lists, "version": version})
+    columns = {f"score_{task}": own for task, own in scores.items()} if by_task else {name: scores}
     return _stream({name: pa.array(own, pa.float32()) for name, own in columns.items()}, version)
 
 

@@ -41,7 +41,7 @@ class DINKind(ClickKind[DINSection]):
     section, section_name = DINSection, "din"
     keys = (
         "embedding_dim", "bottom_mlp", "top_mlp", "pooling", "table_dtype", "compute_dtype", "dropout", "batch_norm",
-        "dense_boundaries", "calibrate", "features", "multi_task",
+        "dense_boundaries", "calibrate", "features", "multi_task", "label_smoothing", "loss", "numbers",
     )  # fmt: skip
 
     @override

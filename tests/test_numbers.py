@@ -1,0 +1,320 @@
+"""Labels that are numbers by the command: from a log to reports, predictions, an export and answers."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from test_prepare_weights import write
+from train_command import train_command
+
+import jrec.serving
+from jrec import cli, regression
+from jrec.app.config import load_config
+from jrec.app.dataset import open_data
+from jrec.app.evaluate import evaluate_checkpoint
+from jrec.app.export import export_run
+from jrec.app.watch import BestStep
+from jrec.data.schema import DatasetError, LabelNumbers, Schema
+from jrec.errors import ConfigError
+from jrec.regression import NumberScores
+from jrec.serving.http import bodies
+from jrec.serving.http.metadata import described_model
+
+SCHEMA = """
+[label]
+column = "rating"
+kind = "number"
+[[dense]]
+column = "price"
+[[categorical]]
+column = "user"
+[[categorical]]
+column = "item"
+"""
+WEIGHTED = SCHEMA + '[weight]\ncolumn = "w"\n'
+CONFIG = """
+[data]
+batch_size = 64
+eval_batch_size = 128
+[model]
+embedding_dim = 4
+bottom_mlp = [4]
+top_mlp = [8, 1]
+[optimizer]
+name = "adam"
+learning_rate = 0.01
+[optimizer.embedding]
+learning_rate = 0.1
+[evaluate]
+every_steps = 20
+baselines = "on"
+[checkpoint]
+keep_best = true
+[log]
+tensorboard = false
+"""
+
+
+def log(rows=1_500, seed=0, counts=False):
+    rng, tastes = np.random.default_rng(seed), np.random.default_rng(9)
+    user, item, price = rng.integers(0, 20, rows), rng.integers(0, 12, rows), rng.random(rows).round(3)
+    mean = tastes.normal(size=20)[user] + tastes.normal(size=12)[item] + price
+    rating = rng.poisson(np.exp(mean / 2)) if counts else (1000 + 100 * mean + rng.normal(0, 20, rows)).round(2)
+    return {
+        "rating": rating, "w": rng.choice([0.0, 0.5, 1.0, 2.0], rows), "price": price,
+        "user": [f"u{n}" for n in user], "item": [f"i{n}" for n in item],
+    }  # fmt: skip
+
+
+def prepare(folder, columns, out, *options, schema=SCHEMA):
+    (folder / "columns.toml").write_text(schema)
+    path = write(folder / f"{out}.csv", columns)
+    arguments = ["--schema", str(folder / "columns.toml"), "--input", str(path), "--out", str(folder / out)]
+    return cli.main(["prepare", "csv", *arguments, "--min-count", "1", "--quiet", *options])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("numbers")
+    assert prepare(folder, log(), "data", schema=WEIGHTED) == 0
+    assert prepare(folder, log(counts=True), "counts") == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(folder):
+    return train_command(folder, folder / "data", "epochs=6", text=CONFIG)
+
+
+@pytest.fixture(scope="module")
+def counts(folder):
+    return train_command(folder, folder / "counts", "epochs=4", "model.loss=poisson", out="poisson", text=CONFIG)
+
+
+def test_the_dataset_says_what_its_labels_are(folder):
+    schema, ratings = Schema.load(folder / "data"), np.asarray(log()["rating"], np.float32).astype(np.float64)
+    train = ratings[: schema.splits["train"].examples]
+    assert schema.numbers is not None
+    assert schema.numbers.least == ratings.min()
+    assert schema.numbers.mean == pytest.approx(train.mean())
+    assert schema.numbers.deviation == pytest.approx(train.std())
+    assert "labels are numbers, weighted" in repr(schema)
+    assert Schema.load(folder / "counts").numbers.least == 0
+
+
+def test_statistics_of_many_labels_in_pieces(monkeypatch):
+    from jrec.prepare import splits
+
+    values = np.random.default_rng(0).normal(50, 3, 1000).astype(np.float32)
+
+    class Column:
+        rows = 1000
+
+        def read(self, start, stop):
+            return values[start:stop]
+
+    monkeypatch.setattr(splits, "_READ_ROWS", 64)
+    found = splits.label_numbers(Column(), 700)
+    exact = values.astype(np.float64)
+    assert found == LabelNumbers(
+        least=exact.min(), mean=pytest.approx(exact[:700].mean()), deviation=pytest.approx(exact[:700].std())
+    )
+
+
+def test_a_run_learns_and_reports(folder, run):
+    content = json.loads((run / "report" / "metrics.json").read_text())
+    config = json.loads((run / "report" / "metrics.json").read_text())["config"]["model"]
+    numbers = Schema.load(folder / "data").numbers
+    assert numbers is not None
+    assert config["loss"] == "squared"
+    assert config["numbers"]["location"] == pytest.approx(numbers.mean)
+    assert config["numbers"]["scale"] == pytest.approx(numbers.deviation)
+    found = content["splits"]["test"]
+    assert found["r2"] > 0.5
+    assert 900 < found["mean_prediction"] < 1100
+    assert found["rmse"] < content["baselines"]["value_mean"]["splits"]["test"]["rmse"]
+    scored = evaluate_checkpoint(run, folder / "data", split="test").scores
+    assert isinstance(scored, NumberScores)
+    assert scored.weights is not None
+    p, y, w = (np.asarray(a, np.float64) for a in (scored.predictions, scored.labels, scored.weights))
+    assert found["rmse"] == pytest.approx(np.sqrt(np.average((p - y) ** 2, weights=w)), rel=1e-5)
+    assert found["mae"] == pytest.approx(np.average(np.abs(p - y), weights=w), rel=1e-5)
+    kept = regression.residual_bins(scored).to_dict()
+    assert content["residuals"]["test"]["mean_label"] == pytest.approx(kept["mean_label"], rel=1e-5)
+    page = (run / "report" / "report.html").read_text()
+    for text in ("Residuals on test", "RMSE by step", "mean by value", "Poisson deviance"):
+        assert text in page
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    watched = [(record["rmse"], record["step"]) for record in records if "rmse" in record]
+    assert content["training"].get("scored_step", content["training"]["steps"]) == min(watched)[1]
+
+
+def test_every_placement_trains_alike(folder):
+    """Numbers with weights: on one device, on a mesh, in host memory, in slices, several steps in one dispatch."""
+    losses = []
+    for number, overrides in enumerate((
+        [], ["mesh.devices=4"], ["tables.tier=host"], ["data.micro_batches=4"], ["data.steps_per_dispatch=3"],
+    )):  # fmt: skip
+        short = ["max_steps=6", "evaluate.every_steps=0", "evaluate.final_splits=[]", "log.every_steps=1"]
+        text = CONFIG.replace("keep_best = true", "keep_best = false")
+        out = train_command(folder, folder / "data", *short, *overrides, out=f"place{number}", text=text)
+        records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+        losses.append([record["loss"] for record in records if "loss" in record])
+    assert len(losses[0]) == 6
+    for other in losses[1:]:
+        np.testing.assert_allclose(other, losses[0], rtol=2e-3)
+
+
+def test_baselines_are_the_mean_and_the_mean_by_value(folder, run):
+    content = json.loads((run / "report" / "metrics.json").read_text())
+    columns, examples = log(), Schema.load(folder / "data").splits
+    train, test = slice(0, examples["train"].examples), slice(-examples["test"].examples, None)
+    label, w = np.asarray(columns["rating"], np.float32).astype(np.float64), np.asarray(columns["w"])
+    mean = np.average(label[train], weights=w[train])
+    baselines = content["baselines"]
+    assert baselines["mean"]["splits"]["test"]["rmse"] == pytest.approx(
+        np.sqrt(np.average((label[test] - mean) ** 2, weights=w[test])), rel=1e-5
+    )
+    values = np.asarray(columns[baselines["value_mean"]["feature"]])
+    means = {}
+    for value in set(values):
+        own = values[train] == value
+        means[value] = (np.sum(label[train][own] * w[train][own]) + 20 * mean) / (w[train][own].sum() + 20)
+    predicted = np.array([means[value] for value in values[test]])
+    assert baselines["value_mean"]["splits"]["test"]["rmse"] == pytest.approx(
+        np.sqrt(np.average((label[test] - predicted) ** 2, weights=w[test])), rel=1e-5
+    )
+
+
+def test_predictions_are_numbers(folder, run, tmp_path, capsys):
+    assert cli.main(["predict", str(run), str(folder / "data.csv"), "--out", str(tmp_path / "log.csv")]) == 0
+    assert cli.main(["predict", str(run), str(folder / "data"), "--out", str(tmp_path / "split.parquet")]) == 0
+    scores, split = pd.read_csv(tmp_path / "log.csv"), pd.read_parquet(tmp_path / "split.parquet")
+    assert list(scores.columns) == ["row", "label", "prediction"]
+    np.testing.assert_allclose(scores["prediction"], split["prediction"], rtol=1e-4)
+    assert scores["label"].corr(scores["prediction"]) > 0.7
+    columns = {name: values[:5] for name, values in log().items() if name in ("price", "user", "item")}
+    loaded = jrec.load_run(run)
+    np.testing.assert_allclose(loaded.predict(columns), scores["prediction"][:5], rtol=1e-4)
+    model_folder = tmp_path / "export"
+    export_run(run, model_folder)
+    model = jrec.serving.load(model_folder)
+    np.testing.assert_allclose(model(columns), scores["prediction"][:5], rtol=1e-4)
+    assert described_model(model)["outputs"] == [{"name": "prediction", "datatype": "FP32", "shape": [-1]}]
+    scored = model.scored(columns)
+    body = json.loads(bodies.answer(scored, "1", bodies.JSON))
+    assert body["predictions"] == pytest.approx(scored.scores.tolist())
+    arrow = pa.ipc.open_stream(bodies.answer(scored, "1", bodies.ARROW)).read_all()
+    assert arrow.column_names == ["prediction"]
+    assert cli.main(["eval", str(run), str(folder / "data"), "--split", "test"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["rmse"] > 0
+
+
+def test_counts_are_exponentials(folder, counts):
+    content = json.loads((counts / "report" / "metrics.json").read_text())
+    found = content["splits"]["test"]
+    assert found["poisson_deviance"] < content["baselines"]["mean"]["splits"]["test"]["poisson_deviance"]
+    columns = {name: values[:50] for name, values in log(counts=True).items() if name in ("price", "user", "item")}
+    loaded = jrec.load_run(counts)
+    numbers = Schema.load(folder / "counts").numbers
+    assert numbers is not None
+    predictions = loaded.predict(columns)
+    assert (predictions > 0).all()
+    np.testing.assert_allclose(predictions, numbers.mean * np.exp(loaded.logits(columns)), rtol=1e-5)
+
+
+@pytest.mark.parametrize(("override", "message"), [
+    ("model.loss=log_loss", "which is of clicks, but the label of .* is a number; choose one of squared"),
+    ("model.calibrate=true", "model.calibrate is True, which is of clicks"),
+    ("model.label_smoothing=0.1", "model.label_smoothing is 0.1, which is of clicks"),
+    ("evaluate.group=user", "evaluate.group is 'user', which is of clicks"),
+    ("evaluate.early_stopping.metric=log_loss", "metric is 'log_loss', which the label of .* does not have"),
+    ("model.numbers.scale=0.0", "model.numbers.scale is 0.0; it must be above 0"),
+    ("model.kind=two_tower", "two_tower"),
+])  # fmt: skip
+def test_what_does_not_go_with_numbers(folder, override, message):
+    (folder / "plain.toml").write_text(CONFIG)
+    with pytest.raises(ConfigError, match=message):
+        open_data(load_config(str(folder / "plain.toml"), [f"data.path={folder / 'data'}", override]))
+
+
+def test_losses_that_do_not_go_with_the_labels(folder, tmp_path):
+    def opened(path, *overrides):
+        (tmp_path / "run.toml").write_text(CONFIG)
+        return open_data(load_config(str(tmp_path / "run.toml"), [f"data.path={path}", *overrides]))
+
+    columns = {**log(60), "rating": [k % 2 for k in range(60)]}
+    assert prepare(tmp_path, columns, "clicks", schema=SCHEMA.replace('kind = "number"\n', "")) == 0
+    with pytest.raises(
+        ConfigError, match=r"model.loss is 'squared', which is of numbers, but the labels of .* are 0 and 1"
+    ):
+        opened(tmp_path / "clicks", "model.loss=squared")
+    with pytest.raises(ConfigError, match=r"metric is 'rmse', which the label of .* choose one of auc, log_loss"):
+        opened(tmp_path / "clicks", "evaluate.early_stopping.metric=rmse")
+    assert opened(tmp_path / "clicks").config.model.loss == "auto"  # as configurations of clicks always were
+    columns["rating"] = [k - 3.0 for k in range(60)]
+    assert prepare(tmp_path, columns, "negative") == 0
+    with pytest.raises(
+        ConfigError, match=r"model.loss is 'poisson', which is of counts, but the least label of .* is -3"
+    ):
+        opened(tmp_path / "negative", "model.loss=poisson")
+    with pytest.raises(ConfigError, match=r"location is 2, but model.loss 'poisson' has none"):
+        opened(folder / "counts", "model.loss=poisson", "model.numbers.location=2.0")
+    config = opened(folder / "counts", "model.loss=huber", "model.numbers.scale=3.0").config
+    assert (config.model.loss, config.model.numbers.scale) == ("huber", 3.0)
+    assert config.evaluate.early_stopping.metric == "rmse"
+    assert opened(folder / "counts").config == open_data(opened(folder / "counts").config).config
+
+
+def test_a_run_is_not_scored_by_labels_of_another_kind(folder, run, tmp_path):
+    columns = {**log(60), "rating": [k % 2 for k in range(60)]}
+    schema = WEIGHTED.replace('kind = "number"\n', "")
+    (tmp_path / "columns.toml").write_text(schema)
+    path = write(tmp_path / "log.csv", columns)
+    arguments = ["--schema", str(tmp_path / "columns.toml"), "--input", str(path), "--out", str(tmp_path / "clicks")]
+    assert cli.main(["prepare", "csv", *arguments, "--quiet", "--vocabulary-from", str(folder / "data")]) == 0
+    with pytest.raises(DatasetError, match=r"the label of .* is a click where the run was trained with a number"):
+        evaluate_checkpoint(run, tmp_path / "clicks", split="test")
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    (SCHEMA.replace('"number"', '"numbers"'), "kind of label 'rating' is 'numbers'; choose one of binary, number"),
+    (SCHEMA.replace("[[dense]]", "positive_at_least = 4\n[[dense]]", 1), "leave positive_values and positive_at"),
+    (SCHEMA + '[[target_mean]]\nof = ["user"]\n', "counts clicks, but .label. is of kind 'number'"),
+    (SCHEMA.replace("[label]", "[[labels]]") + '[[labels]]\ncolumn = "w"\n', "make it the only label"),
+])  # fmt: skip
+def test_schemas_that_do_not_fit(folder, capsys, text, message):
+    import re
+
+    assert prepare(folder, log(30), "none", schema=text) == 2
+    assert re.search(message, capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("value", ["", "nan", "inf", "1e39", "good"])
+def test_bad_numbers_are_bad_lines(tmp_path, capsys, value):
+    columns = log(40)
+    columns["rating"] = [*map(str, columns["rating"][:5]), value, *map(str, columns["rating"][6:])]
+    assert prepare(tmp_path, columns, "data") == 2
+    assert "data.csv:7: field 'rating'" in capsys.readouterr().err
+
+
+def test_init_says_what_to_do(folder, capsys):
+    assert cli.main(["init", str(folder / "data"), "--out", str(folder / "init.toml")]) == 2
+    assert "`jrec init` tries models of clicks, but the label of" in capsys.readouterr().err
+
+
+def test_compression_compares_auc(run, tmp_path, capsys):
+    assert cli.main(["compress", str(run), "--largest", "1", "--rank", "2", "--out", str(tmp_path / "small")]) == 2
+    assert "predicts numbers, whose AUC `jrec compress` could not compare" in capsys.readouterr().err
+
+
+def test_less_error_is_better():
+    best = BestStep("rmse", 2)
+    evaluations = [
+        regression.evaluate_numbers(NumberScores(predictions=np.array([p, 0.0]), labels=np.array([1.0, 0.0])))
+        for p in (0.5, 0.9, 0.6)
+    ]
+    assert [best.observe(step, one) for step, one in enumerate(evaluations)] == [True, True, False]
+    assert best.step == 1
