@@ -9,6 +9,7 @@ import pytest
 from test_prepare_weights import write
 from train_command import train_command
 
+import jrec
 import jrec.serving
 from jrec import cli, regression
 from jrec.app.config import load_config
@@ -318,3 +319,23 @@ def test_less_error_is_better():
     ]
     assert [best.observe(step, one) for step, one in enumerate(evaluations)] == [True, True, False]
     assert best.step == 1
+
+
+def test_what_matters_to_a_number_and_why_it_is_what_it_is(folder, run, tmp_path, capsys):
+    loaded = jrec.load_run(run)
+    scores = evaluate_checkpoint(run, folder / "data", split="test").scores
+    importance = loaded.importance("test", repeats=2)
+    assert importance["metrics"]["rmse"] == pytest.approx(regression.evaluate_numbers(scores).rmse)  # by weights
+    assert importance["columns"]["rmse"] == ["RMSE rises by", "unit of the label"]
+    rises = {line["feature"]: line["rmse"] for line in importance["features"]}
+    assert min(rises["user"], rises["item"]) > max(10, 2 * rises["price"])
+    columns = {name: column[:20] for name, column in log().items() if name in ("price", "user", "item")}
+    whole = loaded.predict(columns)
+    changes = whole - loaded.predict({**columns, "user": [None] * 20})
+    for own, change in zip(loaded.why(columns, k=3), changes, strict=True):
+        assert dict(own)["user"] == pytest.approx(change, rel=1e-4, abs=0.01)  # in units of the label, hundreds of them
+    assert cli.main(["eval", str(run), str(folder / "data"), "--importance", "--repeats", "1"]) == 0
+    assert json.loads(capsys.readouterr().out)["importance"]["features"][0]["rmse"] > 10
+    out = tmp_path / "why.csv"
+    assert cli.main(["predict", str(run), str(folder / "data.csv"), "--why", "1", "--out", str(out), "--quiet"]) == 0
+    assert out.read_text().splitlines()[0] == '"row","label","prediction","why_1","why_1_change"'
