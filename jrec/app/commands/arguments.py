@@ -96,7 +96,7 @@ def ratio(text: str) -> float:
 
 def add_quiet(parser: argparse.ArgumentParser) -> None:
     """Adds --quiet, which ``progress_of`` reads."""
-    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    parser.add_argument("--quiet", action="store_true", help="no progress")
 
 
 def progress_of(args: argparse.Namespace) -> Progress:

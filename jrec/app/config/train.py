@@ -174,7 +174,7 @@ class LogConfig(Section):
       tensorboard: Whether to write TensorBoard files too.
       to: Services that get every record too: "wandb" (Weights & Biases) and "mlflow", which their environment
         variables direct, such as WANDB_MODE and MLFLOW_TRACKING_URI. What fails there is a warning, and ends no run.
-      progress: The progress bar; "auto" shows it on a terminal.
+      progress: The progress bar; "auto" shows it on a terminal, and elsewhere a line now and then.
       trace: Whether to write when each stage of the host tier worked on which batch, as ``trace.json`` in the
         run's folder, for https://ui.perfetto.dev.
     """
