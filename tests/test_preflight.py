@@ -210,4 +210,4 @@ def test_a_finished_run_goes_back_to_an_earlier_checkpoint(configured, tmp_path,
     monkeypatch.setattr("jrec.app.reported_run.train", train)
     _, arguments = configured()
     assert main(["train", *arguments, "--resume-from", "5"]) == 2
-    assert asked == [{"resume": True, "overwrite": False, "resume_from": 5}]
+    assert asked == [{"resume": True, "overwrite": False, "resume_from": 5, "callbacks": ()}]

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from jrec.app.config import TrainConfig
 from jrec.app.dataset import RunData, open_data
-from jrec.app.initial_rows import check_initial_rows
 from jrec.app.report.trackers import check_trackers
 from jrec.app.run_folder import REPORT_FOLDER, RUN_FOLDERS, check_run_folder
 from jrec.app.run_length import new_length, steps_of
@@ -80,7 +79,10 @@ def check_start(
         new_length(data, resume_from=resume_from)
     else:
         check_initial(config, data.schema.identity)
-        check_initial_rows(config, data.schema)
+        if any(table.initial_rows for table in config.tables.overrides.values()):
+            from jrec.app.initial_rows import check_initial_rows  # loads JAX, for the vocabulary's kernels
+
+            check_initial_rows(config, data.schema)
     _check_evaluated(data.config, data.schema)
     steps = steps_of(data)
     config.lr_schedule.check_length(steps)
