@@ -293,7 +293,7 @@ def scored(written, tmp_path_factory):
 
 def of_log(run, path):
     (piece,) = run.of_log([path])
-    return piece.probabilities
+    return piece.predictions
 
 
 def posted(scored, content, kind):

@@ -50,7 +50,7 @@ def required(parser):
 def test_all_are_found():
     assert len(OPTIONS) > 60
     without = {command.name for command in cli.COMMANDS} - {str(p.id).split()[0] for p in OPTIONS}
-    assert without == {"init", "export", "import-dlrm"}
+    assert without == {"export", "import-dlrm"}
 
 
 @pytest.mark.parametrize(("command", "parser", "words", "action"), OPTIONS)

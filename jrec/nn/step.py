@@ -195,6 +195,15 @@ def predict_on(
     return work(state, activations)
 
 
+def weight_and_examples(batch: Batch, communication: Communication | None) -> jax.Array:
+    """(2,) float32: the sum of the examples' weights, and how many count; on a mesh of all devices' parts.
+
+    One array, which a mesh adds up at once; of two calls in one program XLA keeps one.
+    """
+    own = jnp.stack([jnp.sum(batch.mask), jnp.sum(batch.mask != 0, dtype=batch.mask.dtype)])
+    return own if communication is None else jax.lax.psum(own, AXIS)
+
+
 def _gradients(
     model: Any,
     activations: Activations,
@@ -211,8 +220,7 @@ def _gradients(
     total = device = None
     # Parts are weighed by their real examples. A single whole batch needs no weight, and keeps the loss's own bits.
     if communication is not None or micro_batches > 1:
-        real = jnp.sum(batch.mask)
-        total = nonzero(real if communication is None else jax.lax.psum(real, AXIS))
+        total = nonzero(weight_and_examples(batch, communication)[0])
     # A mesh of one device draws the random numbers of a device without a mesh.
     if communication is not None and jax.lax.axis_size(AXIS) > 1:
         device = jax.lax.axis_index(AXIS)

@@ -345,8 +345,6 @@ class Run:
         The rows have no past from then on: their slots are those of rows that no step has touched. Every process calls
         it with the same arguments.
 
-          >>> run.set_rows("item", [3, 17], vectors)
-
         Args:
           name: The table.
           ids: (n,) integers, each once.
@@ -356,6 +354,10 @@ class Run:
           RuntimeError: If a feed of the run is open, which may have read ahead of the rows; or the run only predicts.
           ValueError: If there is no such table or row, a row is there twice or in tensor-train cores, or a vector is
             not finite, or of another length; nothing is written.
+
+        Example:
+          >>> run = jrec.distribute(model, optimizer)
+          >>> run.set_rows("item", [3, 17], np.zeros((2, 8)))
         """
         self._check_no_feeds("rows are set")
         if not self._state.training:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol, Self
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.core import Tracer
@@ -21,7 +20,7 @@ from jrec.mesh.route import AXIS, MeshRows, local_view
 from jrec.mesh.routing import AddressMap, HostAddressMap
 from jrec.nn import SparseOptimizer, binary_cross_entropy
 from jrec.nn.optimizer import Loss, SparseModel
-from jrec.nn.step import StepOutputs, predict_on, train_step_on
+from jrec.nn.step import StepOutputs, predict_on, train_step_on, weight_and_examples
 from jrec.ops.types import Bags
 from jrec.run.placement.new_lines import MeshLines, NewInStacks, on_device, renewed_in
 from jrec.shown import counted
@@ -347,9 +346,9 @@ def _to_host(stores: Mapping[str, Any], host: HostRows) -> HostResults:
 
 
 def _results(outputs: StepOutputs, batch: Batch, together: Communication | None, *, with_logits: bool) -> StepResults:
-    examples, arrays = jnp.sum(batch.mask != 0, dtype=jnp.float32), {}
+    examples, arrays = weight_and_examples(batch, together)[1], {}
     if with_logits:
         arrays = {"logits": outputs.logits, "labels": batch.labels, "mask": batch.mask}
     if together is not None:
-        examples, arrays = jax.lax.psum(examples, AXIS), jax.tree.map(together.of_examples, arrays)
+        arrays = jax.tree.map(together.of_examples, arrays)
     return StepResults(loss=outputs.loss, examples=examples, gradient_norm=outputs.gradient_norm, **arrays)
