@@ -63,10 +63,8 @@ class Callbacks:
         self, kind: Literal["log", "evaluation", "checkpoint"], step: int, values: Mapping[str, float | None]
     ) -> None:
         """Calls each; what one raises ends the run."""
+        event = Event(kind=kind, step=step, values=values, run=self._run, folder=self._folder, _stopping=self._stopping)
         for callback in self._callbacks:
-            event = Event(
-                kind=kind, step=step, values=values, run=self._run, folder=self._folder, _stopping=self._stopping
-            )
             callback(event)
 
 

@@ -22,6 +22,7 @@ from jrec.app.report.logs import JsonLines, read_records
 from jrec.data.identity import Identity
 
 _DROPOUT = 0.2
+_RECORDED = tuple(field.name for field in dataclasses.fields(Trial) if field.name != "candidate")
 _OVER = 1.1  # of the minutes, after which the trial under way ends, too
 
 
@@ -85,8 +86,8 @@ def variants(candidate: Candidate) -> Iterator[Candidate]:
     """Candidates that differ in one thing, what tells most first: rows' rate, dim, decay, dropout, dense rate."""
     name, rate = candidate.rows
 
-    def with_(what: str, words: str, **values: Any) -> Candidate:
-        return dataclasses.replace(candidate, tuned={**candidate.tuned, what: words}, **values)
+    def with_(key: str, words: str, **values: Any) -> Candidate:
+        return dataclasses.replace(candidate, tuned={**candidate.tuned, key: words}, **values)
 
     for factor in (2.0, 0.5):
         yield with_("rows", f"rows' rate {factor * rate:.3g}", rows=(name, factor * rate))
@@ -145,12 +146,11 @@ class _Kept:
         """The trial of a configuration, if there was one."""
         if (record := self._trials.get(self._digest(config, seed))) is None:
             return None
-        names = [field.name for field in dataclasses.fields(Trial) if field.name != "candidate"]
-        return Trial(candidate=candidate, **{name: record[name] for name in names})
+        return Trial(candidate=candidate, **{name: record[name] for name in _RECORDED})
 
     def keep(self, config: str, trial: Trial) -> None:
         """Adds a trial."""
-        values = {f.name: getattr(trial, f.name) for f in dataclasses.fields(trial) if f.name != "candidate"}
+        values = {name: getattr(trial, name) for name in _RECORDED}
         digest = self._digest(config, trial.seed)
         self._file.write({"trial": digest, "model": trial.candidate.title, **values})
 

@@ -11,7 +11,7 @@ import concurrent.futures
 import dataclasses
 import difflib
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from jrec.app.report.ranking import evaluated
 from jrec.data.blocks import Column, ShardReader, weight_column
 from jrec.data.columns import concatenate, gather, gather_all
 from jrec.data.loader import check_split
+from jrec.data.packers import packed
 from jrec.data.packing_kernels import permutation
 from jrec.errors import ConfigError
 from jrec.metrics import Scores, evaluate_tasks
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from jrec.app.models.reading import Reading
     from jrec.app.progress import TrainingProgress
     from jrec.app.report.ranking import AnyScores
-    from jrec.batch import Batch
     from jrec.data.packers import AnyPacker
     from jrec.data.schema import Schema
 
@@ -172,13 +172,9 @@ class _Scoring:
 
     def scores(self, columns: Mapping[str, Column], on_batch: Callable[[], None]) -> AnyScores:
         """The scores of all examples of the columns."""
-        pairs = ((self._run.predictions.of_batch(batch), batch) for batch in self._batches(columns))
+        batches = packed(self.packer, self.packer.prepare(columns), self._size)
+        pairs = ((self._run.predictions.of_batch(batch), batch) for batch in batches)
         return self._scorer(pairs, check=True, on_batch=on_batch)
-
-    def _batches(self, columns: Mapping[str, Column]) -> Iterator[Batch]:
-        prepared = self.packer.prepare(columns)
-        for begin in range(0, prepared.examples, self._size):
-            yield self.packer.pack(prepared.cut(begin, min(begin + self._size, prepared.examples)), self._size)
 
 
 def _sample(schema: Schema, split: str, sample: int, first: int) -> tuple[np.ndarray, int]:

@@ -127,8 +127,8 @@ class Explainer:
         return dataclasses.replace(piece, reasons=dict.fromkeys(tasks, none) if tasks else none)
 
     def _most(self, logits: np.ndarray, without: list[np.ndarray]) -> Reasons:
-        scores, *others = (predictions(outputs, self._predictor.numbers) for outputs in (logits, *without))
-        changes = scores[:, None] - np.stack(others, axis=1)
+        scores, *less = (predictions(outputs, self._predictor.numbers) for outputs in (logits, *without))
+        changes = scores[:, None] - np.stack(less, axis=1)
         # Stable: features that change a score as much come in their own order.
         order = np.argsort(-np.abs(changes), axis=1, kind="stable")[:, : self._k]
         return Reasons(names=self.names, features=order, changes=np.take_along_axis(changes, order, axis=1))

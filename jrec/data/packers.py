@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 from jrec.data.packed_window import PackedWindow
@@ -33,6 +34,12 @@ class AnyPacker(Protocol):
     def window(self, columns: PreparedColumns, batch_size: int) -> PackedWindow | None:
         """All examples packed together, for ``batch_of`` to make what ``pack`` does; None where ``pack`` is called."""
         ...
+
+
+def packed(packer: AnyPacker, columns: PreparedColumns, batch_size: int) -> Iterator[Any]:
+    """Prepared columns as batches of one size, the last of which is padded."""
+    for begin in range(0, columns.examples, batch_size):
+        yield packer.pack(columns.cut(begin, min(begin + batch_size, columns.examples)), batch_size)
 
 
 class PackerWrapper[P: AnyPacker]:

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from jrec.batch import Batch
+from jrec.data.packers import packed
 from jrec.data.packing import Packer
 from jrec.metrics import Evaluation, ScoreAccumulator, Scores, evaluate
 from jrec.regression import NumberEvaluation, Numbers, NumberScores, evaluate_numbers
@@ -139,5 +140,4 @@ def _packed(batches: Iterable[Any], packer: Packer, batch_size: int | None) -> I
             continue
         prepared = packer.prepare(item)
         size = size or max(1, prepared.examples)
-        for begin in range(0, prepared.examples, size):
-            yield packer.pack(prepared.cut(begin, min(begin + size, prepared.examples)), size)
+        yield from packed(packer, prepared, size)

@@ -101,6 +101,39 @@ def slots_of(ids: np.ndarray, size: int) -> np.ndarray:
     return buckets(ids, size) if ids.dtype == np.uint64 and size > 1 else np.minimum(ids, size - 1)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LabelSums:
+    """Sums of examples' weights, and of their labels by weight.
+
+    Attributes:
+      weight, label: Of all examples.
+      by_feature: By categorical feature (2, slots) float64, both sums by its values; rare rows of a large table share a
+        slot, and a value that a list weighs counts by that weight, too.
+    """
+
+    weight: float
+    label: float
+    by_feature: dict[str, np.ndarray]
+
+    @staticmethod
+    def of(schema: Schema, blocks: Iterable[Mapping[str, Column]]) -> LabelSums:
+        """Of the examples of some blocks."""
+        sizes = {f.name: table_slots(schema, f.table) for f in schema.categorical}
+        sums = {name: np.zeros((2, size)) for name, size in sizes.items()}
+        weight = total = 0.0
+        for columns in blocks:
+            each = weights_of(columns).astype(np.float64)
+            label = np.asarray(columns[LABEL], np.float64) * each
+            weight, total = weight + each.sum(), total + label.sum()
+            for feature in schema.categorical:
+                lengths, ids, share = lists_of(columns, feature)
+                size = sizes[feature.name]
+                slots, counted = slots_of(ids, size), np.ones(len(ids)) if share is None else np.maximum(share, 0)
+                for row, values in enumerate((each, label)):
+                    sums[feature.name][row] += np.bincount(slots, counted * np.repeat(values, lengths), size)
+        return LabelSums(weight=weight, label=total, by_feature=sums)
+
+
 class Slots:
     """Numbers the slots of a dataset, and turns its blocks into ``Examples``.
 

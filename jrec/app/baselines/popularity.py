@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from jrec.app.baselines.examples import lists_of, slots_of, table_slots, weights_of
+from jrec.app.baselines.examples import LabelSums, lists_of, slots_of, weights_of
 from jrec.data.blocks import LABEL, Column
 from jrec.data.schema import CategoricalFeature, Schema
 from jrec.metrics import ScoreAccumulator, Scores, auc
@@ -54,23 +54,11 @@ def fit(
       training: Blocks to count clicks in.
       choosing: Blocks to choose the feature by.
     """
-    sizes = {f.name: table_slots(schema, f.table) for f in schema.categorical}
-    counts = {name: np.zeros((2, size)) for name, size in sizes.items()}
-    examples = clicks = 0.0
-    for columns in training:
-        each = weights_of(columns).astype(np.float64)
-        label = np.asarray(columns[LABEL], np.float64) * each
-        examples, clicks = examples + each.sum(), clicks + label.sum()
-        for feature in schema.categorical:
-            lengths, ids, share = lists_of(columns, feature)
-            ids, size = slots_of(ids, sizes[feature.name]), sizes[feature.name]
-            weight = np.ones(len(ids)) if share is None else np.maximum(share, 0)
-            counts[feature.name][0] += np.bincount(ids, weight * np.repeat(each, lengths), size)
-            counts[feature.name][1] += np.bincount(ids, weight * np.repeat(label, lengths), size)
-    rate = (clicks + 1) / (examples + 2)
+    counts = LabelSums.of(schema, training)
+    rate = (counts.label + 1) / (counts.weight + 2)
     best, best_auc = None, -1.0
     for feature in schema.categorical:
-        accesses, clicked = counts.pop(feature.name)
+        accesses, clicked = counts.by_feature.pop(feature.name)
         p = (clicked + _PRIOR * rate) / (accesses + _PRIOR)
         one = Popularity(feature=feature, logits=_log_odds(p).astype(np.float32), base=float(_log_odds(rate)))
         scores = one.scores(choosing)

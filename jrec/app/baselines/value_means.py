@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from jrec.app.baselines.examples import lists_of, slots_of, table_slots, weights_of
+from jrec.app.baselines.examples import LabelSums, lists_of, slots_of, weights_of
 from jrec.data.blocks import LABEL, Column
 from jrec.data.schema import CategoricalFeature, Schema
 from jrec.metrics import ScoreAccumulator
@@ -55,24 +55,12 @@ def fit(
       training: Blocks to take means of.
       choosing: Blocks to choose the feature by.
     """
-    sizes = {f.name: table_slots(schema, f.table) for f in schema.categorical}
-    sums = {name: np.zeros((2, size)) for name, size in sizes.items()}
-    weight = total = 0.0
-    for columns in training:
-        each = weights_of(columns).astype(np.float64)
-        label = np.asarray(columns[LABEL], np.float64) * each
-        weight, total = weight + each.sum(), total + label.sum()
-        for feature in schema.categorical:
-            lengths, ids, share = lists_of(columns, feature)
-            ids, size = slots_of(ids, sizes[feature.name]), sizes[feature.name]
-            counted = np.ones(len(ids)) if share is None else np.maximum(share, 0)
-            for row, values in enumerate((each, label)):
-                sums[feature.name][row] += np.bincount(ids, counted * np.repeat(values, lengths), size)
-    base = total / weight if weight else 0.0
+    sums = LabelSums.of(schema, training)
+    base = sums.label / sums.weight if sums.weight else 0.0
     mean = ValueMeans(feature=None, means=np.empty(0), base=base)
     best, least = None, np.inf
     for feature in schema.categorical:
-        weights, labels = sums.pop(feature.name)
+        weights, labels = sums.by_feature.pop(feature.name)
         one = ValueMeans(feature=feature, means=(labels + _PRIOR * base) / (weights + _PRIOR), base=base)
         scores = one.scores(choosing)
         value = rmse(scores.predictions, scores.labels, weights=scores.weights) if scores.labels.size else np.inf
