@@ -105,6 +105,62 @@ configs = st.builds(
 )
 
 
+@hypothesis.given(dataset=datasets, data=st.data())
+@hypothesis.settings(max_examples=30)
+def test_some_examples_of_an_order(tmp_path_factory, dataset, data):
+    folder = tmp_path_factory.mktemp("dataset")
+    schema, total = write_dataset(folder, *dataset), sum(dataset[0])
+    start = data.draw(st.integers(0, total - 1))
+    first = data.draw(st.none() | st.integers(1, total + 5))
+    shuffle, processes = data.draw(st.booleans()), data.draw(st.integers(1, 3))
+
+    def read(**order):
+        config, seen = LoaderConfig(batch_size=7, window_blocks=2, workers=0, shuffle=shuffle, **order), []
+        for p in range(processes):
+            options = {"process_index": p, "process_count": processes}
+            for batch in make_loader(folder, schema, LAYOUT, "train", config, **options):
+                seen += numbers(batch)
+        return seen
+
+    some = read(start=start, first=first)
+    size = total - start if first is None else min(first, total - start)
+    assert len(some) == size
+    if shuffle:
+        assert len(set(some)) == size
+    else:
+        assert some == list(range(start, start + size))
+
+
+def test_an_order_ends_before_the_first_example_asked_for(tmp_path):
+    schema = write_dataset(tmp_path, [50], 7)
+    with pytest.raises(DatasetError, match="has 50 examples, none from 50 on"):
+        make_loader(tmp_path, schema, LAYOUT, "train", LoaderConfig(batch_size=5, start=50))
+
+
+@pytest.mark.parametrize("cast", ["none", "host"])
+@pytest.mark.parametrize("drop", [False, True])
+def test_processes_read_one_order_together(tmp_path, cast, drop):
+    """Batch by batch the examples of one process that reads all, where each process else has a share of the epoch."""
+    schema = write_dataset(tmp_path, [50, 33], 7)
+
+    def loader(size, p, count, **options):
+        config = LoaderConfig(
+            batch_size=size, shuffle=False, together=True, workers=0, cast=cast, drop_remainder=drop, **options
+        )
+        return make_loader(tmp_path, schema, LAYOUT, "train", config, process_index=p, process_count=count)
+
+    alone, parts = loader(12, 0, 1), [loader(4, p, 3) for p in range(3)]
+    assert {part.total_batches for part in parts} == {alone.total_batches}
+    for whole, *pieces in zip(alone, *parts, strict=True):
+        assert [number for piece in pieces for number in numbers(piece)] == numbers(whole)
+        assert [len(piece.mask) for piece in pieces] == [4, 4, 4]
+    # A position holds for another number of processes.
+    parts[0].restore(next_state := loader(12, 0, 1).state() | {"position": 3})
+    assert numbers(next(parts[0])) == list(range(36, 40))
+    with pytest.raises(CheckpointError, match="shuffle"):
+        make_loader(tmp_path, schema, LAYOUT, "train", LoaderConfig(batch_size=12)).restore(next_state)
+
+
 @pytest.mark.parametrize("cast", ["none", "host"])
 def test_no_batch_has_memory_that_another_uses(tmp_path, cast):
     schema = write_dataset(tmp_path, [50, 33], 7)

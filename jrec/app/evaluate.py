@@ -79,6 +79,8 @@ def score_split(
     reading: Reading,
     split: str,
     *,
+    start: int = 0,
+    stop: int | None = None,
     limit: int = 0,
     shuffle: bool = False,
     progress: TrainingProgress,
@@ -89,6 +91,7 @@ def score_split(
     Args:
       reading: The run.
       split: "train", "valid" or "test".
+      start, stop: The first of its examples to score, and one past the last; None for its last one.
       limit: Batches to read at most; 0 for all.
       shuffle: Whether they are of all of the split (``eval_loader``); else they are its first ones.
       progress: Shows the batches.
@@ -107,8 +110,9 @@ def score_split(
         schema.check_labels()
     run.flush()
     loading, watch = run.predictions.loading, None if unknown is None else unknown.watch
+    order = {"start": start, "stop": stop, "limit": limit, "shuffle": shuffle}
     with (
-        eval_loader(config, schema, run.layout, split, limit=limit, shuffle=shuffle, watch=watch, **loading) as loader,
+        eval_loader(config, schema, run.layout, split, **order, watch=watch, **loading) as loader,
         progress.evaluating(split, loader.batches_per_epoch) as advance,
     ):
         shared, predictions = loading.get("shared", False), run.predictions.of_split(loader)

@@ -15,8 +15,10 @@ from jrec.app.evaluate import score_split
 from jrec.app.models.reading import Reading
 from jrec.app.processes.mesh_processes import SilentLog
 from jrec.app.progress import TrainingProgress
-from jrec.app.report.logs import MetricLog
+from jrec.app.progressive import Window, moment
+from jrec.app.report.logs import PROGRESSIVE, MetricLog
 from jrec.app.report.ranking import AnyEvaluation, AnyScores, evaluated
+from jrec.app.run_length import epoch_batches
 from jrec.app.watch import BestStep, EvaluationPlan
 from jrec.data.schema import Schema
 from jrec.metrics import Evaluation, Scores, evaluate_tasks, log_loss
@@ -57,9 +59,9 @@ class Evaluator:
         catalogue = config.model.of_kind.catalogue(self._folder, config, schema, schema.identity, keep=first())
         return Reading(run=self._run, config=config, schema=schema, catalogue=catalogue)
 
-    def scores(self, split: str, progress: TrainingProgress, *, limit: int = 0, shuffle: bool = False) -> AnyScores:
+    def scores(self, split: str, progress: TrainingProgress, *, limit: int = 0, **order: Any) -> AnyScores:
         """``score_split`` of the run."""
-        return score_split(self._reading, split, limit=limit, shuffle=shuffle, progress=progress)
+        return score_split(self._reading, split, limit=limit, progress=progress, **order)
 
     def loss(self, split: str, progress: TrainingProgress, *, limit: int) -> float:
         """The log loss on the first ``limit`` batches of a split, by a model of clicks."""
@@ -79,7 +81,7 @@ class Evaluator:
                 self._run.calibrate(1.0, 0.0)
             scores = self.scores(split, progress, limit=self._plan.batches)
             if calibrates and isinstance(scores, Scores):
-                scores = self._calibrated(scores, progress)
+                scores = self._calibrated(scores, step, progress)
             measured = self._measured(scores)
             for task, evaluation in measured.items():
                 name, metrics = f"{split}/{task}" if task else split, evaluation.to_dict()
@@ -90,20 +92,41 @@ class Evaluator:
         self._count, self._seconds = self._count + 1, self._seconds + time.perf_counter() - begin
         return improved
 
-    def _calibrated(self, scores: Scores, progress: TrainingProgress) -> Scores:
+    def progressive(self, window: Window, log: MetricLog | SilentLog, progress: TrainingProgress) -> None:
+        """Scores a window of the training split that comes next, and logs that.
+
+        The model's own logits count: what calibrates them was fitted to a split that may be later than the window.
+        """
+        begin, calibrates = time.perf_counter(), self._config.model.calibrate
+        before = self._run.calibrate(1.0, 0.0) if calibrates else (1.0, 0.0)
+        scores = self.scores("train", progress, start=window.start, stop=window.stop)
+        if calibrates:
+            self._run.calibrate(*before)
+        for task, evaluation in self._measured(scores, refined=False).items():
+            name = f"{PROGRESSIVE}/{task}" if task else PROGRESSIVE
+            log.write(window.step, {"since": moment(window.since), **evaluation.to_dict()}, split=name)
+        self._seconds += time.perf_counter() - begin
+
+    def _calibrated(self, scores: Scores, step: int, progress: TrainingProgress) -> Scores:
         """Fits the model's calibration to scores, and to as many examples of training; returns the scores by it."""
-        limit, bias = -(-scores.labels.size // self._config.data.eval_batch_size), 0.0
+        data = self._config.data
+        limit, bias = -(-scores.labels.size // data.eval_batch_size), 0.0
         # A single step leaves the mean prediction off by up to a tenth (docs/first_configuration.md). As many examples
         # of training measure that; under FAE the split of that name has only the cold ones.
         if self._config.schedule == "plain":
-            training = self.scores("train", progress, limit=limit, shuffle=True)
+            order: dict[str, Any] = {"shuffle": True}
+            if data.order == "time":  # a model that learns in order of time predicts what the last ones were like
+                per_epoch = epoch_batches(self._config, self._schema.splits["train"].examples)
+                seen = ((step - 1) % per_epoch + 1) * data.batch_size
+                order = {"start": max(0, seen - limit * data.eval_batch_size), "stop": seen}
+            training = self.scores("train", progress, limit=limit, **order)
             assert isinstance(training, Scores)  # as the others are
             bias = bias_of(training)
         scale, shift = fit_calibration(scores, bias=bias)
         self._run.calibrate(scale, shift)
         return calibrated(scores, scale, shift)
 
-    def _measured(self, scores: AnyScores) -> dict[str, AnyEvaluation]:
+    def _measured(self, scores: AnyScores, *, refined: bool = True) -> dict[str, AnyEvaluation]:
         """The metrics by task; the first task, or the only one, has the name ""."""
         measured: dict[str, AnyEvaluation] = {"": evaluated(scores)}
         if not isinstance(scores, Scores):
@@ -112,7 +135,7 @@ class Evaluator:
         measured |= dict(itertools.islice(evaluate_tasks(scores).items(), 1, None))
         stopping = self._config.evaluate.early_stopping
         # Only where steps are compared by it: it takes a fit of its own.
-        if stopping.metric == "refinement" and isinstance(decides := measured.get(self._task), Evaluation):
+        if refined and stopping.metric == "refinement" and isinstance(decides := measured.get(self._task), Evaluation):
             measured[self._task] = dataclasses.replace(decides, refinement=refinement(scores.of(self._task)))
         return measured
 

@@ -95,6 +95,8 @@ def eval_loader(
     layout: EmbeddingLayout,
     split: str,
     *,
+    start: int = 0,
+    stop: int | None = None,
     limit: int = 0,
     multiple: int = 0,
     transform: Callable[[Batch], Any] | None = None,
@@ -111,6 +113,7 @@ def eval_loader(
       schema: The dataset's schema.
       layout: The tables' layout.
       split: "train", "valid" or "test".
+      start, stop: The examples to read, the ``start``-th of the order and those up to the ``stop``-th; None for all.
       limit: Batches to read at most; 0 for all.
       multiple: The batch size is a multiple of it; 0 for the number of the mesh's devices.
       transform: A function of every batch, see ``make_loader``.
@@ -135,7 +138,8 @@ def eval_loader(
         workers=data.threads,
         prefetch=data.prefetch,
         on_bad_id=data.on_bad_id,
-        first=limit * batch_size or None,
+        start=start,
+        first=min((number for number in (stop and stop - start, limit * batch_size) if number), default=None),
     )
     return make_loader(
         data.path,
@@ -155,7 +159,8 @@ def _train_order(config: TrainConfig) -> LoaderConfig:
     data = config.data
     return LoaderConfig(
         batch_size=_local_batch(data.batch_size),
-        shuffle=data.window_blocks > 0,
+        shuffle=data.shuffled,
+        together=data.order == "time",
         seed=config.seed,
         window_blocks=max(1, data.window_blocks),
         workers=data.threads,

@@ -27,6 +27,7 @@ from jrec.app.make_run import make_run
 from jrec.app.processes.interrupt import StopRequest, stop_on_signals
 from jrec.app.processes.mesh_processes import AgreedStop, SilentLog, one_of_many, shared_run_folder
 from jrec.app.progress import TrainingProgress
+from jrec.app.progressive import windows_of
 from jrec.app.recorder import Recorder
 from jrec.app.report.hit_rates import HitRates
 from jrec.app.report.logs import FORMS, SCHEDULE, MetricLog
@@ -205,7 +206,8 @@ class _Training:
             kept=self.saver.kept,
         )
         plan = plan_evaluations(config, schema, total)
-        self.schedule = Schedule.of(config, plan, total)
+        self.windows = {window.step: window for window in windows_of(config, schema, total)}
+        self.schedule = Schedule.of(config, plan, total, [*self.windows])
         self.evaluator = Evaluator(config, schema, self.run, folder, plan)
         self.callbacks = Callbacks(callbacks, self.run, folder)
         self.step = 0
@@ -356,6 +358,8 @@ class _Training:
         improved = due.evaluate and self.evaluator.evaluate(self.step, self.log, progress)
         if due.evaluate:
             self.callbacks("evaluation", self.step, self.evaluator.last)
+        if due.window:
+            self.evaluator.progressive(self.windows[self.step], self.log, progress)
         if due.save or (improved and self.config.checkpoint.keep_best):
             self.save()
 

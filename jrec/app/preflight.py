@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from jrec.app.config import TrainConfig
 from jrec.app.dataset import RunData, open_data
+from jrec.app.progressive import windows_of
 from jrec.app.report.trackers import check_trackers
 from jrec.app.run_folder import REPORT_FOLDER, RUN_FOLDERS, check_run_folder
 from jrec.app.run_length import new_length, steps_of
@@ -61,8 +62,8 @@ def check_start(
 
     Raises:
       ConfigError: If a tracker's package is absent, the folder holds another run or cannot be written to, the learning
-        rates' decay would begin after the last step, a split that will be evaluated has no examples, or a run to resume
-        would end before its checkpoint.
+        rates' decay would begin after the last step, a split that will be evaluated has no examples, training is no two
+        windows of ``evaluate.progressive``, or a run to resume would end before its checkpoint.
       DatasetError: If the dataset cannot be used, or has no examples to train on.
       CheckpointError: If a run to resume does not record its dataset.
     """
@@ -85,6 +86,7 @@ def check_start(
             check_initial_rows(config, data.schema)
     _check_evaluated(data.config, data.schema)
     steps = steps_of(data)
+    windows_of(data.config, data.schema, steps)
     config.lr_schedule.check_length(steps)
     for table, own in config.optimizer.embedding.tables.items():
         if own.lr_schedule is not None:

@@ -28,13 +28,13 @@ def steps_of(data: RunData) -> int:
     """
     config = data.config
     if data.packed is not None:
-        per_epoch = sum(_batches(config, n) for n in (data.packed.hot_examples, data.packed.cold_examples))
+        per_epoch = sum(epoch_batches(config, n) for n in (data.packed.hot_examples, data.packed.cold_examples))
     elif "train" not in data.schema.splits or not data.schema.splits["train"].examples:
         raise DatasetError(
             f"{config.data.path} has no examples in a 'train' split; prepare more rows or other split fractions"
         )
     else:
-        per_epoch = _batches(config, data.schema.splits["train"].examples)
+        per_epoch = epoch_batches(config, data.schema.splits["train"].examples)
     steps = config.epochs * per_epoch
     return min(steps, config.max_steps) if config.max_steps else steps
 
@@ -135,7 +135,8 @@ def new_length(data: RunData, *, resume_from: int | None) -> NewLength | None:
     return None if before == steps else NewLength(config=config, step=step, before=before, steps=steps)
 
 
-def _batches(config: TrainConfig, examples: int) -> int:
+def epoch_batches(config: TrainConfig, examples: int) -> int:
+    """The batches of an epoch of so many examples."""
     whole, rest = divmod(examples, config.data.batch_size)
     return whole if config.data.drop_remainder else whole + bool(rest)
 

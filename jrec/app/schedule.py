@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import math
+from collections.abc import Sequence
 
 import jax
 
@@ -22,11 +24,12 @@ class Due:
     log: bool
     evaluate: bool
     save: bool
+    window: bool = False
 
     @property
     def any(self) -> bool:
         """Whether anything is, so that the results of all steps so far are needed."""
-        return self.log or self.evaluate or self.save
+        return self.log or self.evaluate or self.save or self.window
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,6 +39,7 @@ class Schedule:
     Attributes:
       total: The steps of the run.
       log, evaluate, save: Each is due after every multiple of its number of steps; 0 for never.
+      windows: The steps after which a window of time is scored, ascending (``jrec.app.progressive``).
       evaluate_last: Whether the last step is evaluated, too: it may be the best, or its calibration is the model's.
     """
 
@@ -43,16 +47,18 @@ class Schedule:
     log: int = 0
     evaluate: int = 0
     save: int = 0
+    windows: tuple[int, ...] = ()
     evaluate_last: bool = False
 
     @classmethod
-    def of(cls, config: TrainConfig, plan: EvaluationPlan, total: int) -> Schedule:
+    def of(cls, config: TrainConfig, plan: EvaluationPlan, total: int, windows: Sequence[int] = ()) -> Schedule:
         """The schedule of a configuration."""
         return cls(
             total=total,
             log=config.log.every_steps,
             evaluate=plan.every_steps,
             save=config.checkpoint.every_steps,
+            windows=tuple(windows),
             evaluate_last=plan.every_steps > 0 and (config.checkpoint.keep_best or config.model.calibrate),
         )
 
@@ -60,7 +66,7 @@ class Schedule:
         """What is due after a step."""
         log, evaluate, save = (every > 0 and step % every == 0 for every in (self.log, self.evaluate, self.save))
         last = self.evaluate_last and step == self.total
-        return Due(log=log, evaluate=evaluate or last, save=save)
+        return Due(log=log, evaluate=evaluate or last, save=save, window=step in self.windows)
 
     def dispatch(self, before: int, most: int) -> int:
         """How many steps the next dispatch takes: ``most`` or a few less, one by one where something is due.
@@ -77,7 +83,8 @@ class Schedule:
         # ``most`` is not worth that: it would more than double the dispatches.
         size = fitting if 2 * fitting >= most else most
         # The next step at which something is due, or the end: results are read back only between dispatches.
-        upto = min([self.total, *((before // steps + 1) * steps for steps in due)])
+        window = self.windows[bisect.bisect_right(self.windows, before) :][:1]
+        upto = min([self.total, *window, *((before // steps + 1) * steps for steps in due)])
         return size if before + size <= upto else 1
 
 

@@ -40,7 +40,10 @@ class LoaderConfig:
       on_bad_id: Ids outside of their table "raise" before the step, are clipped to its ends ("clip"), or go to its
         OOV row ("oov").
       drop_remainder: Leave out the short last batch of an epoch instead of padding it with mask 0.
-      first: Read only this many examples of an epoch's order, all processes together; None for all.
+      together: Whether processes read each batch of one order together, every one its part, as an order of time needs;
+        else each reads a share of an epoch of its own.
+      start: Begin with this example of an epoch's order, all processes together.
+      first: Read only this many examples from there on, all processes together; None for all.
     """
 
     batch_size: int
@@ -52,12 +55,15 @@ class LoaderConfig:
     cast: CastPlace = "none"
     on_bad_id: OnBadId = "raise"
     drop_remainder: bool = False
+    together: bool = False
+    start: int = 0
     first: int | None = None
 
     def __post_init__(self) -> None:
         if self.first is not None and self.first < 1:
             raise ValueError(f"first is {self.first}; it must be at least 1, or None for all examples")
-        for name, least in (("batch_size", 1), ("window_blocks", 1), ("workers", 0), ("prefetch", 0), ("seed", 0)):
+        leasts = {"batch_size": 1, "window_blocks": 1, "workers": 0, "prefetch": 0, "seed": 0, "start": 0}
+        for name, least in leasts.items():
             if getattr(self, name) < least:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {least}")
 
@@ -97,7 +103,8 @@ def make_loader(
       watch: Sees the blocks as they are read; see ``BatchSource``.
 
     Raises:
-      DatasetError: If the split is missing or empty, or layout and dataset do not fit together.
+      DatasetError: If the split is missing or empty, or begins with no such example, or layout and dataset do not fit
+        together.
 
     Example:
       >>> loader = make_loader("data", None, layout, "train", LoaderConfig(batch_size=2048), epochs=3)
@@ -117,6 +124,8 @@ def make_loader(
         folder, schema, layout, on_bad_id=config.on_bad_id, cast=config.cast, orders=orders, growing=growing
     )
     check_split(folder, schema, split, config.batch_size * process_count if config.drop_remainder else 1)
+    if config.start >= (examples := schema.splits[split].examples):
+        raise DatasetError(f"the {split!r} split of {folder} has {examples:,} examples, none from {config.start:,} on")
 
     def share(index: int, count: int, batch_size: int) -> BatchSource:
         return BatchSource(
@@ -130,6 +139,7 @@ def make_loader(
                 window_blocks=config.window_blocks,
                 process_index=index,
                 process_count=count,
+                start=config.start,
                 first=config.first,
             ),
             batch_size=batch_size,
@@ -153,17 +163,19 @@ def make_loader(
         share_of_process = (process_index * config.batch_size, (process_index + 1) * config.batch_size)
         return SharesSource(layout, lambda s: share(s, count, whole // count), *share_of_process, whole // count)
 
+    common = config.together and process_count > 1
     identity = {
         "dataset": schema.name,
         "split": split,
         "examples": schema.splits[split].examples,
         "block_size": schema.block_size,
-        "batch_size": config.batch_size,
+        "batch_size": config.batch_size * (process_count if common else 1),
         "shuffle": config.shuffle,
         "seed": config.seed,
         "window_blocks": config.window_blocks,
         "drop_remainder": config.drop_remainder,
-        "process_count": process_count,
+        "process_count": 1 if common else process_count,
+        **({"start": config.start} if config.start else {}),
         **({} if config.first is None else {"first": config.first}),
         "reordered": table_checksums(schema),
     }

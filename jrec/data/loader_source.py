@@ -48,16 +48,18 @@ class OrderConfig:
     window_blocks: int
     process_index: int = 0
     process_count: int = 1
+    start: int = 0
     first: int | None = None
 
     def share(self, examples: int) -> tuple[int, int]:
-        """The bounds of this process's share of an epoch's stream, or of its first examples."""
+        """The bounds of this process's share of an epoch's stream, or of the part of it that is read."""
         p, count, examples = self.process_index, self.process_count, self.read(examples)
-        return p * examples // count, (p + 1) * examples // count
+        return self.start + p * examples // count, self.start + (p + 1) * examples // count
 
     def read(self, examples: int) -> int:
         """How many of an epoch's examples are read, by all processes together."""
-        return examples if self.first is None else min(examples, self.first)
+        left = examples - self.start
+        return left if self.first is None else min(left, self.first)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,7 @@ from typing import Any
 
 from jrec import environment
 from jrec.data import blocks
+from jrec.data.moments import save_moments
 from jrec.data.schema import CategoricalFeature, DatasetError, Schema, Split, Table
 from jrec.data.texts import TextStore, budget_of
 from jrec.data.vocabulary_file import file_digests
@@ -60,6 +61,7 @@ from jrec.prepare.tasks import Task, running
 from jrec.prepare.vocabulary_from import EarlierDataset, Usage
 from jrec.progress import Progress
 
+_READ_ROWS = 1 << 18
 WHOLE = "log"  # stands for all splits where one log is split
 
 
@@ -230,7 +232,7 @@ class _Preparation:
         tables, ids, usage = self._encode(spill, work, texts, bounds[0])
         if self.earlier is not None:
             provenance = {**provenance, "vocabulary": self.earlier.provenance(usage, self.report)}
-        splits = self._write(spill, ids, bounds, features)
+        splits, times = self._write(spill, ids, bounds, features), self._write_times(spill, bounds)
         shutil.rmtree(work)
         return Schema(
             name=self.source.name,
@@ -250,7 +252,8 @@ class _Preparation:
                 "bad_lines": bad.count,
             },
             files=file_digests(self.folder, tables, self.options.threads)
-            | {f.statistic.file: f.statistic.digest for f in self.source.dense if f.statistic is not None},
+            | {f.statistic.file: f.statistic.digest for f in self.source.dense if f.statistic is not None}
+            | times,
         )
 
     def _spooled(self, folder: pathlib.Path) -> dict[str, list[Input]]:
@@ -471,6 +474,16 @@ class _Preparation:
         for shard_rows, shard in zip(slices, shards, strict=True):
             by_split[shard_rows.split].append(shard)
         return {name: Split(shards=tuple(shards)) for name, shards in by_split.items()}
+
+    def _write_times(self, spill: Spill, bounds: tuple[int, int, int]) -> dict[str, str]:
+        """When the examples of each split were, where the log says it; returns the files' digests."""
+        if not self.source.dated:
+            return {}
+        times, digests = spill.plain(TIME), {}
+        for name, start, stop in zip(SPLITS, (0, *bounds), bounds, strict=False):
+            parts = (times.read(at, min(at + _READ_ROWS, stop)) for at in range(start, stop, _READ_ROWS))
+            digests |= save_moments(self.folder, name, (part // self.source.ticks for part in parts))
+        return digests
 
 
 def _feature(spec: CategoricalSpec, spill: Spill) -> CategoricalFeature:

@@ -23,12 +23,12 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 
 from jrec.data.keys import crossed_keys, mix64
+from jrec.data.moments import duration_seconds
 from jrec.data.schema import DatasetError, DenseFeature, Schema, Statistic
 from jrec.files import sha256_of
 from jrec.kernel_cache import compiled
 from jrec.outputs import link
 from jrec.prepare.ingest import LABEL, TIME, dense_name, keys_name, task_name
-from jrec.prepare.readers.delimited_schema import window_seconds
 from jrec.prepare.readers.dense import apply
 from jrec.prepare.readers.log_format import LogFormat, TargetMean
 from jrec.prepare.spill import BUCKET_ROWS, PlainColumn, Spill, mapped
@@ -179,7 +179,7 @@ def write_target_means(
             trained,
             sorting,
             folds=_folds(mean, timed=source.timed, split_by=split_by),
-            window=(window_seconds(mean.window) or 0) * source.ticks,
+            window=(duration_seconds(mean.window) or 0) * source.ticks,
             min_count=min_count if mean.min_count is None else mean.min_count,
             bucket_rows=bucket_rows,
         )

@@ -296,7 +296,7 @@ class Run:
             packing["vocabularies"] = {**packing.get("vocabularies", {}), **growing.now()}
         return Packer(self.layout, unknown=unknown, **packing)
 
-    def calibrate(self, scale: float, shift: float) -> None:
+    def calibrate(self, scale: float, shift: float) -> tuple[float, float]:
         """From now on predicts ``scale * logit + shift``, where ``logit`` is the model's own.
 
         Training goes on as before; checkpoints and exports keep both numbers. They should be the best on examples that
@@ -306,13 +306,16 @@ class Run:
           scale: Above 0.
           shift: Any finite number.
 
+        Returns:
+          The two numbers until now.
+
         Raises:
           ValueError: If the numbers are none of these, or the model has no ``jrec.nn.Calibration`` called
             ``calibration``; jrec's own have one with ``calibrated=True``.
         """
         if not (np.isfinite([scale, shift]).all() and scale > 0):
             raise ValueError(f"scale is {scale} and shift {shift}; give a scale above 0, and a finite shift")
-        self._state.calibrate(scale, shift)
+        return self._state.calibrate(scale, shift)
 
     def flush(self) -> None:
         """Waits until every row is where it lives, as the last step left it."""

@@ -146,15 +146,17 @@ class RunState:
             self.growing.taken(grown)
         return host, outputs
 
-    def calibrate(self, scale: float, shift: float) -> None:
+    def calibrate(self, scale: float, shift: float) -> tuple[float, float]:
         """See ``Run.calibrate``."""
         state = self.state
         calibration = state[0].get("calibration")
         if calibration is None:
             raise ValueError("the model has no calibration; make it with calibrated=True (model.calibrate)")
         variable = calibration["coefficients"]
+        before = np.asarray(variable[...]).tolist()
         variable[...] = jax.device_put(np.array([scale, shift], np.float32), variable[...].sharding)
         self._flat = FlatState.of(state)
+        return before[0], before[1]
 
     def modules(self) -> tuple[SparseModel, SparseOptimizer]:
         """Model and optimizer with the current state."""

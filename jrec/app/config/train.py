@@ -14,6 +14,7 @@ from jrec.app.config.model import ModelConfig
 from jrec.app.config.optimizer import LRScheduleConfig, OptimizerConfig
 from jrec.app.config.tables import TablesConfig
 from jrec.app.config.typed_toml import Ahead, Auto, Count, Positive, Range, Section
+from jrec.data.moments import duration_seconds
 from jrec.errors import ConfigError
 from jrec.run.options import MeshOptions
 
@@ -32,6 +33,7 @@ class DataConfig(Section):
         defaults stand for 128 and 512.
       micro_batches: In how many slices of a batch, or of each device's part, the MLPs see the examples, one after
         another, so that their activations take the memory of one. A step stays one step of the whole batch.
+      order: Training examples come "shuffled", or in the order of "time", the batches of several processes, too.
       window_blocks: Blocks held in memory at a time, within which examples are shuffled; 0 keeps the order of the log.
       workers: Threads that read and pack batches; 0 does it between the steps. The batches do not depend on it. "auto"
         is 2 or, of more than 4 cores, half of them up to 16.
@@ -52,6 +54,7 @@ class DataConfig(Section):
     batch_size: BatchSize = 2048
     eval_batch_size: BatchSize = 8192
     micro_batches: Annotated[int, Range(minimum=1, maximum=2**24)] = 1
+    order: Literal["shuffled", "time"] = "shuffled"
     window_blocks: Annotated[int, Range(minimum=0, maximum=2**20)] = 16
     workers: Annotated[int, Range(minimum=0, maximum=1024), Auto()] | None = None
     prefetch: Ahead = 4
@@ -60,6 +63,11 @@ class DataConfig(Section):
     on_bad_id: Literal["raise", "clip", "oov"] = "raise"
     oov_rate: Annotated[float, Range(minimum=0, below=1)] = 0.0
     drop_remainder: bool = False
+
+    @property
+    def shuffled(self) -> bool:
+        """Whether training examples come in another order than that of time."""
+        return self.order == "shuffled" and self.window_blocks > 0
 
     @property
     def threads(self) -> int:
@@ -108,6 +116,8 @@ class EvaluateConfig(Section):
       splits: The splits for evaluations during training.
       batches: The most batches of each split that they read; 0 for all.
       final_splits: The splits for the evaluation at the end, read in full; splits that the dataset lacks are left out.
+      progressive: A duration such as "1d" or "12h": training in order of time (``data.order``) is cut into windows of
+        it, and the model as it is scores each window before it learns from it (docs/order_of_time.md). "" does not.
       early_stopping: When to end training early.
       baselines: Whether the report compares the model with logistic regression and with popularity, which are fitted to
         the training split on the CPU, or a model that ranks items with popularity and transitions; "auto" does up to 10
@@ -125,6 +135,7 @@ class EvaluateConfig(Section):
     splits: tuple[SplitName, ...] = ("valid",)
     batches: Count = 0
     final_splits: tuple[SplitName, ...] = ("valid", "test")
+    progressive: str = ""
     early_stopping: EarlyStoppingSection = dataclasses.field(default_factory=EarlyStoppingSection)
     baselines: Literal["auto", "on", "off"] = "auto"
     group: str = ""
@@ -141,6 +152,10 @@ class EvaluateConfig(Section):
                 f"evaluate.early_stopping.patience is {self.early_stopping.patience}, but evaluate.every_steps is"
                 f" {self.every_steps} and evaluate.splits {list(self.splits)}; training can end early only by"
                 " evaluations: give evaluate.every_steps, or leave it out"
+            )
+        if self.progressive and duration_seconds(self.progressive) is None:
+            raise ConfigError(
+                f"evaluate.progressive is {self.progressive!r}; give days, hours, minutes or seconds, such as '1d'"
             )
         if self.every_steps and not self.splits:
             raise ConfigError(f"evaluate.every_steps is {self.every_steps}, but evaluate.splits is empty")
@@ -291,6 +306,15 @@ class TrainConfig(Section):
                 f"checkpoint.keep_best is true, but evaluate.every_steps is {self.evaluate.every_steps} and"
                 f" evaluate.splits {list(self.evaluate.splits)}; evaluations decide which checkpoint is the best: give"
                 " evaluate.every_steps, or leave it out"
+            )
+
+        if self.data.order == "time" and self.schedule == "fae":
+            raise ConfigError("data.order is 'time', but schedule 'fae' has an order of its own; leave one of them out")
+        if self.evaluate.progressive and (self.data.order != "time" or self.epochs > 1):
+            raise ConfigError(
+                f"evaluate.progressive is {self.evaluate.progressive!r}, which scores examples before the model learns"
+                f" from them, but data.order is {self.data.order!r} and epochs {self.epochs}; set data.order = 'time'"
+                " and epochs = 1"
             )
 
         kind = self.model.of_kind

@@ -41,6 +41,8 @@ def advise(content: Mapping[str, Any], records: Sequence[Mapping[str, Any]], kin
     if kinds & {"rank", "loss"}:
         overfits = bool(losses) and losses[-1][0] > WORSE * min(losses)[0]
         yield from _against_overfitting(config) if overfits else _further(content)
+    if "drift" in kinds:
+        yield "train again often on the latest examples (init_from), and judge by evaluate.progressive how often"
     if "calibration" in kinds and "loss" not in kinds:  # model.calibrate takes the mean of training
         yield from _rescaling(content)
 

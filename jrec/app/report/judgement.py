@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from jrec.app.report import progressive
 from jrec.app.report.advice import WORSE, advise, scored, valid_losses
 from jrec.app.report.terminal import BASELINES, own_words
 
@@ -27,7 +28,8 @@ class Finding:
     """Something that is not as it should be.
 
     Attributes:
-      kind: "rank", "loss", "calibration", "course" of training, or "data", for which there is no general advice.
+      kind: "rank", "loss", "calibration", "drift", "course" of training, or "data", for which there is no general
+        advice.
       text: A sentence without its full stop.
     """
 
@@ -59,6 +61,7 @@ def judge(content: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> d
         *_slices(content),
         *_tasks(content.get("tasks", {})),
         *_evictions(content.get("growing", {})),
+        *(Finding(kind="drift", text=text) for text in [progressive.drift(content)] if text),
     ]
     advice = advise(content, records, {finding.kind for finding in findings})
     return {"warnings": [finding.text for finding in findings], "advice": list(advice)}

@@ -27,6 +27,9 @@ from jrec.outputs import check_local, writing
 
 SCHEDULE = "schedule"
 """In place of a split: the records of FAE's schedules (``jrec.app.shuffle_scheduler.Schedule``)."""
+PROGRESSIVE = "progressive"
+"""In place of a split: the records of windows of training that were scored before it (``jrec.app.progressive``). Those
+of further labels are called "progressive/TASK"."""
 FORMS = "forms"
 """In place of a split: the record, at step 0, of how a mesh looks rows up (``LookupModes.record``)."""
 LENGTHS = "length"

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jrec.app.config import DataConfig, TrainConfig
-from jrec.app.report import charts, importance, numbers, ranking
+from jrec.app.report import charts, importance, numbers, progressive, ranking
 from jrec.app.report.elements import (
     NONE,
     Cell,
@@ -50,7 +50,7 @@ _SLICE = {
     "normalized_entropy": ("normalized entropy", "log loss / entropy of the slice's click rate"),
 }
 _SHOWN = {"format", "version", "name", "splits", "units", "config", "judgement", "reliability", "groups", "slices",
-          "baselines", "ceiling", "tasks", "importance"}  # fmt: skip
+          "baselines", "ceiling", "tasks", "importance", "progressive"}  # fmt: skip
 _MANY = 12  # slices that are shown unfolded
 
 
@@ -67,6 +67,7 @@ def run_page(content: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -
         *section("Scores", _scores(content)),
         *section("Tasks", _tasks(content)),
         *section("Learning curves", side_by_side(charts.learning_curves(content, records))),
+        *section("Order of time", progressive.parts(content, _named(content)[0])),
         *section("Hot and cold batches", side_by_side(charts.schedules(content, records))),
         *section("Calibration", _calibration(content)),
         *section("Residuals", _residuals(content)),

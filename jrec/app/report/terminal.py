@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from jrec.app.report import importance, numbers, ranking
+from jrec.app.report import importance, numbers, progressive, ranking
 from jrec.app.report.groups import LEAST
 
 BASELINES = {
@@ -33,7 +33,7 @@ def summary(content: Mapping[str, Any]) -> str:
         lines = [*own.lines(content), *_step_lines(content)]
     else:
         lines = [*_click_lines(content), *_step_lines(content), *_baseline_lines(content), *_group_lines(content)]
-    lines += importance.lines(content)
+    lines += [*progressive.lines(content, _progressive_names(content)), *importance.lines(content)]
     for name, group in content["parameters"].items():
         if "host_rows" in group:
             rows, size = group["host_rows"], group["host_bytes"]
@@ -47,6 +47,14 @@ def summary(content: Mapping[str, Any]) -> str:
     lines += _kernel_lines(content.get("kernels", {}))
     lines += _fae_lines(content["fae"]) if "fae" in content else []
     return "\n".join([*lines, *judgement_lines(content)])
+
+
+def _progressive_names(content: Mapping[str, Any]) -> dict[str, str]:
+    if "ranking" in content:
+        return {key: name for key, (name, _) in ranking.metric_names(content["ranking"]["at"]).items()}
+    if "numbers" in content:
+        return {key: name for key, (name, _) in numbers.METRICS.items()}
+    return {"auc": "AUC", "log_loss": "log loss", "calibration": "calibration"}
 
 
 def score_lines(content: Mapping[str, Any]) -> list[str]:

@@ -14,6 +14,7 @@ split the bins of its calibration. Each part of a run may give sections of its o
 ``plan``: balance and cost of the run's plan under its accesses (``PlanMonitor.summary``)
 ``caches``: hits of tensor-train tables' caches in training (``HitRates``)
 ``growing``: rows that tables which grow gave to values and took away (``GrowingTables.sections``)
+``progressive``: of windows of time their metrics before the model learnt from them (``jrec.app.report.progressive``)
 ``evaluations``: how many took place during training, when, and their share of the time
 ``baselines``: metrics of logistic regression and of popularity, or of orders of items (``jrec.app.baselines``)
 ``groups``: AUC and log loss within the values of ``evaluate.group`` (``jrec.app.report.groups``)
@@ -38,6 +39,7 @@ from typing import TYPE_CHECKING, Any
 from jrec import environment, regression
 from jrec.app import determinism
 from jrec.app.config import TrainConfig
+from jrec.app.report import progressive
 from jrec.app.report.judgement import judge
 from jrec.app.report.logs import read_records
 from jrec.app.report.ranking import AnyScores, evaluated
@@ -157,6 +159,7 @@ def write_report(
     if (fae := content.get("fae")) is not None:
         content["data"]["examples"]["train"] = fae["hot_examples"] + fae["cold_examples"]
     records = [] if history is None else list(read_records(history))
+    content |= progressive.section(records)
     content["judgement"] = judge(content, records)
     write_file(folder / PAGE_FILE, run_page(content, records))
     text = json.dumps(content, indent=1, allow_nan=False) + "\n"

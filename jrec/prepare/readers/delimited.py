@@ -7,7 +7,7 @@ import csv
 import dataclasses
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Self, override
 
 import numpy as np
 
@@ -69,6 +69,11 @@ class Delimited(LogFormat):
         self.categorical = tuple(_spec(c, schema.table_of(c)) for c in schema.categorical) + _of_crosses(schema)
         self.histories = schema.histories
         self.ticks = 1 if schema.time is None or schema.time.format == "integer" else 1_000_000
+
+    @property
+    @override
+    def dated(self) -> bool:
+        return self._schema.time is not None and self._schema.time.format != "integer"
 
     def limited(self, lengths: Mapping[str, int]) -> Delimited:
         """Bounds lists whose longest the log would decide."""

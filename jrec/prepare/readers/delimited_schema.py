@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jrec.data.blocks import LABEL, WEIGHT_SUFFIX
+from jrec.data.moments import duration_seconds
 from jrec.data.schema import AS_WRITTEN, CANONICAL, MAX_LENGTH, NO_TABLES, DatasetError
 from jrec.files import decode, load_toml, parse_json
 from jrec.prepare.readers import libsvm, places
@@ -28,8 +29,6 @@ ENCODINGS = ("utf-8", "latin-1", "cp1252")
 _ENCODING_REMEDY = f"choose one of {', '.join(ENCODINGS)}, or convert the file to UTF-8"
 MAX_QUANTILES = 10_000
 MAX_FOLDS = 100
-_UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
-_CENTURY = 100 * 366 * 86400
 PARTS = {"hour": "hour_of_day", "weekday": "weekday"}
 
 
@@ -530,17 +529,8 @@ def _check_made(schema: DelimitedSchema, wrong: Callable[[str], DatasetError]) -
                     + ("there is no [time]; add one" if schema.time is None else "[time] has no unit; set its format")
                     + f", one of {', '.join(TIME_FORMATS[1:])}"
                 )
-            if window_seconds(mean.window) is None:
+            if duration_seconds(mean.window) is None:
                 raise wrong(f"{subject}: window is {mean.window!r}; give days, hours, minutes or seconds, such as '7d'")
-
-
-def window_seconds(window: str) -> int | None:
-    """The seconds of a window such as "7d", "12h", "30m" or "45s", 1 to 100 years; None where it is none."""
-    number, unit = window[:-1], _UNITS.get(window[-1:])
-    if unit is None or not (number.isascii() and number.isdigit()) or len(number) > len(str(_CENTURY)):
-        return None
-    seconds = int(number) * unit
-    return seconds if 1 <= seconds <= _CENTURY else None
 
 
 def _check_histories(schema: DelimitedSchema, wrong: Callable[[str], DatasetError]) -> None:

@@ -173,6 +173,11 @@ class LogFormat:
         return (*self.tasks[1:], *([EXAMPLE_WEIGHT] if self.weighted else []))
 
     @property
+    def dated(self) -> bool:
+        """Whether times are moments since 1970, and say more than an order."""
+        return self.timed
+
+    @property
     def divisible(self) -> bool:
         """Whether parts of the log can be read apart, each by a copy of this format, and then put together."""
         return type(self).assemble is LogFormat.assemble and type(self).survey is LogFormat.survey

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, override
 
 import numpy as np
 
@@ -117,6 +117,11 @@ class MovieLens(LogFormat):
             lines=parsed.lines + first,
             path=parsed.block.path,
         )
+
+    @property
+    @override
+    def dated(self) -> bool:
+        return "timestamp" in (self._present or ())
 
     def survey(self, converted: Callable[[], Iterator[Interactions]]) -> None:
         """Counts every user's interactions and lists the movies, where order or negatives need them."""
