@@ -49,6 +49,7 @@ _HELP = {
     "replan": "compare a plan with present accesses; make a new one",
     "init": "write a configuration that fits a dataset",
     "train": "train and evaluate a model, write a report",
+    "follow": "go on learning from files as they appear",
     "prove": "train the same steps wherever rows may lie, compare the bits",
     "eval": "evaluate a checkpoint on a dataset",
     "predict": "score a raw log, a Parquet file or a dataset",
@@ -62,7 +63,7 @@ COMMANDS = tuple(
     Command(name=name, module=f"jrec.app.commands.{name.replace('-', '_')}", help=help) for name, help in _HELP.items()
 )
 
-COMPILING = ("init", "train", "eval", "predict", "compress", "export", "serve", "import-dlrm")
+COMPILING = ("init", "train", "follow", "eval", "predict", "compress", "export", "serve", "import-dlrm")
 """Commands that import and compile much: a quick start, programs that outlive it, memory that steps find again."""
 
 EXAMPLES = """\

@@ -60,6 +60,10 @@ class DatasetError(JrecError):
     """A dataset that cannot be used as it is: the message says which file, what is wrong and what to do."""
 
 
+class NoExamplesError(DatasetError):
+    """A log without a (good) line."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Statistic:
     """What a dense feature says of the training examples with the same values of categorical features.

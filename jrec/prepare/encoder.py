@@ -325,6 +325,19 @@ def _log_source(schema: Schema) -> LogFormat | None:
     Raises:
       DatasetError: If the schema says that it was prepared from a log that cannot be, or has not its features.
     """
+    if (source := stored_log(schema)) is None or isinstance(source, Taobao):
+        return source
+    _check_features(schema, source)
+    source = source.with_labels("optional").limited({f.name: f.max_length for f in schema.categorical})
+    return source.fitted(*learned_of(schema)).predicted()
+
+
+def stored_log(schema: Schema) -> LogFormat | None:
+    """The format of the log that a dataset was prepared from, as it was; None where its lines do not make examples.
+
+    Raises:
+      DatasetError: If the schema says that it was prepared from a log that cannot be.
+    """
     made = schema.preparation
     options, name = made.get("format_options"), made.get("format")
     options = options if isinstance(options, Mapping) else {}
@@ -332,18 +345,14 @@ def _log_source(schema: Schema) -> LogFormat | None:
         where = f"schema.json of {schema.name!r}: provenance.format_options.schema"
         columns = read_stored(options["schema"], where=where, error=DatasetError)
         check_schema(columns, where)
-        source: LogFormat = csv_source(columns)
-    elif name in ("criteo-kaggle", "criteo-terabyte"):
-        source = Criteo(str(name))
-    elif name == Avazu.name:
-        source = Avazu()
-    elif name == Taobao.name and options.get("form") != "sequence":
+        return csv_source(columns)
+    if name in ("criteo-kaggle", "criteo-terabyte"):
+        return Criteo(str(name))
+    if name == Avazu.name:
+        return Avazu()
+    if name == Taobao.name and options.get("form") != "sequence":
         return Taobao()
-    else:
-        return None
-    _check_features(schema, source)
-    source = source.with_labels("optional").limited({f.name: f.max_length for f in schema.categorical})
-    return source.fitted(*learned_of(schema)).predicted()
+    return None
 
 
 def _check_features(schema: Schema, source: LogFormat) -> None:

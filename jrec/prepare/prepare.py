@@ -20,7 +20,7 @@ from typing import Any
 from jrec import environment
 from jrec.data import blocks
 from jrec.data.moments import save_moments
-from jrec.data.schema import CategoricalFeature, DatasetError, Schema, Split, Table
+from jrec.data.schema import CategoricalFeature, DatasetError, NoExamplesError, Schema, Split, Table
 from jrec.data.texts import TextStore, budget_of
 from jrec.data.vocabulary_file import file_digests
 from jrec.outputs import new_folder
@@ -294,7 +294,7 @@ class _Preparation:
             )
         for split, spill in spills.items():
             if not spill.rows:
-                raise DatasetError(f"no example in {', '.join(self.inputs[split])}: the input has no (good) line")
+                raise NoExamplesError(f"no example in {', '.join(self.inputs[split])}: the input has no (good) line")
         fractions, new = self.options.split, functools.partial(new_spill, self.source)
         if WHOLE not in spills:
             spill, bounds = joined_splits(new, work / "joined", spills)

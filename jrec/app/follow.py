@@ -1,0 +1,442 @@
+"""A model that goes on learning from files as they appear, each scored before it is learnt from: ``jrec follow``.
+
+    RUN/files.jsonl         the files that were taken, a line each, in the order in which they are learnt
+    RUN.files/000012        a file's examples, by the rows of the dataset that the model was first trained on, until a
+                            checkpoint has them
+    RUN/checkpoints/STEP    beside rows and parameters: how many files were learnt, and the position in the next one
+
+A file is taken once: it gets a line, on disk, before anything becomes of it. What is learnt depends on the files and
+this order alone, neither on when they came nor on when the run was stopped, so that a run that is killed anywhere goes
+on with the same bits from its last checkpoint: files behind it are learnt again, none twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import shutil
+import time
+from collections.abc import Callable
+from typing import Any
+
+from jrec.app.build import build_layout, build_loss, described
+from jrec.app.config import LRScheduleConfig, TrainConfig
+from jrec.app.config.typed_toml import MOST
+from jrec.app.dataset import open_data
+from jrec.app.evaluate import score_split
+from jrec.app.export import export_run
+from jrec.app.loaders import train_loader
+from jrec.app.make_run import make_run
+from jrec.app.models.reading import Reading
+from jrec.app.processes.interrupt import StopRequest, stop_on_signals
+from jrec.app.progress import TrainingProgress
+from jrec.app.recorder import Recorder
+from jrec.app.report.hit_rates import HitRates
+from jrec.app.report.logs import PROGRESSIVE, JsonLines, MetricLog
+from jrec.app.report.ranking import evaluated
+from jrec.app.run_folder import open_run_folder
+from jrec.app.run_record import CHECKPOINT_FOLDER, TrainedRun, find_run
+from jrec.app.saver import Saver
+from jrec.checkpoint import Checkpoints
+from jrec.data.schema import DatasetError, NoExamplesError, Schema
+from jrec.errors import ConfigError
+from jrec.outputs import kind_of
+from jrec.prepare.encoder import stored_log
+from jrec.prepare.prepare import prepare
+from jrec.prepare.prepare_options import PrepareOptions
+from jrec.prepare.readers.places import natural_order
+from jrec.run.feeds.run_feed import RunFeed
+from jrec.serving.format import MANIFEST as EXPORT_MANIFEST
+
+FILES = "files.jsonl"
+UNFINISHED = (".tmp", ".partial", ".part")
+"""How names of files end that someone is still writing."""
+_WAIT = 0.2  # seconds between two looks at whether to stop
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FollowOptions:
+    """How files are followed.
+
+    Attributes:
+      files: The folder in which they appear. Names that begin with "." or "_" or end as in ``UNFINISHED`` are not read.
+      export, deltas: An export, made where there is none, and the folder for what follows it; None for none.
+      every: Seconds between two checkpoints, each with a delta; a file is finished first. 0 for one after every file.
+      poll: Seconds between two looks for files where there was none.
+      settle: Seconds for which a file must have stayed as it is.
+      once: Whether to end where there is no further file.
+      on_bad_line: What becomes of lines that are none ("error", or "skip").
+    """
+
+    files: pathlib.Path
+    export: pathlib.Path | None = None
+    deltas: pathlib.Path | None = None
+    every: float = 60.0
+    poll: float = 1.0
+    settle: float = 1.0
+    once: bool = False
+    on_bad_line: str = "error"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Followed:
+    """What came of following.
+
+    Attributes:
+      folder: The run.
+      step: Its step.
+      files: How many files it has learnt in all.
+      examples: How many examples it learnt this time.
+    """
+
+    folder: pathlib.Path
+    step: int
+    files: int
+    examples: int
+
+
+def follow_config(run: str | pathlib.Path, out: str, overrides: list[str]) -> TrainConfig:
+    """The configuration of a run that goes on from another one, by the order of files and at constant rates.
+
+    Args:
+      run: The trained run, or one of its checkpoints.
+      out: The folder of the run that goes on.
+      overrides: Further keys, as ``section.key=value``.
+
+    Raises:
+      ConfigError: If a key cannot be as it is given, or the model cannot follow files.
+    """
+    before, _ = find_run(run)
+    given = [f"out={out!r}", f"init_from={str(run)!r}", "data.order='time'", "epochs=1", "max_steps=0"]
+    config = before.config([*given, "evaluate.progressive=''", "checkpoint.keep_best=false", *overrides])
+    if not any(key.startswith("lr_schedule") for key in overrides):  # the one of training ends at low rates
+        config = dataclasses.replace(config, lr_schedule=LRScheduleConfig())
+    kept = dataclasses.replace(config.checkpoint, every_steps=config.checkpoint.every_steps or 1)
+    config = dataclasses.replace(config, checkpoint=kept)
+    if config.schedule != "plain":
+        raise ConfigError(f"schedule is {config.schedule!r}, which needs hot rows known beforehand; train by 'plain'")
+    if not config.model.of_kind.scores_lines:
+        raise ConfigError(
+            f"model.kind is {config.model.kind!r}, which learns from histories; only models that score lines follow"
+            " files"
+        )
+    return config
+
+
+def examples_folder(run: pathlib.Path) -> pathlib.Path:
+    """Where examples of files are until a checkpoint has them; beside the run, in which no dataset may lie."""
+    return run.with_name(f"{run.name}.files")
+
+
+class Files:
+    """The files that a run takes, in their order.
+
+    Args:
+      run: The run's folder.
+      options: Where files appear.
+      base: The dataset whose rows the model has.
+    """
+
+    def __init__(self, run: pathlib.Path, options: FollowOptions, base: str):
+        self._folder, self._options, self._base = examples_folder(run), options, base
+        self._folder.mkdir(exist_ok=True)
+        self.taken = _whole_lines(run / FILES)
+        self._list = JsonLines(run / FILES)
+        self._names = {entry["file"] for entry in self.taken}
+        source = stored_log(Schema.load(base, check_files=False))
+        if source is None or source.histories:
+            which = "are not made of single lines" if source is None else "have histories, which go on over files"
+            raise ConfigError(f"examples of {base} {which}; only logs of which a line makes an example can be followed")
+        self._source = source
+
+    def take(self) -> bool:
+        """Takes the next file that is there and finished, by the numbers in the names; False where there is none."""
+        for path in sorted(self._options.files.iterdir(), key=lambda path: natural_order(path.name)):
+            if path.name in self._names or path.name.startswith((".", "_")) or path.name.endswith(UNFINISHED):
+                continue
+            status = path.stat()
+            if not path.is_file() or time.time() - status.st_mtime < self._options.settle:
+                continue
+            entry = {"file": path.name, "bytes": status.st_size, "written": status.st_mtime}
+            self._list.write(entry)
+            self._list.sync()
+            self.taken.append(entry)
+            self._names.add(path.name)
+            return True
+        return False
+
+    def dataset(self, number: int) -> pathlib.Path | None:
+        """The examples of a file; None of one that has none."""
+        folder, entry = self._folder / f"{number:06d}", self.taken[number]
+        if kind_of(folder) == "dataset":
+            return folder
+        path = self._options.files / entry["file"]
+        if not path.is_file() or path.stat().st_size != entry["bytes"]:
+            is_now = f"has {path.stat().st_size:,} bytes now" if path.is_file() else "is no longer there"
+            raise DatasetError(
+                f"{path} was taken with {entry['bytes']:,} bytes, and must be learnt again since the last checkpoint,"
+                f" but {is_now}; bring it back as it was"
+            )
+        if not entry["bytes"]:
+            return None
+        options = PrepareOptions(
+            split=(1.0, 0.0, 0.0), vocabulary_from=self._base, on_bad_line=self._options.on_bad_line, overwrite=True
+        )
+        try:
+            prepare(self._source, str(path), folder, options, command="jrec follow")
+        except NoExamplesError:
+            return None
+        return folder
+
+    def drop(self, before: int) -> None:
+        """Deletes the examples of the files before a number, which a checkpoint has."""
+        for folder in self._folder.iterdir():
+            number = folder.name.partition(".")[0]
+            if number.isdigit() and int(number) < before:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _whole_lines(path: pathlib.Path) -> list[dict[str, Any]]:
+    """The lines of a file, from which a torn last one, of a kill, is cut off."""
+    if not path.exists():
+        return []
+    content = path.read_bytes()
+    whole = content[: content.rfind(b"\n") + 1]
+    if len(whole) < len(content):
+        os.truncate(path, len(whole))
+    return [json.loads(line) for line in whole.splitlines()]
+
+
+def follow(
+    config: TrainConfig,
+    options: FollowOptions,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    report: Callable[[str], None] = lambda message: None,
+) -> Followed:
+    """Learns from files as they appear, until a signal comes, or with ``options.once`` until there is none.
+
+    Args:
+      config: ``follow_config``.
+      options: Where files appear, and what is written when.
+      resume: Whether to go on with the run in ``config.out``, where there is one.
+      overwrite: Whether to replace it.
+      report: Takes a line for each file, and for each delta.
+
+    Returns:
+      What came of it. A SIGINT or SIGTERM ends the run after the current step, with a checkpoint.
+
+    Raises:
+      ConfigError: If the configuration does not fit the data or the folder.
+      DatasetError: If a file cannot be read as the first log was, or is gone before a checkpoint has it.
+      CheckpointError: If a checkpoint cannot be used or written.
+      ExportError: If the export is of another model.
+      DivergedError: If the loss becomes NaN or infinite.
+    """
+    if not options.files.is_dir():
+        raise ConfigError(f"{options.files}, in which files are to appear, is no folder; make it first")
+    if options.deltas is not None and options.export is None:
+        raise ConfigError("deltas follow an export; give its folder, too (--export)")
+    data = open_data(config)
+    with open_run_folder(data.config, resume=resume, overwrite=overwrite) as folder, stop_on_signals() as stop:
+        if not (resume and TrainedRun(folder).began):
+            shutil.rmtree(examples_folder(folder), ignore_errors=True)
+            (folder / FILES).unlink(missing_ok=True)
+        follower = _Follower(data.config, data.schema, data.plan, folder, options, report, resume)
+        with contextlib.closing(follower), follower.saver.rescuing(follower.run):
+            return follower.go(stop)
+
+
+class _Follower:
+    """A run that follows files."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        schema: Schema,
+        plan: Any,
+        folder: pathlib.Path,
+        options: FollowOptions,
+        report: Callable[[str], None],
+        resume: bool,
+    ):
+        self._config, self._schema, self._folder, self._options, self._report = config, schema, folder, options, report
+        record = TrainedRun(folder)
+        record.keep_dataset(schema.identity, resume=resume)
+        initial = record.keep_initial(config, schema.identity, resume=resume)
+        assert initial is not None  # as ``follow_config`` has set ``init_from``
+        self.files = Files(folder, options, config.data.path)
+        self._layout = build_layout(config, schema, plan)
+        self.saver = Saver(folder, config.checkpoint)
+        resumed = self.saver.open(None) if resume else None
+        self.run = make_run(
+            config, schema, self._layout, total_steps=MOST, first_step=initial.optimizer_step, plan=plan, abstract=True
+        )
+        self._log = MetricLog(folder, tensorboard=config.log.tensorboard)
+        self._recorder = Recorder(
+            self._log,
+            config.model.of_kind.running_auc(config, None if self.run.mesh is None else self.run.mesh.devices.size),
+            HitRates(self._layout, lambda: self.run.state),
+            max_norm=config.optimizer.max_global_norm,
+            kept=self.saver.kept,
+        )
+        self._learnt, self._position = 0, None
+        if resumed is not None:
+            with self.saver.advising(resumed.step):
+                loaded = self.run.load(resumed)
+            self.saver.checkpoints.drop_after(resumed.step)
+            self._recorder.restore(resumed.step, loaded.meta, loaded.arrays)
+            self._learnt, self._position = loaded.meta["files"], loaded.meta["loader"]
+            self.saver.saved = resumed.step
+            self._log.truncate_after(resumed.step)
+        else:
+            self._log.truncate_after(-1)
+            before = initial.record
+            expected = described(config, schema, trained_on=before.dataset)
+            saved = Checkpoints(before.checkpoints).open(initial.step)
+            dense = before.keeps_dense_optimizer
+            self.run.load(saved, goes_on=False, dense_optimizer=dense, expected=expected)
+        self._step = self.run.compile(
+            loss=build_loss(config.model, schema),
+            micro_batches=config.data.micro_batches,
+            metrics=self._recorder.metrics,
+        )
+        self._saved_at = time.monotonic()
+
+    def go(self, stop: StopRequest) -> Followed:
+        """Learns from one file after the other."""
+        if self.saver.saved < 0:
+            self._save(None)  # the model as it begins: from here on a run that is killed goes on
+        while not stop:
+            if self._learnt == len(self.files.taken) and not self.files.take():
+                if self._due(idle=True):
+                    self._save(None)
+                if self._options.once or not _waited(self._options.poll, stop):
+                    break
+                continue
+            position = self._learn(stop)
+            if position is not None or self._due():
+                self._save(position)
+        if self.saver.saved != self.run.steps:
+            self._save(None)
+        examples = self._recorder.examples
+        return Followed(folder=self._folder, step=self.run.steps, files=self._learnt, examples=examples)
+
+    def _due(self, *, idle: bool = False) -> bool:
+        """Whether a checkpoint is due after a file; ``idle`` where no further one is there."""
+        if self.saver.saved == self.run.steps:
+            return False
+        return (idle and self._options.once) or time.monotonic() - self._saved_at >= self._options.every
+
+    def _learn(self, stop: StopRequest) -> dict[str, Any] | None:
+        """Scores the next file and learns from it; returns the position in it where a signal came before its end."""
+        number, entry, begin = self._learnt, self.files.taken[self._learnt], time.perf_counter()
+        if (data := self.files.dataset(number)) is None:
+            self._learnt += 1
+            self._report(f"{entry['file']}: empty")
+            return None
+        config = dataclasses.replace(self._config, data=dataclasses.replace(self._config.data, path=str(data)))
+        schema = config.model.of_kind.schema(config.model, Schema.load(data))
+        schema.check_labels()
+        position, self._position = self._position, None
+        metrics = {} if position is not None else self._scored(config, schema)
+        if metrics:
+            self._log.write(self.run.steps, {"file": entry["file"], **metrics}, split=PROGRESSIVE)
+        with contextlib.closing(train_loader(config, schema, self._layout)) as loader:
+            feed = self.run.feed(
+                loader, workers=config.data.threads, prefetch=config.data.prefetch, position=position, steps=1
+            )
+            with feed:
+                before = self._recorder.examples
+                self._take_steps(feed, stop)
+                if not feed.closed and _batches(feed.position()) != loader.total_batches:
+                    return feed.position()
+        self._learnt += 1
+        examples, seconds = self._recorder.examples - before, time.perf_counter() - begin
+        late = time.time() - entry["written"]
+        self._recorder.write(self.run.steps)
+        timing = {"examples_per_second": examples / seconds, "seconds": seconds, "late_seconds": late}
+        self._log.write_timing(self.run.steps, timing, split=PROGRESSIVE)
+        scored = "".join(f", {name} {metrics[key]:.4f}" for key, name in _SHOWN.items() if metrics.get(key) is not None)
+        self._report(
+            f"{entry['file']}: {examples:,} examples{scored} before they were learnt; {examples / seconds:,.0f}"
+            f" examples/s, {late:,.1f} s after it was written"
+        )
+        return None
+
+    def _scored(self, config: TrainConfig, schema: Schema) -> dict[str, Any]:
+        """The metrics of a file by the model as it is."""
+        reading = Reading(run=self.run, config=config, schema=schema)
+        with TrainingProgress("off", total=0, start=0) as progress:
+            return evaluated(score_split(reading, "train", progress=progress)).to_dict()
+
+    def _take_steps(self, feed: RunFeed, stop: StopRequest) -> None:
+        self._recorder.start_clock()
+        pending = None
+        for fed in feed:
+            _, outputs = self._step(fed)
+            if pending is not None:  # read back once the next step is under way
+                self._recorder.absorb(pending)
+            pending = outputs
+            if stop:
+                break
+        if pending is not None:
+            self._recorder.absorb(pending)
+        self.run.flush()
+        self._recorder.stop_clock()
+
+    def _save(self, position: dict[str, Any] | None) -> None:
+        """Writes a checkpoint and waits for it; then a delta of the same step."""
+        step = self.run.steps
+        meta = {"loader": position, "files": self._learnt, **self._recorder.position()}
+        self.saver.save(self.run, self._log, step, meta=meta, arrays=self._recorder.arrays(), best=None)
+        self.saver.finish(self.run, self._log, step)
+        self.files.drop(self._learnt)
+        self._saved_at = time.monotonic()
+        if self._options.export is not None:
+            self._write_delta(step)
+
+    def _write_delta(self, step: int) -> None:
+        export, deltas = self._options.export, self._options.deltas
+        assert export is not None
+        checkpoint = self._folder / CHECKPOINT_FOLDER / str(step)
+        if not (export / EXPORT_MANIFEST).is_file():
+            manifest = export_run(checkpoint, export)
+            self._report(f"{export}: export {manifest.id[:12]} of step {step:,}")
+        elif deltas is not None and step > 0:
+            deltas.mkdir(parents=True, exist_ok=True)
+            chain = sorted(path for path in deltas.iterdir() if (path / EXPORT_MANIFEST).is_file())
+            if chain and int(chain[-1].name.rpartition("-")[2]) >= step:
+                return  # written before the run was killed and went on from an earlier checkpoint
+            path = deltas / f"step-{step:012d}"
+            manifest = export_run(checkpoint, path, since=[export, *chain])
+            rows = sum(part.rows for parts in manifest.tables.values() for part in parts)
+            self._report(f"{path}: {rows:,} rows that changed, {time.time() - self._newest():,.1f} s behind the files")
+
+    def _newest(self) -> float:
+        return max((entry["written"] for entry in self.files.taken[: self._learnt]), default=time.time())
+
+    def close(self) -> None:
+        """Releases threads and files."""
+        self.run.close(finish=False)
+        self._log.close()
+
+
+def _batches(position: dict[str, Any]) -> int:
+    """The batches of a position: a loader's, or where tables grow those of what packs its columns."""
+    return position["position"] if "position" in position else position["batches"]
+
+
+_SHOWN = {"auc": "AUC", "log_loss": "log loss", "rmse": "RMSE"}
+
+
+def _waited(seconds: float, stop: StopRequest) -> bool:
+    """Waits; returns False as soon as a signal came."""
+    end = time.monotonic() + seconds
+    while not stop and (left := end - time.monotonic()) > 0:
+        time.sleep(min(left, _WAIT))
+    return not stop
