@@ -191,6 +191,10 @@ class Files:
             return None
         return folder
 
+    def close(self) -> None:
+        """Closes the list."""
+        self._list.close()
+
     def drop(self, before: int) -> None:
         """Deletes the examples of the files before a number, which a checkpoint has."""
         for folder in self._folder.iterdir():
@@ -284,13 +288,14 @@ class _Follower:
             max_norm=config.optimizer.max_global_norm,
             kept=self.saver.kept,
         )
-        self._learnt, self._position = 0, None
+        self._learnt, self._position, self._metrics = 0, None, {}  # files, and where in the next one, and its scores
         if resumed is not None:
             with self.saver.advising(resumed.step):
                 loaded = self.run.load(resumed)
             self.saver.checkpoints.drop_after(resumed.step)
             self._recorder.restore(resumed.step, loaded.meta, loaded.arrays)
             self._learnt, self._position = loaded.meta["files"], loaded.meta["loader"]
+            self._metrics = loaded.meta.get("scored", {})
             self.saver.saved = resumed.step
             self._log.truncate_after(resumed.step)
         else:
@@ -343,9 +348,8 @@ class _Follower:
         schema = config.model.of_kind.schema(config.model, Schema.load(data))
         schema.check_labels()
         position, self._position = self._position, None
-        metrics = {} if position is not None else self._scored(config, schema)
-        if metrics:
-            self._log.write(self.run.steps, {"file": entry["file"], **metrics}, split=PROGRESSIVE)
+        if position is None:
+            self._metrics = self._scored(config, schema)
         with contextlib.closing(train_loader(config, schema, self._layout)) as loader:
             feed = self.run.feed(
                 loader, workers=config.data.threads, prefetch=config.data.prefetch, position=position, steps=1
@@ -358,13 +362,14 @@ class _Follower:
         self._learnt += 1
         examples, seconds = self._recorder.examples - before, time.perf_counter() - begin
         late = time.time() - entry["written"]
+        # Only now: records of a step come before its checkpoint, so that a run that goes on from it has each once.
         self._recorder.write(self.run.steps)
         timing = {"examples_per_second": examples / seconds, "seconds": seconds, "late_seconds": late}
-        self._log.write_timing(self.run.steps, timing, split=PROGRESSIVE)
-        scored = "".join(f", {name} {metrics[key]:.4f}" for key, name in _SHOWN.items() if metrics.get(key) is not None)
+        self._log.write(self.run.steps, {"file": entry["file"], **self._metrics}, split=PROGRESSIVE, timing=timing)
+        scored = {name: self._metrics[key] for key, name in _SHOWN.items() if self._metrics.get(key) is not None}
         self._report(
-            f"{entry['file']}: {examples:,} examples{scored} before they were learnt; {examples / seconds:,.0f}"
-            f" examples/s, {late:,.1f} s after it was written"
+            f"{entry['file']}: {examples:,} examples, {', '.join(f'{name} {x:.4f}' for name, x in scored.items())}"
+            f" before they were learnt; {examples / seconds:,.0f} examples/s, {late:,.1f} s after it was written"
         )
         return None
 
@@ -392,7 +397,8 @@ class _Follower:
     def _save(self, position: dict[str, Any] | None) -> None:
         """Writes a checkpoint and waits for it; then a delta of the same step."""
         step = self.run.steps
-        meta = {"loader": position, "files": self._learnt, **self._recorder.position()}
+        within = {} if position is None else {"scored": self._metrics}
+        meta = {"loader": position, "files": self._learnt, **within, **self._recorder.position()}
         self.saver.save(self.run, self._log, step, meta=meta, arrays=self._recorder.arrays(), best=None)
         self.saver.finish(self.run, self._log, step)
         self.files.drop(self._learnt)
@@ -423,6 +429,7 @@ class _Follower:
     def close(self) -> None:
         """Releases threads and files."""
         self.run.close(finish=False)
+        self.files.close()
         self._log.close()
 
 

@@ -1,0 +1,373 @@
+"""`jrec follow`: files are scored, learnt once and in their order, whatever stops the run; deltas for serving."""
+
+import contextlib
+import datetime
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+import jrec
+import jrec.serving
+from jrec import cli
+from jrec.app import follow as following
+from jrec.app.follow import FollowOptions, examples_folder, follow, follow_config
+from jrec.app.report.logs import read_records
+from jrec.data.schema import DatasetError
+from jrec.errors import ConfigError
+
+SCHEMA = """
+[label]
+column = "label"
+[time]
+column = "ts"
+format = "iso"
+[[dense]]
+column = "price"
+transform = "standardize"
+[[categorical]]
+column = "user"
+[[categorical]]
+column = "item"
+"""
+CONFIG = """
+[data]
+batch_size = 64
+eval_batch_size = 256
+[model]
+embedding_dim = 4
+bottom_mlp = [4]
+top_mlp = [8, 1]
+[optimizer]
+name = "adam"
+learning_rate = 0.01
+[optimizer.embedding]
+name = "rowwise_adagrad"
+learning_rate = 0.1
+[lr_schedule]
+kind = "warmup_linear"
+warmup_steps = 5
+[evaluate]
+baselines = "off"
+[log]
+tensorboard = false
+"""
+BASE, PART, PARTS = 1_200, 150, 6
+
+
+def lines_of_log():
+    """Lines of a log; users come anew as time goes on."""
+    rng, rows = np.random.default_rng(2), BASE + PART * PARTS
+    user = rng.integers(0, 20 + np.arange(rows) // 40)
+    item, price = rng.integers(0, 15, rows), rng.random(rows).round(3)
+    taste = np.random.default_rng(3).normal(size=15) * 2
+    label = rng.random(rows) < 1 / (1 + np.exp(-taste[item]))
+    begin = datetime.datetime(2024, 5, 1)
+    times = [(begin + datetime.timedelta(minutes=int(m))).isoformat() for m in range(rows)]
+    return [f"{int(a)},{t},{p},u{b},i{c}" for a, t, p, b, c in zip(label, times, price, user, item, strict=True)]
+
+
+HEAD = "label,ts,price,user,item"
+
+
+def write(path, lines):
+    path.write_text("\n".join([HEAD, *lines]) + "\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A run whose tables grow (``run``), one whose do not (``fixed``), and files that come later (``input``)."""
+    folder = tmp_path_factory.mktemp("follow")
+    lines = lines_of_log()
+    (folder / "schema.toml").write_text(SCHEMA)
+    (folder / "run.toml").write_text(CONFIG)
+    base = write(folder / "base.csv", lines[:BASE])
+    (folder / "input").mkdir()
+    for part in range(PARTS):
+        start = BASE + PART * part
+        write(folder / "input" / f"part-{part + 8}.csv", lines[start : start + PART])
+    for name, options in (("run", ("--growing", "user,item")), ("fixed", ())):
+        given = ["--schema", str(folder / "schema.toml"), "--input", str(base), "--min-count", "1", "--quiet"]
+        assert cli.main(["prepare", "csv", *given, "--out", str(folder / f"data_{name}"), *options]) == 0
+        growth = ["tables.growth.capacity=90"] if options else []
+        arguments = [str(folder / "run.toml"), f"data.path={folder / f'data_{name}'}", f"out={folder / name}", *growth]
+        with contextlib.redirect_stdout(io.StringIO()):
+            assert cli.main(["train", *arguments]) == 0
+    return folder
+
+
+def followed(folder, out, *overrides, base="run", files="input", resume=False, **options):
+    """Follows until there is no further file; returns what came of it, and the lines about files."""
+    said = []
+    config = follow_config(folder / base, str(folder / out), list(overrides))
+    options = FollowOptions(**{"files": folder / files, "once": True, "settle": 0, "every": 0, **options})
+    return follow(config, options, resume=resume, report=said.append), said
+
+
+@pytest.fixture(scope="module")
+def whole(folder):
+    """A run that was never stopped."""
+    return followed(folder, "whole", export=folder / "export", deltas=folder / "deltas")
+
+
+def rows_of(run):
+    restored = jrec.load_run(run).restored
+    vocabularies = {name: one.keys.tolist() for name, one in restored.run.growing.items()}
+    return {name: restored.run.table(name) for name in ("user", "item")}, vocabularies
+
+
+def same_runs(one, other):
+    (rows, keys), (other_rows, other_keys) = rows_of(one), rows_of(other)
+    assert keys == other_keys
+    for name, values in rows.items():
+        np.testing.assert_array_equal(values, other_rows[name])
+    assert (one / "metrics.jsonl").read_text() == (other / "metrics.jsonl").read_text()
+
+
+def records(run):
+    return [record for record in read_records(run / "metrics.jsonl") if record["split"] == "progressive"]
+
+
+def test_files_are_learnt_in_the_order_of_their_numbers(folder, whole):
+    outcome, said = whole
+    assert (outcome.files, outcome.examples, outcome.step) == (PARTS, PARTS * PART, PARTS * 3)
+    names = [f"part-{part + 8}.csv" for part in range(PARTS)]
+    assert [record["file"] for record in records(folder / "whole")] == names
+    assert [json.loads(line)["file"] for line in (folder / "whole" / "files.jsonl").read_text().splitlines()] == names
+    assert [line.partition(":")[0] for line in said if "examples/s" in line] == names
+    assert not list(examples_folder(folder / "whole").iterdir())
+    train = [record for record in read_records(folder / "whole" / "metrics.jsonl") if record["split"] == "train"]
+    assert [record["step"] for record in train] == [3 * part for part in range(1, PARTS + 1)]
+
+
+def test_a_file_is_scored_by_the_model_before_it(folder, whole):
+    """As `jrec eval` scores it by the run that was followed, where values that it does not know read row 0."""
+    given = ["--schema", str(folder / "schema.toml"), "--input", str(folder / "input" / "part-8.csv"), "--quiet"]
+    given += ["--vocabulary-from", str(folder / "data_run"), "--split", "0,0,1", "--out", str(folder / "first")]
+    assert cli.main(["prepare", "csv", *given, "--overwrite"]) == 0
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        assert cli.main(["eval", str(folder / "run"), str(folder / "first"), "--split", "test", "--json"]) == 0
+    expected = json.loads(out.getvalue())
+    expected = expected.get("splits", expected).get("test", expected)
+    first = records(folder / "whole")[0]
+    for metric in ("examples", "positives", "auc", "log_loss", "mean_prediction"):
+        assert first[metric] == expected[metric], metric
+
+
+def test_new_values_get_rows(folder, whole):
+    before, after = (rows_of(folder / name)[1]["user"] for name in ("run", "whole"))
+    assert len(after) > len(before)
+
+
+def test_learning_helps(folder, whole):
+    assert records(folder / "whole")[-1]["auc"] > 0.6
+
+
+def test_tables_that_do_not_grow_read_the_row_of_unknown_values(folder):
+    outcome, _ = followed(folder, "fixed_live", base="fixed")
+    assert outcome.files == PARTS
+    assert rows_of(folder / "fixed_live")[0]["user"].shape == rows_of(folder / "fixed")[0]["user"].shape
+
+
+def test_a_run_that_ends_goes_on_with_the_same_bits(folder, whole, tmp_path):
+    """Files come in two lots, the second while nobody looks, and the list ends in a torn line."""
+    (tmp_path / "input").mkdir()
+    for number in (8, 9, 10):
+        shutil.copy(folder / "input" / f"part-{number}.csv", tmp_path / "input")
+    config = follow_config(folder / "run", str(tmp_path / "live"), [])
+    options = FollowOptions(files=tmp_path / "input", once=True, settle=0, every=1e6)
+    assert follow(config, options).files == 3
+    for number in (11, 12, 13):
+        shutil.copy(folder / "input" / f"part-{number}.csv", tmp_path / "input")
+    with (tmp_path / "live" / "files.jsonl").open("a") as file:
+        file.write('{"file": "part-1')
+    assert follow(config, options, resume=True).files == PARTS
+    same_runs(folder / "whole", tmp_path / "live")
+    assert follow(config, options, resume=True).examples == 0
+
+
+@pytest.mark.parametrize("at", ["first step", "second step", "last step", "scored", "listed", "saving"])
+def test_a_run_that_is_lost_goes_on_with_the_same_bits(folder, whole, tmp_path, monkeypatch, at):
+    """What is behind the last checkpoint is learnt again, from the list and the examples that were left."""
+
+    class LostError(Exception):
+        pass
+
+    calls = {"count": 0}
+
+    def lost(function, when):
+        def called(*args, **kwargs):
+            calls["count"] += 1
+            if calls["count"] == when:
+                raise LostError
+            return function(*args, **kwargs)
+
+        return called
+
+    config = follow_config(folder / "run", str(tmp_path / "live"), [])
+    options = FollowOptions(files=folder / "input", once=True, settle=0, every=0)
+    with monkeypatch.context() as patched:
+        if at.endswith("step"):
+            when = {"first step": 7, "second step": 8, "last step": 9}[at]  # of the third file
+            patched.setattr(following.Recorder, "absorb", lost(following.Recorder.absorb, when))
+        elif at == "scored":
+            patched.setattr(following, "score_split", lost(following.score_split, 3))
+        elif at == "listed":
+            patched.setattr(following, "prepare", lost(following.prepare, 3))
+        else:
+            patched.setattr(following.Saver, "save", lost(following.Saver.save, 3))
+        with pytest.raises(LostError):
+            follow(config, options)
+    assert len((tmp_path / "live" / "files.jsonl").read_text().splitlines()) < PARTS
+    assert follow(config, options, resume=True).files == PARTS
+    same_runs(folder / "whole", tmp_path / "live")
+
+
+def test_a_signal_ends_a_file_between_two_steps(folder, whole, tmp_path, monkeypatch):
+    absorb, count = following.Recorder.absorb, 0
+
+    def signalled(self, *results):
+        nonlocal count
+        count += 1
+        if count == 4:  # the first step of the second file
+            os.kill(os.getpid(), signal.SIGTERM)
+        return absorb(self, *results)
+
+    config = follow_config(folder / "run", str(tmp_path / "live"), [])
+    options = FollowOptions(files=folder / "input", once=True, settle=0, every=0)
+    with monkeypatch.context() as patched:
+        patched.setattr(following.Recorder, "absorb", signalled)
+        outcome = follow(config, options)
+    assert outcome.files == 1
+    assert 3 < outcome.step < 6
+    assert follow(config, options, resume=True).files == PARTS
+    same_runs(folder / "whole", tmp_path / "live")
+
+
+def test_deltas_bring_the_export_to_the_run(folder, whole):
+    model = jrec.serving.load(folder / "export")
+    names = sorted(path.name for path in (folder / "deltas").iterdir())
+    assert names == [f"step-{3 * part:012d}" for part in range(1, PARTS + 1)]
+    for name in names:
+        model.apply(folder / "deltas" / name)
+    columns = {"user": ["u1", "u30", "u49", "nobody"], "item": ["i1", "i2", "i3", "i4"], "price": [0.1, 0.2, 0.3, 0.4]}
+    expected = jrec.load_run(folder / "whole").predict(columns)
+    np.testing.assert_allclose(model(columns), expected, atol=1e-6)
+    assert sum("rows that changed" in line for line in whole[1]) == PARTS
+
+
+def test_a_delta_is_written_once(folder, whole, tmp_path):
+    """A run that was killed after a delta of a step, and came to the step again, goes on behind it."""
+    for name in ("export", "deltas"):
+        shutil.copytree(folder / name, tmp_path / name)
+    config = follow_config(folder / "run", str(tmp_path / "live"), [])
+    options = {"once": True, "settle": 0, "every": 0, "export": tmp_path / "export", "deltas": tmp_path / "deltas"}
+    follow(config, FollowOptions(files=folder / "input", **options))
+    assert len(list((tmp_path / "deltas").iterdir())) == PARTS
+
+
+def test_files_that_are_not_finished_are_left_alone(folder, tmp_path):
+    files = tmp_path / "input"
+    files.mkdir()
+    lines = lines_of_log()[:10]
+    for name in (".hidden.csv", "_part.csv", "a.csv.tmp", "b.csv.part", "c.csv.partial", "young.csv", "old.csv"):
+        write(files / name, lines)
+    os.utime(files / "old.csv", (time.time() - 100,) * 2)
+    (files / "folder").mkdir()
+    os.utime(files / "folder", (time.time() - 100,) * 2)
+    outcome, _ = followed(folder, tmp_path / "live", files=files, settle=50)
+    assert outcome.files == 1
+    assert [record["file"] for record in records(tmp_path / "live")] == ["old.csv"]
+
+
+def test_files_without_lines_are_nothing(folder, tmp_path):
+    files = tmp_path / "input"
+    files.mkdir()
+    (files / "1.csv").touch()
+    write(files / "2.csv", [])
+    write(files / "3.csv", lines_of_log()[:10])
+    outcome, said = followed(folder, tmp_path / "live", files=files)
+    assert (outcome.files, outcome.examples) == (3, 10)
+    assert "1.csv: empty" in said
+    assert "2.csv: empty" in said
+
+
+def test_bad_lines_end_the_run_or_are_skipped(folder, tmp_path):
+    files = tmp_path / "input"
+    files.mkdir()
+    write(files / "1.csv", ["1,2024-06-01T00:00:00,what,u1,i1", *lines_of_log()[:10]])
+    with pytest.raises(DatasetError, match=r"1\.csv:2"):
+        followed(folder, tmp_path / "live", files=files)
+    outcome, _ = followed(folder, tmp_path / "live", files=files, resume=True, on_bad_line="skip")
+    assert outcome.examples == 10
+
+
+@pytest.mark.parametrize("change", ["gone", "longer"])
+def test_a_file_that_must_be_learnt_again_has_to_be_there(folder, tmp_path, monkeypatch, change):
+    files = tmp_path / "input"
+    files.mkdir()
+    path = write(files / "1.csv", lines_of_log()[:100])
+
+    def lost(*_, **__):
+        raise KeyError("lost")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(following, "prepare", lost)
+        with pytest.raises(KeyError, match="lost"):
+            followed(folder, tmp_path / "live", files=files)
+    if change == "gone":
+        path.unlink()
+    else:
+        write(path, lines_of_log()[:101])
+    with pytest.raises(DatasetError, match=r"was taken with .* bytes.*but (is no longer there|has .* bytes now)"):
+        followed(folder, tmp_path / "live", files=files, resume=True)
+
+
+def test_what_cannot_be_followed_is_refused(folder, tmp_path):
+    with pytest.raises(ConfigError, match="is no folder; make it first"):
+        followed(folder, tmp_path / "live", files=tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match="deltas follow an export"):
+        followed(folder, tmp_path / "live", deltas=tmp_path / "deltas")
+    with pytest.raises(ConfigError, match="holds a run already"):
+        followed(folder, "run")
+    with pytest.raises(ConfigError, match=r"set data\.order"):
+        followed(folder, tmp_path / "live", "data.order=shuffled", "evaluate.progressive=1d")
+
+
+def test_the_command_follows_until_a_signal(folder, whole, tmp_path):
+    """In a process of its own: files come while it runs, and SIGTERM ends it in order."""
+    files = tmp_path / "input"
+    files.mkdir()
+    arguments = [
+        "follow",
+        folder / "run",
+        "--input",
+        files,
+        "--out",
+        tmp_path / "live",
+        "--settle",
+        "0",
+        "--poll",
+        "0.1",
+    ]
+    command = [sys.executable, "-m", "jrec", *map(str, arguments)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        for number in (8, 9):
+            shutil.copy(folder / "input" / f"part-{number}.csv", tmp_path)
+            (tmp_path / f"part-{number}.csv").rename(files / f"part-{number}.csv")
+            said = process.stderr.readline()
+            assert f"part-{number}.csv: 150 examples, AUC " in said
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert "step 6, 2 files learnt, 300 examples" in out
+    assert records(tmp_path / "live") == records(folder / "whole")[:2]
