@@ -169,6 +169,10 @@ def test_new_values_get_rows(folder, whole):
 
 
 def test_learning_helps(folder, whole):
+    """At the constant rates of the configuration, and not at those with which training ended."""
+    assert follow_config(folder / "run", "x", []).lr_schedule.kind == "constant"
+    given = ["lr_schedule.kind=warmup_linear"]
+    assert follow_config(folder / "run", "x", given).lr_schedule.kind == "warmup_linear"
     assert records(folder / "whole")[-1]["auc"] > 0.6
 
 
@@ -242,13 +246,15 @@ def test_a_signal_ends_a_file_between_two_steps(folder, whole, tmp_path, monkeyp
             os.kill(os.getpid(), signal.SIGTERM)
         return absorb(self, *results)
 
+    shutil.copytree(folder / "input", tmp_path / "input")
     config = follow_config(folder / "run", str(tmp_path / "live"), [])
-    options = FollowOptions(files=folder / "input", once=True, settle=0, every=0)
+    options = FollowOptions(files=tmp_path / "input", once=True, settle=0, every=0)
     with monkeypatch.context() as patched:
         patched.setattr(following.Recorder, "absorb", signalled)
         outcome = follow(config, options)
     assert outcome.files == 1
     assert 3 < outcome.step < 6
+    (tmp_path / "input" / "part-9.csv").unlink()  # its examples are kept until a checkpoint has all of them
     assert follow(config, options, resume=True).files == PARTS
     same_runs(folder / "whole", tmp_path / "live")
 
