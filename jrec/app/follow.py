@@ -50,6 +50,7 @@ from jrec.prepare.prepare_options import PrepareOptions
 from jrec.prepare.readers.places import natural_order
 from jrec.run.feeds.run_feed import RunFeed
 from jrec.serving.format import MANIFEST as EXPORT_MANIFEST
+from jrec.shown import human_bytes
 
 FILES = "files.jsonl"
 UNFINISHED = (".tmp", ".partial", ".part")
@@ -419,12 +420,10 @@ class _Follower:
             if chain and int(chain[-1].name.rpartition("-")[2]) >= step:
                 return  # written before the run was killed and went on from an earlier checkpoint
             path = deltas / f"step-{step:012d}"
-            manifest = export_run(checkpoint, path, since=[export, *chain])
-            rows = sum(part.rows for parts in manifest.tables.values() for part in parts)
-            self._report(f"{path}: {rows:,} rows that changed, {time.time() - self._newest():,.1f} s behind the files")
-
-    def _newest(self) -> float:
-        return max((entry["written"] for entry in self.files.taken[: self._learnt]), default=time.time())
+            export_run(checkpoint, path, since=[export, *chain])
+            size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+            newest = max((entry["written"] for entry in self.files.taken[: self._learnt]), default=time.time())
+            self._report(f"{path}: a delta of {human_bytes(size)}, {time.time() - newest:,.1f} s behind the files")
 
     def close(self) -> None:
         """Releases threads and files."""
