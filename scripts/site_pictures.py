@@ -40,7 +40,7 @@ _ROWS_SIDES = {
 }
 """By class of the style the metric and the name of each side of draw_rows."""
 _CHART_STYLE = """
-text { font: 12px system-ui, sans-serif; fill: #59636e; }
+text { font: 12px Helvetica, Arial, sans-serif; fill: #59636e; }
 .grid { stroke: #d4d9df; stroke-width: .6; fill: none; }
 .solid { stroke-width: 2; fill: none; }
 path.plain { stroke: #b26b00; } circle.plain { fill: #b26b00; }
@@ -152,7 +152,7 @@ def draw_rows(lines: pathlib.Path, out: pathlib.Path) -> None:
     bags, length, dim = next(iter(cases.values())).group("bags", "length", "dim")
     titles = f"A step of {bags} examples of {length} ids, by Adagrad", records[0]["device"]
     x_axis = Axis(label=f"rows of the table, of {dim} float32 each", low=min(rows), high=max(rows), logarithmic=True)
-    y_axis = Axis(label="ms", low=2, high=max(times), logarithmic=True)
+    y_axis = Axis(label="ms", low=3, high=max(times), logarithmic=True)
     out.write_text(_picture(chart(marks, x=x_axis, y=y_axis, title=titles[0]), marks, titles))
 
 
