@@ -46,15 +46,15 @@ class Shown:
         return "\n".join([*self.heads, *(f"  {line}".rstrip() for line in [*table, *more])])
 
     def html(self) -> str:
-        """For notebooks: an HTML table with the heads as its caption, its first ``MOST_IN_NOTEBOOKS`` rows.
+        """For notebooks: the heads, and an HTML table of the first ``MOST_IN_NOTEBOOKS`` rows.
 
         Every text is escaped, since names of tables and features come from logs. Colours are the notebook's.
         """
         rows, more = _cut(self.rows, MOST_IN_NOTEBOOKS)
-        caption = "<br/>".join(html.escape(head) for head in self.heads)
+        heads = "<br/>".join(html.escape(head) for head in self.heads)
         body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
         foot = "".join(f'<tr><td colspan="{len(rows[0])}">{html.escape(line)}</td></tr>' for line in more)
-        return f'<table><caption style="text-align: left">{caption}</caption><tbody>{body}{foot}</tbody></table>'
+        return f"<div>{heads}<table><tbody>{body}{foot}</tbody></table></div>"
 
 
 def _cut(rows: Sequence[Sequence[str]], most: int) -> tuple[Sequence[Sequence[str]], list[str]]:

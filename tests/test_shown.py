@@ -27,8 +27,9 @@ def layout(*tables):
 
 def notebook(html):
     """The lines above the table that a notebook shows, and its rows of cells; it is well-formed."""
-    caption, body = ET.fromstring(html)
-    return list(caption.itertext()), [["".join(cell.itertext()) for cell in row] for row in body]
+    shown = ET.fromstring(html)
+    heads = [shown.text, *(line.tail for line in shown.findall("br"))]
+    return heads, [["".join(cell.itertext()) for cell in row] for row in shown.iter("tr")]
 
 
 def says_the_same(shown):

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from jrec.serving.format import Dtype
 
 _LOG, _SCHEMA, _DATA, _CONFIG, _RUN = "log", "schema.toml", "data", "model.toml", "run"
-_METRICS = {"auc": "AUC", "log_loss": "log loss", "rmse": "RMSE", "r2": "R2"}
-"""Of a split's metrics, those by which a fitted model is shown."""
 
 
 def fit(
@@ -143,7 +141,7 @@ class FittedModel:
         rows = counted(sum(table.rows for table in schema.tables), "row")
         examples = counted(schema.splits["train"].examples, "example")
         splits = [
-            (split, *(_measured(name, metrics[key]) for key, name in _METRICS.items() if key in metrics))
+            (split, _measured("AUC", metrics["auc"]), _measured("log loss", metrics["log_loss"]))
             for split, metrics in self.metrics.items()
         ]
         return Shown((f"jrec model of {features} ({tables} of {rows}), {examples}", f"folder: {self.folder}"), splits)
