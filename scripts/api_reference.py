@@ -13,6 +13,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import jrec
+
 ROOT = pathlib.Path(__file__).parents[1]
 FOLDER = ROOT / "docs" / "api"
 PACKAGES = (
@@ -28,17 +30,66 @@ PACKAGES = (
     "jrec.serving",
     "jrec.app.ray",
 )
+GROUPS = {
+    "jrec": {
+        "Start here": "fit FittedModel load_run",
+        "Runs": "distribute Run Batch HostOptions MeshOptions",
+        "Layouts": "EmbeddingLayout TableConfig FeatureConfig TTShape",
+        "Ops": """Table RowGradients Bags Cast checked_ids lookup apply_gradients init_slots embedding_bag
+            tt_embedding_bag gather_reduce tensor_cast keep_freed_memory""",
+    },
+    "jrec.nn": {
+        "In place of nnx.Embed": "Embed EmbeddingBag Optimizer uniform_rows TTEmbed TTEmbeddingBag",
+        "A model with a layout": """EmbeddingCollection SparseOptimizer train_step accumulated_step TTOptions
+            CacheHits""",
+        "Click models": """DLRM DLRMConfig TBSM TBSMConfig DIN TargetAttention MultiTaskHeads MultiTaskConfig MLP
+            CrossNetwork dot_interaction fm_interaction concat_interaction Calibration""",
+        "Sequences and retrieval": """NextItem next_item_layout SequenceEncoder SequenceConfig TwoTower TwoTowerConfig
+            UserTower top_k ranks ranking_metrics NGramMemory NGramConfig ngram_rows""",
+        "Losses": """binary_cross_entropy weighted_binary_cross_entropy focal multi_task_loss squared_error huber
+            poisson in_batch_softmax sampled_softmax bpr next_item_loss two_tower_loss all_examples smoothed_labels
+            masked_mean mean_of_positions of_numbers""",
+    },
+    "jrec.ops": {
+        "Lookups": "lookup Bags Residuals checked_ids embedding_bag gather_reduce current_rows",
+        "Updates": """apply_gradients init_slots tensor_cast Cast row_update casted_update squared_gradient_norm
+            rows_left_out""",
+        "Row optimizers": """RowOptimizer SGD Momentum Adagrad RMSProp Adam RowWiseAdagrad RowWiseRMSProp RowWiseAdam
+            ExactMomentum ExactRMSProp ExactAdam ExactAdamW""",
+        "Tables with row gradients": "Table RowGradients TableSpec",
+        "Tensor trains": """TTShape tt_init tt_init_slots tt_lookup tt_apply_gradients tt_embedding_bag
+            tt_core_gradients tt_svd TTCacheConfig TTCache tt_cache_init tt_cache_step tt_cached_lookup
+            tt_cached_apply_gradients""",
+    },
+}
+"""By package its public names under titles, in the order of their page; packages of few names have none."""
+INTERNAL = {
+    "jrec.checkpoint": ("ChangingRows", "CopiedRows"),
+    "jrec.nn": ("TTCore", "Table"),
+    "jrec.ops": ("row_step",),
+}
+"""Names that jrec's own packages take from each other, and no program needs; they are on no page."""
 SECTION = re.compile(r"(Args|Attributes|Returns|Raises|Yields|Example):")
 ENTRY = re.compile(r"(\*{0,2}\w+(?:, \w+)*): (.*)")
 
 
 def public_names(package: str) -> list[str]:
-    """The names that a package imports under their own names, without modules; of a module those that it defines."""
+    """The names that a package imports under their own names, without modules; of a module those that it defines.
+
+    Those of ``INTERNAL`` are left out.
+    """
     module = importlib.import_module(package)
     names = re.findall(r"^\s*from [\w.]+ import (\w+) as \1$", pathlib.Path(str(module.__file__)).read_text(), re.M)
     if not hasattr(module, "__path__"):
         names = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == package]
-    return sorted({name for name in names if name[0] != "_" and not inspect.ismodule(getattr(module, name))})
+    public = {name for name in names if name[0] != "_" and not inspect.ismodule(getattr(module, name))}
+    return sorted(public.difference(INTERNAL.get(package, ())))
+
+
+def groups(package: str) -> dict[str, list[str]]:
+    """The names of a page by title; all under "" where the package is in no groups."""
+    by_title = {title: names.split() for title, names in GROUPS.get(package, {}).items()}
+    return by_title or {"": public_names(package)}
 
 
 def methods(of: type) -> Iterator[tuple[str, Any]]:
@@ -136,7 +187,7 @@ def signature(name: str, of: Any) -> str:
 
 
 def pages() -> dict[str, str]:
-    """All pages by file name: one for each package, and an index with the first line of what each package says."""
+    """All pages by file name: one for each package, and an index of jrec's names and of all packages."""
     homes: dict[
         int, tuple[str, str]
     ] = {}  # by id of a public object: the package that documents it, and its name there
@@ -147,40 +198,55 @@ def pages() -> dict[str, str]:
         "Written by `python -m scripts.api_reference` from the docstrings; do not edit.",
         "",
     ]
-    lines += [f"- [{package}]({package}.md): {summary(package)}" for package in PACKAGES]
+    for title, names in groups("jrec").items():
+        entries = (f"- [jrec.{name}](jrec.md#{name.lower()}): {says(getattr(jrec, name))}" for name in names)
+        lines += [f"## {title}", "", *entries, ""]
+    lines += ["## Packages", ""]
+    for package in PACKAGES:
+        titles = " · ".join(f"[{title}]({package}.md#{anchor(title)})" for title in groups(package) if title)
+        said = says(importlib.import_module(package))
+        lines.append(f"- [{package}]({package}.md): {said} {titles}".rstrip())
     return {"index.md": "\n".join(lines) + "\n", **written}
 
 
-def summary(package: str) -> str:
-    """The first line of a package's docstring."""
-    return markdown((inspect.getdoc(importlib.import_module(package)) or "").partition("\n")[0])
+def says(public: Any) -> str:
+    """The first line of a docstring."""
+    return markdown((inspect.getdoc(public) or "").partition("\n")[0])
+
+
+def anchor(title: str) -> str:
+    """The anchor of a heading, as on GitHub and on the site."""
+    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
 
 
 def package_page(package: str, homes: dict[int, tuple[str, str]]) -> str:
     """The page of one package; ``homes`` learns which names it documents."""
     module = importlib.import_module(package)
     parts = [f"# {package}", markdown(inspect.getdoc(module) or "")]
-    for name in public_names(package):
-        public = getattr(module, name)
-        home, first = homes.setdefault(id(public), (package, name))
-        if home != package:
-            parts.append(f"## {name}\n\nSee [{home}.{first}]({home}.md#{first.lower()}).")
-        else:
-            parts += described(name, public)
+    for title, names in groups(package).items():
+        level = "###" if title else "##"
+        parts += [f"## {title}"] if title else []
+        for name in names:
+            public = getattr(module, name)
+            home, first = homes.setdefault(id(public), (package, name))
+            if home != package:
+                parts.append(f"{level} {name}\n\nSee [{home}.{first}]({home}.md#{first.lower()}).")
+            else:
+                parts += described(name, public, level)
     return "\n\n".join(part.rstrip() for part in parts) + "\n"
 
 
-def described(name: str, public: Any) -> Iterator[str]:
-    """What a page says about one public name, and about its methods."""
+def described(name: str, public: Any, level: str) -> Iterator[str]:
+    """What a page says about one public name, under a heading of ``level``, and one level below about its methods."""
     if not callable(public):
         keys = f": {', '.join(map(repr, public))}" if isinstance(public, dict) else ""
-        yield f"## {name}\n\nA `{type(public).__name__}`{keys}."
+        yield f"{level} {name}\n\nA `{type(public).__name__}`{keys}."
         return
-    yield f"## {name}\n\n```python\n{signature(name, public)}\n```\n\n{markdown(documented(public))}"
+    yield f"{level} {name}\n\n```python\n{signature(name, public)}\n```\n\n{markdown(documented(public))}"
     for method, function in methods(public) if inspect.isclass(public) else ():
         property_of = not inspect.isroutine(inspect.getattr_static(public, method))
         head = method if property_of else signature(method, function)
-        yield f"### {name}.{method}\n\n```python\n{head}\n```\n\n{markdown(documented(function))}"
+        yield f"{level}# {name}.{method}\n\n```python\n{head}\n```\n\n{markdown(documented(function))}"
 
 
 if __name__ == "__main__":

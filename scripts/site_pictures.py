@@ -2,19 +2,22 @@
 
 python -m scripts.site_pictures report runs/quickstart
 python -m scripts.site_pictures timeline runs/piped/trace.json
-python -m scripts.site_pictures rows benchmarks/results/cpu-2-cores/sparse_gradients.jsonl
+python -m scripts.site_pictures rows
 """
 
 from __future__ import annotations
 
 import argparse
+import html
 import json
 import pathlib
 import re
 import shutil
 import tempfile
+from collections.abc import Sequence
 from typing import Any
 
+from jrec.app.report.svg import HEIGHT, WIDTH, Axis, Mark, chart
 from scripts import chromium
 
 DOCS = pathlib.Path(__file__).parents[1] / "docs"
@@ -29,6 +32,21 @@ COLUMNS = {
     "calibration": "calibration",
 }
 STAGES = ("read", "plan", "host gather", "transfer", "device step", "transfer back", "host store")
+ROWS_LINES = DOCS.parent / "benchmarks" / "results" / "cpu-2-cores" / "sparse_gradients.jsonl"
+_ROWS_CASE = re.compile(r"(?P<rows>[\d,]+) rows x (?P<dim>\d+), (?P<bags>[\d,]+) bags of (?P<length>\d+), adagrad")
+_ROWS_SIDES = {
+    "plain": ("step, median, table[ids] and optax", "table[ids] and optax"),
+    "jrec": ("step, median", "jrec.Table and jrec.optax"),
+}
+"""By class of the style the metric and the name of each side of draw_rows."""
+_CHART_STYLE = """
+text { font: 12px Helvetica, Arial, sans-serif; fill: #59636e; }
+.grid { stroke: #d4d9df; stroke-width: .6; fill: none; }
+.solid { stroke-width: 2; fill: none; }
+path.plain { stroke: #b26b00; } circle.plain { fill: #b26b00; }
+path.jrec { stroke: #0072b2; } circle.jrec { fill: #0072b2; }
+"""
+"""As the light page of a report; the site makes the dark picture of it (scripts/site_hooks.py)."""
 
 
 def report_table(metrics: dict[str, Any]) -> str:
@@ -113,31 +131,48 @@ def draw_timeline(trace: pathlib.Path, first: int, last: int, out: pathlib.Path)
 
 
 def draw_rows(lines: pathlib.Path, out: pathlib.Path) -> None:
-    """Draws the time of a step against the rows of its table, both axes logarithmic.
+    """Draws the time of a step against the rows of its table, both axes logarithmic, as reports draw their charts.
 
     Args:
       lines: What ``benchmarks.sparse_gradients`` measured.
       out: The picture, SVG.
     """
     records = [json.loads(line) for line in lines.read_text().splitlines()]
-    plt = _pyplot()
-    figure, axes = plt.subplots(figsize=(7, 3.4))
-    sides = {"step, median, table[ids] and optax": "table[ids] and optax", "step, median": "jrec.Table and jrec.optax"}
-    for metric, label in sides.items():
-        points = [
-            (int(record["case"].split(" ")[0].replace(",", "")), record["value"])
+    cases = {record["case"]: _ROWS_CASE.fullmatch(record["case"]) for record in records}
+    marks = []
+    for color, (metric, name) in _ROWS_SIDES.items():
+        points = sorted(
+            (int(cases[record["case"]]["rows"].replace(",", "")), record["value"])
             for record in records
             if record["metric"] == metric
-        ]
-        axes.loglog(*zip(*sorted(points), strict=True), marker="o", label=label)
-    axes.set(xlabel="rows of the table, of 16 float32 each", ylabel="a step, ms", ylim=(1, None))
-    axes.set_title(f"4,096 bags of 20 ids, Adagrad; {records[0]['device']}", fontsize=9)
-    axes.grid(which="major", alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
-    figure.tight_layout()
-    figure.savefig(out, metadata={"Date": None}, facecolor="white")
-    plt.close(figure)
+        )
+        x, y = zip(*points, strict=True)
+        marks.append(Mark(kind="points", color=color, name=name, x=x, y=y))
+    rows, times = [x for mark in marks for x in mark.x], [y for mark in marks for y in mark.y]
+    bags, length, dim = next(iter(cases.values())).group("bags", "length", "dim")
+    titles = f"A step of {bags} examples of {length} ids, by Adagrad", records[0]["device"]
+    x_axis = Axis(label=f"rows of the table, of {dim} float32 each", low=min(rows), high=max(rows), logarithmic=True)
+    y_axis = Axis(label="ms", low=3, high=max(times), logarithmic=True)
+    out.write_text(_picture(chart(marks, x=x_axis, y=y_axis, title=titles[0]), marks, titles))
+
+
+def _picture(figure: str, marks: Sequence[Mark], titles: Sequence[str]) -> str:
+    """A report's chart as a picture of its own, with its colours, and two lines of title and a legend above it."""
+    inside = re.search(r'<svg class="chart"[^>]*>(.*?)</svg>', figure, re.DOTALL)[1]
+    legend = "".join(
+        f'<circle class="{mark.color}" cx="{14 + 180 * place}" cy="-12" r="4"/>'
+        f'<text x="{24 + 180 * place}" y="-8">{html.escape(mark.name)}</text>'
+        for place, mark in enumerate(marks)
+    )
+    first, second = map(html.escape, titles)
+    top, height = -64, HEIGHT + 64
+    view = f'width="600" height="{1.5 * height:g}" viewBox="0 {top} {WIDTH} {height}"'
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" {view} role="img" aria-label="{first}">'
+        f"\n<style>{_CHART_STYLE}</style>\n"
+        f'<rect y="{top}" width="{WIDTH}" height="{height}" fill="#ffffff"/>\n'
+        f'<text x="10" y="-48">{first}</text><text x="10" y="-32">{second}</text>{legend}\n{inside}\n</svg>\n'
+    )
 
 
 def _pyplot() -> Any:
@@ -160,13 +195,14 @@ def main() -> None:
     timeline.add_argument("trace", type=pathlib.Path)
     timeline.add_argument("--first", type=int, default=514, help="first batch to draw")
     timeline.add_argument("--last", type=int, default=519, help="last batch to draw")
-    rows = commands.add_parser("rows", help="a step against the rows of its table, from committed lines")
-    rows.add_argument("lines", type=pathlib.Path)
+    commands.add_parser(
+        "rows", help="the home page's chart, a step against the rows of its table, from committed lines"
+    )
     arguments = parser.parse_args()
     if arguments.command == "report":
         write_report(arguments.run)
     elif arguments.command == "rows":
-        draw_rows(arguments.lines, DOCS / "images" / "rows.svg")
+        draw_rows(ROWS_LINES, DOCS / "images" / "rows.svg")
     else:
         draw_timeline(arguments.trace, arguments.first, arguments.last, DOCS / "images" / "timeline.svg")
 

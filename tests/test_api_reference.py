@@ -37,3 +37,17 @@ def test_a_flax_module_is_shown_with_its_own_arguments():
     shown = "".join(api_reference.signature("MLP", jrec.nn.MLP).split())
     assert shown.startswith("MLP(sizes:Sequence[int],*,activate_last:bool")
     assert api_reference.signature("CacheHits", jrec.nn.CacheHits) == "CacheHits(hits: int, lookups: int)"
+
+
+@pytest.mark.parametrize("package", api_reference.GROUPS)
+def test_every_name_of_a_package_in_groups_is_in_one(package):
+    grouped = [name for names in api_reference.groups(package).values() for name in names]
+    assert sorted(grouped) == api_reference.public_names(package), "name it in GROUPS of scripts/api_reference.py"
+
+
+def test_internal_names_exist_and_are_on_no_page():
+    pages = api_reference.pages()
+    for package, names in api_reference.INTERNAL.items():
+        for name in names:
+            assert hasattr(importlib.import_module(package), name)
+            assert f"# {name}\n" not in pages[f"{package}.md"]

@@ -1,6 +1,7 @@
-"""The programs in examples/: each runs, and its model is better than the baseline it names."""
+"""The programs and notebooks in examples/: each runs, and its model is better than the baseline it names."""
 
 import importlib.util
+import json
 import pathlib
 import sys
 
@@ -28,9 +29,10 @@ def run(name, **sizes):
 
 def test_every_program_is_tested_and_short():
     programs = {path.stem: path.read_text() for path in FOLDER.glob("*.py")}
+    notebooks = {path.stem for path in FOLDER.glob("*.ipynb")}
     tested = {name.removeprefix("test_") for name in globals()}
     assert len(programs) >= 8
-    assert not programs.keys() - tested
+    assert not (programs.keys() | notebooks) - tested
     assert max(text.count("\n") for text in programs.values()) <= 120
 
 
@@ -109,3 +111,22 @@ def test_optuna_sweep(tmp_path):
     best = run("optuna_sweep", trials=2, folder=str(tmp_path))
     assert 0.4 < best["log loss"] < 0.6
     assert best["dim"] in (8, 16)
+
+
+def test_newcomer(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    cells = json.loads((FOLDER / "newcomer.ipynb").read_text())["cells"]
+    assert not any(cell.get("outputs") for cell in cells)  # they would go stale
+    names = {}
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            exec(compile("".join(cell["source"]), f"newcomer.ipynb, {cell['id']}", "exec"), names)
+    losses = names["losses"]
+    assert losses["the chances"] < losses["the model"] < losses["a constant"] - 0.1
+    assert names["measured"]["auc"] > 0.77
+    rises = names["importance"]["log_loss"]
+    assert rises[["user", "item"]].min() > 0.1
+    assert rises["price"] > 0.03 > 0.01 > abs(rises["browser"])
+    assert abs(names["served_scores"] - names["scores"]).max() <= 1e-6
+    assert names["reloaded_scores"].tolist() == names["scores"].tolist()
+    assert "<table>" in names["model"]._repr_html_()

@@ -75,7 +75,9 @@ def test_the_test_split_is_the_last_lines_by_time(model):
 
 def test_a_model_says_what_it_is(model):
     text = repr(model)
-    assert re.search(r"jrec model of \d features \(\d tables of \d+ rows\), 720 examples\n  valid: AUC 0\.", text)
+    assert re.search(r"jrec model of \d features \(\d tables of \d+ rows\), 720 examples\nfolder: ", text)
+    assert re.search(r"\n  valid  AUC 0\.\d+  log loss 0\.\d+\n  test   AUC 0\.", text)
+    assert re.sub("<[^>]+>", " ", model._repr_html_()).split() == text.split()
     assert str(model.folder) in text
     assert len(text) < 400
 

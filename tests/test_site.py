@@ -68,10 +68,12 @@ def test_a_page_is_read_in_one_sitting():
 
 
 def test_every_program_has_a_page_that_shows_it():
-    programs = {path.stem for path in (ROOT / "examples").glob("*.py")}
+    programs = {path.stem: path for kind in ("py", "ipynb") for path in (ROOT / "examples").glob(f"*.{kind}")}
     pages = {path.stem: path.read_text() for path in (DOCS / "how_to").glob("*.md") if path.stem != "index"}
-    assert programs == set(pages)
-    assert all(f'--8<-- "examples/{name}.py"' in text for name, text in pages.items())
+    assert set(programs) == set(pages)
+    for name, text in pages.items():
+        file = f"examples/{programs[name].name}"
+        assert (f"<!-- notebook: {file} -->" if file.endswith("ipynb") else f'--8<-- "{file}"') in text
 
 
 def test_the_readme_is_short_and_honest():
@@ -106,6 +108,8 @@ def test_what_a_snippet_takes_from_jrec_exists(code):
 
 
 def test_links_out_of_docs_lead_to_pages_of_the_site():
+    text = "[n](../examples/newcomer.ipynb)"
+    assert site_hooks.with_links_inside(text, pathlib.Path("page.md"), DOCS) == "[n](how_to/newcomer.md)"
     text = "[p](../../examples/two_tower.py) [c](../../CONTRIBUTING.md) [d](../data.md#formats) [f](../figures) [u](https://a.b/c)"
     inside = site_hooks.with_links_inside(text, pathlib.Path("guides/page.md"), DOCS)
     assert inside == "[p](../how_to/two_tower.md) c [d](../data.md#formats) f [u](https://a.b/c)"
@@ -131,3 +135,58 @@ def test_the_reports_table_has_the_model_its_baselines_and_its_ceiling():
     assert table.splitlines()[2] == "| **the model** | 0.7500 | 0.5000 |  |  |"
     assert "| popularity of C8 | 0.7500 |" in table
     assert len(table.splitlines()) == 6
+
+
+def test_a_page_shows_the_cells_of_its_notebook():
+    text = (DOCS / "how_to" / "newcomer.md").read_text()
+    shown = site_hooks.with_notebook(text, pathlib.Path("how_to/newcomer.md"), DOCS)
+    assert shown.startswith("# From a DataFrame to a served score\n")
+    assert shown.count("# From a DataFrame") == 1  # the notebook's own title is left out
+    assert '\n```python\nmodel = jrec.fit(clicks, label="click"' in shown
+    links = [link.partition("#")[0] for link in LINK.findall(shown) if not link.startswith("http")]
+    assert "../importance.md" in links
+    assert all((DOCS / "how_to" / link).exists() for link in links)
+
+
+def test_a_drawing_follows_the_readers_scheme():
+    both = "![rows](images/rows.svg#only-light)![rows](images/rows.dark.svg#only-dark)"
+    assert site_hooks.with_both_schemes("a ![rows](images/rows.svg) b ![c](c.png)") == f"a {both} b ![c](c.png)"
+    assert site_hooks.darkened('<svg width="1"><a fill="#FFF"/><b href="#fffab"/></svg>') == (
+        '<svg fill="#e7eaee" width="1"><a fill="#14171b"/><b href="#fffab"/></svg>'
+    )
+
+
+def luminance(color):
+    """As in WCAG 2, of "#rgb" or "#rrggbb"."""
+    digits = color[1:] if len(color) == 7 else "".join(2 * digit for digit in color[1:])
+    parts = [int(digits[at : at + 2], 16) / 255 for at in (0, 2, 4)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+@pytest.mark.parametrize("drawing", sorted(DOCS.rglob("*.svg")), ids=lambda path: path.name)
+def test_what_a_drawing_shows_is_seen_on_a_dark_page(drawing):
+    page = site_hooks.DARK["#fff"]
+    behind = {page, *(site_hooks.DARK[color] for color in ("#f3f5fa", "#d4d9df", "#b0b0b0")), "#0b2c42"}
+    colors = {color.lower() for color in site_hooks.COLOR.findall(site_hooks.darkened(drawing.read_text()))}
+    contrasts = {color: (luminance(color) + 0.05) / (luminance(page) + 0.05) for color in colors - behind}
+    assert len(colors) >= 3
+    assert not {color: round(contrast, 1) for color, contrast in contrasts.items() if contrast < 3}
+
+
+def test_the_home_pages_chart_is_what_the_lines_say(tmp_path):
+    site_pictures.draw_rows(site_pictures.ROWS_LINES, tmp_path / "rows.svg")
+    drawn = (tmp_path / "rows.svg").read_text()
+    assert drawn == (DOCS / "images" / "rows.svg").read_text(), "run `python -m scripts.site_pictures rows`"
+    assert drawn.count("<circle") == 11 + 2  # 6 and 5 measured tables, and the legend
+    assert "table[ids] and optax" in drawn
+
+
+def test_the_home_page_has_one_chart_and_words_are_explained():
+    home = (DOCS / "index.md").read_text()
+    assert re.findall(r"!\[[^\]]*\]\(([^)]+)\)", home) == ["images/rows.svg"]
+    assert home.index("](concepts.md#words)") < home.index("## Try it")
+    words = (DOCS / "concepts.md").read_text().partition("## Words")[2]
+    for word in ("bag", "cast", "slot", "stack", "tier", "plan"):
+        assert f"\n| {word} |" in words
+    assert "](concepts.md#words)" in (DOCS / "library.md").read_text()

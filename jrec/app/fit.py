@@ -22,6 +22,7 @@ from jrec.prepare.prepare import prepare
 from jrec.prepare.prepare_options import PrepareOptions
 from jrec.prepare.readers.streams import InMemory, Input, InputLike, read_names, spool
 from jrec.progress import Progress
+from jrec.shown import Shown, counted
 
 if TYPE_CHECKING:
     from jrec.app.callbacks import Callback
@@ -128,16 +129,22 @@ class FittedModel:
         self.folder, self.run, self.metrics = folder, run, metrics
 
     def __repr__(self) -> str:
+        return self._shown().text()
+
+    def _repr_html_(self) -> str:
+        return self._shown().html()
+
+    def _shown(self) -> Shown:
         schema = self.run.restored.schema
-        rows = sum(table.rows for table in schema.tables)
-        features, examples = len(schema.dense) + len(schema.categorical), schema.splits["train"].examples
-        lines = [
-            f"jrec model of {features} features ({len(schema.tables)} tables of {rows:,} rows), {examples:,} examples"
+        features = counted(len(schema.dense) + len(schema.categorical), "feature")
+        tables = counted(len(schema.tables), "table")
+        rows = counted(sum(table.rows for table in schema.tables), "row")
+        examples = counted(schema.splits["train"].examples, "example")
+        splits = [
+            (split, _measured("AUC", metrics["auc"]), _measured("log loss", metrics["log_loss"]))
+            for split, metrics in self.metrics.items()
         ]
-        for split, metrics in self.metrics.items():
-            auc = "none" if metrics["auc"] is None else f"{metrics['auc']:.4f}"
-            lines.append(f"  {split}: AUC {auc}, log loss {metrics['log_loss']:.4f}")
-        return "\n".join([*lines, f"  folder: {self.folder}"])
+        return Shown((f"jrec model of {features} ({tables} of {rows}), {examples}", f"folder: {self.folder}"), splits)
 
     def predict(self, data: InputLike | Sequence[InputLike] | Mapping[str, Any]) -> np.ndarray:
         """Probabilities, (rows,) float32, in the order of the rows.
@@ -190,6 +197,10 @@ class FittedModel:
 
     def _scored(self, data: Any) -> Iterator[Any]:
         return self.run.of_log(data)
+
+
+def _measured(name: str, value: float | None) -> str:
+    return f"no {name}" if value is None else f"{name} {value:.4g}"
 
 
 def _are_paths(data: Any) -> bool:

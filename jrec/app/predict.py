@@ -23,11 +23,13 @@ from jrec.data.encoded_columns import EncodedColumns
 from jrec.data.schema import SCHEMA_FILE, DatasetError
 from jrec.data.unknown import UnknownValues
 from jrec.errors import ConfigError
+from jrec.ops.layout import layout_shown
 from jrec.outputs import new_file
 from jrec.prepare.encoder import Encoder
 from jrec.prepare.readers.streams import InputLike, read_names
 from jrec.prepare.readers.tables import column_types, is_table, read_batches
 from jrec.serving.model import predictions
+from jrec.shown import Shown
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -77,9 +79,15 @@ class LoadedRun:
         self.restored = restored
 
     def __repr__(self) -> str:
-        run = self.restored
-        kind, step = run.config.model.kind, run.saved.step
-        return f"LoadedRun of {run.folder}: model.kind {kind!r}, step {step:,}\n{run.layout!r}"
+        return self._shown().text()
+
+    def _repr_html_(self) -> str:
+        return self._shown().html()
+
+    def _shown(self) -> Shown:
+        run, layout = self.restored, layout_shown(self.restored.layout)
+        head = f"LoadedRun of {run.folder}: model.kind {run.config.model.kind!r}, step {run.saved.step:,}"
+        return Shown((head, *layout.heads), layout.rows)
 
     @functools.cached_property
     def _predictor(self) -> Predictor:

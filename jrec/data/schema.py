@@ -26,7 +26,7 @@ from typing import Any, Literal
 from jrec.data.identity import Identity, digest_of
 from jrec.errors import JrecError
 from jrec.files import decode, load_json, save_json, sha256_of, stays_inside
-from jrec.shown import lines
+from jrec.shown import Shown
 
 FORMAT = "jrec-dataset"
 VERSION = 2
@@ -305,6 +305,12 @@ class Schema:
             raise DatasetError(f"the schema names file {file!r}, which is no path inside the dataset's folder")
 
     def __repr__(self) -> str:
+        return self._shown().text()
+
+    def _repr_html_(self) -> str:
+        return self._shown().html()
+
+    def _shown(self) -> Shown:
         readers: dict[str, list[str]] = {}
         for feature in self.categorical:
             more = f" (up to {feature.max_length} ids)" if feature.max_length > 1 else ""
@@ -319,7 +325,7 @@ class Schema:
              f"read by {', '.join(readers.get(table.name, ['nothing']))}"[:80])
             for table in self.tables
         ]  # fmt: skip
-        return lines(f"Schema of {self.name}: {splits or 'no'} examples{labels}{dense}", rows)
+        return Shown((f"Schema of {self.name}: {splits or 'no'} examples{labels}{dense}",), rows)
 
     def _named_files(self) -> Iterator[str]:
         """All files that are read by a name of the schema's."""

@@ -23,7 +23,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from jrec.ops.tt.shape import MAX_ROWS, TTShape
-from jrec.shown import counted, human_bytes, lines
+from jrec.shown import Shown, counted, human_bytes
 
 Tier = Literal["sharded", "replicated", "host", "tt"]
 TIERS: tuple[str, ...] = get_args(Tier)
@@ -286,6 +286,13 @@ class EmbeddingLayout:
         features in this order does not depend on the tiers.
       planned: Whether a plan places every uncompressed row, over devices and host memory; a table's tier then holds for
         the rows that the plan does not have.
+
+    Example:
+      >>> configs = [TableConfig(name="user", rows=1000, dim=8), TableConfig(name="item", rows=500, dim=8)]
+      >>> EmbeddingLayout.build(configs, [FeatureConfig(name=table.name, table=table.name) for table in configs])
+      EmbeddingLayout: 2 tables of 1,500 rows, 48 kB
+        user  1,000 x 8  float32  sharded  32 kB  read by user
+        item  500 x 8    float32  sharded  16 kB  read by item
     """
 
     members: tuple[Stack, ...]
@@ -293,24 +300,10 @@ class EmbeddingLayout:
     planned: bool = False
 
     def __repr__(self) -> str:
-        readers: dict[str, list[str]] = {}
-        for feature, _ in self.features:
-            more = f" ({feature.pooling} of up to {feature.max_length})" if feature.max_length > 1 else ""
-            readers.setdefault(feature.table, []).append(f"{feature.name}{more}")
-        rows = [
-            (table.name, f"{table.rows:,} x {table.dim}", table.dtype, self._place(table), human_bytes(table.bytes),
-             f"read by {', '.join(readers[table.name])}"[:80])
-            for table in self.tables
-        ]  # fmt: skip
-        total, size = sum(table.rows for table in self.tables), sum(table.bytes for table in self.tables)
-        head = f"EmbeddingLayout: {counted(len(self.tables), 'table')} of {counted(total, 'row')}, {human_bytes(size)}"
-        return lines(head, rows)
+        return layout_shown(self).text()
 
-    def _place(self, table: TableConfig) -> str:
-        """Where a table is, in a word or two."""
-        if table.tier == "tt":
-            return "tensor train"
-        return "by plan" if self.planned else table.tier
+    def _repr_html_(self) -> str:
+        return layout_shown(self).html()
 
     @functools.cached_property
     def stacks(self) -> Mapping[str, Stack]:
@@ -408,6 +401,29 @@ class EmbeddingLayout:
             order=tuple(feature.name for table in firsts for feature in readers[table.name]),
             planned=planned,
         )
+
+
+def layout_shown(layout: EmbeddingLayout) -> Shown:
+    """What a layout shows of itself, and a run below its own line: tables, rows, bytes, places and readers."""
+    readers: dict[str, list[str]] = {}
+    for feature, _ in layout.features:
+        more = f" ({feature.pooling} of up to {feature.max_length})" if feature.max_length > 1 else ""
+        readers.setdefault(feature.table, []).append(f"{feature.name}{more}")
+    rows = [
+        (table.name, f"{table.rows:,} x {table.dim}", table.dtype, _place(table, layout.planned),
+         human_bytes(table.bytes), f"read by {', '.join(readers[table.name])}"[:80])
+        for table in layout.tables
+    ]  # fmt: skip
+    total, size = sum(table.rows for table in layout.tables), sum(table.bytes for table in layout.tables)
+    count = f"{counted(len(layout.tables), 'table')} of {counted(total, 'row')}"
+    return Shown((f"EmbeddingLayout: {count}, {human_bytes(size)}",), rows)
+
+
+def _place(table: TableConfig, planned: bool) -> str:
+    """Where a table is, in a word or two."""
+    if table.tier == "tt":
+        return "tensor train"
+    return "by plan" if planned else table.tier
 
 
 def _check_parts(tables: tuple[TableConfig, ...]) -> None:

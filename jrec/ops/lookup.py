@@ -92,6 +92,11 @@ def lookup(
       ValueError: If tables and bags have different names, a capacity has no table, shapes or dtypes do not fit, a cast
         is of other bags or another table, an exact optimizer comes without slots, or, outside jit, offsets are
         malformed.
+
+    Example:
+      >>> activations, residuals = lookup(tables, bags)
+      >>> activations["items"].shape
+      (2, 8)
     """
     _same_names("bags", bags, tables)
     exact = {name for name in tables if (own := optimizer_of(optimizer, name)) is not None and own.has_tail}
@@ -174,6 +179,10 @@ def apply_gradients(
     Raises:
       ValueError: If names, shapes, dtypes or slots do not fit each other or what was looked up, the step is negative or
         no integer, or the rounding key is not (2,) uint32.
+
+    Example:
+      >>> activations, residuals = lookup(tables, bags)
+      >>> tables, slots = apply_gradients(optimizer, tables, slots, residuals, gradients)
     """
     if rounding_key is not None:
         rounding.check_key(rounding_key)

@@ -64,6 +64,13 @@ class Table:
 
     Raises:
       ValueError: If the rows are no such array, or the capacity is not positive.
+
+    Example:
+      >>> table = Table(jnp.zeros((1_000_000, 4)))
+      >>> loss = lambda table: jrec.embedding_bag(table, jnp.array([[7, 3], [3, -1]], jnp.int32)).sum()
+      >>> rows, gradients = jax.grad(loss)(table).rows()  # of the rows that were read, padded to four lookups
+      >>> rows.tolist(), gradients.shape
+      ([3, 7, 1000000, 1000000], (4, 4))
     """
 
     __slots__ = ("array", "capacity", "implementation")

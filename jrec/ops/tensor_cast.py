@@ -50,6 +50,13 @@ def tensor_cast(
 
     Raises:
       ValueError: On shapes or dtypes that do not fit, or, outside jit, malformed offsets.
+
+    Example:
+      >>> cast = tensor_cast(jnp.array([[0, 5], [5, -1]], jnp.int32), num_rows=100)
+      >>> cast.rows.tolist(), int(cast.num_unique)  # rows 0 and 5, then padding
+      ([0, 5, 100, 100], 2)
+      >>> cast.sources.tolist()  # row 0 is read by bag 0, row 5 by bags 0 and 1
+      [0, 0, 1, 2]
     """
     check_segments(ids, offsets, None)
     check_count("num_rows", num_rows)

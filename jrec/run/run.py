@@ -23,6 +23,7 @@ from jrec.host import HostTable
 from jrec.metrics import Evaluation
 from jrec.nn import SparseOptimizer, binary_cross_entropy
 from jrec.nn.optimizer import Loss, SparseModel
+from jrec.ops.layout import layout_shown
 from jrec.outputs import check_local, kind_of
 from jrec.regression import NumberEvaluation, Numbers
 from jrec.run.evaluation import evaluated
@@ -38,7 +39,7 @@ from jrec.run.record import RECORD, Record, decoded
 from jrec.run.run_checkpoints import CHECKPOINT_FOLDER, Loaded, RunCheckpoints
 from jrec.run.state import RunState, table_rows
 from jrec.run.step import Metrics, State, StepOn, StepResults
-from jrec.shown import counted, human_bytes
+from jrec.shown import Shown, counted, human_bytes
 
 if TYPE_CHECKING:
     from jrec.data.schema import Schema
@@ -91,11 +92,21 @@ class Run:
         self.steps = 0 if isinstance(step, jax.ShapeDtypeStruct) else int(step)
 
     def __repr__(self) -> str:
+        return self._shown().text()
+
+    def _repr_html_(self) -> str:
+        return self._shown().html()
+
+    def _shown(self) -> Shown:
         devices = 1 if self.mesh is None else self.mesh.devices.size
         plan = ", rows by a plan" if self.plan is not None else ""
         host = {name: table.nbytes for name, table in self.host_tables.items()}
         memory = f", {human_bytes(sum(host.values()))} in host memory so far" if host else ""
-        return f"Run: step {self.steps:,}, {counted(devices, 'device')}{plan}{memory}\n{self.layout!r}"
+        head, layout = (
+            f"Run: step {self.steps:,}, {counted(devices, 'device')}{plan}{memory}",
+            layout_shown(self.layout),
+        )
+        return Shown((head, *layout.heads), layout.rows)
 
     def compile(
         self, *, loss: Loss = binary_cross_entropy, micro_batches: int = 1, metrics: Metrics | None = None

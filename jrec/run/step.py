@@ -23,7 +23,7 @@ from jrec.nn.optimizer import Loss, SparseModel
 from jrec.nn.step import StepOutputs, predict_on, train_step_on, weight_and_examples
 from jrec.ops.types import Bags
 from jrec.run.placement.new_lines import MeshLines, NewInStacks, on_device, renewed_in
-from jrec.shown import counted
+from jrec.shown import Shown, counted
 from jrec.tiers.local_rows import of_batch
 from jrec.tiers.pooled import PooledRows, PooledUpdate
 from jrec.tiers.routed_rows import RoutedRows
@@ -119,9 +119,8 @@ class StepBatch:
 
 def _shown(value: Any) -> str:
     """An array by its value where it is one number, else by dtype and shape; of a tree, its number of arrays."""
-    if value is None or not hasattr(value, "shape"):
-        leaves = len(jax.tree.leaves(value))
-        return "None" if value is None else counted(leaves, "array")
+    if not hasattr(value, "shape"):
+        return counted(len(jax.tree.leaves(value)), "array")
     if value.shape == () and not isinstance(value, Tracer):
         return f"{float(value):.6g}"
     return f"{value.dtype}{list(value.shape)}"
@@ -153,8 +152,15 @@ class StepResults:
     metrics: Any = None
 
     def __repr__(self) -> str:
-        parts = [f"{field.name} {_shown(getattr(self, field.name))}" for field in dataclasses.fields(self)]
-        return f"StepResults: {', '.join(part for part in parts if not part.endswith(' None'))}"
+        return f"StepResults: {', '.join(' '.join(row) for row in self._rows())}"
+
+    def _repr_html_(self) -> str:
+        return Shown(("StepResults",), self._rows()).html()
+
+    def _rows(self) -> list[tuple[str, str]]:
+        """Name and value of all that is not None."""
+        named = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
+        return [(name, _shown(value)) for name, value in named if value is not None]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
