@@ -133,7 +133,7 @@ def test_rates_fall_where_a_trial_got_worse_after_its_best_step(sequences):
     facts = facts_of(sequences, Schema.load(sequences))
     some = candidates(facts)[0]
     trials = [
-        first_trials.Trial(candidate=some, log_loss=0.4, auc=0.7, step=step, steps=1000, seconds=1.0)
+        first_trials.Trial(candidate=some, score=0.4, auc=0.7, step=step, steps=1000, seconds=1.0)
         for step in (500, 950)
     ]
     assert [trial.best_step for trial in trials] == [500, 0]
@@ -146,7 +146,7 @@ def test_among_trials_of_about_the_same_log_loss_auc_decides(sequences):
     some = candidates(facts_of(sequences, Schema.load(sequences)))
     scores = [(0.4362, 0.776), (0.4364, 0.778), (0.4369, 0.777), (0.4391, 0.79), (0.4448, None)]
     trials = [
-        first_trials.Trial(candidate=one, log_loss=loss, auc=auc, step=1, steps=2, seconds=1.0)
+        first_trials.Trial(candidate=one, score=loss, auc=auc, step=1, steps=2, seconds=1.0)
         for one, (loss, auc) in zip(some, scores, strict=False)
     ]
     assert first_trials.best_first(trials[::-1]) == [trials[1], trials[0], *trials[2:]]
@@ -255,7 +255,7 @@ def searched(dataset, tmp_path, monkeypatch):
         new.append(f"{candidate.title}{f' (seed {seed})' if seed else ''}")
         loss = 0.5 + abs(np.log2(candidate.rows[1] / 0.2)) / 100 + candidate.dim / 1e4 + seed / 1e4
         record = {"step": 12, "auc": 1 - loss, "refinement": loss}
-        own = {"log_loss": loss, "auc": 1 - loss, "step": 12, "steps": 24, "seconds": 1.0, "records": [record]}
+        own = {"score": loss, "auc": 1 - loss, "step": 12, "steps": 24, "seconds": 1.0, "records": [record]}
         return first_trials.Trial(candidate=candidate, seed=seed, **own)
 
     monkeypatch.setattr(first_search, "tried", tried)
@@ -287,7 +287,7 @@ def test_with_minutes_variants_of_the_best_kind_are_tried_and_kept(searched, dat
     assert "min left" in said
     assert search(5) == []  # all of them are kept
     page = out.with_suffix(".html").read_text()
-    assert "another seed differs by 0.00010 nats: so much is chance" in page
+    assert "another seed differs by 0.00010 (nats per example): so much is chance" in page
     assert load_config(out).model == config.model
 
 
@@ -328,7 +328,7 @@ def test_a_trial_that_takes_too_long_ends_with_the_time(dataset, tmp_path):
 def test_variants_differ_in_one_thing(dataset):
     (first, *_) = candidates(facts_of(dataset, Schema.load(dataset)))
     of_seed = {"candidate": first, "auc": 0.5, "step": 1, "steps": 2, "seconds": 1.0}
-    both = [first_trials.Trial(seed=seed, log_loss=0.5 - seed / 4, **of_seed) for seed in (1, 0)]
+    both = [first_trials.Trial(seed=seed, score=0.5 - seed / 4, **of_seed) for seed in (1, 0)]
     assert [trial.seed for trial in first_trials.best_first(both)] == [0, 1]
     assert first_trials.spread(both) == 0.25
     for variant in variants(first):

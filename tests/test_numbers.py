@@ -12,6 +12,7 @@ from train_command import train_command
 import jrec
 import jrec.serving
 from jrec import cli, regression
+from jrec.app import first_trials
 from jrec.app.config import load_config
 from jrec.app.dataset import open_data
 from jrec.app.evaluate import evaluate_checkpoint
@@ -301,9 +302,42 @@ def test_bad_numbers_are_bad_lines(tmp_path, capsys, value):
     assert "data.csv:7: field 'rating'" in capsys.readouterr().err
 
 
-def test_init_says_what_to_do(folder, capsys):
-    assert cli.main(["init", str(folder / "data"), "--out", str(folder / "init.toml")]) == 2
-    assert "`jrec init` tries models of clicks, but the label of" in capsys.readouterr().err
+def test_init_tries_models_by_rmse(folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(first_trials, "STEPS", 60)
+    out = tmp_path / "init.toml"
+    assert cli.main(["init", str(folder / "data"), "--out", str(out)]) == 0
+    said = capsys.readouterr().err
+    assert said.count("valid RMSE ") == 5
+    assert "log loss" not in said + out.read_text()
+    config = load_config(out)
+    assert config.evaluate.early_stopping.metric == "rmse"
+    assert not config.model.calibrate
+    assert "valid RMSE" in (page := out.with_suffix(".html").read_text())
+    assert "unit of the label" in page
+    arguments = [str(out), f"out={tmp_path / 'run'}", "epochs=2", "max_steps=60", "log.progress=off"]
+    assert cli.main(["train", *arguments]) == 0
+    metrics = json.loads((tmp_path / "run" / "report" / "metrics.json").read_text())["splits"]["test"]
+    assert metrics["r2"] > 0
+
+
+def test_fit_takes_a_number_and_predicts_numbers():
+    rows = pd.DataFrame(log())
+    own = {"model.members": 1, "log.tensorboard": False}
+    model = jrec.fit(rows, label="rating", numeric=True, weight="w", quick=True, quiet=True, epochs=5, config=own)
+    assert model.metrics["test"]["r2"] > 0.2
+    predictions = model.predict(rows)
+    assert abs(predictions.mean() - rows.rating.mean()) < 50
+    metrics, counted = model.evaluate(rows), rows[rows.w > 0]
+    error = np.average((model.predict(counted) - counted.rating) ** 2, weights=counted.w) ** 0.5
+    assert metrics["rmse"] == pytest.approx(error, rel=1e-4)
+    assert "RMSE" in repr(model)
+    assert "R2" in model._repr_html_()
+    with pytest.raises(DatasetError, match=r"has a label of two, or say|numeric=True of jrec\.fit"):
+        jrec.fit(rows, label="rating", quick=True, quiet=True)
+    with pytest.raises(DatasetError, match="is no number in all lines"):
+        jrec.fit(rows.assign(rating="good"), label="rating", numeric=True, quick=True, quiet=True)
+    with pytest.raises(ConfigError, match="numeric is True, but the schema"):
+        jrec.fit(rows, schema="columns.toml", numeric=True)
 
 
 def test_compression_compares_auc(run, tmp_path, capsys):

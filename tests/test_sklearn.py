@@ -13,7 +13,7 @@ from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import cross_val_score, train_test_split
 
-from jrec.app.sklearn import JrecClassifier
+from jrec.app.sklearn import JrecClassifier, JrecRegressor
 
 QUICK = {"epochs": 2, "quick": True, "config": LITTLE["config"]}
 
@@ -74,3 +74,19 @@ def test_arrays_have_columns_by_number():
 def test_what_is_no_table_of_two_classes_is_refused(rows, labels, message):
     with pytest.raises(JrecError, match=message):
         JrecClassifier(**QUICK).fit(rows, labels)
+
+
+def test_numbers_are_regressed():
+    rows = frame()
+    X, price = rows.drop(columns=["price", "ts"]), 3 * rows["item"] + (rows["bought"] == "yes")
+    regressor = JrecRegressor(epochs=5, quick=True, config=LITTLE["config"])
+    assert clone(regressor).get_params() == regressor.get_params()
+    train, test, wanted, truth = train_test_split(X, price, random_state=0)
+    with pytest.raises(NotFittedError):
+        regressor.predict(test)
+    assert regressor.fit(train, wanted).score(test, truth) > 0.5
+    weights = np.where(np.arange(len(train)) % 2, 1.0, 0.0)
+    half = clone(regressor).fit(train, wanted, sample_weight=weights)
+    assert half.predict(test).tolist() != regressor.predict(test).tolist()
+    with pytest.raises(JrecError, match="but y has 3"):
+        regressor.fit(train, [1.0, 2.0, 3.0])

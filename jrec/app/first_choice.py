@@ -42,7 +42,6 @@ def first_choice(
             " features of users and items"
         )
     schema.check_one_label("`jrec init` tries models of one label")
-    schema.check_clicks("`jrec init` tries models of clicks")
     facts = facts_of(data, schema)
     for line in warnings(facts):
         say(line)
@@ -53,20 +52,22 @@ def first_choice(
         from jrec.app.pairs import proposal, telling_pairs
 
         if facts.valid and facts.examples < LARGE:
+            name = facts.metric[1]
 
             def tried(trial: Trial, left: float | None = None) -> None:
                 auc = "" if trial.auc is None else f", AUC {trial.auc:.4f}"
                 seed = f" (seed {trial.seed})" if trial.seed else ""
                 remains = "" if left is None else f"; {left / 60:.1f} min left"
-                say(f"{trial.candidate.title}{seed}: valid log loss {trial.log_loss:.4f}{auc}{remains}")
+                say(f"{trial.candidate.title}{seed}: valid {name} {trial.score:.4f}{auc}{remains}")
 
             if minutes is None:
                 trials = try_all(data, facts, chosen, on_trial=tried)
             else:
                 kept, dataset = pathlib.Path(out).with_suffix(TRIALS_SUFFIX), schema.identity
                 trials = search(data, facts, chosen, minutes=minutes, kept=kept, dataset=dataset, on_trial=tried)
-            chosen, notes = [trial.candidate for trial in trials], notes_of(trials)
-        notes += (proposed := proposal(telling_pairs(data, schema)))
+            chosen, notes = [trial.candidate for trial in trials], notes_of(trials, facts)
+        pairs = [] if facts.numeric else telling_pairs(data, schema)  # of click rates
+        notes += (proposed := proposal(pairs))
         for line in proposed:
             say(line)
     keys = first_config(data, facts, chosen[0], best_step=trials[0].best_step if trials else 0)

@@ -46,6 +46,7 @@ class Facts:
       history_tables: The tables that these features read.
       growing: The tables that grow.
       unmet_oov: The tables whose row for values outside the vocabulary no training example reads.
+      numeric: Whether the label is a number.
     """
 
     examples: int
@@ -58,6 +59,14 @@ class Facts:
     history_tables: dict[str, str]
     growing: frozenset[str] = frozenset()
     unmet_oov: frozenset[str] = frozenset()
+    numeric: bool = False
+
+    @property
+    def metric(self) -> tuple[str, str, str]:
+        """The metric that trials are compared by, the less the better: its key, what texts call it, and its unit."""
+        if self.numeric:
+            return "rmse", "RMSE", "unit of the label"
+        return "refinement", "log loss", "nats per example"
 
     @property
     def rows(self) -> int:
@@ -158,6 +167,7 @@ def facts_of(folder: str | os.PathLike[str], schema: Schema) -> Facts:
         history_tables={feature.name: feature.table for feature in schema.categorical if feature.name in histories},
         growing=schema.growing,
         unmet_oov=frozenset(unmet),
+        numeric=schema.numbers is not None,
     )
 
 
@@ -251,7 +261,7 @@ def first_config(path: str, facts: Facts, candidate: Candidate, *, best_step: in
         *_rates(facts, candidate),
     ]
     if best_step:
-        why = "the noise of the last batches, by which one click rate differs from another, averages out"
+        why = "the noise of the last batches, by which one mean differs from another, averages out"
         keys.append(Key(section="lr_schedule", name="kind", value="warmup_linear", reason=why))
     return [*keys, *(_watch(facts, candidate, steps) if facts.valid else ())]
 
@@ -295,7 +305,7 @@ def _model(facts: Facts, candidate: Candidate) -> Iterator[Key]:
     if candidate.dropout:
         yield Key(section="model", name="dropout", value=candidate.dropout, reason="better on valid than without")
     yield Key(section="model", name="pooling", value="mean", reason="of lists: their length says nothing by itself")
-    if facts.valid:
+    if facts.valid and not facts.numeric:
         why = "by a scale fitted on valid: training makes probabilities too extreme before it makes rankings worse"
         yield Key(section="model", name="calibrate", value=True, reason=why)
     why = f"quantiles in training: a curve of up to {_PIECES} pieces in place of a slope, whatever the scale"
@@ -337,8 +347,10 @@ def _watch(facts: Facts, candidate: Candidate, steps: int) -> Iterator[Key]:
     yield Key(
         section="evaluate", name="batches", value=batches, reason=f"of the valid split's {facts.valid:,} examples"
     )
-    stop = {"metric": "refinement", "patience": _PATIENT if candidate.decay else 6}
-    why = f"log loss, whatever the click rate; {stop['patience']} evaluations without a better one end training"
+    metric, name, _ = facts.metric
+    stop = {"metric": metric, "patience": _PATIENT if candidate.decay else 6}
+    of_metric = name if facts.numeric else f"{name}, whatever the click rate"
+    why = f"{of_metric}; {stop['patience']} evaluations without a better one end training"
     yield Key(section="evaluate", name="early_stopping", value=stop, reason=why)
     yield Key(section="checkpoint", name="keep_best", value=True, reason="the report is of the best step")
 

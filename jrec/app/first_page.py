@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from jrec.app.first_trials import Trial
 
 _COLORS = ("train", "valid", "test", "grey")
-_METRICS = {"auc": "AUC", "refinement": "log loss once calibrated (nats per example)"}
 
 
 def first_page(
@@ -35,7 +34,7 @@ def first_page(
         *((note("Warnings", warned),) if warned else ()),
         note(f"Chosen: {some[0].title}", [_why(facts, trials)], good=True),
         paragraph(f"Train it: jrec train {out}"),
-        *section("Trials", _trials(trials)),
+        *section("Trials", _trials(facts, trials)),
         *section("Configuration", [_configuration(keys)]),
         *section("Dataset", [_dataset(facts)]),
     ]
@@ -44,9 +43,10 @@ def first_page(
 
 def _why(facts: Facts, trials: Sequence[Trial]) -> str:
     if trials:
-        least = "the least log loss on the valid split"
-        if any(trial.log_loss < trials[0].log_loss for trial in trials):
-            least = "the greatest AUC of those whose log loss on the valid split is the least or about the same"
+        name = facts.metric[1]
+        least = f"the least {name} on the valid split"
+        if any(trial.score < trials[0].score for trial in trials):
+            least = f"the greatest AUC of those whose {name} on the valid split is the least or about the same"
         return f"Of {len(trials)} models that may suit the dataset, it has {least}."
     if facts.examples >= LARGE:
         return f"By its numbers alone: with {LARGE:,} training examples or more nothing is tried."
@@ -55,27 +55,33 @@ def _why(facts: Facts, trials: Sequence[Trial]) -> str:
     return "By its numbers alone, as --quick asks for."
 
 
-def _trials(trials: Sequence[Trial]) -> Iterator[str]:
+def _trials(facts: Facts, trials: Sequence[Trial]) -> Iterator[str]:
     if not trials:
         return
     from jrec.app.first_trials import EXAMPLES, STEPS, spread  # loads JAX
 
+    _, name, unit = facts.metric
     yield paragraph(
         f"Each kind was trained for up to {STEPS:,} steps or {EXAMPLES:,} examples, on {environment.summary()}. The"
-        " scores are of the evaluation with the least log loss, taken after the best scale and shift of its logits."
+        f" scores are of the evaluation with the least {name}{'' if facts.numeric else _CALIBRATED}."
     )
-    columns = {"kind of model": "", "valid log loss": "nats per example", "valid AUC": "0 to 1"}
+    columns = {"kind of model": "", f"valid {name}": unit, "valid AUC": "0 to 1"}
     columns |= {"at step": "", "steps": "", "training": "s"}
-    rows: list[list[Cell]] = [[t.candidate.title, t.log_loss, t.auc, t.step, t.steps, t.seconds] for t in trials]
+    rows: list[list[Cell]] = [[t.candidate.title, t.score, t.auc, t.step, t.steps, t.seconds] for t in trials]
     yield table("Trials, the best first", columns, rows, marks={0: "own"})
     if (chance := spread(trials)) is not None:
-        yield paragraph(f"The same model with another seed differs by {chance:.5f} nats: so much is chance.")
-    yield from side_by_side(_curves(trials))
+        yield paragraph(f"The same model with another seed differs by {chance:.5f} ({unit}): so much is chance.")
+    yield from side_by_side(_curves(facts, trials))
 
 
-def _curves(trials: Sequence[Trial]) -> Iterator[str]:
+_CALIBRATED = ", taken after the best scale and shift of its logits"
+
+
+def _curves(facts: Facts, trials: Sequence[Trial]) -> Iterator[str]:
     last = max(trial.steps for trial in trials)
-    for metric, label in _METRICS.items():
+    key, name, unit = facts.metric
+    metrics = {key: f"{name} ({unit})"} if facts.numeric else {"auc": "AUC", key: f"{name} once calibrated ({unit})"}
+    for metric, label in metrics.items():
         marks = []
         for place, trial in enumerate(trials):
             points = [(r["step"], r[metric]) for r in trial.records if r[metric] is not None]

@@ -144,7 +144,8 @@ class _Kept:
 
     def of(self, config: str, candidate: Candidate, seed: int) -> Trial | None:
         """The trial of a configuration, if there was one."""
-        if (record := self._trials.get(self._digest(config, seed))) is None:
+        record = self._trials.get(self._digest(config, seed))
+        if record is None or not record.keys() >= {*_RECORDED}:
             return None
         return Trial(candidate=candidate, **{name: record[name] for name in _RECORDED})
 

@@ -17,7 +17,7 @@ from jrec.app.report.logs import METRICS_FILE, read_records
 EXAMPLES, STEPS = 1_000_000, 8_000
 """Training examples that a trial reads at most, and steps that it takes at most."""
 CLOSE = 0.002
-"""The share of a log loss by which trials on small valid splits differ by chance."""
+"""The share of a score by which trials on small valid splits differ by chance."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,9 +26,9 @@ class Trial:
 
     Attributes:
       candidate: The kind of model.
-      log_loss: The least log loss on the valid split that it reached, after the best scale and shift of its logits
-        there (``refinement``), in nats per example.
-      auc: AUC of that evaluation; None where it is undefined.
+      score: The least of the metric on the valid split (``Facts.metric``) that it reached: log loss after the best
+        scale and shift of its logits there, in nats per example, or RMSE.
+      auc: AUC of that evaluation; None where it is undefined, as where the label is a number.
       step: The step of that evaluation.
       steps: Steps that it took.
       seconds: Seconds of training.
@@ -37,7 +37,7 @@ class Trial:
     """
 
     candidate: Candidate
-    log_loss: float
+    score: float
     auc: float | None
     step: int
     steps: int
@@ -94,11 +94,12 @@ def tried(
         records = [r for r in read_records(outcome.folder / METRICS_FILE) if r["split"] == "valid"]
     if not records:
         return None
-    best = min(records, key=lambda record: record["refinement"])
+    metric, _, _ = facts.metric
+    best = min(records, key=lambda record: record[metric])
     return Trial(
         candidate=candidate,
-        log_loss=best["refinement"],
-        auc=best["auc"],
+        score=best[metric],
+        auc=best.get("auc"),
         step=best["step"],
         steps=outcome.step,
         seconds=outcome.seconds,
@@ -108,21 +109,21 @@ def tried(
 
 
 def best_first(trials: Sequence[Trial]) -> list[Trial]:
-    """Trials by log loss, but first the one of the greatest AUC among those that are within ``CLOSE`` of the least.
+    """Trials by score, but first the one of the greatest AUC among those that are within ``CLOSE`` of the least.
 
     Those of other seeds than the first, which tell what is chance, are the last.
     """
-    ordered = sorted((trial for trial in trials if not trial.seed), key=lambda trial: trial.log_loss)
-    close = [trial for trial in ordered if trial.log_loss <= (1 + CLOSE) * ordered[0].log_loss]
+    ordered = sorted((trial for trial in trials if not trial.seed), key=lambda trial: trial.score)
+    close = [trial for trial in ordered if trial.score <= (1 + CLOSE) * ordered[0].score]
     first = max(close, key=lambda trial: trial.auc or 0.0)
     return [first, *(trial for trial in ordered if trial is not first), *(trial for trial in trials if trial.seed)]
 
 
 def spread(trials: Sequence[Trial]) -> float | None:
-    """By how much the log losses of one candidate with two seeds differ, in nats; None where none has two."""
+    """By how much the scores of one candidate with two seeds differ; None where none has two."""
     for other in (trial for trial in trials if trial.seed):
         same = (trial for trial in trials if not trial.seed and trial.candidate == other.candidate)
-        return max(abs(trial.log_loss - other.log_loss) for trial in same)
+        return max(abs(trial.score - other.score) for trial in same)
     return None
 
 
@@ -137,7 +138,8 @@ def trial_config(path: str, facts: Facts, candidate: Candidate, out: pathlib.Pat
     return load_config(file, [f"out={str(out)!r}", f"max_steps={most}", f"seed={seed}", *watch])
 
 
-def notes_of(trials: Sequence[Trial]) -> list[str]:
+def notes_of(trials: Sequence[Trial], facts: Facts) -> list[str]:
     """Lines that say how the trials went."""
-    head = f"Each was trained for up to {STEPS:,} steps, and reached on the valid split this log loss, once calibrated:"
-    return [head, *(f"  {trial.log_loss:.4f}  {trial.candidate.title}" for trial in trials if not trial.seed)]
+    metric = facts.metric[1] if facts.numeric else f"{facts.metric[1]}, once calibrated"
+    head = f"Each was trained for up to {STEPS:,} steps, and reached on the valid split this {metric}:"
+    return [head, *(f"  {trial.score:.4f}  {trial.candidate.title}" for trial in trials if not trial.seed)]

@@ -36,6 +36,7 @@ def fit(
     data: InputLike | Sequence[InputLike] | Mapping[str, Any],
     *,
     label: str = "",
+    numeric: bool = False,
     time: str = "",
     weight: str = "",
     schema: str | os.PathLike[str] | None = None,
@@ -47,7 +48,7 @@ def fit(
     quiet: bool = False,
     callbacks: Sequence[Callback] = (),
 ) -> FittedModel:
-    """Trains a model of a table's binary label.
+    """Trains a model of a table's label, one of two values or a number.
 
     Guesses a schema, prepares a dataset, chooses a configuration and trains as ``jrec prepare csv``, ``jrec init`` and
     ``jrec train`` do: these commands with the files of ``folder`` give the same bits.
@@ -55,6 +56,7 @@ def fit(
     Args:
       data: A table (of pandas, polars, Arrow, …), columns by name, or paths of Parquet, CSV or JSON lines files.
       label: The column to predict, of two values.
+      numeric: Whether the label is a number, such as a rating or a price, and predictions are numbers.
       time: The column that says when a line was; "" to guess it. The last tenth of the lines is then the test split,
         the tenth before it is for early stopping. Without times, these are drawn at random.
       weight: The column of how much each line counts, in training and in metrics: finite numbers of at least 0; "" for
@@ -89,7 +91,7 @@ def fit(
             f"label is {label!r} and schema is {schema}; give label, the column to predict, or schema, a file that"
             " says which one that is"
         )
-    for key, value in (("time", time), ("weight", weight)):
+    for key, value in (("time", time), ("weight", weight), ("numeric", numeric)):
         if schema is not None and value:
             raise ConfigError(
                 f"{key} is {value!r}, but the schema {schema} says which column that is; leave one of them out"
@@ -104,7 +106,8 @@ def fit(
         with contextlib.ExitStack() as named:
             for one in inputs:
                 named.enter_context(one.errors_by_name())
-            _prepare(inputs, place, label=label, time=time, weight=weight, schema=schema, quiet=quiet, say=say)
+            guess = {"label": label, "numeric": numeric, "time": time, "weight": weight}
+            _prepare(inputs, place, guess, schema=schema, quiet=quiet, say=say)
         own = {"epochs": epochs, "max_steps": None if epochs is None else 0, "seed": seed} | dict(config or {})
         metrics = _train(place, own, quick=quick, quiet=quiet, say=say, callbacks=callbacks)
 
@@ -122,7 +125,7 @@ class FittedModel:
     Attributes:
       folder: What was made: ``schema.toml``, the dataset ``data``, ``model.toml``, the run ``run`` with its report.
       run: The run, for what ``predict`` does not give (``jrec.load_run``).
-      metrics: By split, "valid" and "test", its metrics by name, "auc" and "log_loss" among them.
+      metrics: By split, "valid" and "test", its metrics by name, "auc" and "log_loss" among them, or "rmse" and "r2".
     """
 
     def __init__(self, folder: pathlib.Path, run: LoadedRun, metrics: dict[str, dict[str, Any]]):
@@ -140,14 +143,15 @@ class FittedModel:
         tables = counted(len(schema.tables), "table")
         rows = counted(sum(table.rows for table in schema.tables), "row")
         examples = counted(schema.splits["train"].examples, "example")
+        names = {"rmse": "RMSE", "r2": "R2"} if schema.numbers is not None else {"auc": "AUC", "log_loss": "log loss"}
         splits = [
-            (split, _measured("AUC", metrics["auc"]), _measured("log loss", metrics["log_loss"]))
+            (split, *(_measured(name, metrics[key]) for key, name in names.items()))
             for split, metrics in self.metrics.items()
         ]
         return Shown((f"jrec model of {features} ({tables} of {rows}), {examples}", f"folder: {self.folder}"), splits)
 
     def predict(self, data: InputLike | Sequence[InputLike] | Mapping[str, Any]) -> np.ndarray:
-        """Probabilities, (rows,) float32, in the order of the rows.
+        """Probabilities, or of a label that is a number such numbers, (rows,) float32, in the order of the rows.
 
         Values that training did not see are read as unknown; a warning names some where they are many.
 
@@ -171,10 +175,17 @@ class FittedModel:
           DatasetError: As ``predict``; if the label is absent.
         """
         from jrec.metrics import ScoreAccumulator, evaluate
+        from jrec.regression import NumberScores, evaluate_numbers
 
         pieces = list(self._scored(data if _are_paths(data) else _table(data)))
         if not pieces or any(piece.labels is None for piece in pieces):
             raise ConfigError("the data to evaluate has no rows, or no label column; give rows with their labels")
+        if self.run.restored.schema.numbers is not None:
+            predictions, labels = (
+                np.concatenate(part) for part in zip(*((p.predictions, p.labels) for p in pieces), strict=True)
+            )
+            weights = None if pieces[0].weights is None else np.concatenate([p.weights for p in pieces])
+            return evaluate_numbers(NumberScores(predictions=predictions, labels=labels, weights=weights)).to_dict()
         accumulated = ScoreAccumulator()
         for piece in pieces:
             accumulated.update(piece.logits, piece.labels, piece.weights)
@@ -259,10 +270,8 @@ def _spooled(data: Any, place: pathlib.Path) -> list[Input]:
 def _prepare(
     inputs: Sequence[Input],
     place: pathlib.Path,
+    guess: Mapping[str, Any],
     *,
-    label: str,
-    time: str,
-    weight: str,
     schema: str | os.PathLike[str] | None,
     quiet: bool,
     say: Callable[[str], None],
@@ -276,7 +285,7 @@ def _prepare(
     files = [one.file for one in inputs]
     check_inputs(files, keep_order=True)
     if schema is None:
-        text = guess_schema(files[0], files[1:], label=label, time=time, weight=weight)
+        text = guess_schema(files[0], files[1:], **guess)
         for question in questions(text):
             say(f"guessed, please check: {question}")
         schema = place / _SCHEMA

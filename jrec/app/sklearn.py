@@ -1,4 +1,4 @@
-"""``JrecClassifier``: ``jrec.fit`` as an estimator of scikit-learn, which has to be installed."""
+"""``JrecClassifier`` and ``JrecRegressor``: ``jrec.fit`` as estimators of scikit-learn, which has to be installed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
-from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 
@@ -17,7 +17,41 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-class JrecClassifier(ClassifierMixin, BaseEstimator):
+class _Estimator(BaseEstimator):
+    """What both estimators take, and how they train."""
+
+    def __init__(
+        self,
+        *,
+        time: str = "",
+        epochs: int | None = None,
+        seed: int | None = None,
+        quick: bool = False,
+        config: Mapping[str, object] | None = None,
+        quiet: bool = True,
+    ):
+        self.time, self.epochs, self.seed = time, epochs, seed
+        self.quick, self.config, self.quiet = quick, config, quiet
+
+    def _fitted(self, X: Any, labels: np.ndarray, sample_weight: Any, *, numeric: bool) -> Self:
+        table = _table(X)
+        if len(labels) != table.num_rows:
+            raise DatasetError(f"X has {table.num_rows:,} rows, but y has {len(labels):,}; give a label for each row")
+        self.feature_names_in_, self.n_features_in_ = np.array(table.column_names, object), table.num_columns
+        table, label, weight = *_appended(table, "label", labels), ""
+        if sample_weight is not None:
+            weights = np.asarray(sample_weight, np.float64).reshape(-1)
+            if len(weights) != table.num_rows:
+                raise DatasetError(
+                    f"X has {table.num_rows:,} rows, but sample_weight has {len(weights):,}; give one each"
+                )
+            table, weight = _appended(table, "weight", weights)
+        own = self.get_params(deep=False)
+        self.model_: FittedModel = fit(table, label=label, numeric=numeric, weight=weight, **own)
+        return self
+
+
+class JrecClassifier(ClassifierMixin, _Estimator):
     """Two classes by ``jrec.fit``, for cross-validation, grids and pipelines of scikit-learn.
 
     Args:
@@ -35,19 +69,6 @@ class JrecClassifier(ClassifierMixin, BaseEstimator):
       array([0.7381, 0.7402, 0.7376, 0.7411, 0.7369])
     """
 
-    def __init__(
-        self,
-        *,
-        time: str = "",
-        epochs: int | None = None,
-        seed: int | None = None,
-        quick: bool = False,
-        config: Mapping[str, object] | None = None,
-        quiet: bool = True,
-    ):
-        self.time, self.epochs, self.seed = time, epochs, seed
-        self.quick, self.config, self.quiet = quick, config, quiet
-
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Trains.
 
@@ -59,25 +80,12 @@ class JrecClassifier(ClassifierMixin, BaseEstimator):
         Raises:
           DatasetError: If y has not two values, y or the weights have another length than X, or a weight is none.
         """
-        table, labels = _table(X), np.asarray(y).reshape(-1)
+        labels = np.asarray(y).reshape(-1)
         check_classification_targets(labels)
         self.classes_, codes = np.unique(labels, return_inverse=True)
         if len(self.classes_) != 2:
             raise DatasetError(f"y has {len(self.classes_)} distinct value(s), and JrecClassifier tells two apart")
-        if len(labels) != table.num_rows:
-            raise DatasetError(f"X has {table.num_rows:,} rows, but y has {len(labels):,}; give a label for each row")
-        self.feature_names_in_, self.n_features_in_ = np.array(table.column_names, object), table.num_columns
-        table, label, weight = *_appended(table, "label", codes), ""
-        if sample_weight is not None:
-            weights = np.asarray(sample_weight, np.float64).reshape(-1)
-            if len(weights) != table.num_rows:
-                raise DatasetError(
-                    f"X has {table.num_rows:,} rows, but sample_weight has {len(weights):,}; give one each"
-                )
-            table, weight = _appended(table, "weight", weights)
-        own = self.get_params(deep=False)
-        self.model_: FittedModel = fit(table, label=label, weight=weight, **own)
-        return self
+        return self._fitted(X, codes, sample_weight, numeric=False)
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Probabilities of both classes, (rows, 2) float32."""
@@ -89,6 +97,33 @@ class JrecClassifier(ClassifierMixin, BaseEstimator):
         """The likelier class of each row."""
         likelier = self.predict_proba(X).argmax(axis=1)
         return self.classes_[likelier]
+
+
+class JrecRegressor(RegressorMixin, _Estimator):
+    """A number by ``jrec.fit``, such as a rating or a price; arguments and attributes as of ``JrecClassifier``.
+
+    Example:
+      >>> from sklearn.model_selection import cross_val_score
+      >>> cross_val_score(JrecRegressor(quick=True), X, y, scoring="r2")  # doctest: +SKIP
+      array([0.4012, 0.3987, 0.4055, 0.3961, 0.4020])
+    """
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Trains.
+
+        Args:
+          X: As of ``JrecClassifier.fit``, as ``sample_weight``.
+          y: (rows,) finite numbers.
+
+        Raises:
+          DatasetError: If y or the weights have another length than X, or hold what is no finite number.
+        """
+        return self._fitted(X, np.asarray(y, np.float64).reshape(-1), sample_weight, numeric=True)
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The number of each row, (rows,) float32."""
+        check_is_fitted(self)
+        return self.model_.predict(_table(X))
 
 
 def _table(rows: Any) -> pa.Table:

@@ -31,7 +31,13 @@ _LIBSVM = re.compile(r"[+-]?\d+(\.\d+)?( \d+:[^ :]+)+ *")
 
 
 def guess_schema(
-    path: str, other_files: Sequence[str] = (), *, label: str = "", time: str = "", weight: str = ""
+    path: str,
+    other_files: Sequence[str] = (),
+    *,
+    label: str = "",
+    numeric: bool = False,
+    time: str = "",
+    weight: str = "",
 ) -> str:
     """The text of a schema file for a log, each guess with its reason as a comment.
 
@@ -39,6 +45,7 @@ def guess_schema(
       path: The log's first file, text or Parquet; its first lines are read.
       other_files: The log's other files, of which only the names of their folders matter.
       label: The column that is the label; "" to guess it.
+      numeric: Whether that label is a number.
       time: The column that says when a line was; "" to guess whether there is one.
       weight: The column of the examples' weights; "" for none.
 
@@ -77,7 +84,7 @@ def guess_schema(
         head.append(f"\n[weight]\ncolumn = {toml(weight)}")
     if label:
         column = _column(left, label, path)
-        label = stated_label(column, path)
+        label = stated_label(column, path, numeric=numeric)
     else:
         label, column = guess_label(left)
     left = [c for c in left if c is not column]

@@ -62,12 +62,13 @@ def guess_label(columns: Sequence[Column]) -> tuple[str, Column | None]:
     return f"{text}\n# [label]\n# column = ", None
 
 
-def stated_label(column: Column, path: str) -> str:
+def stated_label(column: Column, path: str, *, numeric: bool = False) -> str:
     """The schema's text about the label that the user named.
 
     Args:
       column: The column.
       path: The log, for errors.
+      numeric: Whether it is a number.
 
     Raises:
       DatasetError: If its values cannot be a label's.
@@ -77,16 +78,20 @@ def stated_label(column: Column, path: str) -> str:
     if not column.values:
         fault = "has no value: the log is empty"
     elif column.lists:
-        fault = "holds lists, and a label is one of two values"
+        fault = "holds lists, and a label is one value"
     elif column.blanks:
         fault = "is missing in some lines; leave these lines out"
+    elif numeric:
+        fault = "" if column.numeric else f"is no number in all lines ({some}, …)"
     elif count > 2:
         fault = f"has {count:,} values or more ({some}, …), and a label has two; make it one first, as rating >= 4,"
-        fault += ' or give a schema with kind = "number" in [label] (docs/targets.md)'
+        fault += ' or say that it is a number (numeric=True of jrec.fit, kind = "number" in [label]: docs/targets.md)'
     elif count == 1 and column.distinct.isdisjoint(_PLAIN):
         fault = f"is {some} in all of the first lines; sort them otherwise, so that both values are among them"
     if fault:
         raise DatasetError(f"{path}: the label {column.name!r} {fault}")
+    if numeric:
+        return f'\n[label]\ncolumn = {toml(column.name)}\nkind = "number"'
     # The first lines of a log in the order of its labels have one, and preparing refuses a log of one label.
     return _two_valued(column, "") if count == 2 else f"\n[label]\ncolumn = {toml(column.name)}"
 
