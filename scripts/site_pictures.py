@@ -138,7 +138,7 @@ def draw_rows(lines: pathlib.Path, out: pathlib.Path) -> None:
       out: The picture, SVG.
     """
     records = [json.loads(line) for line in lines.read_text().splitlines()]
-    cases = {record["case"]: _ROWS_CASE.fullmatch(record["case"]) for record in records}
+    cases = {case["case"]: match for case in records if (match := _ROWS_CASE.fullmatch(case["case"]))}
     marks = []
     for color, (metric, name) in _ROWS_SIDES.items():
         points = sorted(
@@ -158,7 +158,7 @@ def draw_rows(lines: pathlib.Path, out: pathlib.Path) -> None:
 
 def _picture(figure: str, marks: Sequence[Mark], titles: Sequence[str]) -> str:
     """A report's chart as a picture of its own, with its colours, and two lines of title and a legend above it."""
-    inside = re.search(r'<svg class="chart"[^>]*>(.*?)</svg>', figure, re.DOTALL)[1]
+    [inside] = re.findall(r'<svg class="chart"[^>]*>(.*?)</svg>', figure, re.DOTALL)
     legend = "".join(
         f'<circle class="{mark.color}" cx="{14 + 180 * place}" cy="-12" r="4"/>'
         f'<text x="{24 + 180 * place}" y="-8">{html.escape(mark.name)}</text>'

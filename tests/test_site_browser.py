@@ -24,7 +24,7 @@ def site(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize(("width", "dark"), [(390, False), (1280, False), (390, True)])
+@pytest.mark.parametrize(("width", "dark"), [(390, False), (1280, False), (390, True), (1280, True)])
 def test_every_page_fits_its_window_and_is_legible(site, tmp_path, width, dark):
     seen = chromium.look_at_site(site, tmp_path, width=width, dark=dark)
     assert len(seen) > 60
