@@ -313,8 +313,9 @@ def test_bad_lines_end_the_run_or_are_skipped(folder, tmp_path):
     write(files / "1.csv", ["1,2024-06-01T00:00:00,what,u1,i1", *lines_of_log()[:10]])
     with pytest.raises(DatasetError, match=r"1\.csv:2"):
         followed(folder, tmp_path / "live", files=files)
-    outcome, _ = followed(folder, tmp_path / "live", files=files, resume=True, on_bad_line="skip")
+    outcome, said = followed(folder, tmp_path / "live", files=files, resume=True, on_bad_line="skip")
     assert outcome.examples == 10
+    assert any("1.csv: skipped 1 bad line(s)" in line for line in said)
 
 
 @pytest.mark.parametrize("change", ["gone", "longer"])

@@ -12,6 +12,7 @@ on with the same bits from its last checkpoint: files behind it are learnt again
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import json
@@ -19,7 +20,7 @@ import os
 import pathlib
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from jrec.app.build import build_layout, build_loss, described
@@ -139,13 +140,15 @@ class Files:
       run: The run's folder.
       options: Where files appear.
       base: The dataset whose rows the model has.
+      report: Takes what is to be said of a file's lines, such as how many bad ones were skipped.
     """
 
-    def __init__(self, run: pathlib.Path, options: FollowOptions, base: str):
-        self._folder, self._options, self._base = examples_folder(run), options, base
+    def __init__(self, run: pathlib.Path, options: FollowOptions, base: str, report: Callable[[str], None]):
+        self._folder, self._options, self._base, self._report = examples_folder(run), options, base, report
         self._folder.mkdir(exist_ok=True)
         self.taken = _whole_lines(run / FILES)
         self._list = JsonLines(run / FILES)
+        self._waiting = collections.deque[pathlib.Path]()
         self._names = {entry["file"] for entry in self.taken}
         source = stored_log(Schema.load(base, check_files=False))
         if source is None or source.histories:
@@ -155,19 +158,26 @@ class Files:
 
     def take(self) -> bool:
         """Takes the next file that is there and finished, by the numbers in the names; False where there is none."""
+        if not self._waiting:  # a look at all names, of which there may be many, for all files that it shows
+            self._waiting.extend(self._finished())
+        while self._waiting:
+            path = self._waiting.popleft()
+            with contextlib.suppress(FileNotFoundError):
+                status = path.stat()
+                entry = {"file": path.name, "bytes": status.st_size, "written": status.st_mtime}
+                self._list.write(entry)
+                self._list.sync()
+                self.taken.append(entry)
+                self._names.add(path.name)
+                return True
+        return False
+
+    def _finished(self) -> Iterator[pathlib.Path]:
         for path in sorted(self._options.files.iterdir(), key=lambda path: natural_order(path.name)):
             if path.name in self._names or path.name.startswith((".", "_")) or path.name.endswith(UNFINISHED):
                 continue
-            status = path.stat()
-            if not path.is_file() or time.time() - status.st_mtime < self._options.settle:
-                continue
-            entry = {"file": path.name, "bytes": status.st_size, "written": status.st_mtime}
-            self._list.write(entry)
-            self._list.sync()
-            self.taken.append(entry)
-            self._names.add(path.name)
-            return True
-        return False
+            if path.is_file() and time.time() - path.stat().st_mtime >= self._options.settle:
+                yield path
 
     def dataset(self, number: int) -> pathlib.Path | None:
         """The examples of a file; None of one that has none."""
@@ -187,7 +197,10 @@ class Files:
             split=(1.0, 0.0, 0.0), vocabulary_from=self._base, on_bad_line=self._options.on_bad_line, overwrite=True
         )
         try:
-            prepare(self._source, str(path), folder, options, command="jrec follow")
+            prepare(
+                self._source, str(path), folder, options, command="jrec follow",
+                report=lambda message: self._report(f"{path.name}: {message}"),
+            )  # fmt: skip
         except NoExamplesError:
             return None
         return folder
@@ -274,7 +287,7 @@ class _Follower:
         record.keep_dataset(schema.identity, resume=resume)
         initial = record.keep_initial(config, schema.identity, resume=resume)
         assert initial is not None  # as ``follow_config`` has set ``init_from``
-        self.files = Files(folder, options, config.data.path)
+        self.files = Files(folder, options, config.data.path, report)
         self._layout = build_layout(config, schema, plan)
         self.saver = Saver(folder, config.checkpoint)
         resumed = self.saver.open(None) if resume else None
