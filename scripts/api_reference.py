@@ -26,6 +26,7 @@ PACKAGES = (
     "jrec.host",
     "jrec.checkpoint",
     "jrec.serving",
+    "jrec.table_files",
     "jrec.app.ray",
 )
 SECTION = re.compile(r"(Args|Attributes|Returns|Raises|Yields|Example):")

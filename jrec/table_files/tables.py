@@ -1,0 +1,403 @@
+"""A table of rows in safetensors files: one tensor or numbered ones, with or without scales."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import pathlib
+import re
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+
+from jrec.errors import CheckpointError
+from jrec.outputs import Place, new_folder
+from jrec.table_files.safetensors import DTYPES, SHARD_BYTES, ShardWriter, Tensors, TensorSpec, check_specs
+from jrec.table_files.scales import FP8, INT8, POWERS_OF_TWO, block_of, dequantized, quantized
+
+CHUNK_ROWS = 65_536
+"""Rows that are in memory at once, of a table that is read or written as a whole."""
+
+_FLOATS = ("float32", "bfloat16", "float16")
+_SCALED = (FP8.name, INT8.name)
+_SCALE_DTYPES = {FP8.name: (POWERS_OF_TWO.name, "uint8", "float32"), INT8.name: ("float32",)}
+_KNOWN = (*_FLOATS, *_SCALED, "float8_e5m2", POWERS_OF_TWO.name)
+_ROWS_OF_A_BLOCK = 4096  # that a writer takes at once
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TableFormat:
+    """How a table lies in its files.
+
+    Attributes:
+      name: The tensor; with "{}" in it, the tensors of its pieces, numbered from 0.
+      dtype: "float32", "bfloat16" or "float16"; or "float8_e4m3fn" or "int8", with scales.
+      piece_rows: Rows of each piece, but for the last; None for a single tensor.
+      scale: The tensor of the scales, with "{}" where ``name`` has it; "" without scales.
+      scale_dtype: Of FP8, "float8_e8m0fnu", the default, "uint8", the same bytes, or "float32"; of INT8, "float32".
+      block: Rows and elements that share a scale; see ``quantized``.
+
+    Raises:
+      ValueError: If these do not go together.
+    """
+
+    name: str
+    dtype: str = "bfloat16"
+    piece_rows: int | None = None
+    scale: str = ""
+    scale_dtype: str | None = None
+    block: tuple[int, int] = (1, 32)
+
+    def __post_init__(self) -> None:
+        if self.dtype not in (*_FLOATS, *_SCALED):
+            raise ValueError(f"dtype={self.dtype!r} of a table; choose one of {', '.join((*_FLOATS, *_SCALED))}")
+        in_pieces = "{}" in self.name
+        if in_pieces != (self.piece_rows is not None) or (self.scale and in_pieces != ("{}" in self.scale)):
+            raise ValueError(
+                f"name={self.name!r}, scale={self.scale!r}, piece_rows={self.piece_rows}: a table in pieces has {{}} in"
+                " each name, and their rows"
+            )
+        if (self.dtype in _SCALED) != bool(self.scale):
+            raise ValueError(f"dtype={self.dtype!r} and scale={self.scale!r}: name the scales of 8 bits, and only them")
+        if self.scale and self.scale_dtype not in (None, *_SCALE_DTYPES[self.dtype]):
+            raise ValueError(
+                f"scale_dtype={self.scale_dtype!r} of dtype={self.dtype!r}; choose one of {_SCALE_DTYPES[self.dtype]}"
+            )
+        if self.scale and not (1 <= self.block[0] <= _ROWS_OF_A_BLOCK and self.block[1] >= 1):
+            raise ValueError(
+                f"block={self.block}: from 1 to {_ROWS_OF_A_BLOCK:,} rows share a scale as they are written"
+            )
+        if self.piece_rows is not None and (self.piece_rows < 1 or (self.scale and self.piece_rows % self.block[0])):
+            raise ValueError(f"piece_rows={self.piece_rows} must be whole blocks of {self.block[0]} rows")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Piece:
+    """A tensor of rows, with its scales where it has some."""
+
+    values: np.ndarray
+    scales: np.ndarray | None
+    block: tuple[int, int]
+
+    def read(self, rows: np.ndarray) -> np.ndarray:
+        values = self.values[rows]
+        if self.scales is None:
+            return values
+        return dequantized(values, self.scales[rows // self.block[0]], (1, self.block[1]))
+
+
+class StoredTable:
+    """A table in safetensors files, of which only what is asked for is read.
+
+    >>> jrec.table_files.write_tensors("engram", {"embed.weight": np.eye(4, 3, dtype=np.float32)})
+    >>> table = StoredTable(Tensors("engram"), "embed.weight")
+    >>> table.rows, table.dim, table.read([2, 0]).tolist()
+    (4, 3, [[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]])
+
+    Its rows go into a run, in whatever tier they live there, by ``for ids, rows in table.chunks():
+    run.set_rows("ngram", ids, rows)``, and come back by ``write_table``.
+
+    Attributes:
+      rows: Rows of the table.
+      dim: Elements of a row.
+      dtype: Of the rows that ``read`` returns: the stored floats, or float32 of rows with scales.
+
+    Args:
+      tensors: ``Tensors``, or arrays by name.
+      name: The tensor, (rows, dim); with "{}" for a number, the tensors of consecutive pieces, such as
+        "model.language_model.layers.1.ple.ple_embedding.ngram_embedding.shard_{}.weight" of Qwen3.8.
+      scale: The tensor of the scales, which multiply the values: one for all, for each row, or for each block. Left
+        out, it is the one that stands beside the tensor, its name with ".scale", ".weight_scale" or ".weight_scale_inv"
+        in place of ".weight"; "" for none.
+      block: Rows and elements that share a scale, where the shapes leave it open.
+
+    Raises:
+      CheckpointError: If a tensor is missing, or dtypes and shapes do not go together.
+    """
+
+    def __init__(
+        self,
+        tensors: Mapping[str, np.ndarray],
+        name: str,
+        *,
+        scale: str | None = None,
+        block: tuple[int, int] | None = None,
+    ):
+        self._tensors, self.name = tensors, name
+        names = _piece_names(tensors, name)
+        self._scale = _scale_name(tensors, name, tensors[names[0]].dtype) if scale is None else scale
+        self._pieces = [
+            _piece(tensors, piece, self._scale.replace("{}", str(number)), block) for number, piece in enumerate(names)
+        ]
+        first = self._pieces[0]
+        for piece, stored in zip(names, self._pieces, strict=True):
+            if stored.values.shape[1] != first.values.shape[1] or stored.values.dtype != first.values.dtype:
+                raise CheckpointError(
+                    f"tensor {piece} is {_described(stored.values)}, but {names[0]} {_described(first.values)};"
+                    " the pieces of a table have rows of one size and dtype"
+                )
+        self._starts = [0, *itertools.accumulate(len(piece.values) for piece in self._pieces)]
+        self.rows, self.dim = self._starts[-1], first.values.shape[1]
+        self.dtype = first.values.dtype if first.scales is None else np.dtype(np.float32)
+
+    @property
+    def format(self) -> TableFormat:
+        """How the table lies in its files, for another one like it.
+
+        Raises:
+          CheckpointError: If ``write_table`` writes no such table: one scale for many rows, or pieces of several sizes.
+        """
+        first, in_pieces = self._pieces[0], "{}" in self.name
+        sizes = [len(piece.values) for piece in self._pieces]
+        if set(sizes[:-1]) - {sizes[0]} or sizes[-1] > sizes[0]:
+            raise CheckpointError(
+                f"the pieces {self.name} have several sizes; write the table by a TableFormat of your own"
+            )
+        scaled = {}
+        if first.scales is not None:
+            scaled = {"scale": self._scale, "scale_dtype": first.scales.dtype.name, "block": first.block}
+        piece_rows = len(first.values) if in_pieces else None
+        try:
+            return TableFormat(name=self.name, dtype=first.values.dtype.name, piece_rows=piece_rows, **scaled)
+        except ValueError as error:
+            raise CheckpointError(f"{self.name}: {error}; write the table by a TableFormat of your own") from error
+
+    @property
+    def files(self) -> list[pathlib.Path]:
+        """The files that the rows are read from; none where the tensors are arrays."""
+        if not isinstance(self._tensors, Tensors):
+            return []
+        return sorted({self._tensors.file_of(name) for name in _piece_names(self._tensors, self.name)})
+
+    def read(self, ids: object) -> np.ndarray:
+        """Rows by their numbers, (n, dim) of ``dtype``.
+
+        Args:
+          ids: (n,) integers.
+
+        Raises:
+          ValueError: If they are no integers of one axis, or one is no row.
+        """
+        rows = np.asarray(ids, None if np.size(ids) else np.int64)  # type: ignore[arg-type]
+        if rows.ndim != 1 or rows.dtype.kind not in "iu":
+            raise ValueError(f"rows are read by integers of shape (n,), not by {rows.dtype}{list(rows.shape)}")
+        if rows.size and not 0 <= rows.min() <= rows.max() < self.rows:
+            raise ValueError(f"rows {rows.min()} to {rows.max()} of {self.name}, which has {self.rows:,}")
+        out = np.empty((rows.size, self.dim), self.dtype)
+        for piece, here, within in self._places(rows):
+            out[here] = piece.read(within)
+        return out
+
+    def chunks(self, rows: int = CHUNK_ROWS) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """All rows in order, ``rows`` of them at a time: their numbers, (n,) int64, and ``read`` of these."""
+        for begin in range(0, self.rows, rows):
+            ids = np.arange(begin, min(begin + rows, self.rows))
+            yield ids, self.read(ids)
+
+    def stored(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+        """Rows as their bytes say, with the scales of the blocks of rows that begin among them, for ``write_table``.
+
+        Args:
+          ids: (n,) consecutive integers, whole blocks of rows but for the last ones of a piece, and of one piece.
+        """
+        [(piece, _, within)] = self._places(ids)
+        if piece.scales is None:
+            return piece.values[within], None
+        return piece.values[within], piece.scales[within[:: piece.block[0]] // piece.block[0]]
+
+    def _places(self, rows: np.ndarray) -> Iterator[tuple[_Piece, np.ndarray, np.ndarray]]:
+        """Each piece that holds some of the rows, where these are among them, and their numbers in it."""
+        numbers = np.searchsorted(self._starts, rows, side="right") - 1
+        for number in np.unique(numbers):
+            here = np.flatnonzero(numbers == number)
+            yield self._pieces[number], here, rows[here].astype(np.int64) - self._starts[number]
+
+
+def write_table(
+    out: Place,
+    read: Callable[[np.ndarray], np.ndarray],
+    *,
+    format: TableFormat | None = None,
+    rows: int | None = None,
+    dim: int | None = None,
+    like: StoredTable | None = None,
+    shard_bytes: int = SHARD_BYTES,
+    chunk_rows: int = CHUNK_ROWS,
+) -> None:
+    """Writes a table as a folder of safetensors files with an index, which appears whole or not at all.
+
+      >>> rows = np.array([[1.0, 2.0], [3.0, 500.0]])
+      >>> layout = TableFormat(name="embed.weight", dtype="float8_e4m3fn", scale="embed.scale", block=(1, 2))
+      >>> write_table("trained", rows.__getitem__, format=layout, rows=2, dim=2)
+      >>> StoredTable(Tensors("trained"), "embed.weight").read([0, 1]).tolist()
+      [[1.0, 2.0], [3.0, 512.0]]
+
+    With ``like`` instead of format, rows and dim, the table is written as that one lies. Rows that ``read`` returns as
+    they were keep their bytes, those of their scales included, whatever dtype they had in between. Where several rows
+    share a scale, all of them have to be as they were: a row that grew takes a greater scale for its neighbours, too.
+
+    Args:
+      out: The folder, which is not there or empty.
+      read: Returns rows by their numbers, ascending: (n,) int64 to (n, dim) floats, such as
+        ``lambda ids: run.rows("ngram", ids)``. Floats are rounded to the nearest.
+      format: How the table lies in the files.
+      rows: Rows of the table.
+      dim: Elements of a row.
+      like: The table as it was read.
+      shard_bytes: A file that has so many bytes takes no further tensor.
+      chunk_rows: Rows that are in memory at once.
+
+    Raises:
+      ValueError: If both, or neither, of ``like`` and the three others are there, or what ``read`` returns is no such
+        array, or not finite where it takes scales.
+      CheckpointError: If ``like`` lies as no table can be written.
+      OutputError: If the folder cannot be written, holds something, or holds ``like``.
+    """
+    twice = like is not None and not (format is None and rows is None and dim is None)
+    if like is not None:
+        format, rows, dim = like.format, like.rows, like.dim
+    if twice or format is None or rows is None or dim is None or min(rows, dim) < 1:
+        raise ValueError("give format, rows and dim of the table to write, or like, the table that it was")
+    specs = _specs(format, rows, dim)
+    check_specs(specs)
+    inputs = [] if like is None else like.files
+    with new_folder(out, {"table": format.name}, kind="folder of tensors", inputs=inputs) as folder:
+        writer = ShardWriter(folder, specs, shard_bytes=shard_bytes)
+        for piece, first, ids in _chunks(format, rows, chunk_rows):
+            current = np.asarray(read(ids))
+            if current.shape != (ids.size, dim) or current.dtype.kind not in "fiV":
+                raise ValueError(
+                    f"rows to write are {current.dtype} of shape {current.shape}; read must return floats of shape"
+                    f" ({ids.size}, {dim})"
+                )
+            values, scales = _encoded(format, current)
+            if like is not None:
+                _keep_unchanged(like, format, ids, current, values, scales)
+            writer.write(format.name.replace("{}", str(piece)), first, values)
+            if scales is not None:
+                writer.write(format.scale.replace("{}", str(piece)), first // format.block[0], scales)
+        writer.finish()
+
+
+def _chunks(format: TableFormat, rows: int, chunk_rows: int) -> Iterator[tuple[int, int, np.ndarray]]:
+    """Rows that are written at once: their piece, the first of them in it, and their numbers in the table."""
+    piece_rows = format.piece_rows or rows
+    step = max(chunk_rows // format.block[0], 1) * format.block[0]
+    for piece, begin in enumerate(range(0, rows, piece_rows)):
+        stop = min(begin + piece_rows, rows)
+        for first in range(begin, stop, step):
+            yield piece, first - begin, np.arange(first, min(first + step, stop))
+
+
+def _specs(format: TableFormat, rows: int, dim: int) -> list[TensorSpec]:
+    """The tensors of a table, piece by piece."""
+    dtypes = {dtype.name: dtype for dtype in DTYPES.values()}
+    specs, piece_rows = list[TensorSpec](), format.piece_rows or rows
+    for number, begin in enumerate(range(0, rows, piece_rows)):
+        size = min(piece_rows, rows - begin)
+        name = format.name.replace("{}", str(number))
+        specs.append(TensorSpec(name=name, dtype=dtypes[format.dtype], shape=(size, dim)))
+        if format.scale:
+            blocks = -(-size // format.block[0]), -(-dim // format.block[1])
+            name = format.scale.replace("{}", str(number))
+            specs.append(TensorSpec(name=name, dtype=dtypes[_scale_dtype(format)], shape=blocks))
+    return specs
+
+
+def _scale_dtype(format: TableFormat) -> str:
+    return format.scale_dtype or _SCALE_DTYPES[format.dtype][0]
+
+
+def _encoded(format: TableFormat, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+    """Rows as a format stores them, with the scales of their blocks."""
+    if not format.scale:
+        return rows.astype(next(dtype for dtype in DTYPES.values() if dtype.name == format.dtype)), None
+    values, scales = quantized(rows, format.dtype, format.block)
+    if _scale_dtype(format) == "uint8":
+        return values, scales.view(np.uint8)
+    return values, scales if _scale_dtype(format) == scales.dtype.name else scales.astype(np.float32)
+
+
+def _keep_unchanged(
+    like: StoredTable,
+    format: TableFormat,
+    ids: np.ndarray,
+    rows: np.ndarray,
+    values: np.ndarray,
+    scales: np.ndarray | None,
+) -> None:
+    """Puts the stored values and scales back where all rows of a block are as they were."""
+    height = format.block[0] if scales is not None else 1
+    # As the run had them: a row that no step touched is the stored one in the run's dtype.
+    same = (like.read(ids).astype(rows.dtype) == rows).all(axis=1)
+    same_blocks = np.logical_and.reduceat(same, np.arange(0, ids.size, height))
+    same_rows = np.repeat(same_blocks, height)[: ids.size]
+    old_values, old_scales = like.stored(ids)
+    values[same_rows] = old_values[same_rows]
+    if scales is not None and old_scales is not None:
+        scales[same_blocks] = old_scales[same_blocks]
+
+
+def _piece_names(tensors: Mapping[str, np.ndarray], name: str) -> list[str]:
+    """The tensors of a table, in the order of its rows."""
+    if "{}" not in name:
+        names, wanted = [name], name
+    else:
+        before, _, behind = name.partition("{}")
+        pattern = re.compile(f"{re.escape(before)}(0|[1-9][0-9]{{0,8}}){re.escape(behind)}")
+        numbers = sorted(int(match[1]) for match in map(pattern.fullmatch, tensors) if match)
+        names = [name.replace("{}", str(number)) for number in range(len(numbers))] or [name.replace("{}", "0")]
+        wanted = f"{name} in {len(numbers)} pieces" if numbers else name
+    for piece in names:
+        if piece not in tensors:
+            near = [other for other in tensors if other.rpartition(".")[2] == name.rpartition(".")[2]][:5]
+            where = f"{tensors.path} has" if isinstance(tensors, Tensors) else "there is"
+            raise CheckpointError(
+                f"{where} no tensor {piece!r}, of table {wanted}; some of those there: {near or list(tensors)[:5]}"
+            )
+    return names
+
+
+def _scale_name(tensors: Mapping[str, np.ndarray], name: str, dtype: np.dtype) -> str:
+    """The tensor of the scales that stands beside the values, with "{}" where each piece has its own; "" for none."""
+    if dtype.name not in (*_SCALED, "float8_e5m2"):
+        return ""
+    base = name.removesuffix(".weight")
+    of_all_pieces = ".".join(part for part in base.split(".") if "{}" not in part)
+    for of in (base, of_all_pieces):
+        for ending in (".scale", ".weight_scale", ".weight_scale_inv"):
+            if f"{of}{ending}".replace("{}", "0") in tensors:
+                return f"{of}{ending}"
+    raise CheckpointError(
+        f"the rows of {name} are {dtype}, but no scales stand beside them; name the tensor that has them: scale=…"
+    )
+
+
+def _piece(tensors: Mapping[str, np.ndarray], name: str, scale: str, block: tuple[int, int] | None) -> _Piece:
+    values = tensors[name]
+    if values.ndim != 2 or not values.size or (values.dtype.kind != "f" and values.dtype.name not in _KNOWN):
+        raise CheckpointError(
+            f"tensor {name} is {_described(values)}; a table has rows of floats, or of int8 with scales"
+        )
+    if not scale:
+        return _Piece(values, None, (1, values.shape[1]))
+    if scale not in tensors:
+        raise CheckpointError(f"there is no tensor {scale!r}, the scales of {name}; name them: scale=…")
+    scales = tensors[scale]
+    if scales.dtype.kind != "f" and scales.dtype.name not in (*_KNOWN, "uint8"):
+        raise CheckpointError(f"tensor {scale} is {_described(scales)}; scales are floats, or exponents of 8 bits")
+    try:
+        block = block_of(values.shape, scales.shape) if block is None else block
+    except ValueError as error:
+        raise CheckpointError(f"{name} and {scale}: {error}") from error
+    blocks = -(-values.shape[0] // block[0]), -(-values.shape[1] // block[1])
+    if scales.size != blocks[0] * blocks[1]:
+        raise CheckpointError(
+            f"tensor {scale} is {_described(scales)}, but {name}, {_described(values)}, has {blocks[0]:,} x"
+            f" {blocks[1]:,} blocks of {block[0]} rows and {block[1]} elements"
+        )
+    return _Piece(values, scales.reshape(blocks), block)
+
+
+def _described(tensor: np.ndarray) -> str:
+    return f"{tensor.dtype}{list(tensor.shape)}"
