@@ -167,14 +167,19 @@ def test_rows_of_qwen_are_read(tmp_path, scaled):
     ids = rng.permutation(23)
     np.testing.assert_array_equal(table.read(ids).astype(np.float32), wanted[ids])
     assert table.dtype == (np.float32 if scaled != "no" else ml_dtypes.bfloat16)
+    write_table(tmp_path / "again", table.read, like=table, shard_bytes=50)
+    one, two = plain_tensors(tmp_path / "out"), plain_tensors(tmp_path / "again")
+    assert one.keys() == two.keys()
+    assert all((one[name] == two[name]).all() and one[name].shape == two[name].shape for name in one)
     if scaled == "all":
-        with pytest.raises(CheckpointError, match="each name, and their rows; write the table by a TableFormat"):
-            _ = table.format
-    else:
-        write_table(tmp_path / "again", table.read, like=table, shard_bytes=50)
-        one, two = plain_tensors(tmp_path / "out"), plain_tensors(tmp_path / "again")
-        assert one.keys() == two.keys()
-        assert all((one[name] == two[name]).all() for name in one)
+        changed = wanted * np.where(np.arange(23) == 7, 29.0, 1.0)[:, None].astype(np.float32)
+        write_table(tmp_path / "changed", changed.__getitem__, like=table)
+        again = StoredTable(Tensors(tmp_path / "changed"), name)
+        np.testing.assert_allclose(again.read(range(23)), changed, rtol=1 / 16)
+        np.testing.assert_array_equal(again.read([6, 8]), wanted[[6, 8]])
+        changed[7] *= 2
+        with pytest.raises(ValueError, match=r"row 7 has the value .*, beyond 448 times the table's one scale, 0.25"):
+            write_table(tmp_path / "changed again", changed.__getitem__, like=table)
 
 
 @settings(max_examples=40)
@@ -289,6 +294,22 @@ def test_blocks_of_rows_without_a_change_keep_their_bytes(tmp_path):
     np.testing.assert_array_equal(new["e.weight_scale_inv"][[0, 2]], old["e.weight_scale_inv"][[0, 2]])
     assert new["e.weight_scale_inv"].dtype == np.float32
     assert (new["e.weight"][40] != old["e.weight"][40]).any()
+
+
+@pytest.mark.parametrize("scale_dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "int8"])
+def test_one_scale_is_that_of_the_greatest_value(tmp_path, dtype, scale_dtype):
+    rows = np.random.default_rng(0).normal(size=(40, 6)).astype(np.float32)
+    layout = TableFormat(
+        name="t.{}.weight", dtype=dtype, piece_rows=16, scale="t.weight_scale", scale_dtype=scale_dtype, block=None
+    )
+    write_table(tmp_path / "out", rows.__getitem__, format=layout, rows=40, dim=6, chunk_rows=7)
+    table = StoredTable(Tensors(tmp_path / "out"), layout.name)
+    assert table.format == layout
+    greatest = 448 if dtype == "float8_e4m3fn" else 127
+    assert 1 <= table.single_scale * greatest / np.abs(rows).max() < 1.02
+    atol = table.single_scale * (2.0**-9 if greatest == 448 else 0.501)
+    np.testing.assert_allclose(table.read(range(40)), rows, rtol=1 / 16 if greatest == 448 else 0, atol=atol)
 
 
 def test_a_table_in_pieces_is_written_from_rows(tmp_path):

@@ -6,4 +6,4 @@ from jrec.table_files.scales import dequantized as dequantized
 from jrec.table_files.scales import quantized as quantized
 from jrec.table_files.tables import StoredTable as StoredTable
 from jrec.table_files.tables import TableFormat as TableFormat
-from jrec.table_files.tables import write_table as write_table
+from jrec.table_files.write import write_table as write_table

@@ -8,7 +8,8 @@ import numpy as np
 FP8, INT8 = np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(np.int8)
 POWERS_OF_TWO = np.dtype(ml_dtypes.float8_e8m0fnu)
 """ue8m0: the exponent of a float32, and nothing else."""
-_FP8_MOST, _INT8_MOST = 448.0, 127.0
+GREATEST = {FP8.name: 448.0, INT8.name: 127.0}
+"""The greatest value of each dtype."""
 
 
 def quantized(rows: np.ndarray, dtype: str, block: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
@@ -41,15 +42,34 @@ def quantized(rows: np.ndarray, dtype: str, block: tuple[int, int]) -> tuple[np.
         raise ValueError(f"row {bad} of the rows to write is not finite; did the run diverge?")
     most = _greatest(np.abs(rows), block)
     if dtype == INT8.name:
-        scales = (most / np.float32(_INT8_MOST)).astype(np.float32)
+        scales = (most / np.float32(GREATEST[INT8.name])).astype(np.float32)
         scales[scales == 0] = 1
         steps = np.rint(rows / _spread(scales, block, rows.shape))
-        return np.clip(steps, -_INT8_MOST, _INT8_MOST).astype(INT8), scales
+        return np.clip(steps, -GREATEST[INT8.name], GREATEST[INT8.name]).astype(INT8), scales
     # In float64 the quotient is 2^k exactly where the value is 448 * 2^k, so that no block is scaled up beyond 448.
-    fraction, exponent = np.frexp(most.astype(np.float64) / _FP8_MOST)
+    fraction, exponent = np.frexp(most.astype(np.float64) / GREATEST[FP8.name])
     exponent = np.clip(np.where(fraction == 0.5, exponent - 1, exponent), -127, 127)
     scales = np.ldexp(np.float32(1), np.where(most > 0, exponent, 0)).astype(POWERS_OF_TWO)
     return (rows / _spread(scales.astype(np.float32), block, rows.shape)).astype(FP8), scales
+
+
+def by_scale(rows: np.ndarray, dtype: str, scale: float, ids: np.ndarray) -> np.ndarray:
+    """Rows in 8 bits by a scale that is there already, (n, dim) of ``dtype``.
+
+    Raises:
+      ValueError: If a value does not fit, or is not finite, naming its row by ``ids``, (n,).
+    """
+    steps = rows.astype(np.float32) / np.float32(scale)
+    # Less than half a step above the greatest value is rounded to it.
+    fits = np.abs(steps) <= GREATEST[dtype] * (1 + 2.0**-8)
+    if not fits.all():
+        bad = int(np.flatnonzero(~fits.all(axis=1))[0])
+        raise ValueError(
+            f"row {ids[bad]} has the value {rows[bad][~fits[bad]][0]}, beyond {GREATEST[dtype]:g} times the table's one"
+            f" scale, {scale:g}; write the table by a TableFormat with a scale for each block"
+        )
+    steps = np.clip(steps, -GREATEST[dtype], GREATEST[dtype])
+    return (steps if dtype == FP8.name else np.rint(steps)).astype(INT8 if dtype == INT8.name else FP8)
 
 
 def dequantized(values: np.ndarray, scales: np.ndarray, block: tuple[int, int]) -> np.ndarray:

@@ -6,22 +6,23 @@ import dataclasses
 import itertools
 import pathlib
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
 from jrec.errors import CheckpointError
-from jrec.outputs import Place, new_folder
-from jrec.table_files.safetensors import DTYPES, SHARD_BYTES, ShardWriter, Tensors, TensorSpec, check_specs
-from jrec.table_files.scales import FP8, INT8, POWERS_OF_TWO, block_of, dequantized, quantized
+from jrec.table_files.safetensors import Tensors
+from jrec.table_files.scales import FP8, INT8, POWERS_OF_TWO, block_of, dequantized, scale_values
 
 CHUNK_ROWS = 65_536
 """Rows that are in memory at once, of a table that is read or written as a whole."""
 
-_FLOATS = ("float32", "bfloat16", "float16")
+FLOATS = ("float32", "bfloat16", "float16")
 _SCALED = (FP8.name, INT8.name)
-_SCALE_DTYPES = {FP8.name: (POWERS_OF_TWO.name, "uint8", "float32"), INT8.name: ("float32",)}
-_KNOWN = (*_FLOATS, *_SCALED, "float8_e5m2", POWERS_OF_TWO.name)
+SCALE_DTYPES = {FP8.name: (POWERS_OF_TWO.name, "uint8", "float32"), INT8.name: ("float32",)}
+"""Of scales of blocks as they are written, the default first; one scale for a whole table is a float."""
+_FLOAT_SCALES = ("float32", "bfloat16")
+_KNOWN = (*FLOATS, *_SCALED, "float8_e5m2", POWERS_OF_TWO.name)
 _ROWS_OF_A_BLOCK = 4096  # that a writer takes at once
 
 
@@ -33,9 +34,11 @@ class TableFormat:
       name: The tensor; with "{}" in it, the tensors of its pieces, numbered from 0.
       dtype: "float32", "bfloat16" or "float16"; or "float8_e4m3fn" or "int8", with scales.
       piece_rows: Rows of each piece, but for the last; None for a single tensor.
-      scale: The tensor of the scales, with "{}" where ``name`` has it; "" without scales.
-      scale_dtype: Of FP8, "float8_e8m0fnu", the default, "uint8", the same bytes, or "float32"; of INT8, "float32".
-      block: Rows and elements that share a scale; see ``quantized``.
+      scale: The tensor of the scales, with "{}" where ``name`` has it and blocks have scales; "" without scales.
+      scale_dtype: Of FP8, "float8_e8m0fnu", the default, "uint8", the same bytes, or "float32"; of INT8, "float32". A
+        single scale is "float32", the default, or "bfloat16".
+      block: Rows and elements that share a scale; see ``quantized``. None for one scale of the whole table, as Qwen3.8
+        has in FP8.
 
     Raises:
       ValueError: If these do not go together.
@@ -46,29 +49,35 @@ class TableFormat:
     piece_rows: int | None = None
     scale: str = ""
     scale_dtype: str | None = None
-    block: tuple[int, int] = (1, 32)
+    block: tuple[int, int] | None = (1, 32)
 
     def __post_init__(self) -> None:
-        if self.dtype not in (*_FLOATS, *_SCALED):
-            raise ValueError(f"dtype={self.dtype!r} of a table; choose one of {', '.join((*_FLOATS, *_SCALED))}")
+        if self.dtype not in (*FLOATS, *_SCALED):
+            raise ValueError(f"dtype={self.dtype!r} of a table; choose one of {', '.join((*FLOATS, *_SCALED))}")
         in_pieces = "{}" in self.name
-        if in_pieces != (self.piece_rows is not None) or (self.scale and in_pieces != ("{}" in self.scale)):
+        scales_in_pieces = in_pieces and bool(self.scale) and self.block is not None
+        if in_pieces != (self.piece_rows is not None) or scales_in_pieces != ("{}" in self.scale):
             raise ValueError(
                 f"name={self.name!r}, scale={self.scale!r}, piece_rows={self.piece_rows}: a table in pieces has {{}} in"
-                " each name, and their rows"
+                " each name but a single scale's, and their rows"
             )
         if (self.dtype in _SCALED) != bool(self.scale):
             raise ValueError(f"dtype={self.dtype!r} and scale={self.scale!r}: name the scales of 8 bits, and only them")
-        if self.scale and self.scale_dtype not in (None, *_SCALE_DTYPES[self.dtype]):
-            raise ValueError(
-                f"scale_dtype={self.scale_dtype!r} of dtype={self.dtype!r}; choose one of {_SCALE_DTYPES[self.dtype]}"
-            )
-        if self.scale and not (1 <= self.block[0] <= _ROWS_OF_A_BLOCK and self.block[1] >= 1):
+        dtypes = () if not self.scale else _FLOAT_SCALES if self.block is None else SCALE_DTYPES[self.dtype]
+        if self.scale and self.scale_dtype not in (None, *dtypes):
+            raise ValueError(f"scale_dtype={self.scale_dtype!r} of dtype={self.dtype!r}; choose one of {dtypes}")
+        height, width = (1, 1) if self.block is None else self.block
+        if self.scale and not (1 <= height <= _ROWS_OF_A_BLOCK and width >= 1):
             raise ValueError(
                 f"block={self.block}: from 1 to {_ROWS_OF_A_BLOCK:,} rows share a scale as they are written"
             )
-        if self.piece_rows is not None and (self.piece_rows < 1 or (self.scale and self.piece_rows % self.block[0])):
-            raise ValueError(f"piece_rows={self.piece_rows} must be whole blocks of {self.block[0]} rows")
+        if self.piece_rows is not None and (self.piece_rows < 1 or (self.scale and self.piece_rows % height)):
+            raise ValueError(f"piece_rows={self.piece_rows} must be whole blocks of {height} rows")
+
+    @property
+    def height(self) -> int:
+        """Rows that are encoded together."""
+        return self.block[0] if self.scale and self.block is not None else 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,7 +154,7 @@ class StoredTable:
         """How the table lies in its files, for another one like it.
 
         Raises:
-          CheckpointError: If ``write_table`` writes no such table: one scale for many rows, or pieces of several sizes.
+          CheckpointError: If ``write_table`` writes no such table, such as pieces of several sizes.
         """
         first, in_pieces = self._pieces[0], "{}" in self.name
         sizes = [len(piece.values) for piece in self._pieces]
@@ -155,12 +164,21 @@ class StoredTable:
             )
         scaled = {}
         if first.scales is not None:
-            scaled = {"scale": self._scale, "scale_dtype": first.scales.dtype.name, "block": first.block}
+            block = None if self.single_scale is not None else first.block
+            scaled = {"scale": self._scale, "scale_dtype": first.scales.dtype.name, "block": block}
         piece_rows = len(first.values) if in_pieces else None
         try:
             return TableFormat(name=self.name, dtype=first.values.dtype.name, piece_rows=piece_rows, **scaled)
         except ValueError as error:
             raise CheckpointError(f"{self.name}: {error}; write the table by a TableFormat of your own") from error
+
+    @property
+    def single_scale(self) -> float | None:
+        """The one scale of all rows; None where there is none, or several."""
+        scales = self._pieces[0].scales
+        if scales is None or scales.size > 1 or (len(self._pieces) > 1 and "{}" in self._scale):
+            return None
+        return float(scale_values(np.asarray(scales))[0, 0])
 
     @property
     def files(self) -> list[pathlib.Path]:
@@ -194,8 +212,8 @@ class StoredTable:
             ids = np.arange(begin, min(begin + rows, self.rows))
             yield ids, self.read(ids)
 
-    def stored(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-        """Rows as their bytes say, with the scales of the blocks of rows that begin among them, for ``write_table``.
+    def bytes_of(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+        """Rows as they are stored, with the scales of the blocks of rows that begin among them, for ``write_table``.
 
         Args:
           ids: (n,) consecutive integers, whole blocks of rows but for the last ones of a piece, and of one piece.
@@ -211,131 +229,6 @@ class StoredTable:
         for number in np.unique(numbers):
             here = np.flatnonzero(numbers == number)
             yield self._pieces[number], here, rows[here].astype(np.int64) - self._starts[number]
-
-
-def write_table(
-    out: Place,
-    read: Callable[[np.ndarray], np.ndarray],
-    *,
-    format: TableFormat | None = None,
-    rows: int | None = None,
-    dim: int | None = None,
-    like: StoredTable | None = None,
-    shard_bytes: int = SHARD_BYTES,
-    chunk_rows: int = CHUNK_ROWS,
-) -> None:
-    """Writes a table as a folder of safetensors files with an index, which appears whole or not at all.
-
-      >>> rows = np.array([[1.0, 2.0], [3.0, 500.0]])
-      >>> layout = TableFormat(name="embed.weight", dtype="float8_e4m3fn", scale="embed.scale", block=(1, 2))
-      >>> write_table("trained", rows.__getitem__, format=layout, rows=2, dim=2)
-      >>> StoredTable(Tensors("trained"), "embed.weight").read([0, 1]).tolist()
-      [[1.0, 2.0], [3.0, 512.0]]
-
-    With ``like`` instead of format, rows and dim, the table is written as that one lies. Rows that ``read`` returns as
-    they were keep their bytes, those of their scales included, whatever dtype they had in between. Where several rows
-    share a scale, all of them have to be as they were: a row that grew takes a greater scale for its neighbours, too.
-
-    Args:
-      out: The folder, which is not there or empty.
-      read: Returns rows by their numbers, ascending: (n,) int64 to (n, dim) floats, such as
-        ``lambda ids: run.rows("ngram", ids)``. Floats are rounded to the nearest.
-      format: How the table lies in the files.
-      rows: Rows of the table.
-      dim: Elements of a row.
-      like: The table as it was read.
-      shard_bytes: A file that has so many bytes takes no further tensor.
-      chunk_rows: Rows that are in memory at once.
-
-    Raises:
-      ValueError: If both, or neither, of ``like`` and the three others are there, or what ``read`` returns is no such
-        array, or not finite where it takes scales.
-      CheckpointError: If ``like`` lies as no table can be written.
-      OutputError: If the folder cannot be written, holds something, or holds ``like``.
-    """
-    twice = like is not None and not (format is None and rows is None and dim is None)
-    if like is not None:
-        format, rows, dim = like.format, like.rows, like.dim
-    if twice or format is None or rows is None or dim is None or min(rows, dim) < 1:
-        raise ValueError("give format, rows and dim of the table to write, or like, the table that it was")
-    specs = _specs(format, rows, dim)
-    check_specs(specs)
-    inputs = [] if like is None else like.files
-    with new_folder(out, {"table": format.name}, kind="folder of tensors", inputs=inputs) as folder:
-        writer = ShardWriter(folder, specs, shard_bytes=shard_bytes)
-        for piece, first, ids in _chunks(format, rows, chunk_rows):
-            current = np.asarray(read(ids))
-            if current.shape != (ids.size, dim) or current.dtype.kind not in "fiV":
-                raise ValueError(
-                    f"rows to write are {current.dtype} of shape {current.shape}; read must return floats of shape"
-                    f" ({ids.size}, {dim})"
-                )
-            values, scales = _encoded(format, current)
-            if like is not None:
-                _keep_unchanged(like, format, ids, current, values, scales)
-            writer.write(format.name.replace("{}", str(piece)), first, values)
-            if scales is not None:
-                writer.write(format.scale.replace("{}", str(piece)), first // format.block[0], scales)
-        writer.finish()
-
-
-def _chunks(format: TableFormat, rows: int, chunk_rows: int) -> Iterator[tuple[int, int, np.ndarray]]:
-    """Rows that are written at once: their piece, the first of them in it, and their numbers in the table."""
-    piece_rows = format.piece_rows or rows
-    step = max(chunk_rows // format.block[0], 1) * format.block[0]
-    for piece, begin in enumerate(range(0, rows, piece_rows)):
-        stop = min(begin + piece_rows, rows)
-        for first in range(begin, stop, step):
-            yield piece, first - begin, np.arange(first, min(first + step, stop))
-
-
-def _specs(format: TableFormat, rows: int, dim: int) -> list[TensorSpec]:
-    """The tensors of a table, piece by piece."""
-    dtypes = {dtype.name: dtype for dtype in DTYPES.values()}
-    specs, piece_rows = list[TensorSpec](), format.piece_rows or rows
-    for number, begin in enumerate(range(0, rows, piece_rows)):
-        size = min(piece_rows, rows - begin)
-        name = format.name.replace("{}", str(number))
-        specs.append(TensorSpec(name=name, dtype=dtypes[format.dtype], shape=(size, dim)))
-        if format.scale:
-            blocks = -(-size // format.block[0]), -(-dim // format.block[1])
-            name = format.scale.replace("{}", str(number))
-            specs.append(TensorSpec(name=name, dtype=dtypes[_scale_dtype(format)], shape=blocks))
-    return specs
-
-
-def _scale_dtype(format: TableFormat) -> str:
-    return format.scale_dtype or _SCALE_DTYPES[format.dtype][0]
-
-
-def _encoded(format: TableFormat, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-    """Rows as a format stores them, with the scales of their blocks."""
-    if not format.scale:
-        return rows.astype(next(dtype for dtype in DTYPES.values() if dtype.name == format.dtype)), None
-    values, scales = quantized(rows, format.dtype, format.block)
-    if _scale_dtype(format) == "uint8":
-        return values, scales.view(np.uint8)
-    return values, scales if _scale_dtype(format) == scales.dtype.name else scales.astype(np.float32)
-
-
-def _keep_unchanged(
-    like: StoredTable,
-    format: TableFormat,
-    ids: np.ndarray,
-    rows: np.ndarray,
-    values: np.ndarray,
-    scales: np.ndarray | None,
-) -> None:
-    """Puts the stored values and scales back where all rows of a block are as they were."""
-    height = format.block[0] if scales is not None else 1
-    # As the run had them: a row that no step touched is the stored one in the run's dtype.
-    same = (like.read(ids).astype(rows.dtype) == rows).all(axis=1)
-    same_blocks = np.logical_and.reduceat(same, np.arange(0, ids.size, height))
-    same_rows = np.repeat(same_blocks, height)[: ids.size]
-    old_values, old_scales = like.stored(ids)
-    values[same_rows] = old_values[same_rows]
-    if scales is not None and old_scales is not None:
-        scales[same_blocks] = old_scales[same_blocks]
 
 
 def _piece_names(tensors: Mapping[str, np.ndarray], name: str) -> list[str]:
