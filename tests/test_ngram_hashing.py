@@ -228,6 +228,8 @@ TEXTS = [
     "x\x1c",
     "a  b",
     "a b",
+    "\u0915\u093f",
+    "\u0915",
 ]
 
 
@@ -241,6 +243,7 @@ def test_tokens_that_read_alike_share_a_number():
     assert of_text["\u03a3\u0391\u03a3"] == of_text["\u03c3\u03b1\u03c3"] != of_text["\u03c3\u03b1\u03c2"]
     assert of_text["ﬁ"] == of_text["fi"]
     assert of_text["a  b"] == of_text["a b"]
+    assert of_text["\u0915\u093f"] == of_text["\u0915"]  # a vowel of Devanagari is a mark
     assert len({of_text[text] for text in ("", "\u0301", "x\x1c")}) == 3  # an accent alone stands for itself
     assert list(dict.fromkeys(numbers)) == list(range(max(numbers) + 1))  # in the order in which they first appear
 

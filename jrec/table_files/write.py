@@ -29,7 +29,7 @@ def write_table(
       >>> rows = np.array([[1.0, 2.0], [3.0, 500.0]])
       >>> layout = TableFormat(name="embed.weight", dtype="float8_e4m3fn", scale="embed.scale", block=(1, 2))
       >>> write_table("trained", rows.__getitem__, format=layout, rows=2, dim=2)
-      >>> StoredTable(Tensors("trained"), "embed.weight").read([0, 1]).tolist()
+      >>> StoredTable(jrec.table_files.Tensors("trained"), "embed.weight").read([0, 1]).tolist()
       [[1.0, 2.0], [3.0, 512.0]]
 
     With ``like`` instead of format, rows and dim, the table is written as that one lies. Rows that ``read`` returns as
