@@ -226,10 +226,11 @@ def _signed_remainder(high: jax.Array, low: jax.Array, primes: Sequence[int]) ->
 def compressed_vocabulary(texts: Sequence[str], pieces: Sequence[str] | None = None) -> np.ndarray:
     r"""Numbers for tokens, by which those that read alike, such as " The" and "the", are one (Engram, 2.2).
 
-    A text is normalized as the demo does: NFKC, NFD, without accents and other marks, in lower case, runs of white space
-    as one space, and none around it. What is left empty stands for itself. Python's Unicode tables decide: the older ones
-    of the tokenizers library (0.23.3) leave some 550 characters of Unicode 9 and later as they are. Whether that matters
-    is easily seen: ``lookup.max() + 1`` is the size of the model's compressed vocabulary, 99,092 of DeepSeek-V4.1.
+    A text is normalized as the demo does: NFKC, NFD, without accents and other marks, in lower case, runs of white
+    space as one space, and none around it. What is left empty stands for itself. Python's Unicode tables decide: the
+    older ones of the tokenizers library (0.23.3) leave some 550 characters of Unicode 9 and later as they are. Whether
+    that matters is easily seen: ``lookup.max() + 1`` is the size of the model's compressed vocabulary, 99,092 of
+    DeepSeek-V4.1.
 
     Args:
       texts: What each token decodes to, by itself, special tokens included.
