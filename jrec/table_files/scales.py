@@ -75,7 +75,14 @@ def by_scale(rows: np.ndarray, dtype: str, scale: float, ids: np.ndarray) -> np.
 def dequantized(values: np.ndarray, scales: np.ndarray, block: tuple[int, int]) -> np.ndarray:
     """The float32 rows, (n, dim), that values and scales of ``quantized`` stand for; scales are of any float dtype."""
     with np.errstate(over="ignore", invalid="ignore"):  # damaged scales may be infinite
-        return values.astype(np.float32) * _spread(scale_values(scales), block, values.shape)
+        return _floats(values) * _spread(scale_values(scales), block, values.shape)
+
+
+def _floats(values: np.ndarray) -> np.ndarray:
+    """Values as float32; those of 8 bits by a table of all 256, several times as fast as a conversion."""
+    if values.dtype.itemsize > 1:
+        return values.astype(np.float32)
+    return np.arange(256, dtype=np.uint8).view(values.dtype).astype(np.float32)[values.view(np.uint8)]
 
 
 def scale_values(scales: np.ndarray) -> np.ndarray:

@@ -71,9 +71,10 @@ def write_table(
                     f"rows to write are {current.dtype} of shape {current.shape}; read must return floats of shape"
                     f" ({ids.size}, {dim})"
                 )
-            values, scales = _encoded(format, current, scale, ids)
-            if like is not None:
-                _keep_unchanged(like, format, ids, current, values, scales)
+            if like is None:
+                values, scales = _encoded(format, current, scale, ids)
+            else:
+                values, scales = _updated(like, format, current, scale, ids)
             writer.write(format.name.replace("{}", str(piece)), first, values)
             if scales is not None:
                 writer.write(format.scale.replace("{}", str(piece)), first // format.height, scales)
@@ -147,21 +148,18 @@ def _encoded(
     return values, scales.view(np.uint8) if format.scale_dtype == "uint8" else scales.astype(_scale_dtype(format))
 
 
-def _keep_unchanged(
-    like: StoredTable,
-    format: TableFormat,
-    ids: np.ndarray,
-    rows: np.ndarray,
-    values: np.ndarray,
-    scales: np.ndarray | None,
-) -> None:
-    """Puts the stored values and scales back where all rows of a block are as they were."""
-    height = format.height
+def _updated(
+    like: StoredTable, format: TableFormat, rows: np.ndarray, scale: np.ndarray | None, ids: np.ndarray
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """Stored values and scales, in which the blocks that have a changed row are encoded anew."""
     # As the run had them: a row that no step touched is the stored one in the run's dtype.
     same = (like.read(ids).astype(rows.dtype) == rows).all(axis=1)
-    same_blocks = np.logical_and.reduceat(same, np.arange(0, ids.size, height))
-    same_rows = np.repeat(same_blocks, height)[: ids.size]
-    old_values, old_scales = like.bytes_of(ids)
-    values[same_rows] = old_values[same_rows]
-    if scales is not None and old_scales is not None:
-        scales[same_blocks] = old_scales[same_blocks]
+    changed = ~np.logical_and.reduceat(same, np.arange(0, ids.size, format.height))
+    within = np.repeat(changed, format.height)[: ids.size]
+    values, scales = like.bytes_of(ids)
+    if changed.any():
+        # Whole blocks: only the last one may be smaller, and it stays the last.
+        values[within], new_scales = _encoded(format, rows[within], scale, ids[within])
+        if scales is not None and new_scales is not None:
+            scales[changed] = new_scales
+    return values, scales if scale is None else None
