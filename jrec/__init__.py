@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from jrec import optax as optax
     from jrec import serving as serving
     from jrec import sharding as sharding
+    from jrec import table_files as table_files
     from jrec.app import imports as imports
     from jrec.app.fit import FittedModel as FittedModel
     from jrec.app.fit import fit as fit

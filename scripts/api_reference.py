@@ -28,6 +28,7 @@ PACKAGES = (
     "jrec.host",
     "jrec.checkpoint",
     "jrec.serving",
+    "jrec.table_files",
     "jrec.app.ray",
 )
 GROUPS = {
@@ -45,7 +46,9 @@ GROUPS = {
         "Click models": """DLRM DLRMConfig TBSM TBSMConfig DIN TargetAttention MultiTaskHeads MultiTaskConfig MLP
             CrossNetwork dot_interaction fm_interaction concat_interaction Calibration""",
         "Sequences and retrieval": """NextItem next_item_layout SequenceEncoder SequenceConfig TwoTower TwoTowerConfig
-            UserTower top_k ranks ranking_metrics NGramMemory NGramConfig ngram_rows""",
+            UserTower top_k ranks ranking_metrics""",
+        "Memories of n-grams": """NGramMemory NGramConfig NGramHashing ngram_rows compressed_vocabulary
+            compress_tokens""",
         "Losses": """binary_cross_entropy weighted_binary_cross_entropy focal multi_task_loss squared_error huber
             poisson in_batch_softmax sampled_softmax bpr next_item_loss two_tower_loss all_examples smoothed_labels
             masked_mean mean_of_positions of_numbers""",

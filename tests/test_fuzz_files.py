@@ -60,6 +60,7 @@ from jrec.sharding.drift import describe, options_of_plan, problem_of_plan
 from jrec.sharding.hardware import grid, load_hardware
 from jrec.sharding.planner import PlanOptions
 from jrec.sharding.problem import tables_of
+from jrec.table_files import StoredTable, Tensors, write_tensors
 
 DEFAULT, SLOW = 216, 2520  # mutations of all formats together
 MANY = {"plan": 500}  # of a format, where it has more
@@ -136,6 +137,10 @@ class Format:
     sealed: bool = True
     structure: str = ""
     naming: Sequence[str] = ()
+
+
+def read_table(folder):
+    return [rows for _, rows in StoredTable(Tensors(folder / "tables"), "e.weight").chunks()]
 
 
 def read_dataset(folder, name="data"):
@@ -282,6 +287,7 @@ FORMATS = {
         read_checkpoint,
     ),
     "configuration": Format(("run.toml",), lambda f: load_config(f / "run.toml"), sealed=False, structure="toml"),
+    "table files": Format(("tables/*.safetensors", "tables/*.json"), read_table, sealed=False, structure=""),
     "hardware": Format(("machine.toml",), lambda f: load_hardware(f / "machine.toml"), sealed=False, structure="toml"),
     "columns": Format(("columns.toml",), lambda f: load_schema(f"{f}/columns.toml"), sealed=False, structure="toml"),
 }
@@ -331,6 +337,8 @@ def world(tmp_path_factory):
     (folder / "run.toml").write_text(CONFIG.replace("[data]", '[data]\npath = "data"'))
     (folder / "machine.toml").write_text(HARDWARE_TOML)
     (folder / "columns.toml").write_text(COLUMNS_TOML)
+    scaled = {"e.weight": np.arange(-32, 32, dtype=np.int8).reshape(4, 16), "e.scale": np.ones((4, 1), np.float32)}
+    write_tensors(folder / "tables", scaled)
     write_parquet_logs(folder)
     return folder
 

@@ -33,6 +33,9 @@ from jrec.nn.mlp import MLP as MLP
 from jrec.nn.multi_task import MultiTaskConfig as MultiTaskConfig
 from jrec.nn.multi_task import MultiTaskHeads as MultiTaskHeads
 from jrec.nn.multi_task import multi_task_loss as multi_task_loss
+from jrec.nn.ngram_hashing import NGramHashing as NGramHashing
+from jrec.nn.ngram_hashing import compress_tokens as compress_tokens
+from jrec.nn.ngram_hashing import compressed_vocabulary as compressed_vocabulary
 from jrec.nn.ngrams import NGramConfig as NGramConfig
 from jrec.nn.ngrams import NGramMemory as NGramMemory
 from jrec.nn.ngrams import ngram_rows as ngram_rows

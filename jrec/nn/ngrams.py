@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
 
+from jrec.nn.ngram_hashing import NGramHashing, hashed_rows
 from jrec.ops.layout import FeatureConfig, TableConfig, Tier
 
 
@@ -29,9 +30,10 @@ class NGramConfig:
       sizes: The n of the n-grams, which end at a token.
       heads: Hashes of each n-gram: two n-grams that share a row in one rarely share another's.
       seed: The hashes' seed; another one gives other hashes.
+      hashing: A published scheme in place of jrec's own, which then says ``rows``, ``sizes`` and ``heads``; see ``of``.
 
     Raises:
-      ValueError: If a number is out of range.
+      ValueError: If a number is out of range, or not what the published scheme has.
     """
 
     rows: int
@@ -39,12 +41,24 @@ class NGramConfig:
     sizes: tuple[int, ...] = (2, 3)
     heads: int = 4
     seed: int = 0
+    hashing: NGramHashing | None = None
 
     def __post_init__(self) -> None:
         if not self.sizes or min(self.sizes) < 1 or self.heads < 1:
             raise ValueError(f"sizes={self.sizes} must name an n of at least 1, and heads={self.heads} be at least 1")
         if not self.slots <= self.rows < 2**31:
             raise ValueError(f"rows={self.rows:,} must be from {self.slots}, one a slot, to below 2^31")
+        scheme = self.hashing
+        if scheme is not None and (self.rows, self.sizes, self.heads) != (scheme.rows, scheme.sizes, scheme.heads):
+            raise ValueError(
+                f"rows={self.rows:,}, sizes={self.sizes}, heads={self.heads} must be those of the hashing,"
+                f" {scheme.rows:,}, {scheme.sizes}, {scheme.heads}; NGramConfig.of(hashing, dim=…) takes them over"
+            )
+
+    @classmethod
+    def of(cls, hashing: NGramHashing, *, dim: int) -> NGramConfig:
+        """The n-grams of a published scheme, in rows of ``dim`` elements."""
+        return cls(rows=hashing.rows, dim=dim, sizes=hashing.sizes, heads=hashing.heads, hashing=hashing)
 
     @property
     def slots(self) -> int:
@@ -66,7 +80,8 @@ def ngram_rows(config: NGramConfig, tokens: Any) -> Any:
     Args:
       config: The n-grams.
       tokens: (batch, length) integers, NumPy's or JAX's; negative ones are absent. What lies before a text's begin
-        counts as a token of its own.
+        counts as a token of its own. A published scheme takes them as ``compress_tokens`` returns them, where the model
+        has a compressed vocabulary.
 
     Returns:
       (batch, length, slots) int32, of the kind of ``tokens``; -1 where the token is absent.
@@ -82,6 +97,8 @@ def ngram_rows(config: NGramConfig, tokens: Any) -> Any:
     tokens = xp.asarray(tokens)
     if tokens.ndim != 2 or not xp.issubdtype(tokens.dtype, xp.integer):
         raise ValueError(f"tokens must be integers of shape (batch, length), but are {tokens.dtype}{tokens.shape}")
+    if config.hashing is not None:
+        return hashed_rows(config.hashing, tokens)
     number = tokens.astype(xp.uint32) + xp.uint32(1)  # 0 before the begin, and for absent tokens
     share, rows = config.rows // config.slots, []
     for size in config.sizes:
@@ -107,17 +124,33 @@ class NGramMemory(nnx.Module):
       config: The n-grams.
       hidden_dim: Elements of a hidden state.
       width: Tokens that the convolution sees, as far apart as the longest n-gram is long.
+      gate: What of the agreement of hidden state and rows goes into the sigmoid: itself ("sigmoid"), or, as in
+        DeepSeek's and Qwen's code, the root of its absolute value, of at least 1e-6, with its sign ("signed_sqrt").
+      use_bias: Whether keys and values have biases, as DeepSeek's demo has them.
       dtype: The dtype of the computation; parameters are float32.
       rngs: Its ``params`` stream.
+
+    Raises:
+      ValueError: If there is no such gate.
     """
 
     def __init__(
-        self, config: NGramConfig, hidden_dim: int, *, width: int = 4, dtype: DTypeLike = "float32", rngs: nnx.Rngs
+        self,
+        config: NGramConfig,
+        hidden_dim: int,
+        *,
+        width: int = 4,
+        gate: Literal["sigmoid", "signed_sqrt"] = "sigmoid",
+        use_bias: bool = False,
+        dtype: DTypeLike = "float32",
+        rngs: nnx.Rngs,
     ):
-        self.config, self.hidden_dim = config, hidden_dim
+        if gate not in ("sigmoid", "signed_sqrt"):
+            raise ValueError(f"gate={gate!r} is unknown; choose 'sigmoid' or 'signed_sqrt'")
+        self.config, self.hidden_dim, self.gate = config, hidden_dim, gate
         inputs = config.slots * config.dim
-        self.key = nnx.Linear(inputs, hidden_dim, use_bias=False, dtype=dtype, rngs=rngs)
-        self.value = nnx.Linear(inputs, hidden_dim, use_bias=False, dtype=dtype, rngs=rngs)
+        self.key = nnx.Linear(inputs, hidden_dim, use_bias=use_bias, dtype=dtype, rngs=rngs)
+        self.value = nnx.Linear(inputs, hidden_dim, use_bias=use_bias, dtype=dtype, rngs=rngs)
         self.norms = nnx.List([nnx.RMSNorm(hidden_dim, dtype=dtype, rngs=rngs) for _ in range(3)])
         # A causal convolution of each element by itself; zeros, so that training begins with the gated rows alone.
         self.smooth = nnx.Param(jnp.zeros((width, hidden_dim)))
@@ -131,7 +164,10 @@ class NGramMemory(nnx.Module):
         """
         rows = rows.reshape(*hidden.shape[:2], -1)
         agreement = jnp.sum(self.norms[0](hidden) * self.norms[1](self.key(rows)), axis=2, keepdims=True)
-        gated = jax.nn.sigmoid(agreement / math.sqrt(self.hidden_dim)) * self.value(rows)
+        agreement = agreement / math.sqrt(self.hidden_dim)
+        if self.gate == "signed_sqrt":
+            agreement = jnp.sign(agreement) * jnp.sqrt(jnp.maximum(jnp.abs(agreement), 1e-6))
+        gated = jax.nn.sigmoid(agreement) * self.value(rows)
         normed, length, apart = self.norms[2](gated), hidden.shape[1], max(self.config.sizes)
         taps = self.smooth[...].astype(normed.dtype)
         before = [jnp.pad(normed, ((0, 0), (i * apart, 0), (0, 0)))[:, :length] for i in range(taps.shape[0])]
