@@ -116,6 +116,11 @@ class Tensors(Mapping[str, np.ndarray]):
         return self._opened[file]
 
 
+def is_safetensors(data: np.ndarray) -> bool:
+    """Whether a file's bytes, (size,) uint8, are meant to be this format: its header begins with a brace."""
+    return bytes(data[_LENGTH_BYTES : _LENGTH_BYTES + 1]) == b"{"
+
+
 def tensors_of(data: np.ndarray) -> dict[str, np.ndarray]:
     """The tensors of a file, in the order of their bytes, as views of these.
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from jrec.app.imports.safetensors_file import SortedTensors
+from jrec.app.imports.torch_file import SortedTensors
 from jrec.errors import CheckpointError
 
 Layer = tuple[np.ndarray, np.ndarray]

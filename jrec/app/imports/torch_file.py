@@ -17,14 +17,18 @@ import zlib
 
 import numpy as np
 
-from jrec.app.imports.safetensors_file import is_safetensors, safetensors_of
 from jrec.app.imports.torch_pickle import Storage, Tensor, Value, read_pickle
 from jrec.errors import CheckpointError
+from jrec.table_files.safetensors import is_safetensors, tensors_of
 
 _MOST_PICKLE_BYTES = 64 << 20
 _MOST_NAME_CHARACTERS = 1000
 _ENCRYPTED = 1
 _LOCAL_HEADER, _LOCAL_HEADER_BYTES = b"PK\x03\x04", 30
+
+
+class SortedTensors(dict[str, np.ndarray]):
+    """Tensors by name, of a format that sorts them: their order is not the model's."""
 
 
 def read_state_dict(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
@@ -64,7 +68,7 @@ def _tensors(path: pathlib.Path) -> dict[str, np.ndarray]:
         raise ValueError("it is empty, or no ordinary file")
     data = np.memmap(path, np.uint8, mode="r")
     if is_safetensors(data):
-        return safetensors_of(data)
+        return SortedTensors(tensors_of(data))
     if bytes(data[:4]) != _LOCAL_HEADER:
         raise ValueError(
             "it is no safetensors file, and no zip archive, as torch.save writes it since PyTorch 1.6; load it there"
