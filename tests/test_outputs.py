@@ -392,6 +392,7 @@ URI_COMMANDS = {
     "plan": "none --hardware none",
     "replan": "none none",
     "init": "none",
+    "follow": "none --input .",
     "prove": "none",
     "eval": "none none",
     "predict": "none none",
