@@ -92,12 +92,14 @@ class Followed:
       step: Its step.
       files: How many files it has learnt in all.
       examples: How many examples it learnt this time.
+      stopped: Whether a signal ended it.
     """
 
     folder: pathlib.Path
     step: int
     files: int
     examples: int
+    stopped: bool
 
 
 def follow_config(run: str | pathlib.Path, out: str, overrides: list[str]) -> TrainConfig:
@@ -343,7 +345,9 @@ class _Follower:
         if self.saver.saved != self.run.steps:
             self._save(None)
         examples = self._recorder.examples
-        return Followed(folder=self._folder, step=self.run.steps, files=self._learnt, examples=examples)
+        return Followed(
+            folder=self._folder, step=self.run.steps, files=self._learnt, examples=examples, stopped=bool(stop)
+        )
 
     def _due(self, *, idle: bool = False) -> bool:
         """Whether a checkpoint is due after a file; ``idle`` where no further one is there."""

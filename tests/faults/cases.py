@@ -73,6 +73,7 @@ TOWERS = (
 NEXT_ITEM = f"{_RANKS} model.kind=hstu model.sequence.sampled=4"
 SEVERAL = f"{TRAIN} model.top_mlp=[4,1] model.multi_task.tower_mlp=[4]"
 GROWING = f"{TRAIN} tables.growth.capacity=8"
+FOLLOW = "jrec follow run --input incoming --out live --once --settle 0 --every 0"
 TASKS_PREPARE = "jrec prepare csv --schema tasks.toml --input wide.csv --out data --quiet"
 MEANS_PREPARE = "jrec prepare csv --schema means.toml --input log.csv --out data --quiet"
 PLAYS_PREPARE = (
@@ -297,6 +298,10 @@ CASES = {
         command=f"{EXPORT} --overwrite", setup=(PREPARE, TOWERS, f"{EXPORT} --dtype int8"), outputs=("export",),
         modules=_MODEL,
     ),
+    "follow": Case(
+        command=FOLLOW, setup=(f"{PREPARE} --growing user", GROWING), outputs=("live",), read=_trained,
+        recover=f"{FOLLOW} --resume", modules=(*_MODEL, "jrec.app.follow"), partly=True,
+    ),
 }  # fmt: skip
 
 
@@ -307,6 +312,10 @@ def write_inputs(folder: pathlib.Path) -> None:
         f"{draw.randint(0, 1)},{draw.random():.4f},u{draw.randint(0, 20)},i{draw.randint(0, 9)}" for _ in range(300)
     ]
     (folder / "log.csv").write_text("\n".join(["label,price,user,item", *lines]) + "\n")
+    (folder / "incoming").mkdir()
+    for part in (1, 2):
+        chosen = lines[100 * part : 100 * part + 40]
+        (folder / "incoming" / f"part-{part}.csv").write_text("\n".join(["label,price,user,item", *chosen]) + "\n")
     wide = [f"{at},{draw.randint(0, 1)},{line}" for at, line in enumerate(lines)]
     (folder / "wide.csv").write_text("\n".join(["at,bought,clicked,price,user,item", *wide]) + "\n")
     (folder / "columns.toml").write_text(COLUMNS)

@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Follows; returns 0, also after a signal, which is how it ends unless --once is given."""
+    """Follows; returns 0, also after a signal, which is how it ends, but with --once 130 where a signal came first."""
     from jrec.app.follow import FollowOptions, follow, follow_config
 
     options = FollowOptions(
@@ -87,4 +87,4 @@ def run(args: argparse.Namespace) -> int:
         f"{outcome.folder}: step {outcome.step:,}, {outcome.files:,} files learnt, {outcome.examples:,} examples of"
         " them this time; the same command with --resume goes on"
     )
-    return 0
+    return 130 if args.once and outcome.stopped else 0
