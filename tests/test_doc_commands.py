@@ -28,6 +28,7 @@ NOT_RUN = {
     r"python\S* -m benchmarks\.": "measures for minutes; tests/test_benchmark*.py run benchmarks on small data",
     r"python -m scripts\.site_pictures ": "needs Chromium; tests/test_site*.py",
     r"jrec serve ": "goes on until it is stopped; tests/test_serve.py",
+    r"jrec follow ": "goes on until it is stopped; tests/test_follow.py",
     r"curl ": "asks a server; tests/test_serve.py",
     r"psql |jrec prepare .* --input - ": "reads a database; tests/test_prepare_streams.py has pipes",
     r"jrec prepare .* --input s3://": "reads a bucket",
@@ -36,6 +37,7 @@ NOT_RUN = {
     r"jrec train CONFIG ": "only the end of a command; tests/test_mesh_checkpoint.py, tests/test_run_length.py",
     r"jrec train .* model=my_package": "the package is the reader's; tests/test_own_model.py",
     r"jrec train .*'?log\.to=": "needs a tracker's package; tests/test_trackers.py",
+    r"jrec train .*evaluate\.progressive=": "a log with times; tests/test_order_of_time.py",
     r"jrec import-dlrm |jrec eval runs/imported ": "a file of PyTorch's; tests/test_import_dlrm.py",
     r"jrec \S+ runs/script|jrec train shop.toml": "a run of the page's program; tests/test_library_page.py",
 }
