@@ -15,28 +15,25 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
-import json
-import os
 import pathlib
 import shutil
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from jrec.app.build import build_layout, build_loss, described
+from jrec.app.build import build_layout, build_loss
 from jrec.app.config import LRScheduleConfig, TrainConfig
 from jrec.app.config.typed_toml import MOST
 from jrec.app.dataset import open_data
 from jrec.app.evaluate import score_split
 from jrec.app.export import export_run
 from jrec.app.loaders import train_loader
-from jrec.app.make_run import make_run
+from jrec.app.make_run import load_initial, make_run
 from jrec.app.models.reading import Reading
 from jrec.app.processes.interrupt import StopRequest, stop_on_signals
 from jrec.app.progress import TrainingProgress
 from jrec.app.recorder import Recorder
-from jrec.app.report.hit_rates import HitRates
-from jrec.app.report.logs import PROGRESSIVE, JsonLines, MetricLog
+from jrec.app.report.logs import PROGRESSIVE, JsonLines, MetricLog, read_records, truncate_after
 from jrec.app.report.ranking import evaluated
 from jrec.app.run_folder import open_run_folder
 from jrec.app.run_record import CHECKPOINT_FOLDER, TrainedRun, find_run
@@ -148,8 +145,9 @@ class Files:
     def __init__(self, run: pathlib.Path, options: FollowOptions, base: str, report: Callable[[str], None]):
         self._folder, self._options, self._base, self._report = examples_folder(run), options, base, report
         self._folder.mkdir(exist_ok=True)
-        self.taken = _whole_lines(run / FILES)
+        truncate_after(run / FILES, MOST)  # a torn last line, of a kill
         self._list = JsonLines(run / FILES)
+        self.taken = list(read_records(run / FILES))
         self._waiting = collections.deque[pathlib.Path]()
         self._names = {entry["file"] for entry in self.taken}
         source = stored_log(Schema.load(base, check_files=False))
@@ -158,15 +156,19 @@ class Files:
             raise ConfigError(f"examples of {base} {which}; only logs of which a line makes an example can be followed")
         self._source = source
 
-    def take(self) -> bool:
-        """Takes the next file that is there and finished, by the numbers in the names; False where there is none."""
+    def take(self, step: int) -> bool:
+        """Takes the next file that is there and finished, by the numbers in the names; False where there is none.
+
+        Args:
+          step: The step of the run, which has learnt all that were taken before.
+        """
         if not self._waiting:  # a look at all names, of which there may be many, for all files that it shows
             self._waiting.extend(self._finished())
         while self._waiting:
             path = self._waiting.popleft()
             with contextlib.suppress(FileNotFoundError):
                 status = path.stat()
-                entry = {"file": path.name, "bytes": status.st_size, "written": status.st_mtime}
+                entry = {"step": step, "file": path.name, "bytes": status.st_size, "written": status.st_mtime}
                 self._list.write(entry)
                 self._list.sync()
                 self.taken.append(entry)
@@ -217,17 +219,6 @@ class Files:
             number = folder.name.partition(".")[0]
             if number.isdigit() and int(number) < before:
                 shutil.rmtree(folder, ignore_errors=True)
-
-
-def _whole_lines(path: pathlib.Path) -> list[dict[str, Any]]:
-    """The lines of a file, from which a torn last one, of a kill, is cut off."""
-    if not path.exists():
-        return []
-    content = path.read_bytes()
-    whole = content[: content.rfind(b"\n") + 1]
-    if len(whole) < len(content):
-        os.truncate(path, len(whole))
-    return [json.loads(line) for line in whole.splitlines()]
 
 
 def follow(
@@ -297,30 +288,16 @@ class _Follower:
             config, schema, self._layout, total_steps=MOST, first_step=initial.optimizer_step, plan=plan, abstract=True
         )
         self._log = MetricLog(folder, tensorboard=config.log.tensorboard)
-        self._recorder = Recorder(
-            self._log,
-            config.model.of_kind.running_auc(config, None if self.run.mesh is None else self.run.mesh.devices.size),
-            HitRates(self._layout, lambda: self.run.state),
-            max_norm=config.optimizer.max_global_norm,
-            kept=self.saver.kept,
-        )
+        self._recorder = Recorder.of(config, self.run, self._log, kept=self.saver.kept)
         self._learnt, self._position, self._metrics = 0, None, {}  # files, and where in the next one, and its scores
         if resumed is not None:
-            with self.saver.advising(resumed.step):
-                loaded = self.run.load(resumed)
-            self.saver.checkpoints.drop_after(resumed.step)
-            self._recorder.restore(resumed.step, loaded.meta, loaded.arrays)
+            loaded = self.saver.go_on(resumed, self.run, self._recorder, self._log)
             self._learnt, self._position = loaded.meta["files"], loaded.meta["loader"]
             self._metrics = loaded.meta.get("scored", {})
-            self.saver.saved = resumed.step
-            self._log.truncate_after(resumed.step)
         else:
             self._log.truncate_after(-1)
-            before = initial.record
-            expected = described(config, schema, trained_on=before.dataset)
-            saved = Checkpoints(before.checkpoints).open(initial.step)
-            dense = before.keeps_dense_optimizer
-            self.run.load(saved, goes_on=False, dense_optimizer=dense, expected=expected)
+            saved = Checkpoints(initial.record.checkpoints).open(initial.step)
+            load_initial(self.run, initial, saved, config, schema)
         self._step = self.run.compile(
             loss=build_loss(config.model, schema),
             micro_batches=config.data.micro_batches,
@@ -333,7 +310,7 @@ class _Follower:
         if self.saver.saved < 0:
             self._save(None)  # the model as it begins: from here on a run that is killed goes on
         while not stop:
-            if self._learnt == len(self.files.taken) and not self.files.take():
+            if self._learnt == len(self.files.taken) and not self.files.take(self.run.steps):
                 if self._due(idle=True):
                     self._save(None)
                 if self._options.once or not _waited(self._options.poll, stop):

@@ -14,7 +14,7 @@ import jax
 
 from jrec import memory
 from jrec.app import determinism
-from jrec.app.build import build_layout, build_loss, described, run_parameters
+from jrec.app.build import build_layout, build_loss, run_parameters
 from jrec.app.callbacks import Callback, Callbacks, named_callbacks
 from jrec.app.config import TrainConfig
 from jrec.app.dataset import RunData, open_data, with_capacities, with_tasks
@@ -23,13 +23,12 @@ from jrec.app.evaluator import Evaluator
 from jrec.app.hot_cold_feed import FaeLoaders, HotColdFeed
 from jrec.app.initial_rows import set_initial_rows
 from jrec.app.loaders import train_loader
-from jrec.app.make_run import make_run
+from jrec.app.make_run import load_initial, make_run
 from jrec.app.processes.interrupt import StopRequest, stop_on_signals
 from jrec.app.processes.mesh_processes import AgreedStop, SilentLog, one_of_many, shared_run_folder
 from jrec.app.progress import TrainingProgress
 from jrec.app.progressive import windows_of
 from jrec.app.recorder import Recorder
-from jrec.app.report.hit_rates import HitRates
 from jrec.app.report.logs import FORMS, SCHEDULE, MetricLog
 from jrec.app.report.ranking import AnyScores
 from jrec.app.report.trackers import Trackers
@@ -197,14 +196,7 @@ class _Training:
         )
         self.parameters = run_parameters(self.run)
         self.log = self._opened_log() if first() else SilentLog()
-        devices = None if self.run.mesh is None else self.run.mesh.devices.size
-        self.recorder = Recorder(
-            self.log,
-            config.model.of_kind.running_auc(config, devices),
-            HitRates(self.layout, lambda: self.run.state),
-            max_norm=config.optimizer.max_global_norm,
-            kept=self.saver.kept,
-        )
+        self.recorder = Recorder.of(config, self.run, self.log, kept=self.saver.kept)
         plan = plan_evaluations(config, schema, total)
         self.windows = {window.step: window for window in windows_of(config, schema, total)}
         self.schedule = Schedule.of(config, plan, total, [*self.windows])
@@ -226,10 +218,7 @@ class _Training:
         elif resume:
             self.log.truncate_after(-1)
         if self.initial is not None and self.begins_from is not None:
-            before = self.initial.record
-            expected = described(self.config, self.schema, trained_on=before.dataset)
-            dense_optimizer = before.keeps_dense_optimizer
-            self.run.load(self.begins_from, goes_on=False, dense_optimizer=dense_optimizer, expected=expected)
+            load_initial(self.run, self.initial, self.begins_from, self.config, self.schema)
         elif self.resumed is None:
             set_initial_rows(self.run, self.config, self.schema)
         # After loading: a feed may read ahead of rows, which a checkpoint would change under it (``Run.load`` refuses).
@@ -258,16 +247,9 @@ class _Training:
 
     def _restore(self, saved: Saved) -> Position:
         """Goes on from a checkpoint; drops log records after it. Returns the position in the batches."""
-        with self.saver.advising(saved.step):
-            loaded = self.run.load(saved)
-        # Later checkpoints go only once this one has been read: where it is damaged, all of them stay.
-        if first():
-            self.saver.checkpoints.drop_after(saved.step)
-        # With the losses since the last log record: the next record averages over them, too.
-        self.recorder.restore(saved.step, loaded.meta, loaded.arrays)
+        loaded = self.saver.go_on(saved, self.run, self.recorder, self.log)
         self.evaluator.best.restore(loaded.meta.get("best", {}))
-        self.step = self.saver.saved = saved.step
-        self.log.truncate_after(self.step)
+        self.step = saved.step
         return loaded.meta["loader"]
 
     def go(self, stop: StopRequest) -> Outcome:

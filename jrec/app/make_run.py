@@ -12,7 +12,9 @@ from jrec.app.build import build_modules, described, table_key
 from jrec.app.config import TrainConfig
 from jrec.app.loaders import cast_place
 from jrec.app.run_plan import check_plan, check_sharing
+from jrec.app.run_record import Initial
 from jrec.app.tables import vocabularies_of
+from jrec.checkpoint import Saved
 from jrec.data.fae import FaeManifest
 from jrec.data.identity import Identity
 from jrec.data.schema import Schema
@@ -78,6 +80,13 @@ def make_run(
         saves=training and (config.checkpoint.every_steps > 0 or config.checkpoint.keep_best),
         description=described(config, schema, trained_on=trained_on),
     )
+
+
+def load_initial(run: Run, initial: Initial, saved: Saved, config: TrainConfig, schema: Schema) -> None:
+    """Gives a run the model, rows and optimizer of the checkpoint that it begins from (``init_from``)."""
+    before = initial.record
+    expected = described(config, schema, trained_on=before.dataset)
+    run.load(saved, goes_on=False, dense_optimizer=before.keeps_dense_optimizer, expected=expected)
 
 
 def check_pipeline(config: TrainConfig) -> None:

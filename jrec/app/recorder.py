@@ -10,12 +10,14 @@ from typing import Any
 import jax
 import numpy as np
 
+from jrec.app.config import TrainConfig
 from jrec.app.processes.mesh_processes import SilentLog
 from jrec.app.report.hit_rates import HitRates
 from jrec.app.report.logs import MetricLog
 from jrec.app.report.running_auc import NoRunningAuc, RunningAuc
 from jrec.errors import DivergedError
 from jrec.run.processes import several
+from jrec.run.run import Run
 from jrec.run.step import StepResults
 
 
@@ -52,6 +54,17 @@ class Recorder:
         self._logged_auc: float | None = None
         self._rated = 0.0, 0  # seconds and examples up to the last log record
         self._clock: float | None = None  # when the steps under way began
+
+    @classmethod
+    def of(cls, config: TrainConfig, run: Run, log: MetricLog | SilentLog, *, kept: Callable[[], str]) -> Recorder:
+        """The recorder of a run of a configuration."""
+        return cls(
+            log,
+            config.model.of_kind.running_auc(config, None if run.mesh is None else run.mesh.devices.size),
+            HitRates(run.layout, lambda: run.state),
+            max_norm=config.optimizer.max_global_norm,
+            kept=kept,
+        )
 
     @property
     def metrics(self) -> Any:

@@ -11,10 +11,13 @@ from typing import Any
 
 from jrec.app.config.train import CheckpointConfig
 from jrec.app.processes.mesh_processes import SilentLog
+from jrec.app.recorder import Recorder
 from jrec.app.report.logs import CHECKPOINTS, MetricLog
 from jrec.app.run_record import CHECKPOINT_FOLDER
 from jrec.checkpoint import Checkpoints, Saved
+from jrec.run.processes import first
 from jrec.run.run import Run
+from jrec.run.run_checkpoints import Loaded
 
 
 class Saver:
@@ -41,6 +44,19 @@ class Saver:
             return None
         with self.advising(step):
             return self.checkpoints.open(step)
+
+    def go_on(self, saved: Saved, run: Run, recorder: Recorder, log: MetricLog | SilentLog) -> Loaded:
+        """Has a run and its recorder go on from a checkpoint; drops later checkpoints, and log records after it."""
+        with self.advising(saved.step):
+            loaded = run.load(saved)
+        # Later checkpoints go only once this one has been read: where it is damaged, all of them stay.
+        if first():
+            self.checkpoints.drop_after(saved.step)
+        # With the losses since the last log record: the next record averages over them, too.
+        recorder.restore(saved.step, loaded.meta, loaded.arrays)
+        self.saved = saved.step
+        log.truncate_after(saved.step)
+        return loaded
 
     def advising(self, step: int | None) -> contextlib.AbstractContextManager[None]:
         """Around reads of a checkpoint: errors about damaged files name the earlier checkpoint to continue from."""
