@@ -1,6 +1,6 @@
 """A step on a mesh equals the step of one device, over placements, optimizers, dtypes and forms of all-reduce.
 
-Sums of float32 gradients are associated differently: own ones first, then those of the other devices. Integer-valued
+Sums of float32 gradients are associated differently: by device, and those of the devices in their order. Integer-valued
 gradients have exact sums, so there the results are equal to the bit, but for a last bit where XLA fuses the arithmetic
 of an optimizer differently in the two programs.
 """
@@ -95,6 +95,29 @@ def _exact(dtype, reduce):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_sums_of_integers_are_exact(reduce, dtype):
     _exact(dtype, reduce)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_which_device_has_a_row_changes_no_bit(dtype):
+    optimizer, rows = OPTIMIZERS["adagrad"], 25
+    case = _case(5, 4, rows, 4, dtype, optimizer)
+    _, _, _, table, slots, _ = case
+    uniques, capacity = [np.arange(rows)] * 4, rows + 1
+    gradients = np.random.default_rng(1).normal(size=(4, capacity, 4)).astype(np.float32)
+    key = jax.random.key_data(jax.random.key(3)) if dtype != "float32" else None
+    results = []
+    for seed, tiers in enumerate([(SHARDED,), (SHARDED,), (HOST,), (SHARDED, HOST)]):
+        placed = mesh_cases.random_placement(np.random.default_rng(seed), rows, 4, tiers=tiers)
+        route = mesh_cases.routes(placed, uniques, capacity)
+        got = mesh_cases.updated(optimizer, mesh_cases.mesh_rows(placed, table, slots), route, gradients, key=key)
+        values = placed.gather(got.sharded, got.replicated, got.host)
+        sums = [
+            placed.gather(*(x[name] for x in (got.sharded_slots, got.replicated_slots, got.host_slots)))
+            for name in slots
+        ]
+        results.append((values, *sums))
+    for other in results[1:]:
+        jax.tree.map(np.testing.assert_array_equal, results[0], other)
 
 
 def test_what_does_not_fit_is_refused():

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jrec.mesh.allreduce import Reduce, SharedGradients, pick, shared_gradients
 from jrec.mesh.exchange import Exchange
-from jrec.mesh.route import GatherMap, MeshRows, Route, check_view
+from jrec.mesh.route import AXIS, GatherMap, MeshRows, Route, check_view
 from jrec.mesh.send import Sent
 from jrec.mesh.step import StepOptions, cast_rows, of_unique, squares_of
 from jrec.ops.row_optimizers import RowOptimizer, Slots
@@ -62,16 +62,22 @@ class RowGradients:
         own = self.route.own
         if own is None:
             return None
-        rows, addresses = own.rows, None
+        rows, addresses, order = own.rows, None, None
         if self.exchange is not None:
             # Own rows first, then line by line what others asked for: ``_collected`` puts their gradients in the same
             # order. Padding holds ``shard_rows`` or more, which every cast below leaves out.
             rows = jnp.concatenate([rows, self.exchange.asked.reshape(-1)])
+            order = _by_device(own.rows.shape[0], *self.exchange.asked.shape)
         # Only where they are needed: addresses of asked rows travel like gradients, an exchange more.
         if self.options.rounds(self.rows.sharded) and self.route.addresses is not None:
             addresses = self._collected(own, self.route.addresses)
         arrived = _Arrived(
-            rows=rows, offsets=None, gradients=self._collected(own, self.gradients), weights=None, addresses=addresses
+            rows=rows,
+            offsets=None,
+            gradients=self._collected(own, self.gradients),
+            weights=None,
+            addresses=addresses,
+            order=order,
         )
         return arrived if self.sent is None else self._with_bags(arrived, self.sent)
 
@@ -93,6 +99,7 @@ class RowGradients:
             gradients=jnp.concatenate([arrived.gradients, sent.deliver(self.bag_gradients).astype(jnp.float32)]),
             weights=weights,
             addresses=addresses,
+            order=arrived.order,
         )
 
     def _collected(self, own: GatherMap, values: jax.Array) -> jax.Array:
@@ -202,6 +209,8 @@ class _Arrived:
       gradients: (bags, dim) float32.
       weights: (n,) float32, or None.
       addresses: (n,) int32, addresses in the stack where rounding needs them, or None.
+      order: (m,) int32, the first m of ``rows`` in the order in which a row's gradients are summed; None for the order
+        in which they lie.
     """
 
     rows: jax.Array
@@ -209,15 +218,49 @@ class _Arrived:
     gradients: jax.Array
     weights: jax.Array | None
     addresses: jax.Array | None
+    order: jax.Array | None
 
     def of_rows(self, first: int, count: int, options: StepOptions) -> _OwnGradients:
         """The gradients of ``count`` rows from offset ``first`` on."""
         # In the shard's cast rows from host memory are padding, since they lie
         # past ``num_rows``. In their own cast the shard's rows are, from here on.
         rows = self.rows if first == 0 else jnp.where(self.rows < first, count, self.rows - first)
+        if self.order is not None:
+            # Numbers are moved, not gradients: the sort keeps the order of equal rows, and the cast then says where
+            # their gradients really lie.
+            rows = jnp.concatenate([rows[self.order], rows[self.order.shape[0] :]])
         if self.offsets is None:
             cast = cast_rows(rows, num_rows=count, options=options)
         else:
             cast = tensor_cast(rows, self.offsets, num_rows=count, implementation=options.implementation)
+        if self.order is not None:
+            sources, positions = _moved(cast.sources, self.order), _moved(cast.positions, self.order)
+            cast = dataclasses.replace(cast, sources=sources, positions=positions)
         addresses = None if self.addresses is None else of_unique(cast, self.addresses)
         return _OwnGradients(cast=cast, gradients=self.gradients, weights=self.weights, addresses=addresses)
+
+
+def _by_device(own: int, devices: int, line: int) -> jax.Array | None:
+    """The places of own rows and of the lines behind them, in the order of the devices that read them.
+
+    A device asks nothing of itself, so its own rows can stand where its line, all padding, begins. The sum of a row's
+    gradients then is the same to the bit whichever device has the row: by any plan, and in host memory.
+
+    Args:
+      own: How many own rows there are.
+      devices: How many lines.
+      line: How long each is.
+
+    Returns:
+      (own + devices * line,) int32; None where two devices are all, whose sums are the same in both orders.
+    """
+    if devices <= 2:
+        return None
+    begin = jax.lax.axis_index(AXIS) * line
+    at = jnp.arange(own + devices * line, dtype=jnp.int32)
+    return jnp.where(at < begin, own + at, jnp.where(at < begin + own, at - begin, at))
+
+
+def _moved(numbers: jax.Array, order: jax.Array) -> jax.Array:
+    """Places in the order of sums as places where gradients lie; what is behind the order, and padding, stays."""
+    return jnp.where(numbers < order.shape[0], order.at[numbers].get(mode="clip"), numbers)
