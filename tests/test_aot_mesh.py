@@ -207,7 +207,7 @@ def test_local_rows_of_devices_that_route_do_not_wait_for_remote_ones(routed):
 # and of the update.
 @pytest.mark.parametrize(
     ("model", "dtype", "launched", "ours", "windows"),
-    [("kaggle", "float32", 228, 26, (25, 42)), ("dcnv2", "bfloat16", 337, 37, (29, 46))],
+    [("kaggle", "float32", 162, 26, (25, 43)), ("dcnv2", "bfloat16", 263, 37, (29, 47))],
 )
 def test_steps_as_they_are_dispatched(model, dtype, launched, ours, windows):
     """16 steps in a scan, by jrec's kernels, with the loops over further windows that a run has.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -209,8 +210,7 @@ class _Arrived:
       gradients: (bags, dim) float32.
       weights: (n,) float32, or None.
       addresses: (n,) int32, addresses in the stack where rounding needs them, or None.
-      order: (m,) int32, the first m of ``rows`` in the order in which a row's gradients are summed; None for the order
-        in which they lie.
+      order: From places in the order in which a row's gradients are summed to where they lie; None where none differs.
     """
 
     rows: jax.Array
@@ -218,7 +218,7 @@ class _Arrived:
     gradients: jax.Array
     weights: jax.Array | None
     addresses: jax.Array | None
-    order: jax.Array | None
+    order: Callable[[jax.Array], jax.Array] | None
 
     def of_rows(self, first: int, count: int, options: StepOptions) -> _OwnGradients:
         """The gradients of ``count`` rows from offset ``first`` on."""
@@ -228,20 +228,20 @@ class _Arrived:
         if self.order is not None:
             # Numbers are moved, not gradients: the sort keeps the order of equal rows, and the cast then says where
             # their gradients really lie.
-            rows = jnp.concatenate([rows[self.order], rows[self.order.shape[0] :]])
+            rows = rows[self.order(jnp.arange(rows.shape[0], dtype=jnp.int32))]
         if self.offsets is None:
             cast = cast_rows(rows, num_rows=count, options=options)
         else:
             cast = tensor_cast(rows, self.offsets, num_rows=count, implementation=options.implementation)
         if self.order is not None:
-            sources, positions = _moved(cast.sources, self.order), _moved(cast.positions, self.order)
+            sources, positions = self.order(cast.sources), self.order(cast.positions)
             cast = dataclasses.replace(cast, sources=sources, positions=positions)
         addresses = None if self.addresses is None else of_unique(cast, self.addresses)
         return _OwnGradients(cast=cast, gradients=self.gradients, weights=self.weights, addresses=addresses)
 
 
-def _by_device(own: int, devices: int, line: int) -> jax.Array | None:
-    """The places of own rows and of the lines behind them, in the order of the devices that read them.
+def _by_device(own: int, devices: int, line: int) -> Callable[[jax.Array], jax.Array] | None:
+    """Where own rows and the lines behind them lie, by their places in the order of the devices that read them.
 
     A device asks nothing of itself, so its own rows can stand where its line, all padding, begins. The sum of a row's
     gradients then is the same to the bit whichever device has the row: by any plan, and in host memory.
@@ -252,15 +252,10 @@ def _by_device(own: int, devices: int, line: int) -> jax.Array | None:
       line: How long each is.
 
     Returns:
-      (own + devices * line,) int32; None where two devices are all, whose sums are the same in both orders.
+      From int32 places to int32 places; what is behind the lines stays. None for two devices, whose sums are the same
+      in both orders.
     """
     if devices <= 2:
         return None
     begin = jax.lax.axis_index(AXIS) * line
-    at = jnp.arange(own + devices * line, dtype=jnp.int32)
-    return jnp.where(at < begin, own + at, jnp.where(at < begin + own, at - begin, at))
-
-
-def _moved(numbers: jax.Array, order: jax.Array) -> jax.Array:
-    """Places in the order of sums as places where gradients lie; what is behind the order, and padding, stays."""
-    return jnp.where(numbers < order.shape[0], order.at[numbers].get(mode="clip"), numbers)
+    return lambda at: jnp.where(at < begin, own + at, jnp.where(at < begin + own, at - begin, at))
