@@ -21,7 +21,7 @@ def dataset(tmp_path_factory):
 
 def trial(candidate, auc):
     records = [{"step": 50 * n, "split": "valid", "auc": auc - 0.1 / n, "refinement": 0.4 + 0.1 / n} for n in (1, 2)]
-    return Trial(candidate=candidate, auc=auc, score=0.45, step=100, steps=150, seconds=1.25, records=records)
+    return Trial(candidate=candidate, beside=auc, score=0.45, step=100, steps=150, seconds=1.25, records=records)
 
 
 def test_trials_are_in_a_table_and_in_curves(dataset):

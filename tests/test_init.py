@@ -12,8 +12,8 @@ from jrec.app import first_search, first_trials
 from jrec.app.baselines.examples import Split as Blocks
 from jrec.app.build import build_layout, build_modules
 from jrec.app.config import load_config
-from jrec.app.first_config import LARGE, candidates, facts_of, first_config, render, warnings
-from jrec.app.first_search import variants
+from jrec.app.first_config import LARGE, candidates, facts_of, first_config
+from jrec.app.first_rules import render
 from jrec.cli import main
 from jrec.data.blocks import ListColumn, ShardWriter
 from jrec.data.schema import CategoricalFeature, DenseFeature, Schema, Split, Table
@@ -77,7 +77,7 @@ def test_facts(sequences):
     assert (years[0], years[-1]) == (1990, 2019)
     assert len(years) == 17
     assert list(years) == sorted(set(years))
-    assert not list(warnings(facts))
+    assert not list(facts.warnings())
 
 
 def test_a_constant_feature_has_no_boundaries(sequences, monkeypatch):
@@ -133,7 +133,7 @@ def test_rates_fall_where_a_trial_got_worse_after_its_best_step(sequences):
     facts = facts_of(sequences, Schema.load(sequences))
     some = candidates(facts)[0]
     trials = [
-        first_trials.Trial(candidate=some, score=0.4, auc=0.7, step=step, steps=1000, seconds=1.0)
+        first_trials.Trial(candidate=some, score=0.4, beside=0.7, step=step, steps=1000, seconds=1.0)
         for step in (500, 950)
     ]
     assert [trial.best_step for trial in trials] == [500, 0]
@@ -143,15 +143,16 @@ def test_rates_fall_where_a_trial_got_worse_after_its_best_step(sequences):
 
 
 def test_among_trials_of_about_the_same_log_loss_auc_decides(sequences):
-    some = candidates(facts_of(sequences, Schema.load(sequences)))
+    facts = facts_of(sequences, Schema.load(sequences))
+    some, metric = candidates(facts), facts.metric
     scores = [(0.4362, 0.776), (0.4364, 0.778), (0.4369, 0.777), (0.4391, 0.79), (0.4448, None)]
     trials = [
-        first_trials.Trial(candidate=one, score=loss, auc=auc, step=1, steps=2, seconds=1.0)
+        first_trials.Trial(candidate=one, score=loss, beside=auc, step=1, steps=2, seconds=1.0)
         for one, (loss, auc) in zip(some, scores, strict=False)
     ]
-    assert first_trials.best_first(trials[::-1]) == [trials[1], trials[0], *trials[2:]]
-    no_auc = [dataclasses.replace(trial, auc=None) for trial in trials]
-    assert first_trials.best_first(no_auc[::-1]) == no_auc
+    assert first_trials.best_first(trials[::-1], metric) == [trials[1], trials[0], *trials[2:]]
+    no_auc = [dataclasses.replace(trial, beside=None) for trial in trials]
+    assert first_trials.best_first(no_auc[::-1], metric) == no_auc
 
 
 def test_tables_that_grow_are_never_frozen(sequences):
@@ -174,7 +175,7 @@ def test_without_a_valid_split_nothing_is_tried_or_watched(sequences, tmp_path, 
     facts = dataclasses.replace(facts_of(sequences, schema), valid=0)
     sections = {key.section for key in first_config(str(sequences), facts, candidates(facts)[0])}
     assert not sections & {"evaluate", "checkpoint"}
-    assert any("no valid split" in line for line in warnings(facts))
+    assert any("no valid split" in line for line in facts.warnings())
     empty = dataclasses.replace(schema, splits={"valid": schema.splits["valid"]})
     with pytest.raises(ConfigError, match="has no examples in a 'train' split"):
         facts_of(sequences, empty)
@@ -255,7 +256,7 @@ def searched(dataset, tmp_path, monkeypatch):
         new.append(f"{candidate.title}{f' (seed {seed})' if seed else ''}")
         loss = 0.5 + abs(np.log2(candidate.rows[1] / 0.2)) / 100 + candidate.dim / 1e4 + seed / 1e4
         record = {"step": 12, "auc": 1 - loss, "refinement": loss}
-        own = {"score": loss, "auc": 1 - loss, "step": 12, "steps": 24, "seconds": 1.0, "records": [record]}
+        own = {"score": loss, "beside": 1 - loss, "step": 12, "steps": 24, "seconds": 1.0, "records": [record]}
         return first_trials.Trial(candidate=candidate, seed=seed, **own)
 
     monkeypatch.setattr(first_search, "tried", tried)
@@ -326,17 +327,18 @@ def test_a_trial_that_takes_too_long_ends_with_the_time(dataset, tmp_path):
 
 
 def test_variants_differ_in_one_thing(dataset):
-    (first, *_) = candidates(facts_of(dataset, Schema.load(dataset)))
-    of_seed = {"candidate": first, "auc": 0.5, "step": 1, "steps": 2, "seconds": 1.0}
+    facts = facts_of(dataset, Schema.load(dataset))
+    (first, *_) = candidates(facts)
+    of_seed = {"candidate": first, "beside": 0.5, "step": 1, "steps": 2, "seconds": 1.0}
     both = [first_trials.Trial(seed=seed, score=0.5 - seed / 4, **of_seed) for seed in (1, 0)]
-    assert [trial.seed for trial in first_trials.best_first(both)] == [0, 1]
+    assert [trial.seed for trial in first_trials.best_first(both, facts.metric)] == [0, 1]
     assert first_trials.spread(both) == 0.25
-    for variant in variants(first):
+    for variant in first.variants():
         changed = [f.name for f in dataclasses.fields(first) if getattr(variant, f.name) != getattr(first, f.name)]
         assert len(changed) == 2
         assert "tuned" in changed
         assert variant.title.startswith(f"{first.name}, ")
-        assert first in [dataclasses.replace(back, tuned={}) for back in variants(variant)]
+        assert first in [dataclasses.replace(back, tuned={}) for back in variant.variants()]
 
 
 def test_minutes_and_quick_exclude_each_other(dataset, tmp_path, capsys):

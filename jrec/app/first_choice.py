@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Callable
+from typing import Any
 
-from jrec.app.first_config import LARGE, candidates, facts_of, first_config, render, warnings
+from jrec.app import first_config, first_ranking
+from jrec.app.first_config import LARGE
 from jrec.app.first_page import first_page
-from jrec.data.schema import DatasetError, Schema
+from jrec.app.first_rules import Rules, render
+from jrec.data.schema import Schema
 
 TRIALS_SUFFIX = ".trials.jsonl"
 """Of the file beside a configuration that keeps the trials of a search."""
 
 
 def first_choice(
-    data: str, out: str, *, quick: bool, say: Callable[[str], None], minutes: float | None = None
+    data: str,
+    out: str,
+    *,
+    quick: bool,
+    say: Callable[[str], None],
+    minutes: float | None = None,
+    next_item: bool = False,
 ) -> tuple[str, str]:
     """Chooses a configuration.
 
@@ -25,50 +34,51 @@ def first_choice(
       say: Takes messages for the user.
       minutes: How long trials may take, those of variants of the best kind among them, and kept beside ``out``; None
         for one trial of each kind.
+      next_item: Whether the model is to rank the item that follows a history, although the dataset has labels; of one
+        without labels it always does.
 
     Returns:
       The configuration, as TOML, and its page, as HTML.
 
     Raises:
-      DatasetError: If the dataset cannot be used, or does not have one label.
-      ConfigError: If it has no training examples.
+      DatasetError: If the dataset cannot be used, or has several labels.
+      ConfigError: If it has no training examples, or neither a label nor a history.
       KeyboardInterrupt: On SIGINT or SIGTERM during a trial.
     """
     schema = Schema.load(data)
-    if not schema.labels:
-        raise DatasetError(
-            f"{data} has no labels, and `jrec init` writes models of clicks; prepare it with them, or train a"
-            " model that ranks items: docs/next_item.md has the configuration for histories, docs/two_towers.md for"
-            " features of users and items"
-        )
-    schema.check_one_label("`jrec init` tries models of one label")
-    facts = facts_of(data, schema)
-    for line in warnings(facts):
+    rules = _rules(data, schema, next_item)
+    for line in rules.warnings():
         say(line)
-    chosen, notes, trials = candidates(facts), [], []
+    chosen, notes, trials, metric = rules.candidates(), [], [], rules.metric
     if not quick:
         from jrec.app.first_search import search  # loads JAX
         from jrec.app.first_trials import Trial, notes_of, try_all
-        from jrec.app.pairs import proposal, telling_pairs
 
-        if facts.valid and facts.examples < LARGE:
-            name = facts.metric[1]
+        if rules.valid and rules.examples < LARGE:
 
             def tried(trial: Trial, left: float | None = None) -> None:
-                auc = "" if trial.auc is None else f", AUC {trial.auc:.4f}"
+                beside = (
+                    f", {metric.beside[1]} {trial.beside:.4f}" if metric.beside and trial.beside is not None else ""
+                )
                 seed = f" (seed {trial.seed})" if trial.seed else ""
                 remains = "" if left is None else f"; {left / 60:.1f} min left"
-                say(f"{trial.candidate.title}{seed}: valid {name} {trial.score:.4f}{auc}{remains}")
+                say(f"{trial.candidate.title}{seed}: valid {metric.name} {trial.score:.4f}{beside}{remains}")
 
             if minutes is None:
-                trials = try_all(data, facts, chosen, on_trial=tried)
+                trials = try_all(data, rules, chosen, on_trial=tried)
             else:
                 kept, dataset = pathlib.Path(out).with_suffix(TRIALS_SUFFIX), schema.identity
-                trials = search(data, facts, chosen, minutes=minutes, kept=kept, dataset=dataset, on_trial=tried)
-            chosen, notes = [trial.candidate for trial in trials], notes_of(trials, facts)
-        pairs = [] if facts.numeric else telling_pairs(data, schema)  # of click rates
-        notes += (proposed := proposal(pairs))
+                trials = search(data, rules, chosen, minutes=minutes, kept=kept, dataset=dataset, on_trial=tried)
+            chosen, notes = [trial.candidate for trial in trials], notes_of(trials, metric)
+        notes += (proposed := rules.proposals(data, schema))
         for line in proposed:
             say(line)
-    keys = first_config(data, facts, chosen[0], best_step=trials[0].best_step if trials else 0)
-    return render(schema.name, keys, facts, notes), first_page(schema.name, out, keys, facts, chosen, trials)
+    keys = rules.config(data, chosen[0], best_step=trials[0].best_step if trials else 0)
+    return render(schema.name, keys, rules, notes), first_page(schema.name, out, keys, rules, chosen, trials)
+
+
+def _rules(data: str, schema: Schema, next_item: bool) -> Rules[Any]:
+    if next_item or not schema.labels:
+        return first_ranking.facts_of(data, schema)
+    schema.check_one_label("`jrec init` tries models of one label")
+    return first_config.facts_of(data, schema)

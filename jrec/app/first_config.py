@@ -1,4 +1,4 @@
-"""A first configuration for a dataset: sizes and rates by its numbers, each with the reason beside it.
+"""A first configuration for a dataset with a label: sizes and rates by its numbers, each with the reason beside it.
 
 `python -m benchmarks.quality` says on which logs the rules were found, and judges them on others, too.
 """
@@ -9,12 +9,13 @@ import dataclasses
 import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import override
 
 import numpy as np
 
 from jrec.app.baselines.examples import Split, lists_of
-from jrec.app.config.typed_toml import toml_key, toml_value
+from jrec.app.config.typed_toml import toml_key
+from jrec.app.first_rules import Choice, Key, Metric, Rules
 from jrec.data.schema import CategoricalFeature, Schema
 from jrec.errors import ConfigError
 
@@ -26,18 +27,18 @@ _LARGE = 1 << 30  # bytes of rows, from which Adam's two slots of a row's size a
 _PATIENT = 18  # evaluations: rows that are kept small may stay alike for 1,000 steps before they get better by far
 _MEMBERS = 8
 _OOV_RATE = 0.01  # of ids: enough to train a row, and few enough to cost the others nothing that shows
+_DROPOUT = 0.2
+_TRIED = 1_000_000  # training examples that a trial reads at most
 _MANY = 1_000_000  # training examples from which one model learns about as much as several
 LARGE = 5_000_000
 """Training examples from which layers are wide, one pass is enough, and nothing is tried."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Facts:
+class Facts(Rules["Candidate"]):
     """What the rules depend on.
 
     Attributes:
-      examples: Training examples.
-      valid: Examples in the valid split.
       tables: Rows of the tables that features read, by name.
       lookups: Ids of an example, on average.
       dense: Dense features.
@@ -49,8 +50,6 @@ class Facts:
       numeric: Whether the label is a number.
     """
 
-    examples: int
-    valid: int
     tables: dict[str, int]
     lookups: float
     dense: int
@@ -62,11 +61,52 @@ class Facts:
     numeric: bool = False
 
     @property
-    def metric(self) -> tuple[str, str, str]:
-        """The metric that trials are compared by, the less the better: its key, what texts call it, and its unit."""
+    @override
+    def metric(self) -> Metric:
         if self.numeric:
-            return "rmse", "RMSE", "unit of the label"
-        return "refinement", "log loss", "nats per example"
+            return Metric(key="rmse", name="RMSE", unit="unit of the label")
+        return Metric(
+            key="refinement", name="log loss", unit="nats per example", calibrated=True, beside=("auc", "AUC")
+        )
+
+    @property
+    @override
+    def summary(self) -> str:
+        return (
+            f"{self.examples:,} training examples, {self.lookups:,.1f} ids each, {self.rows:,} rows, {self.dense} dense"
+            " features."
+        )
+
+    @override
+    def candidates(self) -> list[Candidate]:
+        return candidates(self)
+
+    @override
+    def config(self, path: str, candidate: Candidate, *, best_step: int = 0) -> list[Key]:
+        return first_config(path, self, candidate, best_step=best_step)
+
+    @property
+    @override
+    def trial_examples(self) -> int:
+        return _TRIED
+
+    @override
+    def table(self) -> list[tuple[str, float, str]]:
+        return [
+            ("training examples", self.examples, "count"),
+            ("valid examples", self.valid, "count"),
+            ("dense features", self.dense, "count"),
+            ("ids", self.lookups, "of an example, on average"),
+            ("lookups of a row", self.visits, "in an epoch, on average"),
+            ("rows", self.rows, "count, of all tables"),
+            *((f"rows of {name}", rows, "count") for name, rows in self.tables.items()),
+        ]
+
+    @override
+    def proposals(self, folder: str, schema: Schema) -> list[str]:
+        from jrec.app.pairs import proposal, telling_pairs
+
+        return [] if self.numeric else proposal(telling_pairs(folder, schema))  # pairs of click rates
 
     @property
     def rows(self) -> int:
@@ -80,21 +120,10 @@ class Facts:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Key:
-    """One key of a configuration: its section ("" for the top level), name, value and the reason for it."""
-
-    section: str
-    name: str
-    value: Any
-    reason: str = ""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Candidate:
+class Candidate(Choice):
     """A kind of model with rates that suit it.
 
     Attributes:
-      name: What it is, in words.
       interaction: "dot" or "concat".
       dim: Elements of an embedding.
       top: Widths of the hidden layers over the interaction.
@@ -105,10 +134,8 @@ class Candidate:
       kind: "dlrm", or "tbsm" over the dataset's histories.
       rate: The learning rate of dense parameters.
       dropout: Of the hidden layers.
-      tuned: What a search has changed of it, in words, by what is changed.
     """
 
-    name: str
     interaction: str
     dim: int
     top: tuple[int, ...]
@@ -119,12 +146,22 @@ class Candidate:
     kind: str = "dlrm"
     rate: float = 0.001
     dropout: float = 0.0
-    tuned: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
-    @property
-    def title(self) -> str:
-        """Its name, and what a search has changed."""
-        return ", ".join([self.name, *self.tuned.values()])
+    @override
+    def variants(self) -> Iterator[Candidate]:
+        name, rate = self.rows
+        for factor in (2.0, 0.5):
+            yield self.changed("rows", f"rows' rate {factor * rate:.3g}", rows=(name, factor * rate))
+        for dim in (2 * self.dim, self.dim // 2):
+            if 4 <= dim <= 128:
+                yield self.changed("dim", f"dim {dim}", dim=dim)
+        for decay in (10 * self.decay, 0.0) if self.decay else (1e-3,):
+            yield self.changed("decay", f"rows' decay {decay:.3g}", decay=decay)
+        if self.top:
+            dropout = 0.0 if self.dropout else _DROPOUT
+            yield self.changed("dropout", f"dropout {dropout:g}", dropout=dropout)
+        for factor in (2.0, 0.5):
+            yield self.changed("rate", f"dense rate {factor * self.rate:.3g}", rate=factor * self.rate)
 
 
 def facts_of(folder: str | os.PathLike[str], schema: Schema) -> Facts:
@@ -347,44 +384,9 @@ def _watch(facts: Facts, candidate: Candidate, steps: int) -> Iterator[Key]:
     yield Key(
         section="evaluate", name="batches", value=batches, reason=f"of the valid split's {facts.valid:,} examples"
     )
-    metric, name, _ = facts.metric
-    stop = {"metric": metric, "patience": _PATIENT if candidate.decay else 6}
-    of_metric = name if facts.numeric else f"{name}, whatever the click rate"
+    metric = facts.metric
+    stop = {"metric": metric.key, "patience": _PATIENT if candidate.decay else 6}
+    of_metric = f"{metric.name}, whatever the click rate" if metric.calibrated else metric.name
     why = f"{of_metric}; {stop['patience']} evaluations without a better one end training"
     yield Key(section="evaluate", name="early_stopping", value=stop, reason=why)
     yield Key(section="checkpoint", name="keep_best", value=True, reason="the report is of the best step")
-
-
-def render(name: str, keys: Sequence[Key], facts: Facts, notes: Sequence[str] = ()) -> str:
-    """The configuration as TOML with comments.
-
-    Args:
-      name: The dataset's name.
-      keys: The configuration.
-      facts: What it depends on.
-      notes: Lines for the comment at the top.
-    """
-    lines = [
-        f"A first configuration for {name}, by `jrec init`: {facts.examples:,} training examples,",
-        f"{facts.lookups:,.1f} ids each, {facts.rows:,} rows, {facts.dense} dense features.",
-        *notes,
-        *warnings(facts),
-    ]
-    lines = [f"# {line}" for line in lines]
-    section = ""
-    for key in keys:
-        if key.section != section:
-            section = key.section
-            lines += ["", f"[{section}]"]
-        value = key.value
-        text = toml_value(value)
-        if isinstance(value, dict):
-            text = "{ " + ", ".join(f"{toml_key(name)} = {toml_value(one)}" for name, one in value.items()) + " }"
-        lines.append(f"{key.name} = {text}" + (f"  # {key.reason}" if key.reason else ""))
-    return "\n".join(lines) + "\n"
-
-
-def warnings(facts: Facts) -> Iterator[str]:
-    """What no configuration can make good, and its remedy."""
-    if not facts.valid:
-        yield "The dataset has no valid split, so nothing can stop training early; prepare it with --split 0.8,0.1,0.1."

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jrec import environment
-from jrec.app.first_config import LARGE, Candidate, Facts, Key, warnings
+from jrec.app.first_config import LARGE
+from jrec.app.first_rules import Choice, Key, Rules
 from jrec.app.report.elements import Cell, note, number, page, paragraph, section, side_by_side, table
 from jrec.app.report.svg import Axis, Mark, around, chart
 
@@ -17,7 +18,7 @@ _COLORS = ("train", "valid", "test", "grey")
 
 
 def first_page(
-    name: str, out: str, keys: Sequence[Key], facts: Facts, some: Sequence[Candidate], trials: Sequence[Trial]
+    name: str, out: str, keys: Sequence[Key], rules: Rules[Any], some: Sequence[Choice], trials: Sequence[Trial]
 ) -> str:
     """The page as HTML.
 
@@ -25,66 +26,75 @@ def first_page(
       name: The dataset's name.
       out: The configuration's file.
       keys: The configuration.
-      facts: What it depends on.
+      rules: What it follows from.
       some: The kinds of model that may suit the dataset, the chosen one first.
       trials: How they went, the best first; none where none were tried.
     """
-    warned = list(warnings(facts))
+    warned = list(rules.warnings())
     parts = [
         *((note("Warnings", warned),) if warned else ()),
-        note(f"Chosen: {some[0].title}", [_why(facts, trials)], good=True),
+        note(f"Chosen: {some[0].title}", [_why(rules, trials)], good=True),
         paragraph(f"Train it: jrec train {out}"),
-        *section("Trials", _trials(facts, trials)),
+        *section("Trials", _trials(rules, trials)),
         *section("Configuration", [_configuration(keys)]),
-        *section("Dataset", [_dataset(facts)]),
+        *section("Dataset", [_dataset(rules)]),
     ]
     return page(f"A first configuration for {name}", parts)
 
 
-def _why(facts: Facts, trials: Sequence[Trial]) -> str:
+def _why(rules: Rules[Any], trials: Sequence[Trial]) -> str:
     if trials:
-        name = facts.metric[1]
-        least = f"the least {name} on the valid split"
-        if any(trial.score < trials[0].score for trial in trials):
-            least = f"the greatest AUC of those whose {name} on the valid split is the least or about the same"
-        return f"Of {len(trials)} models that may suit the dataset, it has {least}."
-    if facts.examples >= LARGE:
+        metric = rules.metric
+        best = f"the {metric.best} {metric.name} on the valid split"
+        if metric.beside and any(metric.loss(t.score) < metric.loss(trials[0].score) for t in trials):
+            best = (
+                f"the greatest {metric.beside[1]} of those whose {metric.name} on the valid split is the {metric.best}"
+                " or about the same"
+            )
+        return f"Of {len(trials)} models that may suit the dataset, it has {best}."
+    if rules.examples >= LARGE:
         return f"By its numbers alone: with {LARGE:,} training examples or more nothing is tried."
-    if not facts.valid:
+    if not rules.valid:
         return "By its numbers alone: without a valid split nothing can be compared."
     return "By its numbers alone, as --quick asks for."
 
 
-def _trials(facts: Facts, trials: Sequence[Trial]) -> Iterator[str]:
+def _trials(rules: Rules[Any], trials: Sequence[Trial]) -> Iterator[str]:
     if not trials:
         return
-    from jrec.app.first_trials import EXAMPLES, STEPS, spread  # loads JAX
+    from jrec.app.first_trials import STEPS, spread  # loads JAX
 
-    _, name, unit = facts.metric
+    metric = rules.metric
     yield paragraph(
-        f"Each kind was trained for up to {STEPS:,} steps or {EXAMPLES:,} examples, on {environment.summary()}. The"
-        f" scores are of the evaluation with the least {name}{'' if facts.numeric else _CALIBRATED}."
+        f"Each kind was trained for up to {STEPS:,} steps or {rules.trial_examples:,} examples, on"
+        f" {environment.summary()}. The scores are of the evaluation with the {metric.best}"
+        f" {metric.name}{_CALIBRATED if metric.calibrated else ''}."
     )
-    columns = {"kind of model": "", f"valid {name}": unit, "valid AUC": "0 to 1"}
+    columns = {"kind of model": "", f"valid {metric.name}": metric.unit}
+    if metric.beside:
+        columns[f"valid {metric.beside[1]}"] = "0 to 1"
     columns |= {"at step": "", "steps": "", "training": "s"}
-    rows: list[list[Cell]] = [[t.candidate.title, t.score, t.auc, t.step, t.steps, t.seconds] for t in trials]
+    rows: list[list[Cell]] = [
+        [t.candidate.title, t.score, *([t.beside] if metric.beside else []), t.step, t.steps, t.seconds] for t in trials
+    ]
     yield table("Trials, the best first", columns, rows, marks={0: "own"})
     if (chance := spread(trials)) is not None:
-        yield paragraph(f"The same model with another seed differs by {chance:.5f} ({unit}): so much is chance.")
-    yield from side_by_side(_curves(facts, trials))
+        yield paragraph(f"The same model with another seed differs by {chance:.5f} ({metric.unit}): so much is chance.")
+    yield from side_by_side(_curves(rules, trials))
 
 
 _CALIBRATED = ", taken after the best scale and shift of its logits"
 
 
-def _curves(facts: Facts, trials: Sequence[Trial]) -> Iterator[str]:
+def _curves(rules: Rules[Any], trials: Sequence[Trial]) -> Iterator[str]:
     last = max(trial.steps for trial in trials)
-    key, name, unit = facts.metric
-    metrics = {key: f"{name} ({unit})"} if facts.numeric else {"auc": "AUC", key: f"{name} once calibrated ({unit})"}
-    for metric, label in metrics.items():
+    metric = rules.metric
+    once = " once calibrated" if metric.calibrated else ""
+    metrics = dict([metric.beside] if metric.beside else []) | {metric.key: f"{metric.name}{once} ({metric.unit})"}
+    for key, label in metrics.items():
         marks = []
         for place, trial in enumerate(trials):
-            points = [(r["step"], r[metric]) for r in trial.records if r[metric] is not None]
+            points = [(r["step"], r[key]) for r in trial.records if r[key] is not None]
             if points:
                 x, y = zip(*points, strict=True)
                 dash = f"dash{place // len(_COLORS)}" if place >= len(_COLORS) else ""
@@ -109,14 +119,6 @@ def _value(value: object) -> str:
     return number(value) if isinstance(value, str | int | float | list | tuple) else str(value)
 
 
-def _dataset(facts: Facts) -> str:
-    rows: list[list[Cell]] = [
-        ["training examples", facts.examples, "count"],
-        ["valid examples", facts.valid, "count"],
-        ["dense features", facts.dense, "count"],
-        ["ids", facts.lookups, "of an example, on average"],
-        ["lookups of a row", facts.visits, "in an epoch, on average"],
-        ["rows", facts.rows, "count, of all tables"],
-        *([f"rows of {name}", rows, "count"] for name, rows in facts.tables.items()),
-    ]
+def _dataset(rules: Rules[Any]) -> str:
+    rows: list[list[Cell]] = [[*line] for line in rules.table()]
     return table("What the configuration depends on", {"": "", "value": "", "unit": ""}, rows)

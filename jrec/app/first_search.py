@@ -11,25 +11,24 @@ import hashlib
 import json
 import pathlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jrec
 from jrec.app.callbacks import Event
-from jrec.app.first_config import Candidate, Facts, first_config, render
-from jrec.app.first_trials import EXAMPLES, STEPS, Trial, best_first, tried
+from jrec.app.first_rules import Choice, Rules, render
+from jrec.app.first_trials import STEPS, Trial, best_first, tried
 from jrec.app.report.logs import JsonLines, read_records
 from jrec.data.identity import Identity
 
-_DROPOUT = 0.2
 _RECORDED = tuple(field.name for field in dataclasses.fields(Trial) if field.name != "candidate")
 _OVER = 1.1  # of the minutes, after which the trial under way ends, too
 
 
 def search(
     path: str,
-    facts: Facts,
-    some: Sequence[Candidate],
+    rules: Rules[Any],
+    some: Sequence[Choice],
     *,
     minutes: float,
     kept: pathlib.Path,
@@ -40,7 +39,7 @@ def search(
 
     Args:
       path: The dataset's folder.
-      facts: What the configurations depend on.
+      rules: What the configurations follow from.
       some: The kinds of model; the first is tried however little time there is.
       minutes: How long new trials may take; those that are kept take none.
       kept: The file of trials, which is made, or added to.
@@ -53,15 +52,15 @@ def search(
     Raises:
       KeyboardInterrupt: On SIGINT or SIGTERM; trials that ended before are kept.
     """
-    clock = _Clock(60 * minutes)
-    with _Kept(kept, dataset) as before:
+    clock, metric = _Clock(60 * minutes), rules.metric
+    with _Kept(kept, [dataset.rows, dataset.examples, rules.trial_examples]) as before:
 
-        def tries(candidate: Candidate, seed: int = 0) -> bool:
-            config = render("a trial", first_config(path, facts, candidate), facts)
+        def tries(candidate: Choice, seed: int = 0) -> bool:
+            config = render("a trial", rules.config(path, candidate), rules)
             if (trial := before.of(config, candidate, seed)) is None:
                 if trials and not clock.has(max(own.seconds for own in trials[-3:])):
                     return False
-                trial = tried(path, facts, candidate, seed=seed, callbacks=[clock.watch] if trials else [])
+                trial = tried(path, rules, candidate, seed=seed, callbacks=[clock.watch] if trials else [])
                 if trial is None or (trials and clock.over):
                     return False  # it was cut short, which says nothing of the model
                 before.keep(config, trial)
@@ -72,38 +71,17 @@ def search(
         trials: list[Trial] = []
         for candidate in some:
             tries(candidate)
-        tries(best_first(trials)[0].candidate, seed=1)  # how much is chance
+        tries(best_first(trials, metric)[0].candidate, seed=1)  # how much is chance
         done, goes_on = {_values(trial.candidate) for trial in trials}, True
         while goes_on:
-            left = (c for c in variants(best_first(trials)[0].candidate) if _values(c) not in done)
+            left = (c for c in best_first(trials, metric)[0].candidate.variants() if _values(c) not in done)
             if goes_on := (candidate := next(left, None)) is not None:
                 done.add(_values(candidate))
                 goes_on = tries(candidate)
-        return best_first(trials)
+        return best_first(trials, metric)
 
 
-def variants(candidate: Candidate) -> Iterator[Candidate]:
-    """Candidates that differ in one thing, what tells most first: rows' rate, dim, decay, dropout, dense rate."""
-    name, rate = candidate.rows
-
-    def with_(key: str, words: str, **values: Any) -> Candidate:
-        return dataclasses.replace(candidate, tuned={**candidate.tuned, key: words}, **values)
-
-    for factor in (2.0, 0.5):
-        yield with_("rows", f"rows' rate {factor * rate:.3g}", rows=(name, factor * rate))
-    for dim in (2 * candidate.dim, candidate.dim // 2):
-        if 4 <= dim <= 128:
-            yield with_("dim", f"dim {dim}", dim=dim)
-    for decay in (10 * candidate.decay, 0.0) if candidate.decay else (1e-3,):
-        yield with_("decay", f"rows' decay {decay:.3g}", decay=decay)
-    if candidate.top:
-        dropout = 0.0 if candidate.dropout else _DROPOUT
-        yield with_("dropout", f"dropout {dropout:g}", dropout=dropout)
-    for factor in (2.0, 0.5):
-        yield with_("rate", f"dense rate {factor * candidate.rate:.3g}", rate=factor * candidate.rate)
-
-
-def _values(candidate: Candidate) -> str:
+def _values(candidate: Choice) -> str:
     """What a candidate trains, as a text: two of one text are one."""
     return repr(dataclasses.replace(candidate, name="", tuned={}))
 
@@ -135,14 +113,14 @@ class _Clock:
 class _Kept:
     """Trials in a file, by what they trained on which data."""
 
-    def __init__(self, path: pathlib.Path, dataset: Identity):
-        self._about = [jrec.__version__, dataset.rows, dataset.examples, STEPS, EXAMPLES]
+    def __init__(self, path: pathlib.Path, about: Sequence[object]):
+        self._about = [jrec.__version__, *about, STEPS]
         self._trials: dict[str, Mapping[str, Any]] = {}
         if path.is_file():
             self._trials = {record["trial"]: record for record in read_records(path) if "trial" in record}
         self._file = JsonLines(path)
 
-    def of(self, config: str, candidate: Candidate, seed: int) -> Trial | None:
+    def of(self, config: str, candidate: Choice, seed: int) -> Trial | None:
         """The trial of a configuration, if there was one."""
         record = self._trials.get(self._digest(config, seed))
         if record is None or not record.keys() >= {*_RECORDED}:

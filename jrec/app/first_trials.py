@@ -10,12 +10,12 @@ from typing import Any
 
 from jrec.app.callbacks import Callback
 from jrec.app.config import TrainConfig, load_config
-from jrec.app.first_config import Candidate, Facts, first_config, render
+from jrec.app.first_rules import Choice, Metric, Rules, render
 from jrec.app.loop import train
 from jrec.app.report.logs import METRICS_FILE, read_records
 
-EXAMPLES, STEPS = 1_000_000, 8_000
-"""Training examples that a trial reads at most, and steps that it takes at most."""
+STEPS = 8_000
+"""Steps that a trial takes at most."""
 CLOSE = 0.002
 """The share of a score by which trials on small valid splits differ by chance."""
 
@@ -26,9 +26,8 @@ class Trial:
 
     Attributes:
       candidate: The kind of model.
-      score: The least of the metric on the valid split (``Facts.metric``) that it reached: log loss after the best
-        scale and shift of its logits there, in nats per example, or RMSE.
-      auc: AUC of that evaluation; None where it is undefined, as where the label is a number.
+      score: The best of the metric on the valid split (``Rules.metric``) that it reached.
+      beside: The metric beside it (``Metric.beside``) of that evaluation; None where there is none or it is undefined.
       step: The step of that evaluation.
       steps: Steps that it took.
       seconds: Seconds of training.
@@ -36,9 +35,9 @@ class Trial:
       seed: Its seed.
     """
 
-    candidate: Candidate
+    candidate: Choice
     score: float
-    auc: float | None
+    beside: float | None
     step: int
     steps: int
     seconds: float
@@ -52,13 +51,13 @@ class Trial:
 
 
 def try_all(
-    path: str, facts: Facts, some: Sequence[Candidate], *, on_trial: Callable[[Trial], None] = lambda trial: None
+    path: str, rules: Rules[Any], some: Sequence[Choice], *, on_trial: Callable[[Trial], None] = lambda trial: None
 ) -> list[Trial]:
     """Trains every candidate on the dataset, as its first configuration says, for at most ``STEPS`` steps.
 
     Args:
       path: The dataset's folder.
-      facts: What the configurations depend on.
+      rules: What the configurations follow from.
       some: The candidates.
       on_trial: Called after each.
 
@@ -72,15 +71,15 @@ def try_all(
     """
     trials = []
     for candidate in some:
-        trial = tried(path, facts, candidate)
+        trial = tried(path, rules, candidate)
         assert trial is not None  # nothing cuts it short
         trials.append(trial)
         on_trial(trial)
-    return best_first(trials)
+    return best_first(trials, rules.metric)
 
 
 def tried(
-    path: str, facts: Facts, candidate: Candidate, *, seed: int = 0, callbacks: Sequence[Callback] = ()
+    path: str, rules: Rules[Any], candidate: Choice, *, seed: int = 0, callbacks: Sequence[Callback] = ()
 ) -> Trial | None:
     """Trains a candidate on the dataset; arguments and errors as of ``try_all``, callbacks as of ``train``.
 
@@ -88,18 +87,18 @@ def tried(
       The trial; None where a callback ended it before its first evaluation.
     """
     with tempfile.TemporaryDirectory(prefix="jrec-init-") as folder:
-        outcome = train(trial_config(path, facts, candidate, pathlib.Path(folder) / "run", seed), callbacks=callbacks)
+        outcome = train(trial_config(path, rules, candidate, pathlib.Path(folder) / "run", seed), callbacks=callbacks)
         if not outcome.finished:  # a signal, which ends a run with a checkpoint
             raise KeyboardInterrupt
         records = [r for r in read_records(outcome.folder / METRICS_FILE) if r["split"] == "valid"]
     if not records:
         return None
-    metric, _, _ = facts.metric
-    best = min(records, key=lambda record: record[metric])
+    metric = rules.metric
+    best = min(records, key=lambda record: metric.loss(record[metric.key]))
     return Trial(
         candidate=candidate,
-        score=best[metric],
-        auc=best.get("auc"),
+        score=best[metric.key],
+        beside=best.get(metric.beside[0]) if metric.beside else None,
         step=best["step"],
         steps=outcome.step,
         seconds=outcome.seconds,
@@ -108,14 +107,15 @@ def tried(
     )
 
 
-def best_first(trials: Sequence[Trial]) -> list[Trial]:
-    """Trials by score, but first the one of the greatest AUC among those that are within ``CLOSE`` of the least.
+def best_first(trials: Sequence[Trial], metric: Metric) -> list[Trial]:
+    """Trials by score, but first the one that is best by the metric beside it among those within ``CLOSE`` of the best.
 
     Those of other seeds than the first, which tell what is chance, are the last.
     """
-    ordered = sorted((trial for trial in trials if not trial.seed), key=lambda trial: trial.score)
-    close = [trial for trial in ordered if trial.score <= (1 + CLOSE) * ordered[0].score]
-    first = max(close, key=lambda trial: trial.auc or 0.0)
+    ordered = sorted((trial for trial in trials if not trial.seed), key=lambda trial: metric.loss(trial.score))
+    least = metric.loss(ordered[0].score)
+    close = [trial for trial in ordered if metric.loss(trial.score) <= least + CLOSE * abs(least)]
+    first = max(close, key=lambda trial: trial.beside or 0.0)
     return [first, *(trial for trial in ordered if trial is not first), *(trial for trial in trials if trial.seed)]
 
 
@@ -127,19 +127,19 @@ def spread(trials: Sequence[Trial]) -> float | None:
     return None
 
 
-def trial_config(path: str, facts: Facts, candidate: Candidate, out: pathlib.Path, seed: int = 0) -> TrainConfig:
+def trial_config(path: str, rules: Rules[Any], candidate: Choice, out: pathlib.Path, seed: int = 0) -> TrainConfig:
     """The configuration of a trial, whose run is ``out``."""
     file = out.with_suffix(".toml")
-    keys = first_config(path, facts, candidate)
-    file.write_text(render("a trial", keys, facts), encoding="utf-8")
+    keys = rules.config(path, candidate)
+    file.write_text(render("a trial", keys, rules), encoding="utf-8")
     batch = next(key.value for key in keys if key.name == "batch_size")
     watch = ("log.progress=off", "log.tensorboard=false", "evaluate.final_splits=[]", "checkpoint.keep_best=false")
-    most = min(STEPS, -(-EXAMPLES // batch))
+    most = min(STEPS, -(-rules.trial_examples // batch))
     return load_config(file, [f"out={str(out)!r}", f"max_steps={most}", f"seed={seed}", *watch])
 
 
-def notes_of(trials: Sequence[Trial], facts: Facts) -> list[str]:
+def notes_of(trials: Sequence[Trial], metric: Metric) -> list[str]:
     """Lines that say how the trials went."""
-    metric = facts.metric[1] if facts.numeric else f"{facts.metric[1]}, once calibrated"
-    head = f"Each was trained for up to {STEPS:,} steps, and reached on the valid split this {metric}:"
+    name = f"{metric.name}, once calibrated" if metric.calibrated else metric.name
+    head = f"Each was trained for up to {STEPS:,} steps, and reached on the valid split this {name}:"
     return [head, *(f"  {trial.score:.4f}  {trial.candidate.title}" for trial in trials if not trial.seed)]
