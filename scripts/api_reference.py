@@ -50,7 +50,7 @@ GROUPS = {
         "Memories of n-grams": """NGramMemory NGramConfig NGramHashing ngram_rows compressed_vocabulary
             compress_tokens""",
         "Losses": """binary_cross_entropy weighted_binary_cross_entropy focal multi_task_loss squared_error huber
-            poisson in_batch_softmax sampled_softmax bpr next_item_loss two_tower_loss all_examples smoothed_labels
+            poisson in_batch_softmax sampled_softmax full_softmax bpr next_item_loss two_tower_loss all_examples smoothed_labels
             masked_mean mean_of_positions of_numbers""",
     },
     "jrec.ops": {
