@@ -273,9 +273,9 @@ class NextItem(nnx.Module):
           activations, bags: As of any ``SparseModel``.
 
         Returns:
-          In training "positions" (batch, length, dim), "next" (batch, length, dim), "sampled" (batch, k, dim), and of
-          bools "counts" (batch, length), the positions with a next item, and "drawn" (batch, k). In eval mode only
-          "user" (batch, dim), of the last position; of an empty history zeros.
+          In training "positions" (batch, length, dim), "next" (batch, length, dim), "sampled" (batch, k, dim), and
+          "counts" (batch, length) bool, the positions with a next item. In eval mode only "user" (batch, dim), of the
+          last position; of an empty history zeros.
         """
         rows, masks = self.embeddings.features(activations, bags), self.embeddings.masks(bags)
         history, following, sampled = self.names
@@ -297,7 +297,6 @@ class NextItem(nnx.Module):
         counts = masks[history] & masks[following]
         return {
             "positions": encoded, "next": unit(rows[following]), "sampled": unit(rows[sampled]), "counts": counts,
-            "drawn": masks[sampled],
         }  # fmt: skip
 
 
@@ -346,9 +345,7 @@ def next_item_loss(*, temperature: float = 0.05, negatives: Negatives = "batch")
         queries, following = (outputs[name].reshape(-1, dim) for name in ("positions", "next"))
         softmax = {"positive_ids": batch.extras["next"].reshape(-1), "temperature": temperature}
         if negatives == "all":
-            losses = full_softmax(
-                queries, following, rows, row_ids=jnp.where(outputs["drawn"], drawn, -1).reshape(-1), **softmax
-            )
+            losses = full_softmax(queries, following, rows, row_ids=drawn.reshape(-1), **softmax)
         elif negatives == "position":
             each, rest = divmod(drawn.shape[1], length)
             if rest:
