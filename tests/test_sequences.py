@@ -203,7 +203,8 @@ def with_negatives(negatives, columns, seed):
     filled = {n: np.pad(c, ((0, missing), (0, 0)), constant_values=-(n != "age")) for n, c in columns.items()}
     if negatives == "all":
         every = np.random.default_rng(seed).permutation(ITEMS)
-        filled["sampled"] = np.pad(every, (0, -ITEMS % BATCH), constant_values=-1).reshape(BATCH, -1)
+        every = np.pad(every, (0, -ITEMS % BATCH), constant_values=-1)
+        filled["sampled"] = every.reshape(BATCH, -1)[::-1]  # the examples of weight 0 have some, too
     elif negatives == "position":
         filled["sampled"] = np.random.default_rng(seed).integers(0, ITEMS, (BATCH, EACH * LENGTH))
     else:
