@@ -5,8 +5,10 @@ which is then ranked among all items but those of the history, the last 200, as 
 more among all but those that the user has seen at any time, an easier test. The settings are those of the published
 figures, too (HSTU, arXiv 2402.17152, Table 4): dim 50, 2 layers, 1 head, histories of 200, dropout 0.2, Adam at 0.001,
 batches of 128, 101 epochs, softmax over sampled items at a temperature of 0.05. There 128 items are sampled for each
-position; here all positions of a batch share 8 items an example, 1,024. The interactions here have no times: HSTU's
-bias goes by place.
+position; here all positions of a batch share 8 items an example, 1,024, unless ``--negatives`` says otherwise:
+"position" samples as published, "all" tells an item from all others. ``--normalize length`` has HSTU divide by the
+items of each history, and ``--rows normal`` starts items by the published normal distribution. The interactions here
+have no times: HSTU's bias goes by place.
 ``--log ml-100k`` has times, and no published figures: with ``--times`` HSTU's bias goes by them, too. That log lies in
 a package (``benchmarks.quality_logs`` says how to get it).
 
@@ -25,6 +27,7 @@ Examples:
   python -m benchmarks.sequences --part count
   python -m benchmarks.sequences --part serve
   python -m benchmarks.sequences --kind sasrec --seeds 0 --epochs 20
+  python -m benchmarks.sequences --kind hstu --negatives all --normalize length --rows normal
   python -m benchmarks.sequences --log ml-100k --kind hstu --times
 """
 
@@ -43,6 +46,7 @@ import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+import jax
 import numpy as np
 import optax
 from flax import nnx
@@ -54,7 +58,9 @@ from jrec.app.baselines.item_order import ItemOrder, Pairs
 LOG = harness.ROOT.parent / "shared" / "data" / "ml1m_user_item.csv.gz"
 ML_100K = ("recbole-*.whl", "recbole/dataset_example/ml-100k/ml-100k.inter")
 PUBLISHED = {"sasrec": {"hr@10": 0.2853, "ndcg@10": 0.1603}, "hstu": {"hr@10": 0.3097, "ndcg@10": 0.1720}}
-DIM, LENGTH, SAMPLED, BATCH = 50, 200, 8, 128
+DIM, LENGTH, BATCH = 50, 200, 128
+SAMPLED = {"batch": 8, "position": LENGTH * 128}
+"""Items that are sampled for an example, by ``--negatives``."""
 RATE = 1e-3
 NEAR, LAST, POPULAR = 5, 10, 0.3
 """Of ``wide_transitions``: how far apart pairs are, how many items of a history count, and how counts are damped."""
@@ -66,6 +72,9 @@ def main() -> None:
     """Runs the benchmark."""
     parser = harness.parser(__doc__)
     parser.add_argument("--log", choices=("ml-1m", "ml-100k"), default="ml-1m", help="default: ml-1m")
+    parser.add_argument("--negatives", choices=("batch", "position", "all"), default="batch", help="default: batch")
+    parser.add_argument("--normalize", choices=("maximum", "length"), default="maximum", help="default: maximum")
+    parser.add_argument("--rows", choices=("uniform", "normal"), default="uniform", help="default: uniform")
     parser.add_argument("--times", action="store_true", help="HSTU reads how long ago items were (ml-100k)")
     parser.add_argument("--kind", nargs="+", choices=tuple(PUBLISHED), default=list(PUBLISHED), help="default: both")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="one training a seed (default: 0 1 2)")
@@ -78,6 +87,9 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.times and (arguments.log != "ml-100k" or arguments.kind != ["hstu"]):
         parser.error("--times is of --log ml-100k --kind hstu: ml-1m has none, and SASRec reads none")
+    if arguments.normalize == "length" and arguments.kind != ["hstu"]:
+        parser.error("--normalize length is of --kind hstu: SASRec divides by nothing")
+    variant = Variant(negatives=arguments.negatives, normalize=arguments.normalize, rows=arguments.rows)
     users, items = read_ml_1m() if arguments.log == "ml-1m" else read_ml_100k()
     seeds, epochs = arguments.seeds, arguments.epochs
     if arguments.quick:
@@ -91,12 +103,20 @@ def main() -> None:
         if "count" in arguments.part:
             count(report, arguments.log, users, items, tests)
         for kind in arguments.kind if "train" in arguments.part else ():
-            name = f"{kind} with times" if arguments.times else kind
+            name = (f"{kind} with times" if arguments.times else kind) + variant.shown
             trained = [
                 harness.kept(
-                    arguments.work / f"{name.replace(' ', '-')}-{seed}-{epochs}-{len(users)}.json",
+                    arguments.work / f"{name.replace(', ', '-').replace(' ', '-')}-{seed}-{epochs}-{len(users)}.json",
                     lambda kind=kind, seed=seed, name=name: evaluate(
-                        report, f"{arguments.log}, {name}, seed {seed}", kind, users, items, tests, seed, epochs
+                        report,
+                        f"{arguments.log}, {name}, seed {seed}",
+                        kind,
+                        variant,
+                        users,
+                        items,
+                        tests,
+                        seed,
+                        epochs,
                     ),
                 )
                 for seed in seeds
@@ -138,6 +158,36 @@ def add_means(
         beside = {"peer": "published", "ratio": mean / published[metric]} if published else {}
         report.add(case, f"{metric}, mean", mean, "", **beside)
         report.add(case, f"{metric}, least", min(values), "")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Variant:
+    """What may differ from the settings of the other lines.
+
+    Attributes:
+      negatives: As of ``jrec.nn.next_item_loss``.
+      normalize: As of ``jrec.nn.SequenceConfig``.
+      rows: Whether items start "uniform" in ±1/sqrt(items), or "normal", as published: of deviation 0.02, cut off at
+        twice that.
+    """
+
+    negatives: Literal["batch", "position", "all"] = "batch"
+    normalize: Literal["maximum", "length"] = "maximum"
+    rows: Literal["uniform", "normal"] = "uniform"
+
+    @property
+    def shown(self) -> str:
+        """What cases say of it, nothing of the defaults."""
+        told_from = {"batch": "", "position": ", 128 items a position", "all": ", all items"}[self.negatives]
+        normalized = ", by length" if self.normalize == "length" else ""
+        return told_from + normalized + (", normal rows" if self.rows == "normal" else "")
+
+    def sampled(self, items: int) -> int:
+        """Items that are sampled for an example."""
+        return -(-items // BATCH) if self.negatives == "all" else SAMPLED[self.negatives]
+
+
+PLAIN = Variant()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -243,22 +293,40 @@ def columns_of(users: list[User], stop: int) -> dict[str, np.ndarray]:
     return {name: padded([one[name] for one in read], LENGTH, 0 if name == "age" else -1) for name in read[0]}
 
 
-def batches(users: list[User], items: int, seed: int, epochs: int) -> Iterator[dict[str, np.ndarray]]:
+def batches(
+    users: list[User], items: int, seed: int, epochs: int, variant: Variant = PLAIN
+) -> Iterator[dict[str, np.ndarray]]:
     """Users in a new order each epoch; a batch's last item of a user is left for the test."""
-    rng = np.random.default_rng(seed)
+    rng, each = np.random.default_rng(seed), variant.sampled(items)
     columns = columns_of(users, -2)
+    every = np.pad(np.arange(items), (0, -items % BATCH), constant_values=-1).reshape(BATCH, -1)
     for _ in range(epochs):
         order = rng.permutation(len(users))
         for begin in range(0, len(users), BATCH):
             chosen = order[begin : begin + BATCH]
-            sampled = rng.integers(0, items, (len(chosen), SAMPLED))
-            yield {name: column[chosen] for name, column in columns.items()} | {"sampled": sampled}
+            batch = {name: column[chosen] for name, column in columns.items()}
+            if variant.negatives == "all":
+                # The examples of a full batch share out the items: the last one of an epoch is filled up.
+                missing = BATCH - len(chosen)
+                for name, column in batch.items():
+                    absent = 0 if name == "age" else -1
+                    batch[name] = np.pad(column, ((0, missing), (0, 0)), constant_values=absent)
+                yield batch | {"sampled": every, "weight": np.arange(BATCH) < len(chosen)}
+            else:
+                yield batch | {"sampled": rng.integers(0, items, (len(chosen), each)), "weight": np.ones(len(chosen))}
 
 
-def modules(kind: Literal["hstu", "sasrec"], items: int, seed: int) -> tuple[jrec.nn.NextItem, jrec.nn.SparseOptimizer]:
+def modules(
+    kind: Literal["hstu", "sasrec"], items: int, seed: int, variant: Variant = PLAIN
+) -> tuple[jrec.nn.NextItem, jrec.nn.SparseOptimizer]:
     """The model and its optimizer."""
-    layout = jrec.nn.next_item_layout(items, dim=DIM, length=LENGTH, sampled=SAMPLED)
-    model = jrec.nn.NextItem(layout, jrec.nn.SequenceConfig(kind=kind), rngs=nnx.Rngs(seed, dropout=seed + 1000))
+    layout = jrec.nn.next_item_layout(items, dim=DIM, length=LENGTH, sampled=variant.sampled(items))
+    config = jrec.nn.SequenceConfig(kind=kind, normalize=variant.normalize)
+    model = jrec.nn.NextItem(layout, config, rngs=nnx.Rngs(seed, dropout=seed + 1000))
+    if variant.rows == "normal":
+        start = jax.nn.initializers.truncated_normal(0.02)
+        stacks = model.embeddings.arrays()
+        model.embeddings.set_arrays({name: start(jax.random.key(seed), rows.shape) for name, rows in stacks.items()})
     rows = jrec.ops.Adam(learning_rate=RATE, b2=0.98)
     return model, jrec.nn.SparseOptimizer(model, dense=optax.adam(RATE, b2=0.98), embedding=rows)
 
@@ -288,6 +356,7 @@ def evaluate(
     report: harness.Report,
     case: str,
     kind: Literal["hstu", "sasrec"],
+    variant: Variant,
     users: list[User],
     items: int,
     tests: Mapping[str, Test],
@@ -295,14 +364,15 @@ def evaluate(
     epochs: int,
 ) -> dict[str, Any]:
     """Trains one model and ranks each user's last item: metrics by protocol, and the minutes of "training"."""
-    model, optimizer = modules(kind, items, seed)
+    model, optimizer = modules(kind, items, seed, variant)
     start, steps = time.perf_counter(), -(-len(users) // BATCH)
     with jrec.distribute(model, optimizer) as run:
-        step = run.compile(loss=jrec.nn.next_item_loss())
+        step = run.compile(loss=jrec.nn.next_item_loss(negatives=variant.negatives))
         feed = run.feed(
-            batches(users, items, seed, epochs),
+            batches(users, items, seed, epochs, variant),
             dense=dense_of(users),
             label=None,
+            weight="weight",
             batch_size=BATCH,
             extras=["next", "sampled"],
         )
@@ -328,7 +398,7 @@ def score(run: jrec.Run, users: list[User], tests: Mapping[str, Test]) -> dict[s
     """Metrics of each user's last item by a trained model, by protocol."""
     nothing = np.full((len(users), 1), -1)
     columns = columns_of(users, -1) | {"next": nothing, "sampled": nothing}
-    vectors = run.predict(columns, dense=dense_of(users), batch_size=min(512, len(users)))["user"]
+    vectors = run.predict(columns, dense=dense_of(users), batch_size=min(BATCH, len(users)))["user"]
     rows = run.table("item")
     units = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-6)
     return {protocol: test.metrics(vectors, units) for protocol, test in tests.items()}

@@ -50,8 +50,8 @@ GROUPS = {
         "Memories of n-grams": """NGramMemory NGramConfig NGramHashing ngram_rows compressed_vocabulary
             compress_tokens""",
         "Losses": """binary_cross_entropy weighted_binary_cross_entropy focal multi_task_loss squared_error huber
-            poisson in_batch_softmax sampled_softmax bpr next_item_loss two_tower_loss all_examples smoothed_labels
-            masked_mean mean_of_positions of_numbers""",
+            poisson in_batch_softmax sampled_softmax full_softmax bpr next_item_loss two_tower_loss all_examples
+            smoothed_labels masked_mean mean_of_positions of_numbers""",
     },
     "jrec.ops": {
         "Lookups": "lookup Bags Residuals checked_ids embedding_bag gather_reduce current_rows",

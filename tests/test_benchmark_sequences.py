@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from benchmarks import sequences
-from benchmarks.sequences import LAST, LENGTH, NEAR, POPULAR, Test, User, transitions, wide_transitions
+from benchmarks.sequences import BATCH, LAST, LENGTH, NEAR, POPULAR, Test, User, Variant, transitions, wide_transitions
 
 Test.__test__ = False  # the benchmark's, no class of tests
 
@@ -55,3 +55,29 @@ def test_wide_transitions_are_those_of_loops():
                     for apart, after in enumerate(other[i + 1 : i + 1 + NEAR], 1):
                         want[after] += (before == item) / apart / back / counts[after] ** POPULAR
         np.testing.assert_allclose(line, want, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("negatives", "each"), [("batch", 8), ("position", 128 * LENGTH), ("all", 3)])
+def test_batches_have_the_negatives_of_their_variant(negatives, each):
+    """A full batch and a short one of the last user, whose histories of two leave one position to train."""
+    variant, items = Variant(negatives=negatives), 2 * BATCH + 1
+    users = users_of(*([k, k + 1, k + 2] for k in range(BATCH + 1)))
+    for batch, count in zip(sequences.batches(users, items, 0, 1, variant), (BATCH, 1), strict=True):
+        assert batch["weight"].sum() == count
+        assert ((batch["history"] >= 0).sum(axis=1) == batch["weight"]).all()
+        assert batch["sampled"].shape[1] == variant.sampled(items) == each
+        if negatives == "all":
+            assert batch["sampled"].reshape(-1)[:items].tolist() == [*range(items)]
+            assert (batch["sampled"].reshape(-1)[items:] == -1).all()
+        else:
+            assert len(batch["sampled"]) == count
+
+
+def test_cases_say_what_differs():
+    assert Variant().shown == ""
+    every = Variant(negatives="all", normalize="length", rows="normal")
+    assert every.shown == ", all items, by length, normal rows"
+    model, _ = sequences.modules("hstu", 500, 0, every)
+    (rows,) = model.embeddings.arrays().values()
+    assert abs(float(rows.std()) - 0.0176) < 0.0005
+    assert float(abs(rows).max()) <= 0.04

@@ -45,8 +45,14 @@ def test_facts(facts, dataset):
 def test_every_candidate_loads_and_builds_a_model_of_the_dataset(facts, dataset, tmp_path):
     schema = Schema.load(dataset)
     some = facts.candidates()
-    assert [(one.kind, one.ages) for one in some] == [("hstu", True), ("hstu", False), ("sasrec", False)]
-    assert len(dataclasses.replace(facts, aged=False).candidates()) == 2
+    assert [(one.kind, one.ages) for one in some] == [
+        ("hstu", True),
+        ("hstu", False),
+        ("hstu", False),
+        ("sasrec", False),
+    ]
+    assert len(dataclasses.replace(facts, aged=False).candidates()) == 3
+    assert all(one.sampled for one in dataclasses.replace(facts, items=1_000_000).candidates())
     for number, candidate in enumerate([*some, *some[0].variants()]):
         for examples in (facts.examples, 3_000_000):
             own = dataclasses.replace(facts, examples=examples)
@@ -57,7 +63,9 @@ def test_every_candidate_loads_and_builds_a_model_of_the_dataset(facts, dataset,
             build_modules(config, read, build_layout(config, read), total_steps=1, abstract=True)
             section = config.model.of_kind.own(config.model)
             assert (config.model.kind, section.ages) == (candidate.kind, candidate.ages or candidate.kind == "sasrec")
-            assert (section.blocks, section.sampled) == (candidate.blocks, candidate.sampled)
+            assert section.blocks == candidate.blocks
+            drawn = section.sampled if section.negatives == "batch" else 0
+            assert drawn == candidate.sampled
             assert config.model.dropout == candidate.dropout
             assert config.model.embedding_dim == candidate.dim
             assert config.optimizer.embedding.learning_rate == config.optimizer.learning_rate == candidate.rate
@@ -94,7 +102,7 @@ def test_the_command_tries_and_writes_the_best(dataset, tmp_path, capsys, monkey
     out = tmp_path / "plays.toml"
     assert cli.main(["init", str(dataset), "--out", str(out)]) == 0
     said = [line for line in capsys.readouterr().err.splitlines() if ": valid NDCG@10 " in line]
-    assert len(said) == 3
+    assert len(said) == 4
     scores = {line.split(": valid")[0].removeprefix("jrec: "): line.split("NDCG@10 ")[1].split(",")[0] for line in said}
     page = Page(out.with_suffix(".html").read_text())
     rows = page.tables["Trials, the best first"]

@@ -26,8 +26,8 @@ ROWS, LENGTH, DRAWN = 9, 4, 3
 NAMES = feature_names("history", "item")
 
 
-def layout():
-    lengths = (LENGTH, LENGTH, DRAWN)
+def layout(drawn=DRAWN):
+    lengths = (LENGTH, LENGTH, drawn)
     return EmbeddingLayout.build(
         [jrec.TableConfig(name="item", rows=ROWS, dim=8)],
         [
@@ -37,8 +37,8 @@ def layout():
     )
 
 
-def packer(**options):
-    return NextItemPacker(layout(), history="history", item="item", rows=ROWS, **options)
+def packer(drawn=DRAWN, **options):
+    return NextItemPacker(layout(drawn), history="history", item="item", rows=ROWS, **options)
 
 
 def columns_of(lists, items):
@@ -51,9 +51,9 @@ def padded(lists, length, lines):
     return [[*one, *[-1] * (length - len(one))] for one in lists] + [[0] * length] * (lines - len(lists))
 
 
-def looked_up(batch, name):
+def looked_up(batch, name, drawn=DRAWN):
     """The rows of a feature, (batch, length), -1 for none."""
-    (stack,) = layout().members
+    (stack,) = layout(drawn).members
     feature = next(f for f in stack.features if f.config.name == name)
     lines, length = len(batch.labels), feature.config.max_length
     bags, first = batch.bags[stack.name], feature.first_bag * lines
@@ -97,6 +97,43 @@ def test_negatives_are_uniform_and_depend_on_seed_and_batch_alone(oov_row):
     np.testing.assert_array_equal(drawn(one, 3), drawn(packer(oov_row=oov_row, seed=1), 3))
     assert (drawn(one, 3) != drawn(one, 4)).any()
     assert (drawn(one, 3) != drawn(packer(oov_row=oov_row, seed=2), 3)).any()
+
+
+@pytest.mark.parametrize("oov_row", [None, 0, 4])
+def test_each_position_has_negatives_of_its_own(oov_row):
+    lists, each, size = [[1, 2, 3], [], [4], [5, 6, 7, 8]] * 400, 5, 1_601
+    one = packer(each * LENGTH, oov_row=oov_row, seed=7, negatives="position")
+    batch = one.pack(one.prepare(columns_of(lists, [3] * len(lists))), size, number=2)
+    drawn = batch.extras["sampled"]
+    assert looked_up(batch, NAMES[2], each * LENGTH) == [*drawn[:-1].tolist(), [-1] * each * LENGTH]
+    drawn = drawn[:-1].reshape(-1, LENGTH, each)
+    assert ((drawn >= 0) == (batch.extras["next"][:-1] >= 0)[..., None]).all()
+    drawn = drawn[drawn >= 0].reshape(-1, each)
+    wanted = drawn.size / (ROWS - (oov_row is not None))
+    counts = np.bincount(drawn.reshape(-1), minlength=ROWS)
+    assert [abs(n - wanted) < 5 * wanted**0.5 for n in counts] == [row != oov_row for row in range(ROWS)]
+    assert len({tuple(own) for own in drawn.tolist()}) > len(drawn) / 2
+    other = one.pack(one.prepare(columns_of(lists, [3] * len(lists))), size, number=3)
+    assert (other.extras["sampled"] != batch.extras["sampled"]).any()
+
+
+@pytest.mark.parametrize("oov_row", [None, 4])
+@pytest.mark.parametrize(("processes", "examples"), [(1, 4), (1, 1), (2, 2), (2, 1), (2, 0), (4, 1)])
+def test_all_items_are_in_every_step_once(oov_row, processes, examples):
+    """A step of four examples, by one process or several, whose batches may be short, or have no example at all."""
+    lists, size = [[1, 2, 3], [7]][:examples] + [[5]] * max(0, examples - 2), 4 // processes
+    one = packer(oov_row=oov_row, seed=7, negatives="all", batch_size=4, aged=True)
+    ages = ListColumn(columns_of(lists, [])["history"].offsets, np.ones(sum(map(len, lists)), np.float32))
+    prepared = one.prepare({**columns_of(lists, [3] * examples), "history:weight": ages})
+    batches = [one.pack(prepared, size, number=3 * processes + process) for process in range(processes)]
+    for batch in batches:
+        assert batch.mask.tolist() == [1] * examples + [0] * (size - examples)
+        assert looked_up(batch, NAMES[0])[:examples] == padded(lists, LENGTH, examples)
+        assert looked_up(batch, NAMES[0])[examples:] == [[-1] * LENGTH] * (size - examples)
+        assert looked_up(batch, NAMES[2]) == batch.extras["sampled"].tolist()
+        assert (batch.dense.sum(axis=1) == [*map(len, lists), *[0] * (size - examples)]).all()
+    every = np.concatenate([batch.extras["sampled"].reshape(-1) for batch in batches])
+    assert sorted(every[every >= 0].tolist()) == [row for row in range(ROWS) if row != oov_row]
 
 
 def test_evaluation_batches_have_the_item_and_the_history():
@@ -287,6 +324,7 @@ def test_datasets_that_do_not_fit(own, changes, message):
         ({"kind": "hstu", "calibrate": True}, {}, "model.calibrate is set"),
         ({"sections": {"sequence": SequenceSection(blocks=3)}}, {}, "sequence is set, but model.kind is 'dlrm'"),
         ({"kind": "hstu", "sections": {"sequence": SequenceSection(heads=3)}}, {}, "sequence.heads is 3, which"),
+        ({"kind": "sasrec", "sections": {"sequence": SequenceSection(normalize="length")}}, {}, "is 'length', but"),
         ({"kind": "hstu"}, {"schedule": "fae"}, "schedule is 'fae', but model.kind 'hstu'"),
         ({"kind": "hstu"}, {"data": DataConfig(path="d", micro_batches=2)}, "micro_batches is 2, but model.kind"),
         ({"kind": "hstu"}, {"evaluate": EvaluateConfig(group="user")}, "evaluate.group is 'user'"),
@@ -295,6 +333,44 @@ def test_datasets_that_do_not_fit(own, changes, message):
 def test_configurations_that_are_refused(model, more, message):
     with pytest.raises(ConfigError, match=message):
         TrainConfig(**{"data": DataConfig(path="data"), "model": ModelConfig(**model), **more})
+
+
+def test_all_negatives_are_not_drawn():
+    with pytest.raises(ConfigError, match=r"sequence\.sampled is 4, but with model\.sequence\.negatives = 'all'"):
+        SequenceSection(negatives="all", sampled=4)
+
+
+def test_a_checkpoint_tells_newer_keys_by_their_values():
+    """One of before a key has none, and is of the model that the key's default makes."""
+
+    def identity(**own):
+        model = ModelConfig(kind="hstu", sections={"sequence": SequenceSection(**own)})
+        return model.of_kind.identity(model, 0)["sequence"]
+
+    assert set(identity()) == {
+        "history", "item", "blocks", "heads", "attention_dim", "hidden_dim", "sampled", "temperature"
+    }  # fmt: skip
+    newer = {"negatives": "position", "normalize": "length", "ages": False}
+    assert identity(**newer).items() - identity().items() == newer.items()
+
+
+@pytest.mark.parametrize(
+    ("own", "oov_row", "lengths", "scored"),
+    [
+        ({}, 0, (LENGTH, LENGTH, 8), 512),
+        ({"negatives": "position", "sampled": 5}, 0, (LENGTH, LENGTH, 5 * LENGTH), 3),
+        ({"negatives": "all"}, 0, (LENGTH, LENGTH, 3), 3),
+        ({"negatives": "all"}, None, (LENGTH, LENGTH, 3), 3),
+    ],
+)
+def test_a_batch_has_room_for_the_negatives(own, oov_row, lengths, scored):
+    model = ModelConfig(kind="hstu", sections={"sequence": SequenceSection(**own)})
+    config = TrainConfig(data=DataConfig(path="data", batch_size=3), model=model)
+    layout = model.of_kind.layout(config, model.of_kind.schema(model, schema_of(oov_row=oov_row)), None)
+    assert {feature.name: feature.max_length for feature, _ in layout.features} == dict(
+        zip(NAMES, lengths, strict=True)
+    )
+    assert config.data.eval_batch_size == scored
 
 
 def test_metrics_of_early_stopping():

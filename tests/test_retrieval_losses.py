@@ -55,6 +55,25 @@ def test_sampled_softmax(corrected):
         )  # fmt: skip
 
 
+def test_negatives_of_each_query_are_its_own():
+    rng = np.random.default_rng(0)
+    queries, positives = rng.normal(size=(2, 7, 5)).astype(np.float32)
+    negatives, ids = rng.normal(size=(7, 11, 5)).astype(np.float32), rng.integers(0, 6, 7)
+    log_q, own_log_q = (np.log(rng.uniform(0.1, 1, shape)).astype(np.float32) for shape in ((7, 11), 7))
+    negative_ids = rng.integers(-1, 6, (7, 11))
+    got = sampled_softmax(
+        queries, positives, negatives, positive_ids=ids, negative_ids=negative_ids, temperature=0.5,
+        positive_log_q=jnp.asarray(own_log_q), negative_log_q=jnp.asarray(log_q),
+    )  # fmt: skip
+    for i in range(7):
+        shared = sampled_softmax(
+            queries[i : i + 1], positives[i : i + 1], negatives[i], positive_ids=ids[i : i + 1],
+            negative_ids=negative_ids[i], temperature=0.5, positive_log_q=jnp.asarray(own_log_q[i : i + 1]),
+            negative_log_q=jnp.asarray(log_q[i]),
+        )  # fmt: skip
+        np.testing.assert_allclose(got[i], shared[0], rtol=1e-5, atol=1e-6)
+
+
 def test_a_query_without_negatives_has_no_loss_and_no_gradient():
     one = jnp.ones((1, 3))
 

@@ -1,5 +1,6 @@
 """Sequential recommenders: layers against float64 NumPy, causality, padding, and training on any number of devices."""
 
+import dataclasses
 import pathlib
 import re
 
@@ -25,7 +26,8 @@ from jrec.nn import (
 from jrec.nn.sequences import HSTUBlock, SASRecBlock
 
 KINDS = ("hstu", "sasrec")
-ITEMS, DIM, LENGTH, BATCH = 50, 8, 6, 16
+SLOW = pytest.mark.slow
+ITEMS, DIM, LENGTH, BATCH, EACH = 50, 8, 6, 16, 8
 
 
 def histories(count, seed):
@@ -57,9 +59,12 @@ def silu(x):
     return x / (1 + np.exp(-x))
 
 
-def test_a_layer_of_hstu_is_the_papers():
-    block = HSTUBlock(DIM, LENGTH, SequenceConfig(heads=2, dropout=0.0), rngs=nnx.Rngs(0))
-    block.split.kernel[...] *= 30  # so that no term is small
+@pytest.mark.parametrize(("normalize", "larger"), [("maximum", 30), ("length", 3)])
+def test_a_layer_of_hstu_is_the_papers(normalize, larger):
+    """With kernels so large that no term is small, but not so large that the norm leaves nothing of the divisor."""
+    config = SequenceConfig(heads=2, dropout=0.0, normalize=normalize)
+    block = HSTUBlock(DIM, LENGTH, config, rngs=nnx.Rngs(0))
+    block.split.kernel[...] *= larger
     x, present, times = inputs()
     allowed = np.tril(np.ones((LENGTH, LENGTH), bool)) & present[:, None, :]
     gap = np.maximum(np.abs(times[:, :, None] - times[:, None, :]), 1)
@@ -71,7 +76,8 @@ def test_a_layer_of_hstu_is_the_papers():
     place = np.arange(LENGTH)
     bias = np.asarray(block.position_bias)[place[None, :] - place[:, None] + LENGTH - 1]
     bias = bias + np.asarray(block.time_bias)[passed]
-    weights = silu(np.einsum("bihd,bjhd->bhij", q, k) + bias[:, None]) / LENGTH * allowed[:, None]
+    items = LENGTH if normalize == "maximum" else np.maximum(present.sum(axis=1), 1)[:, None, None, None]
+    weights = silu(np.einsum("bihd,bjhd->bhij", q, k) + bias[:, None]) / items * allowed[:, None]
     gathered = normed(np.einsum("bhij,bjhd->bihd", weights, v).reshape(3, LENGTH, DIM))
     want = x + (u.reshape(3, LENGTH, DIM) * gathered) @ np.asarray(block.out.kernel) + np.asarray(block.out.bias)
     np.testing.assert_allclose(got[:2], want[:2], rtol=2e-4, atol=2e-4)  # the third gathers nothing: 0 over its spread
@@ -191,20 +197,70 @@ def test_an_empty_history_has_finite_gradients_and_no_vector(kind):
         assert np.isfinite(run.table("item")).all()
 
 
-def trained(kind, devices, steps):
-    layout = next_item_layout(ITEMS, dim=DIM, length=LENGTH, sampled=4)
+def with_negatives(negatives, columns, seed):
+    """A full batch, with the items that positions are told from in place of four an example."""
+    missing = BATCH - len(columns["history"])
+    filled = {n: np.pad(c, ((0, missing), (0, 0)), constant_values=-(n != "age")) for n, c in columns.items()}
+    if negatives == "all":
+        every = np.random.default_rng(seed).permutation(ITEMS)
+        every = np.pad(every, (0, -ITEMS % BATCH), constant_values=-1)
+        filled["sampled"] = every.reshape(BATCH, -1)[::-1]  # the examples of weight 0 have some, too
+    elif negatives == "position":
+        filled["sampled"] = np.random.default_rng(seed).integers(0, ITEMS, (BATCH, EACH * LENGTH))
+    else:
+        return columns | {"weight": np.ones(BATCH - missing)}
+    return filled | {"weight": np.arange(BATCH) < BATCH - missing}
+
+
+SAMPLED = {"batch": 4, "position": EACH * LENGTH, "all": -(-ITEMS // BATCH)}
+
+
+@pytest.mark.parametrize("negatives", SAMPLED)
+def test_each_positions_item_is_told_from_its_negatives(negatives):
+    layout = next_item_layout(ITEMS, dim=DIM, length=LENGTH, sampled=SAMPLED[negatives])
+    model = NextItem(layout, SequenceConfig(dropout=0.0), rngs=nnx.Rngs(0))
+    columns = with_negatives(negatives, histories(BATCH - 3, 0), 0)
+    batch = jrec.data.pack_batch(
+        layout, columns, label=None, weight="weight", extras=["next", "sampled"], batch_size=BATCH
+    )
+    activations, _ = model.embeddings.lookup(batch.bags)
+    outputs = model.logits(batch.dense, activations, batch.bags)
+    (rows,) = (np.asarray(stack, np.float64) for stack in model.embeddings.arrays().values())
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    losses = []
+    for k, place in np.argwhere(columns["next"] >= 0):
+        target, drawn = columns["next"][k, place], columns["sampled"]
+        if negatives == "position":
+            drawn = drawn[k].reshape(LENGTH, -1)[place]
+        drawn = drawn[(drawn >= 0) & (drawn != target)]
+        scores = rows[[target, *drawn]] @ np.asarray(outputs["positions"][k, place], np.float64) / 0.2
+        losses.append(np.log(np.exp(scores).sum()) - scores[0])
+    loss = next_item_loss(temperature=0.2, negatives=negatives)(outputs, batch)
+    assert float(loss) == pytest.approx(np.mean(losses), rel=1e-5)
+    if negatives == "position":
+        cut = {name: outputs[name][:, :5] for name in ("positions", "next", "counts")}
+        with pytest.raises(ValueError, match="48 sampled items, no multiple of its 5 positions"):
+            next_item_loss(negatives="position")({**outputs, **cut}, batch)
+
+
+def trained(kind, devices, steps, negatives="batch", tier="sharded"):
+    layout = next_item_layout(ITEMS, dim=DIM, length=LENGTH, sampled=SAMPLED[negatives])
+    if tier != "sharded":
+        tables = [dataclasses.replace(table, tier=tier) for table in layout.tables]
+        layout = jrec.EmbeddingLayout.build(tables, [config for config, _ in layout.features])
     model = NextItem(layout, SequenceConfig(kind=kind, dropout=0.0), rngs=nnx.Rngs(0))
     optimizer = jrec.nn.SparseOptimizer(model, dense=optax.adagrad(0.05), embedding=jrec.ops.Adagrad(learning_rate=0.1))
     mesh = None if devices == 1 else jax.make_mesh((devices,), ("d",), devices=jax.devices()[:devices])
     with jrec.distribute(model, optimizer, mesh=mesh) as run:
-        step = run.compile(loss=next_item_loss())
+        step = run.compile(loss=next_item_loss(negatives=negatives))
         dense = ["age"] if kind == "hstu" else []
         feed = run.feed(
-            (aged(BATCH - 3 * (seed == 2), seed) for seed in range(steps)), dense=dense, label=None, batch_size=BATCH,
-            extras=["next", "sampled"],
+            (with_negatives(negatives, aged(BATCH - 3 * (seed == 2), seed), seed) for seed in range(steps)),
+            dense=dense, label=None, weight="weight", batch_size=BATCH, extras=["next", "sampled"],
         )  # fmt: skip
         losses = [float(step(batch)[0]) for batch in feed]
         later = aged(200, 999)
+        later["sampled"] = np.full((200, 1), -1)
         users = run.predict(later, dense=dense)["user"]
         read = later["history"][:, 0] >= 0
         last = np.sum(later["history"] >= 0, axis=1) - 1
@@ -214,33 +270,52 @@ def trained(kind, devices, steps):
     return losses, ranking_metrics(ranks(users[read], units, targets[read]), at=(2,)), rows
 
 
-@pytest.mark.parametrize("kind", [KINDS[0], pytest.param(KINDS[1], marks=pytest.mark.slow)])
-def test_the_same_model_is_trained_on_any_number_of_devices(kind):
-    losses, _, rows = trained(kind, 1, 4)
+@pytest.mark.parametrize(
+    ("kind", "negatives"),
+    [(KINDS[0], "batch"), (KINDS[0], "all"), (KINDS[0], "position"), pytest.param(KINDS[1], "batch", marks=SLOW)],
+)
+def test_the_same_model_is_trained_on_any_number_of_devices(kind, negatives):
+    losses, _, rows = trained(kind, 1, 4, negatives)
     for devices in (2, 4):
-        other_losses, _, other_rows = trained(kind, devices, 4)
+        other_losses, _, other_rows = trained(kind, devices, 4, negatives)
         np.testing.assert_allclose(other_losses, losses, rtol=2e-5)
         np.testing.assert_allclose(other_rows, rows, rtol=1e-3, atol=2e-4)
 
 
-def test_the_pages_snippet():
+def test_all_items_may_lie_in_host_memory():
+    losses, _, rows = trained("hstu", 1, 3, "all")
+    other_losses, _, other_rows = trained("hstu", 2, 3, "all", tier="host")
+    np.testing.assert_allclose(other_losses, losses, rtol=2e-5)
+    np.testing.assert_allclose(other_rows, rows, rtol=1e-3, atol=2e-4)
+
+
+def test_the_pages_snippets():
     page = (pathlib.Path(__file__).parents[1] / "docs" / "sequences.md").read_text()
-    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    all_items, judged = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    exec(all_items, names := {})
+    filled = names["with_all_items"](histories(BATCH - 3, 0), ITEMS, BATCH)
+    drawn = filled["sampled"].reshape(-1)
+    assert drawn[drawn >= 0].tolist() == [*range(ITEMS)]
+    assert {len(column) for column in filled.values()} == {BATCH}
+    assert ((filled["history"][:, :1] >= 0) <= filled["weight"][:, None]).all()
+    assert filled["weight"].sum() == BATCH - 3
     model = NextItem(next_item_layout(ITEMS, dim=DIM, length=LENGTH, sampled=4), SequenceConfig(), rngs=nnx.Rngs(0))
     optimizer = jrec.nn.SparseOptimizer(model, dense=optax.sgd(0.1), embedding=jrec.ops.SGD(learning_rate=0.1))
     columns, targets = histories(30, 0), np.arange(30)
     with jrec.distribute(model, optimizer) as run:
         names = {"jrec": jrec, "run": run, "columns": columns, "targets": targets, "histories": columns["history"]}
-        exec(code, names)
+        exec(judged, names)
     assert names["numbers"].shape == names["scores"].shape == (30, 10)
     assert not any(np.isin(a, b).any() for a, b in zip(names["numbers"], columns["history"], strict=True))
     assert 0 <= names["found"]["hr@10"] <= 1
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_comes_next_is_among_the_two_best(kind):
-    _, found, _ = trained(kind, 1, 600)
+@pytest.mark.parametrize(
+    ("kind", "negatives"), [("hstu", "batch"), ("sasrec", "batch"), ("hstu", "position"), ("hstu", "all")]
+)
+def test_what_comes_next_is_among_the_two_best(kind, negatives):
+    _, found, _ = trained(kind, 1, 600, negatives)
     assert found["hr@2"] > 0.8  # 0.04 by chance
 
 
@@ -250,11 +325,15 @@ def test_what_comes_next_is_among_the_two_best(kind):
         ({"kind": "gru"}, "kind 'gru' is unknown; choose 'hstu' or 'sasrec'"),
         ({"blocks": 0}, "blocks=0 must be at least 1"),
         ({"dropout": 1.0}, "dropout=1.0 must be at least 0 and below 1"),
+        ({"normalize": "mean"}, "normalize is 'mean'; choose 'maximum' or 'length'"),
+        ({"kind": "sasrec", "normalize": "length"}, "normalize is 'length'; .* which kind 'hstu' alone has"),
     ],
 )
 def test_bad_configurations(change, message):
     with pytest.raises(ValueError, match=message):
         SequenceConfig(**change)
+    with pytest.raises(ValueError, match="negatives is 'every'; choose one of batch, position, all"):
+        next_item_loss(negatives="every")
     with pytest.raises(ValueError, match="no multiple of 3 heads"):
         encoder("hstu", heads=3)
     table = jrec.TableConfig(name="item", rows=3, dim=4)

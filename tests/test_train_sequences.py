@@ -166,12 +166,22 @@ def test_a_trained_model_beats_popularity(trained, capsys, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["hstu", "sasrec"])
-def test_two_devices_train_the_model_of_one(prepared, kind):
+@pytest.mark.parametrize(
+    ("kind", "own"),
+    [
+        ("hstu", []),
+        ("sasrec", []),
+        ("hstu", ["negatives=all", "sampled=8", "normalize=length"]),
+        ("sasrec", ["negatives=position", "sampled=12"]),
+    ],
+)
+def test_two_devices_train_the_model_of_one(prepared, kind, own):
     folder, _ = prepared
     steps = ["max_steps=20", "evaluate.every_steps=0", "evaluate.baselines=off"]
-    one, of_one = train(folder, f"one-{kind}", *steps, kind=kind)
-    two, of_two = train(folder, f"two-{kind}", *steps, "mesh.devices=2", kind=kind)
+    steps += [f"model.sequence.{key}" for key in own]
+    name = f"{kind}-{len(own)}"
+    one, of_one = train(folder, f"one-{name}", *steps, kind=kind)
+    two, of_two = train(folder, f"two-{name}", *steps, "mesh.devices=2", kind=kind)
     losses = [[record["loss"] for record in records if record["split"] == "train"] for records in (of_one, of_two)]
     assert len(losses[0]) == 2
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-4)

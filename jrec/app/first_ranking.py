@@ -22,6 +22,7 @@ _PATIENT = 6
 _AT = (10, 50)
 _BATCH = 128
 _NEGATIVES = 1024  # of every position
+_ALL = 20_000  # items, up to which telling positions from all of them pays
 _FEW = 4_000  # examples, below which a pass by batches of 128 has too few steps to learn much
 _SCORED = 10_000  # valid examples that an evaluation ranks for at most
 _EVAL_BATCH = 512
@@ -70,8 +71,9 @@ class HistoryFacts(Rules["Encoder"]):
     def candidates(self) -> list[Encoder]:
         drawn = _NEGATIVES // self.batch
         hstu = Encoder(name="HSTU", kind="hstu", ages=False, sampled=drawn)
+        every = [hstu.told_from_all()] if self.items <= _ALL else []
         timed = [dataclasses.replace(hstu, name="HSTU, with the times between items", ages=True)] if self.aged else []
-        return [*timed, hstu, Encoder(name="SASRec", kind="sasrec", ages=False, sampled=drawn)]
+        return [*timed, hstu, *every, Encoder(name="SASRec", kind="sasrec", ages=False, sampled=drawn)]
 
     @property
     @override
@@ -96,7 +98,7 @@ class HistoryFacts(Rules["Encoder"]):
             Key(section="model.sequence", name="history", value=self.history),
             Key(section="model.sequence", name="item", value=self.item),
             Key(section="model.sequence", name="blocks", value=candidate.blocks),
-            Key(section="model.sequence", name="sampled", value=candidate.sampled, reason=_sampled(batch, candidate)),
+            *_negatives(batch, candidate),
         ]
         if self.aged and candidate.kind == "hstu":
             why = "how long ago an item was" if candidate.ages else "the order of items alone"
@@ -144,7 +146,7 @@ class Encoder(Choice):
       blocks: Layers.
       dropout: Of the layers.
       rate: The learning rate, of rows and of dense parameters.
-      sampled: Items drawn for each example.
+      sampled: Items drawn for each example; 0 where positions are told from all items.
     """
 
     kind: str
@@ -154,6 +156,10 @@ class Encoder(Choice):
     blocks: int = 2
     dropout: float = 0.2
     rate: float = 0.001
+
+    def told_from_all(self) -> Encoder:
+        """The same, trained by the softmax over all items."""
+        return dataclasses.replace(self, name=f"{self.name}, told from all items", sampled=0)
 
     @override
     def variants(self) -> Iterator[Encoder]:
@@ -166,12 +172,17 @@ class Encoder(Choice):
                 yield self.changed("dim", f"dim {dim}", dim=dim)
         for blocks in (value for value in (4, 2, 1) if value != self.blocks):
             yield self.changed("blocks", f"{blocks} layers", blocks=blocks)
-        for sampled in (4 * self.sampled, self.sampled // 4):
+        for sampled in (4 * self.sampled, self.sampled // 4) if self.sampled else ():
             yield self.changed("sampled", f"{sampled} items drawn for each example", sampled=sampled)
 
 
-def _sampled(batch: int, candidate: Encoder) -> str:
-    return f"for each example: {batch * candidate.sampled:,} of a batch are the negatives of every position"
+def _negatives(batch: int, candidate: Encoder) -> Iterator[Key]:
+    if candidate.sampled:
+        why = f"for each example: {batch * candidate.sampled:,} of a batch are the negatives of every position"
+        yield Key(section="model.sequence", name="sampled", value=candidate.sampled, reason=why)
+    else:
+        why = "the softmax that drawn items estimate: a step takes longer and learns more"
+        yield Key(section="model.sequence", name="negatives", value="all", reason=why)
 
 
 def facts_of(folder: str | os.PathLike[str], schema: Schema) -> HistoryFacts:

@@ -12,6 +12,7 @@ from jrec.nn.embed import Optimizer as Optimizer
 from jrec.nn.embed import uniform_rows as uniform_rows
 from jrec.nn.embeddings import EmbeddingCollection as EmbeddingCollection
 from jrec.nn.embeddings import Table as Table
+from jrec.nn.full_softmax import full_softmax as full_softmax
 from jrec.nn.interaction import concat_interaction as concat_interaction
 from jrec.nn.interaction import dot_interaction as dot_interaction
 from jrec.nn.interaction import fm_interaction as fm_interaction

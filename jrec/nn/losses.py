@@ -105,20 +105,20 @@ def sampled_softmax(
     negative_log_q: jax.Array | None = None,
     temperature: float = 1.0,
 ) -> jax.Array:
-    """Cross entropy of each query's own row against the same sampled rows for all queries (Jean et al. 2015).
+    """Cross entropy of each query's own row against sampled rows (Jean et al. 2015): the same for all, or each's own.
 
     A negative that is a query's own row, an accidental hit, does not count for it.
 
     Args:
       queries: (n, dim), such as users, or positions of histories.
       positives: (n, dim), the row that each query should find.
-      negatives: (m, dim), rows to tell it from, looked up as a feature of the batch.
+      negatives: (m, dim), rows to tell it from, looked up as a feature of the batch; or (n, m, dim), each query's own.
       positive_ids: (n,) integers that tell rows apart, such as their numbers.
-      negative_ids: (m,) integers; negative ones are absent.
+      negative_ids: (m,) integers, or (n, m); negative ones are absent.
       positive_log_q: (n,) float32, the logarithm of how often a row is expected among the negatives, which is taken off
         its score: without it, frequent rows are pushed away for being drawn often. None where all rows are drawn
         alike.
-      negative_log_q: (m,) float32, the same of the negatives.
+      negative_log_q: (m,) float32, or (n, m), the same of the negatives.
       temperature: What scores are divided by.
 
     Returns:
@@ -135,11 +135,14 @@ def sampled_softmax(
     if (positive_log_q is None) != (negative_log_q is None):
         raise ValueError("give positive_log_q and negative_log_q, or neither: scores are compared with each other")
     own = jnp.sum(queries * positives, axis=-1, dtype=jnp.float32) / temperature
-    against = jnp.matmul(queries, negatives.T, preferred_element_type=jnp.float32) / temperature
+    of_all = negatives.ndim == 2
+    products = "nd,md->nm" if of_all else "nd,nmd->nm"
+    against = jnp.einsum(products, queries, negatives, preferred_element_type=jnp.float32) / temperature
+    negative_ids = negative_ids[None, :] if of_all else negative_ids
     if positive_log_q is not None and negative_log_q is not None:
-        own, against = own - positive_log_q, against - negative_log_q[None, :]
+        own, against = own - positive_log_q, against - (negative_log_q[None, :] if of_all else negative_log_q)
     # A query's own row among the negatives would be pushed away and pulled at once.
-    absent = (negative_ids[None, :] == positive_ids[:, None]) | (negative_ids < 0)[None, :]
+    absent = (negative_ids == positive_ids[:, None]) | (negative_ids < 0)
     against = jnp.where(absent, -jnp.inf, against)
     return jax.nn.logsumexp(jnp.concatenate([own[:, None], against], axis=1), axis=1) - own
 

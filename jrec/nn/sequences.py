@@ -1,5 +1,5 @@
 """Sequential recommenders over a table's rows: HSTU (Zhai et al. 2024, arXiv 2402.17152) and SASRec (Kang and McAuley
-2018, arXiv 1808.09781), trained to tell each next item of a history from sampled ones.
+2018, arXiv 1808.09781), trained to tell each next item of a history from sampled ones, or from all.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ from jax.typing import DTypeLike
 
 from jrec.batch import Batch
 from jrec.nn.embeddings import EmbeddingCollection
+from jrec.nn.full_softmax import full_softmax
 from jrec.nn.losses import all_examples, mean_of_positions, sampled_softmax
 from jrec.nn.optimizer import Loss
 from jrec.nn.tt_stack import TTOptions
@@ -23,6 +24,7 @@ from jrec.ops.dispatch import Implementation
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
 from jrec.ops.types import Bags
 
+Negatives = Literal["batch", "position", "all"]
 TIME_BUCKETS = 128
 _BUCKET = 0.301  # of the natural logarithm of seconds: 2.3 buckets each time that the gap doubles
 
@@ -40,6 +42,8 @@ class SequenceConfig:
       hidden_dim: HSTU: elements of a head's values and gates, None for the rows' dim by ``heads``. SASRec: the hidden
         width of the position-wise layers, None for the rows' dim.
       dropout: The rate of dropout of inputs and layers.
+      normalize: HSTU: what a layer's sums over the history are divided by, "maximum" for the most positions, as in the
+        paper, or "length" for the items that the history has.
       compute_dtype: The dtype of the layers' computation; parameters stay float32.
 
     Raises:
@@ -52,11 +56,16 @@ class SequenceConfig:
     attention_dim: int | None = None
     hidden_dim: int | None = None
     dropout: float = 0.2
+    normalize: Literal["maximum", "length"] = "maximum"
     compute_dtype: DTypeLike = "float32"
 
     def __post_init__(self) -> None:
         if self.kind not in ("hstu", "sasrec"):
             raise ValueError(f"kind {self.kind!r} is unknown; choose 'hstu' or 'sasrec'")
+        if self.normalize not in ("maximum", *(["length"] if self.kind == "hstu" else [])):
+            raise ValueError(
+                f"normalize is {self.normalize!r}; choose 'maximum' or 'length', which kind 'hstu' alone has"
+            )
         for name in ("blocks", "heads", "attention_dim", "hidden_dim"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"{name}={value} must be at least 1")
@@ -69,13 +78,13 @@ class HSTUBlock(nnx.Module):
 
     Args:
       dim: Elements of a position's vector.
-      length: Positions; the aggregation is divided by it, as in the paper.
+      length: Positions; the aggregation is divided by it, as in the paper, unless ``config.normalize`` is "length".
       config: The encoder's configuration.
       rngs: Its ``params`` and ``dropout`` streams.
     """
 
     def __init__(self, dim: int, length: int, config: SequenceConfig, *, rngs: nnx.Rngs):
-        self.heads, self.length = config.heads, length
+        self.heads, self.length, self.normalize = config.heads, length, config.normalize
         self.qk = config.attention_dim or _of_head(dim, config.heads)
         self.value = config.hidden_dim or _of_head(dim, config.heads)
         width, dtype = config.heads * (2 * self.value + 2 * self.qk), config.compute_dtype
@@ -101,7 +110,8 @@ class HSTUBlock(nnx.Module):
             axis=3,
         )
         scores = jnp.einsum("bihd,bjhd->bhij", queries, keys) + self._bias(length, passed).astype(queries.dtype)
-        weights = jnp.where(allowed[:, None], jax.nn.silu(scores) / self.length, jnp.zeros((), scores.dtype))
+        weights = jax.nn.silu(scores) / (self.length if self.normalize == "maximum" else _items(allowed, scores.dtype))
+        weights = jnp.where(allowed[:, None], weights, jnp.zeros((), scores.dtype))
         gathered = jnp.einsum("bhij,bjhd->bihd", weights, values).reshape(batch, length, -1)
         gated = gates.reshape(batch, length, -1) * self.norm_gathered(gathered)
         return x + self.out(self.drop(gated))
@@ -209,7 +219,7 @@ class NextItem(nnx.Module):
     """What a user turns to next, by the history: an encoder over a table of items, trained by ``next_item_loss``.
 
     The layout has three features of one table with pooling "none": the history, at each of its positions the item that
-    came next, and sampled items, which all examples of a batch share (``next_item_layout``).
+    came next, and the items to tell it from (``next_item_layout``).
 
     HSTU's bias by time reads how old the items are: one dense column, (examples, length) floats, how many seconds
     before the example's moment each item of the history was, 0 behind its end. Without a dense column there is no such
@@ -286,7 +296,7 @@ class NextItem(nnx.Module):
             return {"user": jnp.where(last[:, None] >= 0, user, 0)}
         counts = masks[history] & masks[following]
         return {
-            "positions": encoded, "next": unit(rows[following]), "sampled": unit(rows[sampled]), "counts": counts
+            "positions": encoded, "next": unit(rows[following]), "sampled": unit(rows[sampled]), "counts": counts,
         }  # fmt: skip
 
 
@@ -297,7 +307,9 @@ def next_item_layout(items: int, *, dim: int, length: int, sampled: int, table: 
       items: Rows of the table.
       dim: Elements of a row.
       length: The most items of a history.
-      sampled: Items that are drawn for each example.
+      sampled: Items of an example's "sampled", by the ``negatives`` of ``next_item_loss``: "batch" as many as are drawn
+        for an example; "position" ``length`` times what is drawn for a position; "all" the items by the examples of a
+        batch, rounded up.
       table: The table's name.
     """
     lengths = {"history": length, "next": length, "sampled": sampled}
@@ -307,32 +319,52 @@ def next_item_layout(items: int, *, dim: int, length: int, sampled: int, table: 
     )
 
 
-def next_item_loss(*, temperature: float = 0.05) -> Loss:
-    """The loss of ``NextItem``: sampled softmax at every position, its mean over the positions of the whole batch.
-
-    Sampled items of all examples, on all devices, are the negatives of every position. They are to be drawn uniformly.
+def next_item_loss(*, temperature: float = 0.05, negatives: Negatives = "batch") -> Loss:
+    """The loss of ``NextItem``: softmax at every position, its mean over the positions of the whole batch.
 
     Args:
       temperature: What products of vectors of length one are divided by.
+      negatives: What each position's next item is told from. "batch": the sampled items of all examples, on all
+        devices, to be drawn uniformly. "position": items of its own, also drawn uniformly, those of a history's first
+        position first. "all": every item, a block at a time (``full_softmax``). The "sampled" of a batch's examples are
+        then all items, each once, in any order and -1 behind their end. Where examples are too few for them, fill the
+        batch up with empty histories of weight 0 (``weight`` of ``Run.feed``).
 
     Returns:
       A loss of batches whose ``extras`` are "next" and "sampled", the same numbers as the features'.
+
+    Raises:
+      ValueError: If ``negatives`` is another word; in a step, if "sampled" is no multiple of the positions.
     """
+    if negatives not in get_args(Negatives):
+        raise ValueError(f"negatives is {negatives!r}; choose one of {', '.join(get_args(Negatives))}")
 
     def loss(outputs: dict[str, jax.Array], batch: Batch) -> jax.Array:
-        dim, counts = outputs["next"].shape[2], outputs["counts"]
-        sampled = jnp.where(batch.mask[:, None] > 0, batch.extras["sampled"], -1)
-        losses = sampled_softmax(
-            outputs["positions"].reshape(-1, dim),
-            outputs["next"].reshape(-1, dim),
-            all_examples(outputs["sampled"].reshape(-1, dim)),
-            positive_ids=batch.extras["next"].reshape(-1),
-            negative_ids=all_examples(sampled.reshape(-1)),
-            temperature=temperature,
-        )
+        (_, length, dim), counts, drawn = outputs["next"].shape, outputs["counts"], batch.extras["sampled"]
+        rows = outputs["sampled"].reshape(-1, dim)
+        queries, following = (outputs[name].reshape(-1, dim) for name in ("positions", "next"))
+        softmax = {"positive_ids": batch.extras["next"].reshape(-1), "temperature": temperature}
+        if negatives == "all":
+            losses = full_softmax(queries, following, rows, row_ids=drawn.reshape(-1), **softmax)
+        elif negatives == "position":
+            each, rest = divmod(drawn.shape[1], length)
+            if rest:
+                raise ValueError(
+                    f"an example has {drawn.shape[1]} sampled items, no multiple of its {length} positions"
+                )
+            own, ids = rows.reshape(-1, each, dim), drawn.reshape(-1, each)
+            losses = sampled_softmax(queries, following, own, negative_ids=ids, **softmax)
+        else:
+            ids = jnp.where(batch.mask[:, None] > 0, drawn, -1).reshape(-1)
+            losses = sampled_softmax(queries, following, all_examples(rows), negative_ids=all_examples(ids), **softmax)
         return mean_of_positions(losses.reshape(counts.shape), counts, batch.mask)
 
     return loss
+
+
+def _items(allowed: jax.Array, dtype: Any) -> jax.Array:
+    """(batch, 1, 1, 1): the items of each history, which its last position may all read; 1 where there are none."""
+    return jnp.maximum(jnp.sum(allowed[:, -1], axis=1), 1).astype(dtype)[:, None, None, None]
 
 
 def _of_head(dim: int, heads: int) -> int:

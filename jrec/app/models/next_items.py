@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, override
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, override
 
 import numpy as np
 
@@ -13,11 +13,15 @@ from jrec.data.blocks import WEIGHT_SUFFIX
 from jrec.data.columns import Column, ListColumn, count_examples, matrix
 from jrec.data.packers import PackerWrapper
 from jrec.data.packing import EXAMPLE, CastPlace, OnBadId, Packer, Where
-from jrec.data.packing_columns import PreparedColumns
+from jrec.data.packing_columns import PreparedColumns, join
 from jrec.ops.layout import EmbeddingLayout
+
+if TYPE_CHECKING:
+    from jrec.nn.sequences import Negatives
 
 NEXT, SAMPLED, TARGET, SEEN = "next", "sampled", "target", "seen"
 """Extras of batches: the first two in training, the others in evaluation."""
+_WEIGHT = "example weight"  # of examples, 0 for those that fill up a batch
 
 
 def feature_names(history: str, item: str) -> tuple[str, str, str]:
@@ -35,17 +39,20 @@ class NextItemPacker(PackerWrapper[Packer]):
     The batch's ``dense`` are the ages of the history's items, (batch, length) float32, 0 behind their end; or nothing.
 
     In training the batch has for each position of a history the item that comes next, which is the history shifted by
-    one with the item behind it, and drawn items: both are features and extras, as ``jrec.nn.next_item_loss`` takes
-    them. In evaluation these features have no lookup; extras are the item, "target" (batch,), and the history, "seen"
-    (batch, length), int64 rows, -1 for none.
+    one with the item behind it, and the items to tell it from: both are features and extras, as
+    ``jrec.nn.next_item_loss`` takes them. In evaluation these features have no lookup; extras are the item, "target"
+    (batch,), and the history, "seen" (batch, length), int64 rows, -1 for none.
 
     Args:
-      layout: The model's, with features of ``feature_names``, of pooling "none".
+      layout: The model's, with features of ``feature_names``, of pooling "none", as long as ``next_item_layout`` says.
       history, item: The dataset's features.
       rows: Rows of their table.
       oov_row: The row of items that the dataset does not tell apart, which is not drawn; None for none.
       seed: Of the drawn items, with the batch's number; None for evaluation.
       aged: Whether the history's weights are ages, which the model reads.
+      negatives: As of ``jrec.nn.next_item_loss``.
+      batch_size: Examples of a step in all processes, which share out the items where ``negatives`` is "all"; None for
+        one process.
       on_bad_id: How out-of-range ids are handled.
       cast: Where the cast is computed.
     """
@@ -60,21 +67,27 @@ class NextItemPacker(PackerWrapper[Packer]):
         oov_row: int | None,
         seed: int | None = None,
         aged: bool = False,
+        negatives: Negatives = "batch",
+        batch_size: int | None = None,
         on_bad_id: OnBadId = "raise",
         cast: CastPlace = "none",
     ):
         self._names, self._item = feature_names(history, item), item
         self._rows, self._oov_row, self._seed = rows, oov_row, seed
+        self._negatives: Negatives = negatives
+        self._batch_size = batch_size
         lengths = {config.name: config.max_length for config, _ in layout.features}
         self._length, self._drawn = (lengths[name] for name in self._names[::2])
         self._extras = (TARGET, SEEN) if seed is None else (NEXT, SAMPLED)
         self._ages = (history + WEIGHT_SUFFIX,) if aged else ()
+        self._filled_up = seed is not None and negatives == "all"
         table = next(config.table for config, _ in layout.features)
         super().__init__(
             Packer(
                 layout,
                 dense=self._ages,
                 label=None,
+                weight=_WEIGHT if self._filled_up else None,
                 extras=self._extras,
                 on_bad_id=on_bad_id,
                 oov_rows={table: oov_row},
@@ -102,6 +115,8 @@ class NextItemPacker(PackerWrapper[Packer]):
         extras = {name: np.zeros((count, 0), np.int64) for name in self._extras}  # ``pack`` makes them
         prepared = {history: lists, following: nothing, sampled: nothing} | extras
         prepared |= {name: matrix(columns[name], count, self._length, absent=0) for name in self._ages}
+        if self._filled_up:
+            prepared[_WEIGHT] = np.ones(count, np.float32)
         if self._seed is None:
             prepared[TARGET] = items
         else:
@@ -111,23 +126,55 @@ class NextItemPacker(PackerWrapper[Packer]):
 
     @override
     def pack(self, columns: PreparedColumns, batch_size: int, where: Where = EXAMPLE, *, number: int = 0) -> Batch:
-        """Packs examples into a batch; see ``Packer``. ``number`` says which items are drawn."""
+        """Packs examples into a batch; see ``Packer``. ``number`` says which items are drawn, or whose share it is."""
         history, following, sampled = self._names
         if self._seed is None:
             extras = {**columns.extras, SEEN: matrix(columns.ids[history], columns.examples, self._length)}
             return super().pack(dataclasses.replace(columns, extras=extras), batch_size, where)
-        drawn = self._draw(columns.examples, number)
-        extras = {NEXT: matrix(columns.ids[following], columns.examples, self._length), SAMPLED: drawn}
+        if self._filled_up:
+            # All items lie in the examples of a full batch, of which a short one has too few.
+            columns = _with_empty(columns, batch_size)
+        targets = matrix(columns.ids[following], columns.examples, self._length)
+        drawn = self._draw(targets, batch_size, number)
+        extras = {NEXT: targets, SAMPLED: matrix(drawn, columns.examples, self._drawn)}
         ids = {**columns.ids, sampled: drawn}
         return super().pack(dataclasses.replace(columns, ids=ids, extras=extras), batch_size, where)
 
-    def _draw(self, examples: int, number: int) -> np.ndarray:
-        """(examples, drawn) int64 rows, each as likely as another."""
-        random, unknown = np.random.default_rng([self._seed or 0, number]), self._oov_row
-        if unknown is None:
-            return random.integers(0, self._rows, (examples, self._drawn))
-        drawn = random.integers(0, self._rows - 1, (examples, self._drawn))
-        return drawn + (drawn >= unknown)
+    def _draw(self, targets: np.ndarray, batch_size: int, number: int) -> Column:
+        """What each example's targets, (examples, length), are told from: int64 rows."""
+        random, examples = np.random.default_rng([self._seed or 0, number]), len(targets)
+        if self._negatives == "batch":
+            return self._not_unknown(lambda rows: random.integers(0, rows, (examples, self._drawn)))
+        offsets = np.zeros(examples + 1, np.int64)
+        if self._negatives == "position":
+            np.cumsum(np.sum(targets >= 0, axis=1) * (self._drawn // self._length), out=offsets[1:])
+            return ListColumn(offsets, self._not_unknown(lambda rows: random.integers(0, rows, offsets[-1])))
+        # Of several processes each has a part of the items: their batches of a step have successive numbers.
+        share = number % ((self._batch_size or batch_size) // batch_size)
+        every = self._not_unknown(np.arange)
+        places = np.minimum((share * batch_size + np.arange(examples + 1)) * self._drawn, len(every))
+        return ListColumn(places - places[0], every[places[0] : places[-1]])
+
+    def _not_unknown(self, numbered: Callable[[int], np.ndarray]) -> np.ndarray:
+        """int64 rows of items that the dataset tells apart, ``numbered(how many)`` of them from 0."""
+        if self._oov_row is None:
+            return numbered(self._rows)
+        numbers = numbered(self._rows - 1)
+        return numbers + (numbers >= self._oov_row)
+
+
+def _with_empty(columns: PreparedColumns, examples: int) -> PreparedColumns:
+    """Columns with empty lists and zeros, an example's weight among them, up to a number of examples."""
+    missing = examples - columns.examples
+    nothing = ListColumn(np.zeros(missing + 1, np.int64), np.zeros(0, np.int64))
+    empty = PreparedColumns(
+        examples=missing,
+        numbers={name: np.zeros((missing, *array.shape[1:]), array.dtype) for name, array in columns.numbers.items()},
+        ids=dict.fromkeys(columns.ids, nothing),
+        weights={name: array[:0] for name, array in columns.weights.items()},
+        extras={name: np.zeros((missing, *array.shape[1:]), array.dtype) for name, array in columns.extras.items()},
+    )
+    return join([columns, empty])
 
 
 def _shifted(lists: ListColumn, items: np.ndarray) -> np.ndarray:

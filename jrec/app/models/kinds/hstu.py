@@ -28,7 +28,7 @@ _BATCH, _EVAL_BATCH = 128, 512  # examples are whole histories
 class SequenceSection(Section):
     """``[model.sequence]``: what kinds "hstu" and "sasrec" read, and how they are trained (``jrec.nn.NextItem``).
 
-    At every position of a history the model is to tell the item that comes next from sampled ones.
+    At every position of a history the model is to tell the item that comes next from sampled ones, or from all.
 
     Attributes:
       history: The list feature with a user's items in order of time, as the schema's ``history`` makes it.
@@ -38,9 +38,13 @@ class SequenceSection(Section):
       attention_dim: Elements of a head's queries and keys; 0 for ``embedding_dim`` by ``heads``.
       hidden_dim: HSTU: elements of a head's values and gates, 0 for ``embedding_dim`` by ``heads``. SASRec: the hidden
         width of the position-wise layers, 0 for ``embedding_dim``.
-      sampled: Items that are drawn for each example of a batch, uniformly from the table; all of a batch's are the
-        negatives of every position.
+      negatives: Which items each position's next one is told from: "batch", all that are drawn for a batch;
+        "position", items drawn for this position alone; "all", every item of the table, without drawing.
+      sampled: Items that are drawn, uniformly from the table, for each example of a batch, or with ``negatives``
+        "position" for each position of a history; not with "all".
       temperature: What cosines of vectors are divided by, to be logits of the softmax.
+      normalize: HSTU: what a layer's sums over the history are divided by, "maximum" for the most items of a history,
+        as in the paper, or "length" for the items that it has.
       ages: HSTU: whether it reads how long ago the items of a history were, where the dataset's schema names ages.
     """
 
@@ -50,12 +54,19 @@ class SequenceSection(Section):
     heads: Annotated[int, Range(minimum=1, maximum=256)] = 1
     attention_dim: Annotated[int, Range(minimum=0, maximum=65536)] = 0
     hidden_dim: Annotated[int, Range(minimum=0, maximum=65536)] = 0
+    negatives: Literal["batch", "position", "all"] = "batch"
     sampled: Annotated[int, Range(minimum=1, maximum=2**16)] = 8
     temperature: Annotated[float, Range(above=0, maximum=1000)] = 0.05
+    normalize: Literal["maximum", "length"] = "maximum"
     ages: bool = True
 
     @override
     def check(self) -> None:
+        if self.negatives == "all" and self.sampled != type(self).sampled:
+            raise ConfigError(
+                f"model.sequence.sampled is {self.sampled}, but with model.sequence.negatives = 'all' no item is drawn;"
+                " leave one of them out"
+            )
         if self.history == self.item:
             raise ConfigError(
                 f"model.sequence.history and model.sequence.item are both {self.item!r}; name two of them"
@@ -70,7 +81,7 @@ class NextItemKind(RankingKind[SequenceSection]):
     """
 
     section, section_name = SequenceSection, "sequence"
-    before: ClassVar[Mapping[str, object]] = {"ages": True}
+    before: ClassVar[Mapping[str, object]] = {"ages": True, "negatives": "batch", "normalize": "maximum"}
 
     def __init__(self, encoder: Literal["hstu", "sasrec"]):
         super().__init__(encoder)
@@ -95,6 +106,11 @@ class NextItemKind(RankingKind[SequenceSection]):
     @override
     def check(self, model: ModelConfig) -> None:
         own = self.own(model)
+        if self._encoder != "hstu" and own.normalize != type(own).normalize:
+            raise ConfigError(
+                f"model.sequence.normalize is {own.normalize!r}, but model.kind {self.name!r} has attention by softmax,"
+                " which needs no divisor; leave it out, or use model.kind = 'hstu'"
+            )
         if model.embedding_dim % own.heads and not (own.attention_dim and own.hidden_dim):
             raise ConfigError(
                 f"model.sequence.heads is {own.heads}, which does not divide model.embedding_dim ="
@@ -106,7 +122,10 @@ class NextItemKind(RankingKind[SequenceSection]):
     def settled(self, config: TrainConfig) -> dict[str, Any]:
         data, kind = config.data, type(config.data)
         batch_size = _BATCH if data.batch_size == kind.batch_size else data.batch_size
-        scored = _EVAL_BATCH if data.eval_batch_size == kind.eval_batch_size else data.eval_batch_size
+        scored = data.eval_batch_size
+        if scored == kind.eval_batch_size:
+            # Batches have room for the negatives of training, which may be more than all else.
+            scored = _EVAL_BATCH if self.own(config.model).negatives == "batch" else batch_size
         data = dataclasses.replace(data, batch_size=batch_size, eval_batch_size=scored)
         return {**super().settled(config), "data": data}
 
@@ -145,12 +164,19 @@ class NextItemKind(RankingKind[SequenceSection]):
 
         own = self.own(config.model)
         history = next(f for f in schema.categorical if f.name == own.history)
-        lengths = (history.max_length, history.max_length, own.sampled)
+        lengths = (history.max_length, history.max_length, self._negatives(config, schema, history.max_length))
         features = [
             FeatureConfig(name=name, table=history.table, max_length=most, pooling="none")
             for name, most in zip(feature_names(own.history, own.item), lengths, strict=True)
         ]
         return layout_of(config, schema, plan, features)
+
+    def _negatives(self, config: TrainConfig, schema: Schema, length: int) -> int:
+        """An example's part of what positions are told from."""
+        own, table = self.own(config.model), self.item_table(config.model, schema)
+        if own.negatives == "all":
+            return -(-(table.rows - (table.oov_row is not None)) // config.data.batch_size)
+        return own.sampled * (length if own.negatives == "position" else 1)
 
     @override
     def network(
@@ -167,6 +193,7 @@ class NextItemKind(RankingKind[SequenceSection]):
             attention_dim=own.attention_dim or None,
             hidden_dim=own.hidden_dim or None,
             dropout=model.dropout,
+            normalize=own.normalize,
             compute_dtype=model.compute_dtype,
         )
         return NextItem(layout, encoder, names=feature_names(own.history, own.item), **embeddings)
@@ -175,7 +202,8 @@ class NextItemKind(RankingKind[SequenceSection]):
     def loss(self, model: ModelConfig, schema: Schema) -> Loss:
         from jrec.nn import next_item_loss
 
-        return next_item_loss(temperature=self.own(model).temperature)
+        own = self.own(model)
+        return next_item_loss(temperature=own.temperature, negatives=own.negatives)
 
     @override
     def packer(
@@ -193,6 +221,8 @@ class NextItemKind(RankingKind[SequenceSection]):
             oov_row=table.oov_row,
             seed=config.seed if training else None,
             aged=bool(history.aged),
+            negatives=self.own(config.model).negatives,
+            batch_size=config.data.batch_size,
             on_bad_id=config.data.on_bad_id,
             **options,
         )
