@@ -6,7 +6,7 @@ uniform, or skewed (Zipf 1.1, scattered over the table):
     ahead       host.memory is a third of the table: rows are read from the disk ahead of their batch's step
     at once     the same, but a batch is read from the disk when its step begins (a feed without threads)
     mmap        host.folder alone, as the system does it; its pages leave memory before each round, so that the round
-                begins cold, but keeps whatever it reads: it drops and writes nothing within a round, as the first two do
+                begins cold, but keeps whatever it reads, and drops and writes nothing in it, as the first two do
     memory      no folder
 
 A round is ``--steps`` steps of each side in turn; rows and losses of all sides are compared afterwards. A figure is the
