@@ -369,3 +369,18 @@ def test_kill_9_at_random_moments_then_resume_gives_the_bits_of_memory(way, disk
     killed_and_resumed([*command, *limited], tmp_path / "killed")
     assert final_arrays(tmp_path / "killed") == final_arrays(tmp_path / "whole")
     assert list(disk.iterdir()) == []  # the killed processes' files had no names
+
+
+@pytest.mark.slow
+def test_a_transformers_ngram_rows_are_killed_and_resumed_within_their_memory(disk, tmp_path):
+    """The setting of hashed n-grams: a large sparse table of short rows, eight heads, a dense model in Flax NNX."""
+    command = [sys.executable, str(pathlib.Path(__file__).with_name("ngram_disk_process.py"))]
+    whole = subprocess.run([*command, str(tmp_path / "whole"), "60"], check=True, capture_output=True, text=True)
+    limited = [*command, str(tmp_path / "killed"), "60", str(disk), "18MB"]
+    killed_and_resumed(limited, tmp_path / "killed", most=3, least=2)
+    assert final_arrays(tmp_path / "killed") == final_arrays(tmp_path / "whole")
+    found = json.loads(subprocess.run([*limited[:3], "70", *limited[4:]], check=True, capture_output=True).stdout)
+    assert found["bytes"] > 3 * 18e6
+    assert 9e6 < found["resident"] <= 18e6
+    assert len(found["losses"]) == 10
+    assert len(json.loads(whole.stdout)["losses"]) == 60
