@@ -58,7 +58,7 @@ class Feeds:
         setup = self._state.setup
         setup = setup.for_hot_batches() if told.hot and setup is not None else setup
         reader = batches.config if isinstance(batches, Loader) else told
-        transform = self._transform(setup, reader.workers + reader.prefetch)
+        transform = self._transform(setup, reader.workers and reader.workers + reader.prefetch)
         # On a CPU the device's memory is the host's: a step takes NumPy arrays where they are.
         placed = told.steps != 1 or (told.workers > 0 and jax.default_backend() != "cpu")
         # Keys of growing tables get rows in the order of the batches. ``PackedBatches`` calls ``order`` in that order,
