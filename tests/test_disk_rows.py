@@ -193,6 +193,19 @@ def test_rows_in_use_stay_and_those_of_a_checkpoint_leave_first(disk):
         assert file.resident()[pages].all(), begin
 
 
+def test_a_page_that_cannot_leave_is_still_counted(disk):
+    limit = MemoryLimit(2**20)
+    table = HostTable(stack_of(60_000, dim=32), OPTIMIZERS["sgd"], KEY, folder=disk, limit=limit)
+    (file,) = table._files
+    with mmap.mmap(file._descriptor, 64 * PAGE, prot=mmap.PROT_READ) as elsewhere:
+        for begin in range(0, 60_000, 2_000):
+            rows = every(table)[begin : begin + 2_000]
+            table.store(rows, np.ones((rows.size, 32), np.float32), {})
+            assert elsewhere[3] == 0x3F  # of 1.0; a page that is mapped twice stays
+        assert file.resident()[0]
+        assert resident(table) <= PAGE * limit.pages <= limit.size
+
+
 def test_a_disk_that_fails_is_no_silence(disk, monkeypatch):
     limit = MemoryLimit(2**20)
     table = HostTable(stack_of(60_000, dim=32), OPTIMIZERS["sgd"], KEY, folder=disk, limit=limit)
