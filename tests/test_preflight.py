@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -194,6 +195,22 @@ def test_a_disk_too_small_for_the_first_checkpoint_is_refused(configured, tmp_pa
     (tmp_path / "run" / "checkpoints").mkdir()
     (tmp_path / "run" / "checkpoints" / "old").write_bytes(b"x")
     check(config, overwrite=True)  # one byte comes free
+
+
+def test_rows_beyond_the_machines_memory_are_told_of(configured, tmp_path, monkeypatch):
+    def warning(*overrides):
+        config, _ = configured("optimizer.embedding.name=adam", "tables.tier=host", *overrides)
+        return preflight.host_memory_warning(config, build_layout(config, Schema.load(config.data.path)), None)
+
+    folder = f"tables.host.folder={str(tmp_path / 'host')!r}"
+    assert warning() is None
+    monkeypatch.setattr("jrec.host.memory.physical_memory", lambda: 2**19)
+    assert re.search(r"take 0\.9 MiB .* has 0\.5 MiB; set tables\.host\.folder .* tables\.host\.memory to", warning())
+    assert re.search(r"has 0\.5 MiB; set tables\.host\.memory to what they may take", warning(folder))
+    assert re.search(r"memory is '1MiB', but this machine has 0\.5 MiB", warning(folder, "tables.host.memory=1MiB"))
+    monkeypatch.setattr("jrec.host.memory.physical_memory", lambda: 2**20 - 1)
+    monkeypatch.setattr("jrec.run.options.LEAST_MEMORY", 2**19)
+    assert warning(folder, "tables.host.memory=0.5MiB") is None
 
 
 def test_a_finished_run_goes_back_to_an_earlier_checkpoint(configured, tmp_path, monkeypatch):

@@ -141,6 +141,35 @@ def check_space(config: TrainConfig, layout: EmbeddingLayout, plan: Plan | None,
         before[disk] = before.get(disk, 0) + size
 
 
+def host_memory_warning(config: TrainConfig, layout: EmbeddingLayout, plan: Plan | None) -> str | None:
+    """What is to be said of rows in host memory that do not fit this machine's; None where nothing is.
+
+    Args:
+      config: The run's configuration.
+      layout: The run's tables.
+      plan: The run's plan, if any.
+    """
+    from jrec.host.memory import physical_memory
+
+    host, slots, planned = config.tables.host, config.optimizer.embedding.slots, layout.planned_stacks
+    size = _bytes(layout.host_stacks, slots, {}) + _bytes(planned, slots, {})
+    size -= _bytes(planned, slots, _planned_host_rows(plan, layout))
+    memory, limit = physical_memory(), host.memory_bytes("tables.host.memory", "tables.host.folder")
+    if limit > memory:
+        return (
+            f"tables.host.memory is {host.memory!r}, but this machine has {_readable(memory)}: the system drops rows"
+            " before the limit does; set it to what the run's other memory leaves"
+        )
+    if limit or size <= memory:
+        return None
+    folder = "" if host.folder else "tables.host.folder to a folder on a fast disk, and "
+    return (
+        f"rows in host memory take {_readable(size)} with their slots once all are written, and this machine has"
+        f" {_readable(memory)}; set {folder}tables.host.memory to what they may take of it, so that they are read ahead"
+        " of their use"
+    )
+
+
 def _check_writable(folder: pathlib.Path) -> None:
     place = _existing(folder)
     try:

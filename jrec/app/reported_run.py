@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import pathlib
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +17,7 @@ from jrec.app.evaluate import restore_run
 from jrec.app.importance import ImportanceOptions
 from jrec.app.loop import Outcome, train
 from jrec.app.make_run import check_pipeline
-from jrec.app.preflight import Start, check_space
+from jrec.app.preflight import Start, check_space, host_memory_warning
 from jrec.app.processes.mesh_processes import one_of_many
 from jrec.app.report import write_report
 from jrec.app.report.logs import METRICS_FILE
@@ -25,6 +26,8 @@ from jrec.app.report.writing import PAGE_FILE, merged
 from jrec.app.run_folder import REPORT_FOLDER
 from jrec.app.run_record import CHECKPOINT_FOLDER
 from jrec.ops.verdicts import choices
+
+_LOGGER = logging.getLogger(__name__)
 
 
 def train_and_report(
@@ -55,6 +58,8 @@ def train_and_report(
     check_pipeline(config)  # before kernels are checked, which may take minutes
     if writes:
         check_space(config, layout, data.plan, overwrite=overwrite)
+        if warning := host_memory_warning(config, layout, data.plan):
+            _LOGGER.warning("%s", warning)
     check_model(data.config, data.schema, layout)
     prepare_kernels(config, layout, resume=resume, overwrite=overwrite)
     outcome = train(config, resume=resume, overwrite=overwrite, resume_from=resume_from, data=data, callbacks=callbacks)

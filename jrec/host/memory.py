@@ -26,6 +26,7 @@ def allocate(
     folder: str | os.PathLike[str] | None = None,
     huge_pages: bool = False,
     written: np.ndarray | None = None,
+    descriptors: list[int] | None = None,
 ) -> np.ndarray:
     """An array of zeros, in anonymous memory or in its own file.
 
@@ -41,6 +42,7 @@ def allocate(
         whole page of memory. Anonymous memory only.
       written: (n, 2) int64, begin and end of the lines that may be written, for which space is reserved in a file; None
         for all.
+      descriptors: Gets a descriptor of the file, for the caller to close.
 
     Raises:
       ConfigError: If memory or disk cannot hold it.
@@ -53,7 +55,8 @@ def allocate(
             mapping.madvise(mmap.MADV_HUGEPAGE if huge_pages else mmap.MADV_NOHUGEPAGE)
     else:
         whole = np.array([[0, shape[0]]])
-        mapping = _file(size, (whole if written is None else written) * line, name, pathlib.Path(folder))
+        ranges = (whole if written is None else written) * line
+        mapping = _file(size, ranges, name, pathlib.Path(folder), descriptors)
     return np.frombuffer(mapping, dtype).reshape(shape)
 
 
@@ -68,7 +71,7 @@ def _anonymous(size: int, name: str) -> mmap.mmap:
         ) from error
 
 
-def _file(size: int, written: np.ndarray, name: str, folder: pathlib.Path) -> mmap.mmap:
+def _file(size: int, written: np.ndarray, name: str, folder: pathlib.Path, descriptors: list[int] | None) -> mmap.mmap:
     check_local(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -82,7 +85,10 @@ def _file(size: int, written: np.ndarray, name: str, folder: pathlib.Path) -> mm
         for begin, stop in written:
             # A hole would be filled by a mapped write, whose failure on a full disk is a SIGBUS, not an error.
             os.posix_fallocate(descriptor, int(begin), int(stop - begin))
-        return mmap.mmap(descriptor, size)
+        mapping = mmap.mmap(descriptor, size)
+        if descriptors is not None:
+            descriptors.append(os.dup(descriptor))
+        return mapping
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM):
             raise

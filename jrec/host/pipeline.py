@@ -62,7 +62,7 @@ from jrec.host.pipeline_batch import (
 )
 from jrec.host.ring import DeviceRing, RingIndex, Rows, bucket
 from jrec.host.stages import Channel, Finished, Monitor, Progress, Stage
-from jrec.host.table import HostTable
+from jrec.host.table import HostTable, ask_ahead
 from jrec.host.timeline import Timeline
 from jrec.ops.layout import EmbeddingLayout
 
@@ -276,6 +276,9 @@ class HostPipeline:
             source, missing = self._indexes[name].next(number, rows, read.most, read.room)
             reads[name] = StackReads(rows=rows, source=source, missing=missing)
             self.timeline.rows(name, unique=rows.size, cached=rows.size - missing.size)
+        # All of them, since those that come from the ring will be stored, too. Before a batch enters the queue it waits
+        # in the channel, and one more for its admission.
+        ask_ahead(self._tables, {name: read.rows for name, read in reads.items()}, self._queue + 2)
         return LocatedBatch(batch=prepared.batch, sent=prepared.sent, position=position, reads=reads)
 
     def _admit(self, located: Channel[tuple[int, LocatedBatch]]) -> tuple[int, LocatedBatch]:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import mmap
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jrec.errors import ConfigError
 from jrec.host.checks import checked_bags, checked_rows, checked_values
 from jrec.host.memory import allocate, physical_memory
+from jrec.host.paging import MappedFile, MemoryLimit
 from jrec.native import host
 from jrec.native.host_cast import thread_count
 from jrec.native.host_rows import RowStore, table_records
@@ -45,9 +50,11 @@ class HostTable:
         does so where the whole table would take no more than a quarter of the machine's memory.
       written: (n, 2) int64, begin and end of the addresses that may be written, where other rows live elsewhere: only
         these take room in a folder. None for all.
+      limit: The memory that the files in ``folder``, and those of other tables with this limit, may take; None for what
+        the system gives them. Needs a folder, on a disk, and Linux.
 
     Raises:
-      ConfigError: If memory or disk cannot hold it.
+      ConfigError: If memory or disk cannot hold it, or there is a limit without a folder.
       ValueError: If the key is not a Threefry key.
 
     Example:
@@ -72,15 +79,21 @@ class HostTable:
         threads: int | None = None,
         huge_pages: bool | None = None,
         written: np.ndarray | None = None,
+        limit: MemoryLimit | None = None,
     ) -> None:
-        self.stack, self.optimizer = stack, optimizer
+        self.stack, self.optimizer, self.limit = stack, optimizer, limit
         self.threads = thread_count(threads)
         keys = np.array(key if isinstance(key, np.ndarray) else table_keys(key, [t.name for t in stack.tables]))
         shapes = {n: (stack.rows, stack.dim)[: 1 + (s == "element")] for n, s in optimizer.slots.items()}
         size = _bytes(stack, shapes)
         if huge_pages is None:
             huge_pages = size <= physical_memory() // 4
-        placed = functools.partial(allocate, folder=folder, huge_pages=huge_pages, written=written)
+        if limit is not None and folder is None:
+            raise ConfigError(f"{limit.key} limits the memory of tables in files, but no folder is given for them")
+        descriptors: list[int] | None = None if limit is None else []
+        placed = functools.partial(
+            allocate, folder=folder, huge_pages=huge_pages, written=written, descriptors=descriptors
+        )
         slots = {
             name: placed(shape, np.dtype(np.float32), name=f"{stack.name}.{name}") for name, shape in shapes.items()
         }
@@ -93,6 +106,11 @@ class HostTable:
             made=bitmap(name=f"{stack.name}.made"),
             dirty=bitmap(name=f"{stack.name}.dirty"),
         )
+        self._files: list[MappedFile] = []
+        if limit is not None:
+            arrays = *slots.values(), self._store.values  # in the order in which they were allocated
+            for array, descriptor in zip(arrays, descriptors or (), strict=True):
+                self._files.append(limit.add(array, descriptor, str(folder)))
         self.keys = keys
         self._before_write: Callable[[np.ndarray], None] = _nothing
 
@@ -146,7 +164,7 @@ class HostTable:
         if out_slots is None:
             out_slots = {n: np.empty((rows.size, *s.shape[1:]), np.float32) for n, s in self._store.slots.items()}
         self._check_values(rows, "out_rows", out_rows, "out_slots", out_slots, written=True)
-        self._store.fetch(rows, out_rows, out_slots, self.threads)
+        self._read(rows, out_rows, out_slots)
         return out_rows, dict(out_slots)
 
     def store(self, rows: np.ndarray, values: np.ndarray, slots: Mapping[str, np.ndarray]) -> None:
@@ -164,13 +182,15 @@ class HostTable:
         self._check_values(rows, "values", values, "slots", slots, written=False)
         # Before the first byte changes: a checkpoint that is being written copies the rows as they were.
         self._before_write(rows)
-        self._store.store(rows, values, slots, self.threads)
+        for piece in self._pieces(rows):
+            some = {name: slot[piece] for name, slot in slots.items()}
+            self._store.store(rows[piece], values[piece], some, self.threads)
 
     def read(self, rows: np.ndarray) -> np.ndarray:
         """The (n, dim) rows at (n,) int32 or int64 addresses in any order, without slots; gives no row memory."""
         rows = checked_rows(rows, self.stack, ascending=False)
         out = np.empty((rows.size, self.dim), self.dtype)
-        self._store.fetch(rows, out, {}, self.threads)
+        self._read(rows, out, {})
         return out
 
     def read_all(self, rows: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
@@ -178,7 +198,7 @@ class HostTable:
         rows = checked_rows(rows, self.stack, ascending=False)
         out = np.empty((rows.size, self.dim), self.dtype)
         slots = {n: np.empty((rows.size, *s.shape[1:]), np.float32) for n, s in self._store.slots.items()}
-        self._store.fetch(rows, out, slots, self.threads)
+        self._read(rows, out, slots)
         return out, slots
 
     def gather_reduce(
@@ -204,16 +224,18 @@ class HostTable:
         cast, options = bags.cast, {"weights": bags.weights, "out": out, "threads": self.threads}
         if cast is None and make:
             cast = self._cast(ids, offsets)
-        unique = lookups if cast is None else _unique(cast)
-        if make:
-            self._store.make(unique, self.threads, mark=mark)
-        # The kernel reads the table itself only by int32 ids, and only where memory holds every row that it will read.
-        # Else the unique rows are copied out, first values among them, and pooled from the copy.
-        if ids.dtype == np.int64 or not (make or self._store.holds(unique, self.threads)):
-            cast = self._cast(ids, offsets) if cast is None else cast
-            rows = self.read(_unique(cast))
-            return host.gather_reduce(rows, local_ids(cast, ids.shape), offsets, **options)
-        return host.gather_reduce(self._store.values, ids, offsets, **options)
+        unique = lookups if cast is None else cast_rows(cast)
+        with self._using(unique) if make else contextlib.nullcontext():
+            if make:
+                self._store.make(unique, self.threads, mark=mark)
+            # The kernel reads the table itself only by int32 ids, and only where memory holds every row that it will
+            # read, and keeps it. Else the unique rows are copied out, first values among them, and pooled from there.
+            held = make or (self.limit is None and self._store.holds(unique, self.threads))
+            if ids.dtype == np.int64 or not held:
+                cast = self._cast(ids, offsets) if cast is None else cast
+                rows = self.read(cast_rows(cast))
+                return host.gather_reduce(rows, local_ids(cast, ids.shape), offsets, **options)
+            return host.gather_reduce(self._store.values, ids, offsets, **options)
 
     def casted_update(
         self,
@@ -248,25 +270,37 @@ class HostTable:
         Raises:
           ValueError: On addresses outside the stack, or arrays that do not fit.
         """
-        rows = _unique(cast) if made else checked_rows(_unique(cast), self.stack)
+        rows = cast_rows(cast) if made else checked_rows(cast_rows(cast), self.stack)
         self._before_write(rows)
-        if not made:
-            self._store.make(rows, self.threads, mark=True)
         numbers = host_rounding_rows(self.stack, rows) if self.dtype.itemsize < 4 else None
-        host.casted_update(
-            self.optimizer,
-            self._store.values,
-            self._store.slots,
-            cast,
-            bag_gradients,
-            weights=weights,
-            step=step,
-            gradient_scale=gradient_scale,
-            rounding_key=rounding_key,
-            rounding_rows=numbers,
-            hyperparameters=hyperparameters,
-            threads=self.threads,
-        )
+        with self._using(rows):
+            if not made:
+                self._store.make(rows, self.threads, mark=True)
+            host.casted_update(
+                self.optimizer,
+                self._store.values,
+                self._store.slots,
+                cast,
+                bag_gradients,
+                weights=weights,
+                step=step,
+                gradient_scale=gradient_scale,
+                rounding_key=rounding_key,
+                rounding_rows=numbers,
+                hyperparameters=hyperparameters,
+                threads=self.threads,
+            )
+
+    def ask(self, rows: np.ndarray) -> int:
+        """Begins to read rows and slots that are not in memory, where the table has a limit; nothing is waited for.
+
+        Args:
+          rows: (n,) int32 or int64 addresses of rows that will be read and written soon.
+
+        Returns:
+          The bytes of the pages that they lie in; 0 without a limit.
+        """
+        return 0 if self.limit is None else self.limit.ask(self._files, rows) * mmap.PAGESIZE
 
     def made_rows(self) -> np.ndarray:
         """Addresses of the rows that memory holds, ascending; int32, or int64 where the stack has 2^31 rows or more."""
@@ -292,6 +326,24 @@ class HostTable:
         _clear(self._store.made)
         _clear(self._store.dirty)
 
+    def _read(self, rows: np.ndarray, out: np.ndarray, slots: Mapping[str, np.ndarray]) -> None:
+        for piece in self._pieces(rows, made=self._store.made):
+            some = {name: slot[piece] for name, slot in slots.items()}
+            self._store.fetch(rows[piece], out[piece], some, self.threads)
+
+    def _using(self, rows: np.ndarray) -> contextlib.AbstractContextManager[Any]:
+        """Keeps the pages of rows that are read and written together in memory, where there is a limit."""
+        return contextlib.nullcontext() if self.limit is None else self.limit.using(self._files, rows)
+
+    def _pieces(self, rows: np.ndarray, made: np.ndarray | None = None) -> Iterator[slice]:
+        """Splits rows that are read (only those that are ``made``) or written one by one, as a limit wants."""
+        if self.limit is None:
+            yield slice(None)
+            return
+        for piece in self.limit.pieces(self._files, rows):
+            with self.limit.using(self._files, rows[piece], made=made, passing=made is not None):
+                yield piece
+
     def _cast(self, ids: np.ndarray, offsets: np.ndarray | None) -> Cast:
         return host.tensor_cast(ids, offsets, num_rows=self.rows, threads=self.threads)
 
@@ -314,6 +366,41 @@ class HostTable:
         for slot, array in slots.items():
             shape = (rows.size, *own[slot].shape[1:])
             checked_values(f"{slots_name}[{slot!r}]", array, shape, np.dtype(np.float32), written=written)
+
+
+def ask_ahead(tables: Mapping[str, HostTable], rows: Mapping[str, np.ndarray], batches: int) -> None:
+    """Begins to read a batch's rows from the disk, where tables have a limit of memory (``HostTable.ask``).
+
+    Args:
+      tables: By stack.
+      rows: By stack, (n,) int32 or int64 addresses.
+      batches: How many batches are asked for, this one among them, before the first one's rows are no longer needed.
+
+    Raises:
+      ConfigError: If the limit is less than twice the pages of this batch.
+    """
+    limits = {table.limit for table in tables.values() if table.limit is not None}
+    for limit in limits:
+        limit.begin_batch(batches)
+    size = sum(tables[name].ask(some) for name, some in rows.items())
+    for limit in limits:
+        if 2 * size > limit.size:
+            raise limit.too_small("the rows of two batches like this one", 2 * size)
+
+
+def files_section(tables: Iterable[HostTable]) -> dict[str, dict[str, int]]:
+    """A report's section "files": what the files of tables with a limit of memory took of it, and moved, in bytes."""
+    limit = next((table.limit for table in tables if table.limit is not None), None)
+    if limit is None:
+        return {}
+    pages = {
+        "memory": limit.pages,
+        "read": limit.read_pages,
+        "dropped": limit.dropped_pages,
+        "dropped_early": limit.early_pages,
+    }
+    sizes = {f"{name}_bytes": count * mmap.PAGESIZE for name, count in pages.items()}
+    return {"files": {"limit_bytes": limit.size, **sizes}}
 
 
 def local_ids(cast: Cast, shape: tuple[int, ...]) -> np.ndarray:
@@ -343,7 +430,8 @@ def _bytes(stack: Stack, slots: Mapping[str, tuple[int, ...]]) -> int:
     return values + sum(4 * stack.rows * (stack.dim if len(shape) > 1 else 1) for shape in slots.values())
 
 
-def _unique(cast: Cast) -> np.ndarray:
+def cast_rows(cast: Cast) -> np.ndarray:
+    """The (n,) unique rows of a cast of NumPy arrays, ascending."""
     rows = np.asarray(cast.rows)
     return np.ascontiguousarray(rows[: min(int(cast.num_unique), rows.size)])
 

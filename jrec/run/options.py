@@ -8,6 +8,10 @@ from typing import Annotated, Any, Literal
 
 from jrec.bounds import Range
 from jrec.errors import ConfigError
+from jrec.sharding.hardware import parse_bytes
+
+LEAST_MEMORY = 2**20
+"""The least ``HostOptions.memory``, in bytes."""
 
 Ahead = Annotated[int, Range(minimum=0, maximum=1024)]
 """Threads, or batches under way."""
@@ -54,6 +58,8 @@ class HostOptions:
       cached_batches: How many batches' updated rows the device keeps, so that they need not travel again; at least
         ``queue - 1``. 0 for as many as ``queue``.
       folder: A folder for memory-mapped files of rows and slots, for tables larger than memory; "" for memory itself.
+      memory: How much memory the files in ``folder`` may take in this process, as in "4GB"; rows are then read from the
+        disk ahead of their batch's step. "" leaves it to the system which of their pages it keeps. Linux only.
       threads: Threads that read and write rows; 0 for all CPUs.
     """
 
@@ -61,12 +67,32 @@ class HostOptions:
     queue: Annotated[int, Range(minimum=1, maximum=1024)] = 3
     cached_batches: Ahead = 0
     folder: str = ""
+    memory: str = ""
     threads: Ahead = 0
 
     def __post_init__(self) -> None:
         check_fields(self)
         if reason := self.few_cached("cached_batches", "queue"):
             raise ConfigError(reason)
+        self.memory_bytes("HostOptions.memory", "HostOptions.folder")
+
+    def memory_bytes(self, memory: str, folder: str) -> int:
+        """``memory`` in bytes, 0 for no limit, by these names for it and for the folder.
+
+        Raises:
+          ConfigError: If it is no size, too small for any table, or there is no folder.
+        """
+        if not self.memory:
+            return 0
+        size = int(parse_bytes(self.memory, memory))
+        if size < LEAST_MEMORY:
+            raise ConfigError(f"{memory} is {self.memory!r}, but must be at least 1MiB: a batch's rows have to fit")
+        if not self.folder:
+            raise ConfigError(
+                f"{memory} is {self.memory!r}, but limits only tables in files; set {folder} to a folder on a fast"
+                f" disk, or leave {memory} out"
+            )
+        return size
 
     def few_cached(self, cached: str, queue: str) -> str | None:
         """What is wrong with ``cached_batches`` beside ``queue``, by these names for them; None if nothing is."""

@@ -14,6 +14,7 @@ from jrec.checkpoint import Saved
 from jrec.checkpoint.settled import Settled
 from jrec.checkpoint.sources import CheckpointSource
 from jrec.data.growing_tables import GrowingTables, Grown
+from jrec.host.paging import MemoryLimit
 from jrec.mesh.communication import state_of_first
 from jrec.mesh.route import MeshRows
 from jrec.nn import SparseOptimizer
@@ -84,21 +85,25 @@ class RunState:
         self._caught_up = None if mesh is None or computes is None else state_of_first(mesh, computes)
         self._behind = False
         self._tracked = False  # the rows that steps change: the first checkpoint has all rows anyway
-        self.tiers = {stack.name: self._tier(stack, key, host, held) for stack in layout.members}
+        size = host.memory_bytes("HostOptions.memory", "HostOptions.folder")
+        limit = MemoryLimit(size) if size else None
+        self.tiers = {stack.name: self._tier(stack, key, host, limit, held) for stack in layout.members}
         self.tables = {name: tier.host for name, tier in self.tiers.items() if tier.host is not None}
         if saves:
             for tier in self.tiers.values():
                 if tier.changing is not None:
                     tier.changing.compile_reads()
 
-    def _tier(self, stack: Stack, key: jax.Array, host: HostOptions, held: ModelRows | None) -> Tier:
+    def _tier(
+        self, stack: Stack, key: jax.Array, host: HostOptions, limit: MemoryLimit | None, held: ModelRows | None
+    ) -> Tier:
         own, layout = optimizer_of(self._optimizer, stack.name), self.layout
         if stack.compressed:
             return CoresTier(stack, lambda: self.modules()[0])
         if self.setup is not None:
-            return ShardedTier(stack, self.setup, own, key, host, held)
+            return ShardedTier(stack, self.setup, own, key, host, held, limit)
         if stack in layout.host_stacks:
-            return HostTier(stack, own, key, host)
+            return HostTier(stack, own, key, host, limit)
         return ModelTier(stack, own, functools.partial(self._in_state.of, stack.name))
 
     @property

@@ -98,6 +98,7 @@ class HostSection(Section, HostOptions):
     def check(self) -> None:
         if reason := self.few_cached("tables.host.cached_batches", "tables.host.queue"):
             raise ConfigError(reason)
+        self.memory_bytes("tables.host.memory", "tables.host.folder")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

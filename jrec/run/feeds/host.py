@@ -17,6 +17,7 @@ from jrec.host import HostTable
 from jrec.host.pipeline import HostPipeline
 from jrec.host.pipeline_batch import BatchRows
 from jrec.host.ring import Rows
+from jrec.host.table import files_section
 from jrec.host.timeline import Timeline
 from jrec.mesh.route import AXIS
 from jrec.ops.layout import EmbeddingLayout
@@ -56,7 +57,7 @@ class HostFeed:
         first_rows: FirstRows | None = None,
     ):
         self.timeline = Timeline(trace=trace is not None)
-        self._loader, self._total, self._trace, self._setup = loader, total, trace, setup
+        self._loader, self._total, self._trace, self._setup, self._tables = loader, total, trace, setup, tables
         self._partitioned = None if setup is None else MeshBatches(setup)
         self._pipeline = HostPipeline(
             remaining(loader, total),
@@ -116,7 +117,7 @@ class HostFeed:
     def sections(self, seconds: float) -> dict[str, Any]:
         """The feed's sections of the report; see ``Feed``."""
         modes = {} if self._setup is None else self._setup.decided_modes(self._loader)
-        return {"pipeline": self.timeline.summary(seconds), **modes}
+        return {"pipeline": self.timeline.summary(seconds), **files_section(self._tables.values()), **modes}
 
     def close(self) -> None:
         """Ends threads: no more batches."""

@@ -21,6 +21,7 @@ from jrec.batch import Batch
 from jrec.errors import ConfigError
 from jrec.host import HostTable
 from jrec.host.pipeline_batch import on_device
+from jrec.host.table import ask_ahead, cast_rows, files_section
 from jrec.host.timeline import Timeline
 from jrec.ops.dispatch import native_unavailable
 from jrec.ops.host_cast import with_cast
@@ -94,10 +95,12 @@ class HostCasts:
 
     Args:
       stacks: The stacks in host memory.
+      tables: Their tables by stack: rows that lie on a disk begin to be read.
+      ahead: How many batches the loader makes before the first of them is used.
     """
 
-    def __init__(self, stacks: Iterable[Stack]):
-        self._stacks = {stack.name: stack for stack in stacks}
+    def __init__(self, stacks: Iterable[Stack], tables: Mapping[str, HostTable] | None = None, ahead: int = 0):
+        self._stacks, self._tables, self._ahead = {stack.name: stack for stack in stacks}, tables or {}, ahead
 
     def __call__(self, batch: Batch) -> Batch:
         """The batch of NumPy arrays, with casts."""
@@ -105,6 +108,8 @@ class HostCasts:
             name: of_stack if (stack := self._stacks.get(name)) is None else with_cast(of_stack, stack)
             for name, of_stack in batch.bags.items()
         }
+        rows = {name: cast_rows(cast) for name in self._tables if (cast := bags[name].cast) is not None}
+        ask_ahead(self._tables, rows, self._ahead + 1)
         return dataclasses.replace(batch, bags=bags)
 
 
@@ -223,12 +228,13 @@ class InPlaceFeed(LoaderFeed):
             self._pooling.update(ready.batches[0], host)
 
     def sections(self, seconds: float) -> dict[str, Any]:
-        """The section "in_place": where the time of the steps went, and how many rows memory holds."""
+        """The sections "in_place", where the time of the steps went and how many rows memory holds, and "files"."""
         stages = self.timeline.summary(seconds)["stages"]
         names = {"read_seconds": READ, "lookup_seconds": LOOKUP, "step_seconds": STEP, "update_seconds": UPDATE}
         spent = {key: stages[stage]["busy_seconds"] if stage in stages else 0.0 for key, stage in names.items()}
         made = {name: table.num_made for name, table in self._tables.items()}
-        return {"in_place": {"seconds": seconds, **spent, "rows_made": made}}
+        section = {"seconds": seconds, **spent, "rows_made": made}
+        return {"in_place": section, **files_section(self._tables.values())}
 
     def close(self) -> None:
         """Closes the loader, and writes the trace."""

@@ -57,7 +57,8 @@ class Feeds:
         self._check(hot=told.hot, reads_ahead=reads_ahead)
         setup = self._state.setup
         setup = setup.for_hot_batches() if told.hot and setup is not None else setup
-        transform = self._transform(setup)
+        reader = batches.config if isinstance(batches, Loader) else told
+        transform = self._transform(setup, reader.workers and reader.workers + reader.prefetch)
         # On a CPU the device's memory is the host's: a step takes NumPy arrays where they are.
         placed = told.steps != 1 or (told.workers > 0 and jax.default_backend() != "cpu")
         # Keys of growing tables get rows in the order of the batches. ``PackedBatches`` calls ``order`` in that order,
@@ -102,11 +103,11 @@ class Feeds:
         if hot and self._state.setup is None:
             raise ConfigError("hot batches read the rows that every device has by a plan; give distribute a plan")
 
-    def _transform(self, setup: MeshSetup | None) -> Callable[[Batch], Any] | None:
-        """What becomes of packed batches before their steps."""
+    def _transform(self, setup: MeshSetup | None, ahead: int) -> Callable[[Batch], Any] | None:
+        """What becomes of packed batches before their steps, of which ``ahead`` may wait."""
         if setup is not None:
             return setup.partitioner
-        return HostCasts(self._state.layout.host_stacks) if self._in_place else None
+        return HostCasts(self._state.layout.host_stacks, self._state.tables, ahead) if self._in_place else None
 
     def _packer(
         self, batches: Iterable[Any], told: FeedOptions, setup: MeshSetup | None, *, placed: bool

@@ -20,6 +20,7 @@ from jrec.checkpoint import Saved
 from jrec.checkpoint.host import check_same
 from jrec.checkpoint.manifest import VALUES
 from jrec.host import HostTable
+from jrec.host.paging import MemoryLimit
 from jrec.mesh.route import MeshRows
 from jrec.ops.layout import Stack
 from jrec.ops.row_fill import PIECE_BYTES
@@ -51,6 +52,7 @@ class ShardedTier(Tier):
       key: The key of the model's tables.
       options: Where and how rows in host memory are kept.
       held: Rows to begin with; None for initial ones, which are made at their first use: a restored run makes none.
+      limit: See ``HostTier``.
 
     Raises:
       ConfigError: If ``options.folder`` cannot hold the rows in host memory.
@@ -64,6 +66,7 @@ class ShardedTier(Tier):
         key: jax.Array,
         options: HostOptions,
         held: ModelRows | None = None,
+        limit: MemoryLimit | None = None,
     ):
         super().__init__(stack)
         self._setup, self._optimizer, self._key = setup, optimizer, key
@@ -73,7 +76,7 @@ class ShardedTier(Tier):
         self.changing = MeshSource(stack, plan, setup.mesh, optimizer, lambda: self.rows, setup.peers)
         self.sources = (self.changing,)
         if plan.rows_in("host"):
-            self._table = placed_host_table(stack, plan, optimizer, key, options, setup.owners)
+            self._table = placed_host_table(stack, plan, optimizer, key, options, setup.owners, limit)
             self.sources = (self.changing, HostSource(self._table))
         self.host = self._table if plan.host_rows(stack.name) else None
         if held is not None and held.has(stack):
@@ -183,10 +186,11 @@ def placed_host_table(
     key: jax.Array,
     options: HostOptions,
     owners: HostOwners,
+    limit: MemoryLimit | None = None,
 ) -> HostTable:
     """The table of a stack of which only the plan's host rows, and of these this process's own, are used."""
     written = owners.ranges(stack, host_ranges(plan, based(stack)))
-    return host_table(stack, optimizer, key, options, written=written)
+    return host_table(stack, optimizer, key, options, written=written, limit=limit)
 
 
 def load_host_rows(table: HostTable, plan: Plan, saved: Saved, owners: HostOwners) -> None:

@@ -17,6 +17,7 @@ from jrec.checkpoint.changing import ChangingRows
 from jrec.checkpoint.manifest import VALUES
 from jrec.checkpoint.sources import CheckpointSource
 from jrec.host import HostTable
+from jrec.host.paging import MemoryLimit
 from jrec.mesh.route import MeshRows
 from jrec.nn.optimizer import SparseModel
 from jrec.ops import SGD
@@ -123,14 +124,22 @@ class HostTier(Tier):
       optimizer: The row optimizer; None without slots.
       key: The key of the model's tables.
       options: Where and how the rows are kept.
+      limit: The memory that all tables in ``options.folder`` may take together; None without a limit.
 
     Raises:
       ConfigError: If memory or ``options.folder`` cannot hold them.
     """
 
-    def __init__(self, stack: Stack, optimizer: RowOptimizer | None, key: jax.Array, options: HostOptions):
+    def __init__(
+        self,
+        stack: Stack,
+        optimizer: RowOptimizer | None,
+        key: jax.Array,
+        options: HostOptions,
+        limit: MemoryLimit | None = None,
+    ):
         super().__init__(stack)
-        self.host = self._table = host_table(stack, optimizer, key, options)
+        self.host = self._table = host_table(stack, optimizer, key, options, limit=limit)
         self._source = HostSource(self._table)
         self.sources = (self._source,)
 
@@ -183,6 +192,7 @@ def host_table(
     options: HostOptions,
     *,
     written: np.ndarray | None = None,
+    limit: MemoryLimit | None = None,
 ) -> HostTable:
     """The initial rows of a stack in host memory: bit-identical to the same run's rows on the device.
 
@@ -192,6 +202,7 @@ def host_table(
       key: The key of the model's tables.
       options: Where and how the rows are kept.
       written: (n, 2) int64 ranges of the addresses that will ever be written; None for all.
+      limit: See ``HostTier``.
 
     Raises:
       ConfigError: If memory or ``options.folder`` cannot hold them.
@@ -203,4 +214,5 @@ def host_table(
         folder=options.folder or None,
         threads=options.threads or None,
         written=written,
+        limit=limit,
     )
