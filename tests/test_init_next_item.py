@@ -40,6 +40,8 @@ def test_facts(facts, dataset):
     assert facts.items == schema.table("item").rows - (schema.table("item").oov_row is not None)
     assert 0 < facts.mean_length <= 8
     assert facts.metric.loss(0.3) < facts.metric.loss(0.2)
+    for examples, tried in ((1_000, 25_000), (10_000, 100_000), (1_000_000, 200_000)):
+        assert dataclasses.replace(facts, examples=examples, length=200).trial_examples == tried
 
 
 def test_every_candidate_loads_and_builds_a_model_of_the_dataset(facts, dataset, tmp_path):

@@ -16,7 +16,8 @@ from jrec.data.schema import CategoricalFeature, Schema
 from jrec.errors import ConfigError
 
 _SAMPLE = 16  # blocks of the training split that are read, evenly spread
-_POSITIONS = 10_000_000  # of histories that a trial reads at most: a few minutes of two cores
+_POSITIONS = 5_000_000  # of histories that a trial reads: 1 to 3 minutes of two cores
+_PASSES, _MOST_POSITIONS = 10, 40_000_000  # by a trial of more histories: after fewer passes scores say little
 _STEPS = 50  # between evaluations at least: fewer change a model less than its score is uncertain
 _PATIENT = 6
 _AT = (10, 50)
@@ -78,7 +79,8 @@ class HistoryFacts(Rules["Encoder"]):
     @property
     @override
     def trial_examples(self) -> int:
-        return -(-_POSITIONS // self.length)
+        few, most = (-(-positions // self.length) for positions in (_POSITIONS, _MOST_POSITIONS))
+        return max(few, min(_PASSES * self.examples, most))
 
     @override
     def config(self, path: str, candidate: Encoder, *, best_step: int = 0) -> list[Key]:
