@@ -206,6 +206,20 @@ def test_a_page_that_cannot_leave_is_still_counted(disk):
         assert resident(table) <= PAGE * limit.pages <= limit.size
 
 
+def test_pages_that_all_stay_are_said_and_waited_for_by_nobody(disk, monkeypatch, caplog):
+    limit = MemoryLimit(2**20)
+    table = HostTable(stack_of(60_000, dim=32), OPTIMIZERS["sgd"], KEY, folder=disk, limit=limit)
+    monkeypatch.setattr(paging.MappedFile, "drop", lambda self, pages: pages)
+    table.store(every(table), np.ones((60_000, 32), np.float32), {})
+    assert PAGE * limit.pages > limit.size
+    assert [line.getMessage() for line in caplog.records] == [
+        "host.memory is 1.0 MiB, but pages beyond it stay in memory"
+    ]
+    monkeypatch.undo()
+    table.store(every(table)[:10], np.ones((10, 32), np.float32), {})
+    assert PAGE * limit.pages <= limit.size
+
+
 def test_a_disk_that_fails_is_no_silence(disk, monkeypatch):
     limit = MemoryLimit(2**20)
     table = HostTable(stack_of(60_000, dim=32), OPTIMIZERS["sgd"], KEY, folder=disk, limit=limit)

@@ -134,7 +134,7 @@ class MemoryLimit:
         self.size, self.key = size, key
         self.read_pages = self.dropped_pages = self.early_pages = 0
         self._lock, self._dropping, self._asking = threading.Lock(), threading.Lock(), threading.Lock()
-        self._now = 1
+        self._now, self._stuck = 1, False
         self._begun: collections.deque[int] = collections.deque()  # when the batches under way were asked for
         self._files: weakref.WeakSet[MappedFile] = weakref.WeakSet()
 
@@ -254,12 +254,19 @@ class MemoryLimit:
                         return
                     leaving = self._coldest(count - (self.size - self.size // 16) // mmap.PAGESIZE)
                 stayed = [file.drop(pages) for file, pages in leaving]
+                before = self.dropped_pages
                 with self._lock:
                     for (file, pages), stays in zip(leaving, stayed, strict=True):
                         again = stays[file.used[stays] == 0]  # unless somebody has used and counted them since
                         file.used[again] = 1
                         file.count -= pages.size - again.size
                         self.dropped_pages += pages.size - again.size
+                if self.dropped_pages == before:
+                    # As where another process reads the files: to try at once again could go on for ever.
+                    if not self._stuck:
+                        _LOGGER.warning("%s is %s, but pages beyond it stay in memory", self.key, _readable(self.size))
+                    self._stuck = True
+                    return
 
     def _coldest(self, count: int) -> list[tuple[MappedFile, np.ndarray]]:
         """The least recently used pages that nobody uses, at most ``count``; they count as absent from here on."""
