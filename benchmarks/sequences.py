@@ -230,7 +230,9 @@ def transitions(users: list[User], items: int, test: Test) -> dict[str, float]:
     order = ItemOrder(counts, Pairs.counted(before, after, items))
     example, place = np.nonzero(test.seen >= 0)
     last = np.array([row[-1] for row in trained])
-    ranks = order.ranks(test.targets, last=last, left_out=(example, test.seen[example, place]))
+    ranks = order.ranks(
+        test.targets, history=(np.arange(len(last)), last), left_out=(example, test.seen[example, place])
+    )
     return jrec.nn.ranking_metrics(ranks, at=(10, 50))
 
 

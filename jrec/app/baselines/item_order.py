@@ -67,18 +67,23 @@ class ItemOrder:
         self._by_score = np.sort(before * len(self._different) + np.searchsorted(self._different, scores))
         self._by_level = np.sort(before * self._levels + self._level[after])
 
-    def ranks(self, targets: np.ndarray, *, last: np.ndarray, left_out: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
+    def ranks(
+        self, targets: np.ndarray, *, history: tuple[np.ndarray, np.ndarray], left_out: tuple[np.ndarray, np.ndarray]
+    ) -> np.ndarray:
         """How many other items come before each example's target, or beside it: a tie counts against the target.
 
         Args:
           targets: (examples,) rows.
-          last: (examples,) integers, the item that each target came after; -1 for none.
+          history: Numbers of examples and rows, (n,) each, of an example in the order in which they came: its target
+            came after the last one.
           left_out: Numbers of examples and rows, (n,) each: an example's item that is not ranked. A target is ranked
             whether it is among them or not.
 
         Returns:
           (examples,) int64.
         """
+        last = np.full(len(targets), -1, np.int64)
+        last[history[0]] = history[1]  # what is set last stays
         scores = self._scores(last, targets)
         above = len(self._ascending) - np.searchsorted(self._ascending, scores)
         # What came after ``last`` stands above all that did not, where its level alone would have put it lower.

@@ -1,4 +1,4 @@
-"""The baselines of models that rank items: what is there most often, and what came most often after the last item."""
+"""The baselines of models that rank items: popularity and, of histories, transitions and EASE."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from jrec.app.baselines.ease import MOST_ITEMS, RIDGES, Ease, SharedUsers
 from jrec.app.baselines.examples import Split
 from jrec.app.baselines.item_order import ItemOrder, Pairs
 from jrec.app.config import TrainConfig
@@ -21,12 +22,14 @@ from jrec.prepare.prepare_options import LEAVE_ONE_OUT
 
 _PAIRS = 20_000_000
 """Pairs that are counted at most, the last ones of training, so that memory stays bounded on long logs."""
+_COUNTED = 1e12
+"""Multiplications that counting which items share users takes at most: half a minute of two cores."""
 _MERGED = 1_000_000
 """Pairs that wait at least until they are merged with those before them."""
 
 
 def popular_items(config: TrainConfig, schema: Schema, splits: Sequence[str]) -> dict[str, Any]:
-    """The metrics of popularity, and of transitions where there is a history, on the terms of the model's.
+    """The metrics of popularity and, where there is a history, of transitions and EASE, on the terms of the model's.
 
     Args:
       config: The run's configuration.
@@ -46,10 +49,16 @@ def popular_items(config: TrainConfig, schema: Schema, splits: Sequence[str]) ->
     candidates = np.ones(table.rows, bool)
     if table.oov_row is not None:
         candidates[table.oov_row] = False
-    orders = {"popularity": (ItemOrder(counts, candidates=candidates), f"training counts of table {table.name!r}")}
+    popular = ItemOrder(counts, candidates=candidates)
+    orders: dict[str, tuple[ItemOrder | Ease, str]] = {
+        "popularity": (popular, f"training counts of table {table.name!r}")
+    }
     if history := kind.history(config.model):
         order = ItemOrder(counts, transitions(config, schema, table), candidates=candidates)
         orders["transitions"] = (order, f"how often they came right after the last item of {history!r} in training")
+        if table.rows <= MOST_ITEMS:
+            ease, ridge = _ease(config, schema, candidates)
+            orders["ease"] = (ease, f"EASE's weights of the items of {history!r}, ridge {ridge:g}")
     sections: dict[str, Any] = {}
     for name, (order, ranked_by) in orders.items():
         metrics = {split: evaluated(_scores(config, schema, order, split)).to_dict() for split in splits}
@@ -71,8 +80,7 @@ def transitions(config: TrainConfig, schema: Schema, table: Table) -> Pairs:
     Raises:
       DatasetError: If the dataset cannot be read.
     """
-    options = schema.preparation.get("options", {})
-    whole = isinstance(options, Mapping) and options.get("split_by") == LEAVE_ONE_OUT
+    whole = _whole(schema)
     assert schema.folder is not None  # as ``popular_items`` has seen
     split, read = Split(schema.folder, schema, "train"), 0
     merged, waiting = Pairs.merged([]), list[Pairs]()
@@ -89,6 +97,32 @@ def transitions(config: TrainConfig, schema: Schema, table: Table) -> Pairs:
     return Pairs.merged([merged, *waiting])
 
 
+def _whole(schema: Schema) -> bool:
+    """Whether a training example is all that is trained of its user."""
+    options = schema.preparation.get("options", {})
+    return isinstance(options, Mapping) and options.get("split_by") == LEAVE_ONE_OUT
+
+
+def _ease(config: TrainConfig, schema: Schema, candidates: np.ndarray) -> tuple[Ease, float]:
+    """EASE of the last training examples, with the ridge that ranks valid's items best, or the middle one."""
+    assert schema.folder is not None  # as ``popular_items`` has seen
+    split, shared, read = Split(schema.folder, schema, "train"), SharedUsers(len(candidates), whole=_whole(schema)), 0
+    for columns in _positive(schema, split.read(reversed(split.blocks))):
+        items = _items(config, columns)
+        shared.add(_pairs(_history(config, columns)), items)
+        read += len(items)
+        if read * float(len(candidates)) ** 2 > _COUNTED:
+            break
+    if "valid" not in schema.splits or not schema.splits["valid"].examples:
+        return Ease(shared.counts, RIDGES[1], candidates=candidates), RIDGES[1]
+
+    def quality(order: Ease) -> float:
+        return evaluated(_scores(config, schema, order, "valid")).to_dict()[f"ndcg@{config.evaluate.at[0]}"]
+
+    orders = [Ease(shared.counts, ridge, candidates=candidates) for ridge in RIDGES]
+    return max(zip(orders, RIDGES, strict=True), key=lambda pair: quality(pair[0]))
+
+
 def neighbours(lists: ListColumn, items: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Every item of each list with the next one, the last with the example's own: (n,) int64 each.
 
@@ -103,7 +137,7 @@ def neighbours(lists: ListColumn, items: np.ndarray) -> tuple[np.ndarray, np.nda
     return values, after[: len(values)]
 
 
-def _scores(config: TrainConfig, schema: Schema, order: ItemOrder, split: str) -> RankScores:
+def _scores(config: TrainConfig, schema: Schema, order: ItemOrder | Ease, split: str) -> RankScores:
     """The ranks of a split's examples by an order of items."""
     assert schema.folder is not None  # as ``popular_items`` has seen
     blocks = Split(schema.folder, schema, split)
@@ -118,20 +152,17 @@ def _positive(schema: Schema, blocks: Iterator[Mapping[str, Column]]) -> Iterato
         yield gather_all(columns, np.flatnonzero(np.asarray(columns[LABEL]) > 0)) if schema.labels else columns
 
 
-def _ranks(config: TrainConfig, order: ItemOrder, columns: Mapping[str, Column]) -> np.ndarray:
+def _ranks(config: TrainConfig, order: ItemOrder | Ease, columns: Mapping[str, Column]) -> np.ndarray:
     """(examples,) int32: how many other candidates come before or beside an example's item."""
     items, nothing = _items(config, columns), np.empty(0, np.int64)
-    last, left_out = np.full(len(items), -1), (nothing, nothing)
+    history = left_out = (nothing, nothing)
     repeated = np.zeros(len(items), bool)
     if ranking_kind(config.model).history(config.model):
-        lists = _history(config, columns)
-        last = _last(lists)
+        history = example, past = _pairs(_history(config, columns))
         if config.evaluate.leave_out_history:
-            example = np.repeat(np.arange(count_examples(lists)), np.diff(lists.offsets))
-            past = lists.values[lists.offsets[0] : lists.offsets[-1]].astype(np.int64)
-            left_out = (example, past)
+            left_out = history
             repeated[example[past == items[example]]] = True
-    above = order.ranks(items, last=last, left_out=left_out)
+    above = order.ranks(items, history=history, left_out=left_out)
     return np.where(order.candidates[items], np.where(repeated, LEFT_OUT, above), NEVER).astype(np.int32)
 
 
@@ -143,6 +174,12 @@ def _history(config: TrainConfig, columns: Mapping[str, Column]) -> ListColumn:
     lists = columns[ranking_kind(config.model).history(config.model)]
     assert isinstance(lists, ListColumn)  # as ``ModelKind.schema`` has it
     return lists
+
+
+def _pairs(lists: ListColumn) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers of examples and rows, (n,) int64 each, in order."""
+    example = np.repeat(np.arange(count_examples(lists)), np.diff(lists.offsets))
+    return example, lists.values[lists.offsets[0] : lists.offsets[-1]].astype(np.int64)
 
 
 def _last(lists: ListColumn) -> np.ndarray:

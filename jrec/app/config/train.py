@@ -120,8 +120,8 @@ class EvaluateConfig(Section):
         it, and the model as it is scores each window before it learns from it (docs/order_of_time.md). "" does not.
       early_stopping: When to end training early.
       baselines: Whether the report compares the model with logistic regression and with popularity, which are fitted to
-        the training split on the CPU, or a model that ranks items with popularity and transitions; "auto" does up to 10
-        million training examples.
+        the training split on the CPU, or a model that ranks items with popularity, transitions and EASE; "auto" does
+        up to 10 million training examples.
       group: A categorical feature of one id an example, such as a user: the report then has AUC by its values (GAUC).
       importance: How often the report permutes each feature on the last of ``final_splits``, to tell how much worse the
         model is without what it says (docs/importance.md); 0 does not. It reads the scored checkpoint again, and scores

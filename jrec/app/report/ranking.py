@@ -137,7 +137,7 @@ def lines(content: Mapping[str, Any]) -> Iterator[str]:
             yield f"{f'  {baseline}, {split}':<22}" + "".join(f"{of_baseline[key]:>10.4f}" for key in names)
 
 
-_BASELINES = {"popularity": "popularity does", "transitions": "transitions do"}
+_BASELINES = {"popularity": "popularity does", "transitions": "transitions do", "ease": "EASE does"}
 
 
 def baselines(content: Mapping[str, Any], split: str) -> dict[str, Mapping[str, float]]:

@@ -12,6 +12,7 @@ BASELINES = {
     "logistic_regression": "logistic regression",
     "popularity": "popularity",
     "transitions": "transitions",
+    "ease": "EASE",
     **numbers.BASELINES,
 }
 """The baselines, and what texts call them."""
