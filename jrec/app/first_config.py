@@ -13,13 +13,11 @@ from typing import override
 
 import numpy as np
 
-from jrec.app.baselines.examples import Split, lists_of
+from jrec.app.baselines.examples import lists_of
 from jrec.app.config.typed_toml import toml_key
-from jrec.app.first_rules import Choice, Key, Metric, Rules
+from jrec.app.first_rules import Choice, Key, Metric, Rules, training_sample
 from jrec.data.schema import CategoricalFeature, Schema
-from jrec.errors import ConfigError
 
-_SAMPLE = 16  # blocks of the training split that are read, evenly spread
 _PIECES = 16  # of a dense feature, about equally many examples in each
 _OFTEN = 100.0  # lookups of a row, on average, from which Adam's own rate for every element of a row pays
 _STEPS = 50  # between evaluations at least: fewer change a model less than its score is uncertain
@@ -171,12 +169,7 @@ def facts_of(folder: str | os.PathLike[str], schema: Schema) -> Facts:
       ConfigError: If the dataset has no training examples.
       DatasetError: If a block cannot be read.
     """
-    train = schema.splits.get("train")
-    if train is None or not train.examples:
-        raise ConfigError(f"{folder} has no examples in a 'train' split, so there is nothing to train on")
-    blocks = Split(folder, schema, "train")
-    stride = -(-len(blocks.blocks) // _SAMPLE)
-    columns = list(blocks.read(blocks.blocks[::stride]))
+    counts, columns = training_sample(folder, schema)
     examples = sum(len(block["label"]) for block in columns)
     lookups, unmet = 0, {table.name: table.oov_row for table in schema.tables if table.oov_row is not None}
     for block, feature in itertools.product(columns, schema.categorical):
@@ -192,10 +185,8 @@ def facts_of(folder: str | os.PathLike[str], schema: Schema) -> Facts:
             boundaries[feature.name] = own
     read = {feature.table for feature in schema.categorical}
     histories = _histories(schema.categorical)
-    valid = schema.splits.get("valid")
     return Facts(
-        examples=train.examples,
-        valid=0 if valid is None else valid.examples,
+        **counts,
         tables={table.name: table.rows for table in schema.tables if table.name in read},
         lookups=lookups / examples,
         dense=len(schema.dense),

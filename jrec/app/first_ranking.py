@@ -9,13 +9,12 @@ from typing import override
 
 import numpy as np
 
-from jrec.app.baselines.examples import Split, lists_of
-from jrec.app.first_rules import Choice, Key, Metric, Rules
+from jrec.app.baselines.examples import lists_of
+from jrec.app.first_rules import Choice, Key, Metric, Rules, training_sample
 from jrec.app.models.ranking import check_ranked
 from jrec.data.schema import CategoricalFeature, Schema
 from jrec.errors import ConfigError
 
-_SAMPLE = 16  # blocks of the training split that are read, evenly spread
 _POSITIONS = 5_000_000  # of histories that a trial reads: 1 to 3 minutes of two cores
 _PASSES, _MOST_POSITIONS = 10, 40_000_000  # by a trial of more histories: after fewer passes scores say little
 _STEPS = 50  # between evaluations at least: fewer change a model less than its score is uncertain
@@ -194,18 +193,13 @@ def facts_of(folder: str | os.PathLike[str], schema: Schema) -> HistoryFacts:
       ConfigError: If the dataset has no training examples or no history, or its items cannot be ranked.
       DatasetError: If a block cannot be read.
     """
-    train, valid = schema.splits.get("train"), schema.splits.get("valid")
-    if train is None or not train.examples:
-        raise ConfigError(f"{folder} has no examples in a 'train' split, so there is nothing to train on")
     history, item = _history_of(folder, schema)
     table = schema.table(item.table)
     check_ranked(table, "hstu")
-    blocks = Split(folder, schema, "train")
-    stride = -(-len(blocks.blocks) // _SAMPLE)
-    lengths = [lists_of(block, history)[0] for block in blocks.read(blocks.blocks[::stride])]
+    counts, columns = training_sample(folder, schema)
+    lengths = [lists_of(block, history)[0] for block in columns]
     return HistoryFacts(
-        examples=train.examples,
-        valid=0 if valid is None else valid.examples,
+        **counts,
         history=history.name,
         item=item.name,
         items=table.rows - (table.oov_row is not None),

@@ -7,11 +7,17 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
+from jrec.app.baselines.examples import Split
 from jrec.app.config.typed_toml import toml_key, toml_value
+from jrec.data.columns import Column
 from jrec.data.schema import Schema
+from jrec.errors import ConfigError
+
+_SAMPLE = 16  # blocks of the training split that are read, evenly spread
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -138,6 +144,24 @@ class Rules[C: Choice](abc.ABC):
                 "The dataset has no valid split, so nothing can stop training early; prepare it with"
                 " --split 0.8,0.1,0.1."
             )
+
+
+def training_sample(
+    folder: str | os.PathLike[str], schema: Schema
+) -> tuple[dict[str, int], list[Mapping[str, Column]]]:
+    """How many examples there are to train on ("examples") and to compare by ("valid"), and some blocks of training.
+
+    Raises:
+      ConfigError: If the dataset has no training examples.
+      DatasetError: If a block cannot be read.
+    """
+    train, valid = schema.splits.get("train"), schema.splits.get("valid")
+    if train is None or not train.examples:
+        raise ConfigError(f"{folder} has no examples in a 'train' split, so there is nothing to train on")
+    blocks = Split(folder, schema, "train")
+    stride = -(-len(blocks.blocks) // _SAMPLE)
+    counts = {"examples": train.examples, "valid": 0 if valid is None else valid.examples}
+    return counts, list(blocks.read(blocks.blocks[::stride]))
 
 
 def render(name: str, keys: Sequence[Key], rules: Rules[Any], notes: Sequence[str] = ()) -> str:
