@@ -16,11 +16,12 @@ Beside the models stands what needs no training: the baseline of ``jrec train``'
 users turned to them right after the history's last item; and what more counting comes to, of pairs up to five items
 apart and of the history's last ten items, each by one over its distance, by the items' counts to the power of 0.3.
 
-What was trained is kept in --work, so that the same command goes on where it was cut off; another commit needs another
-folder.
+What was trained is kept in --work, with a checkpoint of every tenth epoch, so that the same command goes on where it
+was cut off, with the same bits; another commit needs another folder.
 
-``--part count`` is what needs no training, alone. ``--part serve`` exports an untrained model, and times requests of
-one history of 200, then the 10 best of all items.
+``--part count`` is what needs no training, alone. ``--part serve`` exports untrained models, and times requests of
+one history of 200 and of 2,000: the user's vector, computed whole, or of the last event alone where what was computed
+before it is kept; then the 10 best of all items.
 
 Examples:
   python -m benchmarks.sequences
@@ -61,6 +62,8 @@ PUBLISHED = {"sasrec": {"hr@10": 0.2853, "ndcg@10": 0.1603}, "hstu": {"hr@10": 0
 DIM, LENGTH, BATCH = 50, 200, 128
 SAMPLED = {"batch": 8, "position": LENGTH * 128}
 """Items that are sampled for an example, by ``--negatives``."""
+SERVED, CACHE = {LENGTH: 2_000, 2_000: 200}, 1 << 28
+"""Requests by the length of a history, and the bytes that are kept of histories."""
 RATE = 1e-3
 NEAR, LAST, POPULAR = 5, 10, 0.3
 """Of ``wide_transitions``: how far apart pairs are, how many items of a history count, and how counts are damped."""
@@ -98,16 +101,21 @@ def main() -> None:
         users = [dataclasses.replace(user, times=None) for user in users]
     with harness.Report(arguments, "sequences") as report:
         for kind in arguments.kind if "serve" in arguments.part else ():
-            serve(report, kind, items, requests=20 if arguments.quick else 2_000)
+            for length, requests in SERVED.items():
+                serve(report, kind, items, length, requests=10 if arguments.quick else requests)
         tests = {protocol: Test.of(users, protocol) for protocol in PROTOCOLS}
         if "count" in arguments.part:
             count(report, arguments.log, users, items, tests)
         for kind in arguments.kind if "train" in arguments.part else ():
             name = (f"{kind} with times" if arguments.times else kind) + variant.shown
+            files = {
+                seed: arguments.work / f"{name.replace(', ', '-').replace(' ', '-')}-{seed}-{epochs}-{len(users)}"
+                for seed in seeds
+            }
             trained = [
                 harness.kept(
-                    arguments.work / f"{name.replace(', ', '-').replace(' ', '-')}-{seed}-{epochs}-{len(users)}.json",
-                    lambda kind=kind, seed=seed, name=name: evaluate(
+                    file.with_name(f"{file.name}.json"),
+                    lambda kind=kind, seed=seed, name=name, file=file: evaluate(
                         report,
                         f"{arguments.log}, {name}, seed {seed}",
                         kind,
@@ -117,9 +125,10 @@ def main() -> None:
                         tests,
                         seed,
                         epochs,
+                        file,
                     ),
                 )
-                for seed in seeds
+                for seed, file in files.items()
             ]
             for protocol in PROTOCOLS:
                 log = arguments.log + PROTOCOLS[protocol]
@@ -319,10 +328,10 @@ def batches(
 
 
 def modules(
-    kind: Literal["hstu", "sasrec"], items: int, seed: int, variant: Variant = PLAIN
+    kind: Literal["hstu", "sasrec"], items: int, seed: int, variant: Variant = PLAIN, length: int = LENGTH
 ) -> tuple[jrec.nn.NextItem, jrec.nn.SparseOptimizer]:
     """The model and its optimizer."""
-    layout = jrec.nn.next_item_layout(items, dim=DIM, length=LENGTH, sampled=variant.sampled(items))
+    layout = jrec.nn.next_item_layout(items, dim=DIM, length=length, sampled=variant.sampled(items))
     config = jrec.nn.SequenceConfig(kind=kind, normalize=variant.normalize)
     model = jrec.nn.NextItem(layout, config, rngs=nnx.Rngs(seed, dropout=seed + 1000))
     if variant.rows == "normal":
@@ -333,25 +342,32 @@ def modules(
     return model, jrec.nn.SparseOptimizer(model, dense=optax.adam(RATE, b2=0.98), embedding=rows)
 
 
-def serve(report: harness.Report, kind: Literal["hstu", "sasrec"], items: int, *, requests: int) -> None:
-    """Milliseconds from a history of 200 to the user's vector, and to the 10 best items."""
+def serve(report: harness.Report, kind: Literal["hstu", "sasrec"], items: int, length: int, *, requests: int) -> None:
+    """Milliseconds from a history to the user's vector, whole and of its last event alone, and to the 10 best items."""
     rng = np.random.default_rng(0)
-    with jrec.distribute(*modules(kind, items, 0)) as run, tempfile.TemporaryDirectory() as folder:
-        run.export(pathlib.Path(folder) / "export")
-        model = jrec.serving.load(pathlib.Path(folder) / "export", batch_sizes=[1])
-        model.warm_up()
-        vector, best = [], []
+    with jrec.distribute(*modules(kind, items, 0, length=length)) as run, tempfile.TemporaryDirectory() as folder:
+        export = pathlib.Path(folder) / "export"
+        run.export(export)
+        plain, keeping = (jrec.serving.load(export, batch_sizes=[1], history_cache=n) for n in (0, CACHE))
+        times: dict[str, list[float]] = {"vector": [], "vector, one event more": [], "10 best items": []}
+        for model in (plain, keeping):
+            model.warm_up()
         for _ in range(requests):
-            history = rng.integers(0, items, (1, LENGTH))
+            history = rng.integers(0, items, (1, length))
+            keeping.logits({"history": history[:, :-1]})
+            for name, model in (("vector", plain), ("vector, one event more", keeping)):
+                start = time.perf_counter()
+                user = model.logits({"history": history})["user"]
+                times[name].append(1e3 * (time.perf_counter() - start))
             start = time.perf_counter()
-            user = model.logits({"history": history})["user"]
-            vector.append(1e3 * (time.perf_counter() - start))
-            model.top_k(user, "item", 10, left_out=history, unit=True)
-            best.append(1e3 * (time.perf_counter() - start))
-    case = f"{kind}, one history of {LENGTH}, {items:,} items"
-    for name, times in (("vector", vector), ("10 best items", best)):
-        for percentile in (50, 99):
-            report.add(case, f"{name}, p{percentile}", float(np.percentile(times, percentile)), "ms")
+            plain.top_k(user, "item", 10, left_out=history, unit=True)
+            times["10 best items"].append(times["vector"][-1] + 1e3 * (time.perf_counter() - start))
+    case = f"{kind}, one history of {length:,}, {items:,} items"
+    ratio = statistics.median(a / b for a, b in zip(times["vector"], times["vector, one event more"], strict=True))
+    for name, values in times.items():
+        beside = {"peer": "computed whole", "ratio": ratio} if name == "vector, one event more" else {}
+        report.add(case, f"{name}, p50", float(np.percentile(values, 50)), "ms", **beside)
+        report.add(case, f"{name}, p99", float(np.percentile(values, 99)), "ms")
 
 
 def evaluate(
@@ -364,14 +380,21 @@ def evaluate(
     tests: Mapping[str, Test],
     seed: int,
     epochs: int,
+    folder: pathlib.Path,
 ) -> dict[str, Any]:
-    """Trains one model and ranks each user's last item: metrics by protocol, and the minutes of "training"."""
-    model, optimizer = modules(kind, items, seed, variant)
+    """Trains one model and ranks each user's last item: metrics by protocol, and the minutes of "training".
+
+    A checkpoint in the folder, every tenth epoch's, is gone on from, with the same bits.
+    """
+    model, optimizer = modules(kind, items, seed, variant, LENGTH)
     start, steps = time.perf_counter(), -(-len(users) // BATCH)
     with jrec.distribute(model, optimizer) as run:
         step = run.compile(loss=jrec.nn.next_item_loss(negatives=variant.negatives))
+        if folder.is_dir():
+            start -= run.restore(folder)["seconds"]
+            report.note(f"{case}: goes on after epoch {run.steps // steps}")
         feed = run.feed(
-            batches(users, items, seed, epochs, variant),
+            itertools.islice(batches(users, items, seed, epochs, variant), run.steps, None),
             dense=dense_of(users),
             label=None,
             weight="weight",
@@ -384,6 +407,7 @@ def evaluate(
                 metrics = score(run, users, tests)["history"]
                 figures = f"loss {float(loss):.3f}, HR@10 {metrics['hr@10']:.4f}, NDCG@10 {metrics['ndcg@10']:.4f}"
                 report.note(f"{case}, epoch {run.steps // steps}: {figures}, {time.perf_counter() - start:.0f} s")
+                run.save(folder, meta={"seconds": time.perf_counter() - start}, keep=1)
         seconds, scores = time.perf_counter() - start, score(run, users, tests)
     for protocol, metrics in scores.items():
         text = f"HR@10 {metrics['hr@10']:.4f}, NDCG@10 {metrics['ndcg@10']:.4f} in {seconds / 60:.1f} min"

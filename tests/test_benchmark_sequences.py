@@ -1,5 +1,7 @@
 """What benchmarks.sequences ranks beside a user's last item, and the baseline without training."""
 
+import types
+
 import numpy as np
 import pytest
 
@@ -81,3 +83,29 @@ def test_cases_say_what_differs():
     (rows,) = model.embeddings.arrays().values()
     assert abs(float(rows.std()) - 0.0176) < 0.0005
     assert float(abs(rows).max()) <= 0.04
+
+
+def test_a_training_that_was_cut_off_goes_on_with_the_same_bits(tmp_path, monkeypatch):
+    monkeypatch.setattr(sequences, "LENGTH", 6)
+    monkeypatch.setattr(sequences, "BATCH", 16)
+    draw, notes = np.random.default_rng(0), []
+    users = users_of(*(draw.integers(0, 30, 9) for _ in range(24)))
+    tests = {"history": Test.of(users, "history")}
+
+    def note(text):
+        notes.append(text)
+        if "cut off" in notes[0] and "epoch 20" in text:
+            raise KeyboardInterrupt
+
+    report = types.SimpleNamespace(note=note)
+
+    def evaluate(folder):
+        return sequences.evaluate(report, "a case", "sasrec", Variant(), users, 30, tests, 0, 21, tmp_path / folder)
+
+    want = evaluate("whole")
+    notes[:] = ["to be cut off"]
+    with pytest.raises(KeyboardInterrupt):
+        evaluate("cut off")
+    notes[:] = ["again"]
+    assert evaluate("cut off")["history"] == want["history"]
+    assert "a case: goes on after epoch 10" in notes

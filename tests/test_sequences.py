@@ -23,7 +23,7 @@ from jrec.nn import (
     ranks,
     sequences,
 )
-from jrec.nn.sequences import HSTUBlock, SASRecBlock
+from jrec.nn.sequences import HSTUBlock, SASRecBlock, View
 
 KINDS = ("hstu", "sasrec")
 SLOW = pytest.mark.slow
@@ -55,6 +55,11 @@ def normed(x):
     return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6)
 
 
+def view_of(allowed, passed=None):
+    """All positions, asked at once."""
+    return View(jnp.arange(LENGTH)[None], jnp.asarray(allowed), None if passed is None else jnp.asarray(passed))
+
+
 def silu(x):
     return x / (1 + np.exp(-x))
 
@@ -69,7 +74,7 @@ def test_a_layer_of_hstu_is_the_papers(normalize, larger):
     allowed = np.tril(np.ones((LENGTH, LENGTH), bool)) & present[:, None, :]
     gap = np.maximum(np.abs(times[:, :, None] - times[:, None, :]), 1)
     passed = (np.log(gap) / 0.301).astype(np.int32)
-    got = block(jnp.asarray(x), jnp.asarray(allowed), jnp.asarray(passed))
+    got, _ = block(jnp.asarray(x), view_of(allowed, passed))
     u, v, q, k = np.split(
         silu(normed(x.astype(np.float64)) @ np.asarray(block.split.kernel)).reshape(3, LENGTH, 2, 16), 4, 3
     )
@@ -95,7 +100,7 @@ def test_a_layer_of_sasrec_is_the_papers():
     block = SASRecBlock(DIM, LENGTH, SequenceConfig(kind="sasrec", heads=2, dropout=0.0), rngs=nnx.Rngs(0))
     x, present, _ = inputs(batch=2)
     allowed = np.tril(np.ones((LENGTH, LENGTH), bool)) & present[:, None, :]
-    got = block(jnp.asarray(x), jnp.asarray(allowed), None)
+    got, _ = block(jnp.asarray(x), view_of(allowed))
 
     def through(layer, x):
         return x @ np.asarray(layer.kernel, np.float64) + np.asarray(layer.bias)

@@ -255,6 +255,14 @@ def test_an_export_serves_the_best_items(trained, tmp_path):
     assert model.raw_columns == ("history",)
     assert found.items == items
     np.testing.assert_allclose(found.scores, scores, rtol=1e-4)
+    keeping = jrec.serving.load(whole, history_cache=1 << 20)
+    for length in (1, 3, 13):
+        begun = {"history": [line[:length] for line in histories["history"]]}
+        found, again = model.best(begun, k=5), keeping.best(begun, k=5)
+        assert again.items == found.items
+        np.testing.assert_allclose(again.scores, found.scores, atol=1e-5)
+    assert keeping.history_cache is not None
+    assert keeping.history_cache.kept == 3
     few = model.best(histories, k=ITEMS + 1)
     assert [len(line) for line in few.items] == [ITEMS - 2, ITEMS, ITEMS - 2]
     with pytest.raises(ValueError, match=f"k={ITEMS + 2} must be between 1 and the {ITEMS + 1} rows"):
@@ -354,6 +362,15 @@ def test_requests_give_the_ages_of_histories(timed, tmp_path):
     found = model.best(request, k=3)
     assert [found.items[k] for k in read] == [items[k] for k in read]
     np.testing.assert_allclose(found.scores, scores, rtol=1e-4)
+    keeping = jrec.serving.load(tmp_path / "export", history_cache=1 << 20)
+    for length in (1, 2, 8):
+        begun = {name: [line[:length] for line in lines] for name, lines in request.items()}
+        found, again = model.best(begun, k=3), keeping.best(begun, k=3)
+        assert [again.items[k] for k in read] == [found.items[k] for k in read]
+        np.testing.assert_allclose(again.scores, found.scores, atol=1e-5)
+    assert keeping.history_cache is not None
+    assert keeping.history_cache.kept > 0
+    found = model.best(request, k=3)
     assert load_manifest(tmp_path / "export").widths == {"history:weight": 8}
     with running(tmp_path / "export") as served:
         status, _, body = ask(served.port, "/predict?k=3", {"columns": request})

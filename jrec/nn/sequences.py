@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -73,6 +73,41 @@ class SequenceConfig:
             raise ValueError(f"dropout={self.dropout} must be at least 0 and below 1")
 
 
+class Remembered(NamedTuple):
+    """What a layer remembers of positions, so that later ones need not compute it again.
+
+    Attributes:
+      keys: (batch, positions, heads, elements of a head's keys), of the layers' dtype.
+      values: (batch, positions, heads, elements of a head's values).
+    """
+
+    keys: jax.Array
+    values: jax.Array
+
+
+class View(NamedTuple):
+    """Which positions are asked, and what each of them sees.
+
+    Attributes:
+      places: (1 or batch, queries) int32, the positions.
+      allowed: (batch, queries, positions) bool, which positions each of them reads.
+      passed: Of that shape int32, buckets of the time in between; None without times.
+    """
+
+    places: jax.Array
+    allowed: jax.Array
+    passed: jax.Array | None
+
+    def beside(self, before: Remembered | None, own: Remembered) -> Remembered:
+        """Keys and values of all positions: those that are asked have their own, the others what is remembered."""
+        if before is None:
+            return own
+        example = jnp.arange(self.places.shape[0], dtype=jnp.int32)[:, None]
+        return Remembered(
+            *(kept.at[example, self.places].set(new, mode="drop") for kept, new in zip(before, own, strict=True))
+        )
+
+
 class HSTUBlock(nnx.Module):
     """One layer of HSTU: pointwise projection, spatial aggregation, pointwise transformation (Equations 1 to 3).
 
@@ -98,29 +133,29 @@ class HSTUBlock(nnx.Module):
         self.position_bias = nnx.Param(0.02 * jax.random.normal(rngs.params(), (2 * length - 1,)))
         self.time_bias = nnx.Param(0.02 * jax.random.normal(rngs.params(), (TIME_BUCKETS,)))
 
-    def __call__(self, x: jax.Array, allowed: jax.Array, passed: jax.Array | None) -> jax.Array:
-        """(batch, length, dim) to the same; see ``SequenceEncoder``.
-
-        ``allowed`` is (batch, length, length) bool, ``passed`` of that shape int32, buckets of the time in between.
-        """
+    def __call__(self, x: jax.Array, view: View, before: Remembered | None = None) -> tuple[jax.Array, Remembered]:
+        """(batch, queries, dim) to the same, and the queries' own keys and values; see ``SequenceEncoder``."""
         batch, length, _ = x.shape
         gates, values, queries, keys = jnp.split(
             jax.nn.silu(self.split(self.norm(x))).reshape(batch, length, self.heads, -1),
             [self.value, 2 * self.value, 2 * self.value + self.qk],
             axis=3,
         )
-        scores = jnp.einsum("bihd,bjhd->bhij", queries, keys) + self._bias(length, passed).astype(queries.dtype)
-        weights = jax.nn.silu(scores) / (self.length if self.normalize == "maximum" else _items(allowed, scores.dtype))
-        weights = jnp.where(allowed[:, None], weights, jnp.zeros((), scores.dtype))
+        own = Remembered(keys, values)
+        keys, values = view.beside(before, own)
+        scores = jnp.einsum("bihd,bjhd->bhij", queries, keys) + self._bias(view).astype(queries.dtype)
+        divisor = self.length if self.normalize == "maximum" else _items(view.allowed, scores.dtype)
+        weights = jax.nn.silu(scores) / divisor
+        weights = jnp.where(view.allowed[:, None], weights, jnp.zeros((), scores.dtype))
         gathered = jnp.einsum("bhij,bjhd->bihd", weights, values).reshape(batch, length, -1)
         gated = gates.reshape(batch, length, -1) * self.norm_gathered(gathered)
-        return x + self.out(self.drop(gated))
+        return x + self.out(self.drop(gated)), own
 
-    def _bias(self, length: int, passed: jax.Array | None) -> jax.Array:
-        """(1 or batch, 1, length, length) float32, by the distance of two positions, and of their times."""
-        place = jnp.arange(length, dtype=jnp.int32)
-        bias = self.position_bias[...][place[None, :] - place[:, None] + (self.length - 1)][None, None]
-        return bias if passed is None else bias + self.time_bias[...][passed][:, None]
+    def _bias(self, view: View) -> jax.Array:
+        """(1 or batch, 1, queries, positions) float32, by the distance of two positions, and of their times."""
+        apart = jnp.arange(view.allowed.shape[2], dtype=jnp.int32)[None, None, :] - view.places[:, :, None]
+        bias = self.position_bias[...][apart + (self.length - 1)][:, None]
+        return bias if view.passed is None else bias + self.time_bias[...][view.passed][:, None]
 
 
 class SASRecBlock(nnx.Module):
@@ -145,18 +180,19 @@ class SASRecBlock(nnx.Module):
         self.back = nnx.Linear(hidden, dim, dtype=dtype, rngs=rngs)
         self.drops = nnx.List([nnx.Dropout(config.dropout, rngs=rngs) for _ in range(3)])
 
-    def __call__(self, x: jax.Array, allowed: jax.Array, passed: jax.Array | None) -> jax.Array:
-        """(batch, length, dim) to the same; see ``SequenceEncoder``. Times do not count."""
-        del passed
+    def __call__(self, x: jax.Array, view: View, before: Remembered | None = None) -> tuple[jax.Array, Remembered]:
+        """(batch, queries, dim) to the same, and the queries' own keys and values. Times do not count."""
         normed = self.norm(x)
-        heads = [layer(inputs).reshape(*x.shape[:2], self.heads, -1) for layer, inputs in
-                 ((self.query, normed), (self.key, x), (self.value, x))]  # fmt: skip
-        scores = jnp.einsum("bihd,bjhd->bhij", heads[0], heads[1]) / math.sqrt(self.qk)
-        scores = jnp.where(allowed[:, None], scores, jnp.finfo(scores.dtype).min)
+        queries, *own = [layer(inputs).reshape(*x.shape[:2], self.heads, -1) for layer, inputs in
+                         ((self.query, normed), (self.key, x), (self.value, x))]  # fmt: skip
+        own = Remembered(*own)
+        keys, values = view.beside(before, own)
+        scores = jnp.einsum("bihd,bjhd->bhij", queries, keys) / math.sqrt(self.qk)
+        scores = jnp.where(view.allowed[:, None], scores, jnp.finfo(scores.dtype).min)
         weights = self.drops[0](jax.nn.softmax(scores, axis=3))
-        x = normed + self.out(jnp.einsum("bhij,bjhd->bihd", weights, heads[2]).reshape(*x.shape[:2], -1))
+        x = normed + self.out(jnp.einsum("bhij,bjhd->bihd", weights, values).reshape(*x.shape[:2], -1))
         x = self.norm_between(x)
-        return x + self.drops[2](self.back(self.drops[1](jax.nn.relu(self.hidden(x)))))
+        return x + self.drops[2](self.back(self.drops[1](jax.nn.relu(self.hidden(x))))), own
 
 
 class SequenceEncoder(nnx.Module):
@@ -203,13 +239,63 @@ class SequenceEncoder(nnx.Module):
         x = self.drop((rows * math.sqrt(dim) + self.positions[...][None, :length]).astype(self.dtype))
         allowed = jnp.tril(jnp.ones((1, length, length), bool)) & present[:, None, :]
         passed = None if times is None else _buckets(times, times if asked is None else asked)
+        view = View(jnp.arange(length, dtype=jnp.int32)[None], allowed, passed)
         for block in self.blocks:
-            x = block(x, allowed, passed)
+            x, _ = block(x, view)
         return x.astype(jnp.float32)
+
+    @property
+    def can_extend(self) -> bool:
+        """Whether positions stay as they are when others follow: not where sums are divided by a history's length."""
+        return not any(isinstance(block, HSTUBlock) and block.normalize == "length" for block in self.blocks)
+
+    def remembered(self) -> list[Remembered]:
+        """For each layer the shapes, without batch and positions, and dtypes of what it remembers of a position."""
+        return [
+            Remembered(*(jax.ShapeDtypeStruct((block.heads, width), self.dtype) for width in widths))
+            for block in self.blocks
+            for widths in [(block.qk, block.value if isinstance(block, HSTUBlock) else block.qk)]
+        ]
+
+    def extend(
+        self,
+        rows: jax.Array,
+        first: jax.Array,
+        before: Sequence[Remembered],
+        times: jax.Array | None = None,
+        asked: jax.Array | None = None,
+    ) -> tuple[jax.Array, list[Remembered]]:
+        """Encodes the positions that follow those of which layers remember keys and values.
+
+        The same as ``__call__`` gives at these positions, up to the order of sums, in a time that grows with the
+        positions rather than their square.
+
+        Args:
+          rows: (batch, queries, dim) float32, of the positions from ``first`` on; behind a history's end any numbers.
+          first: (batch,) int32, how many positions are remembered.
+          before: For each layer what it remembers, (batch, positions, ...); from ``first`` on any numbers.
+          times: (batch, positions) times, those of ``rows`` included; None without times.
+          asked: (batch, queries) times that are asked for, as of ``__call__``.
+
+        Returns:
+          (batch, queries, dim) float32, and for each layer the keys and values of these positions.
+        """
+        count, dim = rows.shape[1:]
+        places = first[:, None] + jnp.arange(count, dtype=jnp.int32)[None]
+        known = jnp.minimum(places, self.positions.shape[0] - 1)  # what is behind a history's end has no place
+        x = self.drop((rows * math.sqrt(dim) + self.positions[...][known]).astype(self.dtype))
+        every = jnp.arange(before[0].keys.shape[1], dtype=jnp.int32)
+        passed = None if times is None or asked is None else _buckets(times, asked)
+        view = View(places, every[None, None, :] <= places[:, :, None], passed)
+        own = []
+        for block, kept in zip(self.blocks, before, strict=True):
+            x, new = block(x, view, kept)
+            own.append(new)
+        return x.astype(jnp.float32), own
 
 
 def _buckets(times: jax.Array, asked: jax.Array) -> jax.Array:
-    """(batch, length, length) int32 below ``TIME_BUCKETS``, by the logarithm of the seconds from item to ``asked``."""
+    """(batch, queries, positions) int32 below ``TIME_BUCKETS``, by the logarithm of the seconds in between."""
     passed = jnp.abs(asked[:, :, None] - times[:, None, :]).astype(jnp.float32)
     bucket = (jnp.log(jnp.maximum(passed, 1)) / _BUCKET).astype(jnp.int32)
     return jnp.minimum(bucket, TIME_BUCKETS - 1)
@@ -298,6 +384,37 @@ class NextItem(nnx.Module):
         return {
             "positions": encoded, "next": unit(rows[following]), "sampled": unit(rows[sampled]), "counts": counts,
         }  # fmt: skip
+
+    def remembered(self) -> list[Remembered] | None:
+        """What ``extend`` needs of a position (``SequenceEncoder.remembered``); None where it does not go."""
+        return self.encoder.remembered() if self.encoder.can_extend else None
+
+    def extend(
+        self,
+        rows: jax.Array,
+        first: jax.Array,
+        count: jax.Array,
+        before: Sequence[Remembered],
+        times: jax.Array | None = None,
+        asked: jax.Array | None = None,
+    ) -> tuple[dict[str, jax.Array], list[Remembered]]:
+        """What ``logits`` returns in eval mode, by what is remembered of each history's begin.
+
+        Args:
+          rows: (batch, queries, dim) float32, the rows of the items that follow; behind the last one zeros.
+          first: (batch,) int32, of how many items keys and values are remembered.
+          count: (batch,) int32, how many follow.
+          before, times, asked: As of ``SequenceEncoder.extend``. An item is asked for at the next one's time, the last
+            at the example's.
+
+        Returns:
+          "user" (batch, dim) of length one, of an empty history zeros; and for each layer the keys and values of the
+          positions of ``rows``.
+        """
+        encoded, own = self.encoder.extend(rows, first, before, times, asked)
+        last = jnp.maximum(count - 1, 0)[:, None, None]
+        user = unit(jnp.take_along_axis(encoded, last, axis=1)[:, 0])
+        return {"user": jnp.where(first[:, None] + count[:, None] > 0, user, 0)}, own
 
 
 def next_item_layout(items: int, *, dim: int, length: int, sampled: int, table: str = "item") -> EmbeddingLayout:

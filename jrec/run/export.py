@@ -37,6 +37,7 @@ from jrec.serving.checks import (
     verify,
 )
 from jrec.serving.format import (
+    APPEND,
     ITEMS,
     MODEL,
     ONNX,
@@ -50,7 +51,7 @@ from jrec.serving.format import (
     save_manifest,
 )
 from jrec.serving.onnx import onnx_program
-from jrec.serving.program import export_program
+from jrec.serving.program import export_append, export_program, extends
 from jrec.serving.quantize import quantize
 from jrec.serving.tables import ServedTables
 
@@ -226,6 +227,9 @@ def write_export(
     with new_folder(out, about, kind="export", overwrite=overwrite, inputs=[*inputs, *since], report=report) as folder:
         (folder / "tables").mkdir()
         (folder / MODEL).write_bytes(program)
+        if len(manifest.features) == 1 and extends(source.model):  # and nothing but the history goes in
+            appended = export_append(source.model, source.layout, manifest.features[0].name, source.num_dense)
+            (folder / APPEND).write_bytes(appended)
         if source.items is not None:
             np.save(folder / ITEMS, source.items, allow_pickle=False)
         if onnx:

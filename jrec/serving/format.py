@@ -3,6 +3,7 @@
     DIR/
       manifest.json            this module; written last
       model.jax_export         the dense part: StableHLO by ``jax.export``, of any batch size, for CPUs and CUDA GPUs
+      append.jax_export        of HSTU and SASRec: goes on from what was computed of a history's begin
       model.onnx               if asked for: the same for onnxruntime
       tables/TABLE.npy         (rows, dim) floats, or (rows,) quantized rows (``jrec.serving.quantize``)
       tables/TABLE.core-K.npy  instead, of a tensor-train table: its cores
@@ -32,7 +33,7 @@ from jrec.outputs import MANIFEST as UNFINISHED
 from jrec.regression import Numbers
 
 MANIFEST = "manifest.json"
-MODEL, ONNX = "model.jax_export", "model.onnx"
+MODEL, APPEND, ONNX = "model.jax_export", "append.jax_export", "model.onnx"
 IDS, ITEMS = "ids.json", "items.npy"
 FORMAT, VERSION = "jrec-export", 1
 Dtype = Literal["float32", "bfloat16", "float16", "int8", "int4"]

@@ -31,7 +31,7 @@ class LoadedProgram:
     def __init__(self, folder: pathlib.Path, manifest: Manifest):
         import jax
 
-        exported = _read(folder)
+        exported = read_program(folder / MODEL)
         shapes = [(f.max_length, f.dim) if f.pooling == "none" else (f.dim,) for f in manifest.features]
         _check(folder, manifest, exported, shapes)
         self._tree = exported.out_tree
@@ -94,15 +94,20 @@ class LoadedProgram:
             )
 
 
-def _read(folder: pathlib.Path) -> Any:
+def read_program(path: pathlib.Path) -> Any:
+    """What ``jax.export`` wrote.
+
+    Raises:
+      ExportError: If it cannot be read.
+    """
     from jax import export
 
     try:
-        return export.deserialize(bytearray((folder / MODEL).read_bytes()))
+        return export.deserialize(bytearray(path.read_bytes()))
     except MemoryError:
         raise
     except Exception as problem:  # of many kinds, also of JAX's parsers
-        raise ExportError(f"{folder / MODEL} cannot be read ({problem}); export the run again") from problem
+        raise ExportError(f"{path} cannot be read ({problem}); export the run again") from problem
 
 
 def _check(folder: pathlib.Path, manifest: Manifest, exported: Any, shapes: Sequence[tuple[int, ...]]) -> None:

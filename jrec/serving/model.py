@@ -27,7 +27,8 @@ from jrec.serving.encode import (
     item_values,
     rows_of_keys,
 )
-from jrec.serving.format import ExportError, Manifest, Retrieval, keys_file
+from jrec.serving.format import APPEND, ExportError, Manifest, Retrieval, keys_file
+from jrec.serving.histories import Asked, Histories, HistoryCounts
 from jrec.serving.ids import Ids, checked_dense, checked_features, masks
 from jrec.serving.loaded_program import LoadedProgram
 from jrec.serving.nearest import nearest
@@ -46,12 +47,14 @@ class _Loaded:
       tables: The rows.
       program: The dense part.
       encoder: From a request's columns to rows.
+      histories: What it remembers of histories; None where nothing is kept.
     """
 
     manifest: Manifest
     tables: ServedTables
     program: LoadedProgram
     encoder: RawValues | RowNumbers
+    histories: Histories | None
 
 
 class Scored(NamedTuple):
@@ -78,6 +81,22 @@ class Best(NamedTuple):
     scores: list[list[float]]
     items: list[list[Any]]
     manifest: Manifest
+
+
+class HistoryCache(NamedTuple):
+    """What a model remembers of histories (``load(history_cache=)``).
+
+    Attributes:
+      histories: How many.
+      nbytes: Bytes that they take.
+      kept: Items of requests since it was loaded whose keys and values were kept.
+      computed: Those that were computed.
+    """
+
+    histories: int
+    nbytes: int
+    kept: int
+    computed: int
 
 
 class OutdatedError(JrecError):
@@ -112,12 +131,14 @@ class _Request(NamedTuple):
       count: How many examples there are.
       numbers: (padded examples, n) float32: dense features, then vectors by feature, side by side.
       masks: By feature of pooling "none", (padded examples, max_length) bool.
+      asked: In place of both, histories of which something may be kept.
     """
 
     loaded: _Loaded
     count: int
     numbers: np.ndarray
     masks: Mapping[str, np.ndarray]
+    asked: Sequence[Asked] | None = None
 
 
 class Model:
@@ -134,8 +155,12 @@ class Model:
         *,
         batch_sizes: Sequence[int] = BATCH_SIZES,
         threads: int | None = None,
+        history_cache: int = 0,
     ):
         self._sizes, self._threads = tuple(sorted(set(batch_sizes))), threads
+        self._history_cache, self._history_counts = history_cache, HistoryCounts()
+        if history_cache < 0:
+            raise ValueError(f"history_cache is {history_cache:,} bytes; give 0 or more")
         if not self._sizes or self._sizes[0] < 1:
             raise ValueError(f"batch_sizes are {list(batch_sizes)}; give sizes of at least 1")
         encoder = encoder_of(folder, manifest)
@@ -145,6 +170,7 @@ class Model:
             tables=ServedTables.load(folder, manifest),
             program=LoadedProgram(folder, manifest),
             encoder=encoder.with_keys(self._keys(folder, manifest)),
+            histories=self._histories(folder, manifest),
         )
         retrieval = manifest.retrieval
         self._values = None if retrieval is None else item_values(folder, manifest, retrieval.item_table)
@@ -171,6 +197,13 @@ class Model:
     def unknown(self) -> UnknownValues | None:
         """How many values of requests training did not see, by feature; None of an export without a schema."""
         return self._loaded.encoder.unknown
+
+    @property
+    def history_cache(self) -> HistoryCache | None:
+        """What is remembered of histories that were asked before; None where nothing is."""
+        if (histories := self._loaded.histories) is None:
+            return None
+        return HistoryCache(histories=len(histories), nbytes=histories.nbytes, **vars(self._history_counts))
 
     @property
     def columns(self) -> dict[str, Column]:
@@ -412,8 +445,11 @@ class Model:
                 tables=change.tables,
                 program=LoadedProgram(folder, manifest),
                 encoder=before.encoder.with_keys(self._keys(folder, manifest)),
+                histories=self._histories(folder, manifest),
             )
             after.program.warm_up(before.program.sizes)
+            if after.histories is not None:
+                after.histories.warm_up()
             with self._rows_lock:
                 try:
                     change.write()
@@ -424,8 +460,11 @@ class Model:
                     raise
 
     def warm_up(self) -> None:
-        """Compiles the program for every size of a batch and reads the vocabularies, so that no request waits."""
+        """Compiles the program for every size of a batch, or history, and reads the vocabularies: no request waits."""
         self._loaded.encoder.warm_up()
+        if (histories := self._loaded.histories) is not None:
+            histories.warm_up()
+            return
         for size in self._sizes:
             ids = {}
             for feature in self.manifest.features:
@@ -442,6 +481,11 @@ class Model:
                 )
         return {table: rows_of_keys(folder, table, rows[table]) for table in self._growing}
 
+    def _histories(self, folder: pathlib.Path, manifest: Manifest) -> Histories | None:
+        if not self._history_cache or APPEND not in manifest.files:
+            return None
+        return Histories(folder, manifest, self._history_cache, self._history_counts)
+
     def _request(self, columns: object) -> _Request:
         if not self._growing:
             return self._looked_up(*self.encode(columns))
@@ -457,6 +501,8 @@ class Model:
         now = self._loaded
         dense = checked_dense(dense, now.manifest.dense_columns)
         count, dense_width = dense.shape
+        if now.histories is not None and (asked := self._asked(now, now.histories, dense, ids)) is not None:
+            return _Request(now, count, dense, {}, asked)
         numbers = np.empty((self._padded(count), now.program.width), np.float32)
         numbers[:count, :dense_width] = dense
         now.tables.fill(numbers[:count, dense_width:], ids, threads=self._threads)
@@ -467,6 +513,14 @@ class Model:
             held[name][:count] = mask
         return _Request(now, count, numbers, held)
 
+    def _asked(
+        self, now: _Loaded, histories: Histories, dense: np.ndarray, ids: Mapping[str, Ids]
+    ) -> Sequence[Asked] | None:
+        (feature,) = now.manifest.features
+        history = checked_features(ids, now.manifest.features, now.tables.rows, len(dense))[feature.name]
+        rows_of = functools.partial(now.tables.rows_of, feature.table, threads=self._threads)
+        return histories.asked(dense, history.padded(feature.max_length)[0], rows_of)
+
     def _padded(self, count: int) -> int:
         """The examples of whole batches and of the size that holds the rest."""
         rest = count % self._sizes[-1]
@@ -474,6 +528,8 @@ class Model:
 
     def _scores(self, request: _Request) -> Any:
         program, size, batches = request.loaded.program, self._sizes[-1], []
+        if request.asked is not None and (histories := request.loaded.histories) is not None:
+            return program.joined(histories.outputs(request.asked))
         for begin in range(0, request.count, size):
             held = {name: mask[begin : begin + size] for name, mask in request.masks.items()}
             leaves = program(request.numbers[begin : begin + size], held)
@@ -501,6 +557,7 @@ def load(
     check: bool = True,
     batch_sizes: Sequence[int] = BATCH_SIZES,
     threads: int | None = None,
+    history_cache: int = 0,
 ) -> Model:
     """Loads what ``jrec export`` wrote.
 
@@ -513,6 +570,9 @@ def load(
         wrong scores without an error. All other files, and deltas, are read and checked anyway.
       batch_sizes: Sizes that batches are padded to: each costs a compilation at its first use (``Model.warm_up``).
       threads: Threads of lookups; None for all cores.
+      history_cache: Bytes for what HSTU or SASRec remembers of histories: a request whose history goes on from an
+        earlier one's then costs what is new, not the square of its length. Its outputs are the same up to the order of
+        sums. 0 keeps nothing; models whose positions change with what follows keep nothing in any case.
 
     Raises:
       ExportError: If a folder is no export, is damaged, is of another version, or a delta is missing in between.
@@ -528,7 +588,7 @@ def load(
     if manifest.follows:
         raise ExportError(f"{path} is a delta; load the export that it follows, and give this one in deltas")
     verify(path, manifest, rows=check)
-    model = Model(path, manifest, batch_sizes=batch_sizes, threads=threads)
+    model = Model(path, manifest, batch_sizes=batch_sizes, threads=threads, history_cache=history_cache)
     for delta in deltas:
         model.apply(delta)
     return model

@@ -147,6 +147,59 @@ def export_program(
         ) from problem
 
 
+def extends(model: Any) -> bool:
+    """Whether a model goes on from what it remembers of a history, as ``jrec.nn.NextItem`` does.
+
+    A class that has a ``logits`` of its own must have its own ``extend``, too: another's would answer otherwise.
+    """
+    for cls in type(model).__mro__:
+        if "extend" in vars(cls):
+            return model.remembered() is not None
+        if "logits" in vars(cls):
+            return False
+    return False
+
+
+def export_append(
+    model: Any, layout: EmbeddingLayout, name: str, num_dense: int, platforms: Sequence[str] = PLATFORMS
+) -> bytes:
+    """``extend`` of a model in evaluation mode, as ``jax.export`` serializes it.
+
+    Its one argument is a dictionary: "rows" (batch, queries, dim) float32, "first" and "count" (batch,) int32, "before"
+    a list of (batch, positions, ...) arrays and, of a model that reads times, "times" (batch, positions) and "asked"
+    (batch, queries) float32. It returns what the model's ``logits`` returns, and a list of (batch, queries, ...) arrays
+    that belong to "before".
+
+    Args:
+      model: A model that ``extends``.
+      layout: Its tables and features.
+      name: The feature with the history.
+      num_dense: Dense numbers of an example: the history's times, or none.
+      platforms: What it can run on.
+    """
+    graph, state = nnx.split(model)
+    leaves, tree = jax.tree.flatten(model.remembered())
+    dim = next(dim for feature, dim in layout.features if feature.name == name)
+
+    def appended(inputs: dict[str, Any]) -> tuple[Any, list[jax.Array]]:
+        served = nnx.merge(graph, state, copy=True)
+        served.eval()
+        outputs, own = served.extend(**{**inputs, "before": jax.tree.unflatten(tree, inputs["before"])})
+        return outputs, jax.tree.leaves(own)
+
+    batch, queries, positions = export.symbolic_shape("batch, queries, positions")
+    inputs: dict[str, Any] = {
+        "rows": jax.ShapeDtypeStruct((batch, queries, dim), jnp.float32),
+        "first": jax.ShapeDtypeStruct((batch,), jnp.int32),
+        "count": jax.ShapeDtypeStruct((batch,), jnp.int32),
+        "before": [jax.ShapeDtypeStruct((batch, positions, *leaf.shape), leaf.dtype) for leaf in leaves],
+    }
+    if num_dense:
+        inputs["times"] = jax.ShapeDtypeStruct((batch, positions), jnp.float32)
+        inputs["asked"] = jax.ShapeDtypeStruct((batch, queries), jnp.float32)
+    return bytes(export.export(jax.jit(appended), platforms=tuple(platforms))(inputs).serialize())
+
+
 def _check_outputs(subject: str, exported: export.Exported, batch: object) -> None:
     """Refuses outputs that are not one entry an example: requests are padded, and cut into batches."""
     if not exported.out_avals:

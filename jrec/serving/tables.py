@@ -188,9 +188,13 @@ class ServedTables:
 
     def rows_between(self, table: str, begin: int, stop: int) -> np.ndarray:
         """(stop - begin, dim) float32: rows of a table, as lookups give them."""
-        ids, rows = np.arange(begin, stop, dtype=np.int32)[:, None], self._rows[table]
-        parts = [Lookup(*held.of(_within(ids, held.part, rows))) for held in self._parts[table]]
-        return np.sum(lookup_many(parts), axis=0)
+        return self.rows_of(table, np.arange(begin, stop, dtype=np.int32))
+
+    def rows_of(self, table: str, ids: np.ndarray, *, threads: int | None = None) -> np.ndarray:
+        """(n, dim) float32: rows of a table by (n,) int32 numbers, zeros for -1, as lookups give them."""
+        rows, one_each = self._rows[table], ids[:, None]
+        parts = [Lookup(*held.of(_within(one_each, held.part, rows))) for held in self._parts[table]]
+        return functools.reduce(np.add, lookup_many(parts, threads=threads))
 
     def vectors(
         self, ids: Mapping[str, Ids], *, examples: int | None = None, threads: int | None = None

@@ -72,6 +72,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-memory", type=size(1), default="64MiB", metavar="SIZE",
         help="bytes of all requests together, from their first byte to their answer (64MiB)",
     )  # fmt: skip
+    parser.add_argument(
+        "--history-cache", type=size(0), default="256MiB", metavar="SIZE",
+        help="of HSTU and SASRec: bytes for what was computed of histories, so that an event more costs little"
+        " (256MiB); 0: nothing is kept",
+    )  # fmt: skip
     parser.add_argument("--max-connections", type=COUNT, default=1000, metavar="N", help="open connections (1,000)")
     parser.add_argument(
         "--timeout", type=number(0, 3600, above=True), default=30.0, metavar="SECONDS",
@@ -157,8 +162,9 @@ def _serve(
     from jrec.serving.http.protocol import ConnectionLimits
 
     load = functools.partial(
-        ready_model, check=not args.no_check, batch_rows=args.max_batch, threads=args.threads, report=signals.say
-    )
+        ready_model, check=not args.no_check, batch_rows=args.max_batch, threads=args.threads,
+        history_cache=args.history_cache, report=signals.say,
+    )  # fmt: skip
     follower = Follower(export, deltas, load=load, report=signals.say)
     limits = Limits(
         batch_rows=args.max_batch, delay=args.max_delay / 1e3, queue_rows=args.max_queue, scores=args.max_scores

@@ -54,6 +54,25 @@ class _UnknownValues(Collector):
         yield from (values, unknown, trained)
 
 
+class _Histories(Collector):
+    """What the model that is served remembers of histories."""
+
+    def __init__(self, follower: Follower):
+        self._follower = follower
+
+    def collect(self) -> Iterator[Metric]:
+        if (cache := self._follower.model.history_cache) is None:
+            return
+        items = CounterMetricFamily(
+            "jrec_history_items", "Items of histories, by whether they were computed or kept", labels=["how"]
+        )
+        items.add_metric(["computed"], cache.computed)
+        items.add_metric(["kept"], cache.kept)
+        yield items
+        yield GaugeMetricFamily("jrec_history_cache_bytes", "Bytes kept of histories", cache.nbytes)
+        yield GaugeMetricFamily("jrec_history_cache_histories", "Histories of which something is kept", cache.histories)
+
+
 class Metrics:
     """Counters of a server. Any thread may count."""
 
@@ -89,6 +108,7 @@ class Metrics:
         age = Gauge("jrec_export_age_seconds", "Since the export that is served was written", registry=self._registry)
         age.set_function(lambda: time.time() - follower.written)
         self._registry.register(_UnknownValues(follower))
+        self._registry.register(_Histories(follower))
         self._served = Gauge(
             "jrec_export_info", "The export that is served: 1", ["version", "run"], registry=self._registry
         )

@@ -70,6 +70,7 @@ def ready_model(
     check: bool,
     batch_rows: int,
     threads: int | None,
+    history_cache: int = 0,
     report: Callable[[str], None] = lambda message: None,
 ) -> Model:
     """Loads an export, and compiles all that requests need; says so, since it takes a while.
@@ -80,12 +81,13 @@ def ready_model(
     """
     sizes = {*(size for size in BATCH_SIZES if size < batch_rows), batch_rows}
     report(f"reads {folder}{' and its checksums' if check else ''}")
-    model = load(folder, check=check, batch_sizes=sorted(sizes), threads=threads)
+    model = load(folder, check=check, batch_sizes=sorted(sizes), threads=threads, history_cache=history_cache)
     try:
         model.check_answers()
     except ValueError as problem:
         raise ConfigError(f"{folder} cannot be served: {problem} in a program of your own") from problem
-    report(f"compiles the model for batches of {', '.join(f'{size:,}' for size in sorted(sizes))} rows")
+    each = "histories" if model.history_cache else f"batches of {', '.join(f'{size:,}' for size in sorted(sizes))} rows"
+    report(f"compiles the model for {each}")
     model.warm_up()
     with contextlib.suppress(JrecError, ValueError):  # it is for what the first request would import and load
         nothing = {name: [""] for name in model.raw_columns}  # a missing value of every kind of column
