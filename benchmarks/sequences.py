@@ -16,8 +16,8 @@ Beside the models stands what needs no training: the baseline of ``jrec train``'
 users turned to them right after the history's last item; and what more counting comes to, of pairs up to five items
 apart and of the history's last ten items, each by one over its distance, by the items' counts to the power of 0.3.
 
-What was trained is kept in --work, with a checkpoint of every tenth epoch, so that the same command goes on where it
-was cut off, with the same bits; another commit needs another folder.
+What was trained is kept in --work, with a checkpoint of each epoch, so that the same command goes on where it was cut off,
+with the same bits; another commit needs another folder.
 
 ``--part count`` is what needs no training, alone. ``--part serve`` exports untrained models, and times requests of
 one history of 200 and of 2,000: the user's vector, computed whole, or of the last event alone where what was computed
@@ -384,7 +384,7 @@ def evaluate(
 ) -> dict[str, Any]:
     """Trains one model and ranks each user's last item: metrics by protocol, and the minutes of "training".
 
-    A checkpoint in the folder, every tenth epoch's, is gone on from, with the same bits.
+    A checkpoint in the folder, of each epoch, is gone on from, with the same bits.
     """
     model, optimizer = modules(kind, items, seed, variant, LENGTH)
     start, steps = time.perf_counter(), -(-len(users) // BATCH)
@@ -403,11 +403,14 @@ def evaluate(
         )
         for batch in feed:
             loss, _ = step(batch)
-            if run.steps % (10 * steps) == 0 and run.steps < epochs * steps:
+            if run.steps % steps or run.steps == epochs * steps:
+                continue
+            seconds = time.perf_counter() - start
+            run.save(folder, meta={"seconds": seconds}, keep=1)
+            if run.steps % (10 * steps) == 0:
                 metrics = score(run, users, tests)["history"]
                 figures = f"loss {float(loss):.3f}, HR@10 {metrics['hr@10']:.4f}, NDCG@10 {metrics['ndcg@10']:.4f}"
-                report.note(f"{case}, epoch {run.steps // steps}: {figures}, {time.perf_counter() - start:.0f} s")
-                run.save(folder, meta={"seconds": time.perf_counter() - start}, keep=1)
+                report.note(f"{case}, epoch {run.steps // steps}: {figures}, {seconds:.0f} s")
         seconds, scores = time.perf_counter() - start, score(run, users, tests)
     for protocol, metrics in scores.items():
         text = f"HR@10 {metrics['hr@10']:.4f}, NDCG@10 {metrics['ndcg@10']:.4f} in {seconds / 60:.1f} min"
