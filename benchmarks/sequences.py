@@ -16,8 +16,8 @@ Beside the models stands what needs no training: the baseline of ``jrec train``'
 users turned to them right after the history's last item; and what more counting comes to, of pairs up to five items
 apart and of the history's last ten items, each by one over its distance, by the items' counts to the power of 0.3.
 
-What was trained is kept in --work, with a checkpoint of each epoch, so that the same command goes on where it was cut off,
-with the same bits; another commit needs another folder.
+What was trained is kept in --work, with a checkpoint of each epoch, so that the same command goes on where it was cut
+off, with the same bits; another commit needs another folder.
 
 ``--part count`` is what needs no training, alone. ``--part serve`` exports untrained models, and times requests of
 one history of 200 and of 2,000: the user's vector, computed whole, or of the last event alone where what was computed
