@@ -213,6 +213,11 @@ def _check_lines(config: TrainConfig, schema: Schema) -> None:
             f"{config.data.path} has weights of examples, which model.kind {kind!r} does not take; leave [weight] out"
             " of the schema of the log, and prepare it again"
         )
+    if config.data.half_life:
+        raise ConfigError(
+            f"data.half_life is {config.data.half_life!r}, but model.kind {kind!r} takes no weights of examples; leave"
+            " it out"
+        )
     if schema.numbers is not None:
         raise ConfigError(
             f"the label of {config.data.path} is a number, which model.kind {kind!r} does not take; say in [label] from"

@@ -115,9 +115,10 @@ class Evaluator:
         # of training measure that; under FAE the split of that name has only the cold ones.
         if self._config.schedule == "plain":
             order: dict[str, Any] = {"shuffle": True}
-            if data.order == "time":  # a model that learns in order of time predicts what the last ones were like
-                per_epoch = epoch_batches(self._config, self._schema.splits["train"].examples)
-                seen = ((step - 1) % per_epoch + 1) * data.batch_size
+            if data.order == "time" or data.half_life:  # such a model predicts what the last ones were like
+                seen = examples = self._schema.splits["train"].examples
+                if data.order == "time":
+                    seen = ((step - 1) % epoch_batches(self._config, examples) + 1) * data.batch_size
                 order = {"start": max(0, seen - limit * data.eval_batch_size), "stop": seen}
             training = self.scores("train", progress, limit=limit, **order)
             assert isinstance(training, Scores)  # as the others are

@@ -112,7 +112,8 @@ def follow_config(run: str | pathlib.Path, out: str, overrides: list[str]) -> Tr
     """
     before, _ = find_run(run)
     given = [f"out={out!r}", f"init_from={str(run)!r}", "data.order='time'", "epochs=1", "max_steps=0"]
-    config = before.config([*given, "evaluate.progressive=''", "checkpoint.keep_best=false", *overrides])
+    given += ["data.half_life=''", "evaluate.progressive=''", "checkpoint.keep_best=false"]
+    config = before.config([*given, *overrides])
     if not any(key.startswith("lr_schedule") for key in overrides):  # the one of training ends at low rates
         config = dataclasses.replace(config, lr_schedule=LRScheduleConfig())
     kept = dataclasses.replace(config.checkpoint, every_steps=config.checkpoint.every_steps or 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -33,6 +34,8 @@ def train_loader(config: TrainConfig, schema: Schema, layout: EmbeddingLayout) -
       schema: The dataset's schema.
       layout: The tables' layout.
     """
+    if config.data.half_life:
+        schema = dataclasses.replace(schema, weighted=True)  # as the loader has it
     packer = _training_packer(config, schema, layout)
     if rate := config.data.oov_rate:
         packer = OovIds(packer, _oov_rows(config, schema), rate=rate, seed=config.seed)
@@ -168,6 +171,7 @@ def _train_order(config: TrainConfig) -> LoaderConfig:
         cast="none" if config.planned else cast_place(config),
         on_bad_id=data.on_bad_id,
         drop_remainder=data.drop_remainder,
+        half_life=data.half_life_seconds,
     )
 
 

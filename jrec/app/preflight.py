@@ -23,6 +23,7 @@ from jrec.app.report.trackers import check_trackers
 from jrec.app.run_folder import REPORT_FOLDER, RUN_FOLDERS, check_run_folder
 from jrec.app.run_length import new_length, steps_of
 from jrec.app.run_record import TrainedRun, check_initial
+from jrec.data.moments import Moments
 from jrec.data.schema import Schema
 from jrec.errors import ConfigError
 from jrec.row_optimizers import SlotShape, slot_bytes
@@ -87,6 +88,8 @@ def check_start(
     _check_evaluated(data.config, data.schema)
     steps = steps_of(data)
     windows_of(data.config, data.schema, steps)
+    if data.config.data.half_life:
+        Moments.load(config.data.path, data.schema, "train")
     config.lr_schedule.check_length(steps)
     for table, own in config.optimizer.embedding.tables.items():
         if own.lr_schedule is not None:

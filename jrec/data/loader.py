@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -14,6 +15,7 @@ from jrec.batch import Batch
 from jrec.data.bijection import table_checksums
 from jrec.data.dataset_packer import dataset_packer
 from jrec.data.loader_source import BatchSource, BlockWatch, OrderConfig, SharesSource, windows_needed
+from jrec.data.moments import Moments
 from jrec.data.packers import AnyPacker
 from jrec.data.packing import CastPlace, OnBadId
 from jrec.data.schema import DatasetError, Schema
@@ -44,6 +46,8 @@ class LoaderConfig:
         else each reads a share of an epoch of its own.
       start: Begin with this example of an epoch's order, all processes together.
       first: Read only this many examples from there on, all processes together; None for all.
+      half_life: Seconds after which an example counts half as much, beside its weight; 0 for all alike. The packer has
+        to take weights (``schema.weighted``).
     """
 
     batch_size: int
@@ -58,11 +62,13 @@ class LoaderConfig:
     together: bool = False
     start: int = 0
     first: int | None = None
+    half_life: int = 0
 
     def __post_init__(self) -> None:
         if self.first is not None and self.first < 1:
             raise ValueError(f"first is {self.first}; it must be at least 1, or None for all examples")
-        leasts = {"batch_size": 1, "window_blocks": 1, "workers": 0, "prefetch": 0, "seed": 0, "start": 0}
+        leasts = {"batch_size": 1, "window_blocks": 1}
+        leasts |= dict.fromkeys(("workers", "prefetch", "seed", "start", "half_life"), 0)
         for name, least in leasts.items():
             if getattr(self, name) < least:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {least}")
@@ -127,6 +133,10 @@ def make_loader(
     if config.start >= (examples := schema.splits[split].examples):
         raise DatasetError(f"the {split!r} split of {folder} has {examples:,} examples, none from {config.start:,} on")
 
+    counts = None
+    if config.half_life:
+        counts = functools.partial(Moments.load(folder, schema, split).recency, half_life=config.half_life)
+
     def share(index: int, count: int, batch_size: int) -> BatchSource:
         return BatchSource(
             folder,
@@ -154,6 +164,7 @@ def make_loader(
             ),
             threads=config.workers,
             watch=watch,
+            counts=counts,
         )
 
     def shared(count: int) -> BatchSource | SharesSource:
@@ -177,6 +188,7 @@ def make_loader(
         "process_count": 1 if common else process_count,
         **({"start": config.start} if config.start else {}),
         **({} if config.first is None else {"first": config.first}),
+        **({"half_life": config.half_life} if config.half_life else {}),
         "reordered": table_checksums(schema),
     }
     return Loader(shared, config, identity, transform, schema=schema)

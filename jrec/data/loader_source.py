@@ -18,12 +18,12 @@ import os
 import pathlib
 import threading
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from jrec.batch import Batch
-from jrec.data.blocks import ShardReader
+from jrec.data.blocks import EXAMPLE_WEIGHT, ShardReader
 from jrec.data.columns import Column, concatenate, count_examples, cut
 from jrec.data.gathering import Gathered, joined
 from jrec.data.packed_window import PackedWindow, batch_of
@@ -214,6 +214,8 @@ class BatchSource:
       threads: How many blocks of a window are read side by side.
       watch: Called with the number of each block that is read, and all columns of those of its examples that belong to
         the share; in several threads, and again where a window is read again. None for nothing.
+      counts: How much the examples from one number of the split to below another count, beside their weights; None for
+        as much as their weights say.
     """
 
     def __init__(
@@ -230,11 +232,12 @@ class BatchSource:
         windows_ahead: int,
         threads: int,
         watch: BlockWatch | None = None,
+        counts: Callable[[int, int], np.ndarray] | None = None,
     ):
         self.folder = pathlib.Path(folder)
         shards = schema.splits[split].shards
         self._packer, self._order_config, self._batch_size, self._threads = packer, order, batch_size, threads
-        self._watch = watch
+        self._watch, self._counts = watch, counts
         self._readers = [ShardReader(folder, shard) for shard in shards]
         self._first_block = np.cumsum([0, *(s.blocks for s in shards)])
         sizes = [min(schema.block_size, s.examples - i * schema.block_size) for s in shards for i in range(s.blocks)]
@@ -376,6 +379,11 @@ class BatchSource:
     def _read(self, block: int) -> dict[str, Column]:
         shard = self._shard_of(block)
         columns = self._readers[shard].read(block - int(self._first_block[shard]))
+        if self._counts is not None:
+            first = int(self._block_examples[:block].sum())
+            counts = self._counts(first, first + int(self._block_examples[block]))
+            weights = columns.get(EXAMPLE_WEIGHT)
+            columns = {**columns, EXAMPLE_WEIGHT: counts if weights is None else counts * cast(np.ndarray, weights)}
         if missing := [name for name in self._packer.columns if name not in columns]:
             problem = f"has no column {', '.join(missing)}"
         elif any(count_examples(column) != self._block_examples[block] for column in columns.values()):

@@ -30,6 +30,12 @@ def duration_seconds(text: str) -> int | None:
     return seconds if 1 <= seconds <= _CENTURY else None
 
 
+def duration_of(seconds: float) -> str:
+    """A duration of about so many seconds, in the largest unit of which it has at least two; at least "1s"."""
+    unit = next((unit for unit, size in _UNITS.items() if seconds >= 2 * size), "s")
+    return f"{max(1, round(seconds / _UNITS[unit]))}{unit}"
+
+
 def moments_file(split: str) -> str:
     """The file of a split's moments, relative to the dataset."""
     return f"times/{split}.npy"
@@ -61,6 +67,21 @@ class Moments:
     def examples_before(self, moment: int) -> int:
         """How many examples were before a moment, in seconds since 1970; up to ``STRIDE`` - 1 too many."""
         return min(int(np.searchsorted(self.seconds[:-1], moment)) * STRIDE, self.examples)
+
+    def recency(self, start: int, stop: int, half_life: int) -> np.ndarray:
+        """How much examples count where an example counts half as much as one ``half_life`` seconds after it.
+
+        Args:
+          start, stop: The first example, and one past the last.
+          half_life: In seconds.
+
+        Returns:
+          (stop - start,) float32, 1 for the last example of the split. Between the examples whose second is known
+          others lie evenly.
+        """
+        known = np.minimum(np.arange(len(self.seconds)) * STRIDE, self.examples - 1)
+        ages = self.last - np.interp(np.arange(start, stop), known, self.seconds.astype(np.float64))
+        return np.exp2(-ages / half_life).astype(np.float32)
 
     @staticmethod
     def load(folder: str | os.PathLike[str], schema: Schema, split: str) -> Moments:

@@ -34,6 +34,8 @@ class DataConfig(Section):
       micro_batches: In how many slices of a batch, or of each device's part, the MLPs see the examples, one after
         another, so that their activations take the memory of one. A step stays one step of the whole batch.
       order: Training examples come "shuffled", or in the order of "time", the batches of several processes, too.
+      half_life: A duration such as "7d" or "12h": in training an example counts half as much as one that much later,
+        beside its weight (docs/order_of_time.md). "" counts all alike.
       window_blocks: Blocks held in memory at a time, within which examples are shuffled; 0 keeps the order of the log.
       workers: Threads that read and pack batches; 0 does it between the steps. The batches do not depend on it. "auto"
         is 2 or, of more than 4 cores, half of them up to 16.
@@ -55,6 +57,7 @@ class DataConfig(Section):
     eval_batch_size: BatchSize = 8192
     micro_batches: Annotated[int, Range(minimum=1, maximum=2**24)] = 1
     order: Literal["shuffled", "time"] = "shuffled"
+    half_life: str = ""
     window_blocks: Annotated[int, Range(minimum=0, maximum=2**20)] = 16
     workers: Annotated[int, Range(minimum=0, maximum=1024), Auto()] | None = None
     prefetch: Ahead = 4
@@ -83,6 +86,21 @@ class DataConfig(Section):
                 f"data.batch_size is {self.batch_size}, which data.micro_batches = {self.micro_batches} do not divide;"
                 " use a multiple of them"
             )
+        if self.half_life and duration_seconds(self.half_life) is None:
+            raise ConfigError(
+                f"data.half_life is {self.half_life!r}; give days, hours, minutes or seconds, such as '7d'"
+            )
+        if self.half_life and not self.shuffled:
+            raise ConfigError(
+                f"data.half_life is {self.half_life!r}, which tells the examples of a batch from each other, but those"
+                " of a batch in the order of time are of one moment; leave it out, or leave out data.order and"
+                " data.window_blocks"
+            )
+
+    @property
+    def half_life_seconds(self) -> int:
+        """``half_life`` in seconds; 0 for none."""
+        return duration_seconds(self.half_life) or 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -310,6 +328,11 @@ class TrainConfig(Section):
 
         if self.data.order == "time" and self.schedule == "fae":
             raise ConfigError("data.order is 'time', but schedule 'fae' has an order of its own; leave one of them out")
+        if self.data.half_life and self.schedule != "plain":
+            raise ConfigError(
+                f"data.half_life is {self.data.half_life!r}, but schedule {self.schedule!r} packs its examples without"
+                " weights; leave one of them out"
+            )
         if self.evaluate.progressive and (self.data.order != "time" or self.epochs > 1):
             raise ConfigError(
                 f"evaluate.progressive is {self.evaluate.progressive!r}, which scores examples before the model learns"
