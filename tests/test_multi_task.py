@@ -1,5 +1,7 @@
 """Heads of several tasks against float64 NumPy, missing labels, and the same losses on any number of devices."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +10,7 @@ import pytest
 from flax import nnx
 
 import jrec
+from jrec.data.packing import pack_batch
 from jrec.nn import MultiTaskConfig, MultiTaskHeads, multi_task_loss
 
 TASKS = ("click", "purchase", "like")
@@ -91,6 +94,52 @@ def test_the_loss_leaves_missing_labels_and_padding_out():
     none = {task: -np.ones(8, int) for task in TASKS}
     zeros = {task: jnp.zeros(8) for task in TASKS}
     assert float(multi_task_loss(WEIGHTS)(zeros, batch_of(none, mask))) == 0
+
+
+def test_members_have_heads_of_their_own_and_predict_by_their_mean():
+    """Each member is a model of its own: its part of the rows, its layers, gates and towers."""
+    heads = MultiTaskConfig(tasks=TASKS, experts=3, expert_mlp=(9,), tower_mlp=(5,))
+    config = jrec.nn.DLRMConfig(num_dense=2, bottom_mlp=(6, 4), top_mlp=(), members=2, multi_task=heads)
+    alone = dataclasses.replace(config, members=1)
+
+    def made(config, seed):
+        layout = jrec.EmbeddingLayout.build(
+            [jrec.TableConfig(name=name, rows=rows, dim=4 * config.members) for name, rows in ROWS.items()],
+            [jrec.FeatureConfig(name=name, table=name) for name in ROWS],
+        )
+        return jrec.nn.DLRM(config, layout, rngs=nnx.Rngs(seed))
+
+    model, members = made(config, 0), [made(alone, 1 + number) for number in range(2)]
+    model.top.gates.kernel[...] = jax.random.normal(jax.random.key(1), model.top.gates.kernel.shape)
+    for number, member in enumerate(members):
+        for part in ("bottom", "top"):
+            whole = nnx.state(getattr(model, part), nnx.Param)
+            nnx.update(getattr(member, part), jax.tree.map(lambda x, number=number: x[number], whole))
+        (rows,) = model.embeddings.arrays().values()  # of one stack, both tables
+        (name,) = member.embeddings.arrays()
+        member.embeddings.set_arrays({name: rows[:, 4 * number : 4 * number + 4]})
+    rng = np.random.default_rng(2)
+    labels = {task: rng.integers(-1, 2, BATCH) for task in TASKS}
+    ids = {name: rng.integers(0, rows, BATCH) for name, rows in ROWS.items()}
+    columns = {**ids, "a": rng.normal(size=BATCH), "b": rng.normal(size=BATCH), **labels}
+
+    def packed(model):
+        options = {"dense": ["a", "b"], "label": None, "extras": list(TASKS)}
+        return jax.tree.map(jnp.asarray, pack_batch(model.embeddings.layout, columns, **options))
+
+    batch = packed(model)
+    outputs, own = model(batch), [member(packed(member)) for member in members]
+    loss = multi_task_loss(WEIGHTS)
+    for task in TASKS:
+        assert outputs[task].shape == (BATCH, 2)
+        np.testing.assert_allclose(outputs[task], np.stack([each[task] for each in own], axis=1), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(loss(outputs, batch), np.mean([loss(each, batch) for each in own]), rtol=1e-5)
+    slopes, alike = jax.grad(loss)(outputs, batch), [jax.grad(loss)(each, batch) for each in own]
+    for task in TASKS:
+        np.testing.assert_allclose(slopes[task], np.stack([s[task] for s in alike], axis=1), rtol=1e-5, atol=1e-8)
+    model.eval()
+    for task, logits in model(batch).items():
+        np.testing.assert_allclose(logits, np.mean([each[task] for each in own], axis=0), rtol=1e-5, atol=1e-6)
 
 
 class Model(nnx.Module):

@@ -17,9 +17,9 @@ pytestmark = pytest.mark.slow
 NAMES = dict(zip(TASKS, ("click", "bought"), strict=True))
 
 
-@pytest.fixture(scope="module", params=[1, 2])
+@pytest.fixture(scope="module", params=[{"mesh.devices": 1}, {"mesh.devices": 2, "model.members": 2}], ids=str)
 def trained(request, tmp_path_factory):
-    """A folder with a dataset, a run on one device or two, its export, and a log of later lines."""
+    """A folder with a dataset, a run on one device, or of two members on two, its export, and a log of later lines."""
     folder = tmp_path_factory.mktemp("tasks")
     (folder / "columns.toml").write_text(SCHEMA)
     (folder / "run.toml").write_text(CONFIG)
@@ -28,7 +28,7 @@ def trained(request, tmp_path_factory):
     for arguments in (
         ["prepare", "csv", "--schema", str(folder / "columns.toml"), "--input", log, "--out", str(folder / "data")],
         ["train", str(folder / "run.toml"), f"data.path={folder / 'data'}", f"out={folder / 'run'}",
-         f"mesh.devices={request.param}"],
+         *(f"{key}={value}" for key, value in request.param.items())],
         ["export", str(folder / "run"), "--out", str(folder / "export"), "--quiet"],
     ):  # fmt: skip
         assert cli.main(arguments) == 0

@@ -117,7 +117,6 @@ class DLRMConfig:
             "calibrated": self.calibrated,
             "interaction 'fm'": self.interaction == "fm",
             "batch_norm": self.batch_norm,
-            "members": self.members > 1,
         }
         if named := [name for name, is_set in odd.items() if is_set]:
             raise ValueError(f"{named[0]} is given beside multi_task, whose heads do not read it; leave it out")
@@ -213,7 +212,7 @@ class DLRM(nnx.Module):
         """Phase two: from dense features (batch, num_dense) and looked-up activations to logits, (batch,) float32, or
         to a dictionary of them by task.
 
-        With ``config.members`` above 1 they are (batch, members) in training. ``mask``, (batch,) float32, is 0 for
+        With ``config.members`` above 1 each is (batch, members) in training. ``mask``, (batch,) float32, is 0 for
         examples that BatchNorm leaves out; None leaves out none.
         """
         real = None if mask is None else mask > 0
@@ -230,22 +229,28 @@ class DLRM(nnx.Module):
 
 def _all_logits(
     config: DLRMConfig, layers: _Layers, parts: list[jax.Array], dense: jax.Array, real: jax.Array | None
-) -> jax.Array:
-    """(batch, members) of embeddings (batch, vectors, members, dim), by layers whose arrays have a leading axis."""
+) -> Any:
+    """(batch, members) of embeddings (batch, vectors, members, dim), by layers whose arrays have a leading axis.
+
+    Of several tasks a dictionary of them.
+    """
     member = functools.partial(_member_logits, config)
     return nnx.vmap(member, in_axes=(0, 2, None, None), out_axes=1)(layers, parts, dense, real)
 
 
 def _mean_logits(
     config: DLRMConfig, layers: _Layers, parts: list[jax.Array], dense: jax.Array, real: jax.Array | None
-) -> jax.Array:
-    """(batch,), the mean of ``_all_logits`` in eval mode, one member after another: ONNX has no layers under vmap."""
+) -> Any:
+    """(batch,), the mean of ``_all_logits`` in eval mode, one member after another: ONNX has no layers under vmap.
+
+    Of several tasks a dictionary of them.
+    """
     graph, streams, state = nnx.split(layers, nnx.RngState, ...)
     each = []
     for n in range(config.members):
         own = nnx.merge(graph, streams, jax.tree.map(lambda x, n=n: x[n], state))
         each.append(_member_logits(config, own, [g[:, :, n] for g in parts], dense, real))
-    return functools.reduce(jnp.add, each) / config.members
+    return jax.tree.map(lambda *logits: functools.reduce(jnp.add, logits) / config.members, *each)
 
 
 def _member_logits(

@@ -202,7 +202,7 @@ def binary_cross_entropy(logits: jax.Array, batch: Batch, *, label_smoothing: fl
       batch: The batch, with its labels.
       label_smoothing: As of ``smoothed_labels``; ``functools.partial`` makes a ``Loss`` with it.
     """
-    losses = _of_members(optax.sigmoid_binary_cross_entropy, logits, smoothed_labels(batch.labels, label_smoothing))
+    losses = of_members(optax.sigmoid_binary_cross_entropy, logits, smoothed_labels(batch.labels, label_smoothing))
     return masked_mean(losses, batch.mask)
 
 
@@ -227,7 +227,7 @@ def smoothed_labels(labels: jax.Array, amount: float) -> jax.Array:
     return labels * (1 - amount) + amount / 2 if amount else labels
 
 
-def _of_members(
+def of_members(
     function: Callable[[jax.Array, jax.Array], jax.Array], logits: jax.Array, labels: jax.Array
 ) -> jax.Array:
     """(batch,), the losses by the labels; of (batch, members) logits the mean of the members' losses.
@@ -248,7 +248,7 @@ def squared_error(outputs: jax.Array, batch: Batch) -> jax.Array:
       outputs: (batch,) float32, or (batch, members), each trained by its own loss.
       batch: The batch, whose labels are numbers.
     """
-    return masked_mean(_of_members(lambda numbers, labels: (numbers - labels) ** 2, outputs, batch.labels), batch.mask)
+    return masked_mean(of_members(lambda numbers, labels: (numbers - labels) ** 2, outputs, batch.labels), batch.mask)
 
 
 def huber(*, delta: float = 1.0) -> Loss:
@@ -267,7 +267,7 @@ def huber(*, delta: float = 1.0) -> Loss:
 
     def loss(outputs: jax.Array, batch: Batch) -> jax.Array:
         own = functools.partial(optax.huber_loss, delta=delta)
-        return masked_mean(_of_members(own, outputs, batch.labels), batch.mask)
+        return masked_mean(of_members(own, outputs, batch.labels), batch.mask)
 
     return loss
 
@@ -283,7 +283,7 @@ def poisson(outputs: jax.Array, batch: Batch) -> jax.Array:
     def own(outputs: jax.Array, labels: jax.Array) -> jax.Array:
         return jnp.exp(outputs) - labels * outputs
 
-    return masked_mean(_of_members(own, outputs, batch.labels), batch.mask)
+    return masked_mean(of_members(own, outputs, batch.labels), batch.mask)
 
 
 def of_numbers(loss: Loss, numbers: Numbers) -> Loss:
@@ -310,7 +310,7 @@ def focal(*, gamma: float = 2.0, positive_share: float | None = None) -> Loss:
 
     def loss(logits: jax.Array, batch: Batch) -> jax.Array:
         own = functools.partial(optax.sigmoid_focal_loss, alpha=positive_share, gamma=gamma)
-        return masked_mean(_of_members(own, logits, batch.labels), batch.mask)
+        return masked_mean(of_members(own, logits, batch.labels), batch.mask)
 
     return loss
 
@@ -323,7 +323,7 @@ def weighted_binary_cross_entropy(column: str) -> Loss:
     """
 
     def loss(logits: jax.Array, batch: Batch) -> jax.Array:
-        losses = _of_members(optax.sigmoid_binary_cross_entropy, logits, batch.labels)
+        losses = of_members(optax.sigmoid_binary_cross_entropy, logits, batch.labels)
         return masked_mean(losses * batch.extras[column], batch.mask)
 
     return loss

@@ -12,7 +12,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from jrec.batch import Batch
-from jrec.nn.losses import mean_of_positions, smoothed_labels
+from jrec.nn.losses import mean_of_positions, of_members, smoothed_labels
 from jrec.nn.mlp import MLP, check_rate
 from jrec.nn.optimizer import Loss
 
@@ -95,7 +95,8 @@ class MultiTaskHeads(nnx.Module):
 
 
 def multi_task_loss(weights: Mapping[str, float], *, label: str | None = None, label_smoothing: float = 0.0) -> Loss:
-    """The sum of the tasks' binary cross entropies, each a mean over the examples that have the task's label.
+    """The sum of the tasks' binary cross entropies, each a mean over the examples that have the task's label, and over
+    a model's members.
 
     A label below 0 is missing, as a purchase is where nothing was clicked; NaN is not taken. On a mesh each mean is
     taken over the whole batch.
@@ -121,7 +122,8 @@ def multi_task_loss(weights: Mapping[str, float], *, label: str | None = None, l
         total = jnp.zeros((), jnp.float32)
         for task, weight in weights.items():
             labels = (batch.labels if task == label else batch.extras[task]).astype(jnp.float32)
-            losses = optax.sigmoid_binary_cross_entropy(outputs[task], smoothed_labels(labels, label_smoothing))
+            smoothed = smoothed_labels(labels, label_smoothing)
+            losses = of_members(optax.sigmoid_binary_cross_entropy, outputs[task], smoothed)
             total += weight * mean_of_positions(losses[:, None], (labels >= 0)[:, None], batch.mask)
         return total
 

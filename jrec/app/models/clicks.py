@@ -67,7 +67,6 @@ class ClickKind[S: Section](ModelKind[S]):
         """Refuses keys that are of one logit, as ``check``; there are several labels."""
         odd = {"model.wide": model.wide, "model.calibrate": model.calibrate, "model.batch_norm": model.batch_norm}
         odd = {key: "true" for key, is_set in odd.items() if is_set}
-        odd |= {"model.members": f"{model.members}"} if model.members > 1 else {}
         odd |= {"model.interaction": "'fm'"} if model.interaction == "fm" else {}
         for key, value in (odd | self.one_logit(model)).items():
             raise ConfigError(
