@@ -81,8 +81,8 @@ class Remembered(NamedTuple):
       values: (batch, positions, heads, elements of a head's values).
     """
 
-    keys: jax.Array
-    values: jax.Array
+    keys: Any
+    values: Any
 
 
 class View(NamedTuple):
