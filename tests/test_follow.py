@@ -18,10 +18,13 @@ import jrec
 import jrec.serving
 from jrec import cli
 from jrec.app import follow as following
+from jrec.app.export import export_run
 from jrec.app.follow import FollowOptions, examples_folder, follow, follow_config
 from jrec.app.report.logs import read_records
+from jrec.checkpoint.saved import SavedTable
 from jrec.data.schema import DatasetError
 from jrec.errors import ConfigError
+from jrec.run import export as exports
 
 SCHEMA = """
 [label]
@@ -269,6 +272,64 @@ def test_deltas_bring_the_export_to_the_run(folder, whole):
     expected = jrec.load_run(folder / "whole").predict(columns)
     np.testing.assert_allclose(model(columns), expected, atol=1e-6)
     assert sum("a delta of " in line for line in whole[1]) == PARTS
+
+
+def test_a_delta_reads_what_its_checkpoint_wrote(folder, tmp_path, monkeypatch):
+    """Only the first one compares all rows, and only it reads what is before it; together they are the whole export."""
+    read, verified = [0], [[]]
+    rows_of, verify = SavedTable.read, exports.verify
+
+    def counted(self, array, rows):
+        read[-1] += rows.size
+        return rows_of(self, array, rows)
+
+    def noted(path, *args, **options):
+        verified[-1].append(path.name)
+        return verify(path, *args, **options)
+
+    def exported(*args, **options):
+        read.append(0)
+        verified.append([])
+        return export_run(*args, **options)
+
+    monkeypatch.setattr(SavedTable, "read", counted)
+    monkeypatch.setattr(exports, "verify", noted)
+    monkeypatch.setattr(following, "export_run", exported)
+    export, deltas = tmp_path / "export", tmp_path / "deltas"
+    followed(folder, tmp_path / "live", export=export, deltas=deltas)
+    _, whole, first, *others = read
+    assert whole == first > 0
+    assert sum(0 < rows < whole for rows in others) >= 2, (
+        read
+    )  # where a checkpoint writes a table anew, all are compared
+    assert sum(map(bool, verified)) == 1
+    export_run(tmp_path / "live", tmp_path / "again")
+    again = jrec.serving.load(tmp_path / "again")
+    model = jrec.serving.load(export, sorted(deltas.iterdir()))
+    for table in again._loaded.tables.rows:
+        count = again._loaded.tables.rows[table]
+        np.testing.assert_array_equal(*(one._loaded.tables.rows_between(table, 0, count) for one in (model, again)))
+
+
+def test_a_whole_export_in_the_place_of_another_is_followed(folder, tmp_path, monkeypatch):
+    """Another command writes it between two deltas, and takes those away that it has."""
+    export, deltas, written = tmp_path / "export", tmp_path / "deltas", []
+
+    def exported(checkpoint, out, **options):
+        manifest = export_run(checkpoint, out, **options)
+        written.append(out)
+        if len(written) == 4:
+            shutil.rmtree(deltas)
+            export_run(checkpoint, export, overwrite=True)
+        return manifest
+
+    monkeypatch.setattr(following, "export_run", exported)
+    followed(folder, tmp_path / "live", export=export, deltas=deltas)
+    left = sorted(deltas.iterdir())
+    assert left == written[4:]
+    model = jrec.serving.load(export, left)
+    columns = {"user": ["u1", "u30"], "item": ["i1", "i2"], "price": [0.1, 0.2]}
+    np.testing.assert_allclose(model(columns), jrec.load_run(tmp_path / "live").predict(columns), atol=1e-6)
 
 
 def test_a_delta_is_written_once(folder, whole, tmp_path):

@@ -13,11 +13,8 @@ from test_train_sequences import write_log as write_log_of_items
 from jrec import cli
 from jrec.app.config import load_config
 from jrec.app.dataset import open_data
-from jrec.app.first_config import facts_of
-from jrec.app.first_rules import render
 from jrec.app.loaders import eval_loader, train_loader
-from jrec.data.moments import STRIDE, Moments, duration_of, duration_seconds
-from jrec.data.schema import Schema
+from jrec.data.moments import STRIDE, Moments
 from jrec.errors import CheckpointError, ConfigError
 
 LINES = 1_000
@@ -147,22 +144,3 @@ def test_models_without_weights_refuse_it(tmp_path):
     config = load_config(tmp_path / "run.toml", ["data.half_life=1d"])
     with pytest.raises(ConfigError, match=r"'1d', but model\.kind 'sasrec' takes no weights of examples"):
         open_data(config)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0.2, "1s"), (119, "119s"), (121, "2m"), (7_200, "2h"), (172_799, "48h"), (172_800, "2d")]
-)
-def test_durations_in_the_largest_unit(seconds, text):
-    assert duration_of(seconds) == text
-    assert abs(duration_seconds(text) - seconds) <= max(1, seconds / 4)
-
-
-def test_a_search_for_a_first_configuration_tries_half_lives(tmp_path):
-    schema = Schema.load(prepare_log(tmp_path, "data"))
-    facts = facts_of(tmp_path / "data", schema)
-    tried = [variant for variant in facts.candidates()[0].variants() if variant.half_life]
-    assert [variant.tuned["half_life"] for variant in tried] == ["half-life 39h", "half-life 10h"]  # of 6.4 days
-    (tmp_path / "run.toml").write_text(render("a log", facts.config(str(tmp_path / "data"), tried[0]), facts))
-    assert load_config(tmp_path / "run.toml").data.half_life == "39h"
-    untimed = Schema.load(prepare_log(tmp_path, "untimed", form="integer"))
-    assert not facts_of(tmp_path / "untimed", untimed).candidates()[0].half_lives

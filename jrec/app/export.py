@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from jrec.app.evaluate import load_opened, open_run
 from jrec.checkpoint.manifest import VALUES
+from jrec.checkpoint.saved import Saved
+from jrec.ops.layout import TableConfig
 from jrec.progress import Progress
-from jrec.run.export import Exportable, write_export
+from jrec.run.export import Exportable, ExportBase, write_export
 from jrec.serving.format import Dtype, ExportError, Manifest
 
 
@@ -18,7 +22,8 @@ def export_run(
     *,
     data: str | os.PathLike[str] | None = None,
     dtype: Dtype | None = None,
-    since: Sequence[str | os.PathLike[str]] = (),
+    since: Sequence[str | os.PathLike[str]] | ExportBase = (),
+    before: Saved | None = None,
     onnx: bool = False,
     overwrite: bool = False,
     progress: Progress | None = None,
@@ -32,6 +37,8 @@ def export_run(
       data: The dataset, if it has moved since training; its vocabularies are copied.
       dtype: See ``write_export``, as all that follow.
       since: An export and the deltas that follow it.
+      before: The checkpoint whose rows ``since`` has, where that is known: then only rows are read that this one, which
+        goes on from it, has written since.
       onnx: Whether to write the dense part for onnxruntime, too.
       overwrite: Replaces an export at ``out``.
       progress: Shows how many rows are done; None shows nothing.
@@ -71,6 +78,7 @@ def export_run(
             out,
             dtype=dtype,
             since=since,
+            changed=lambda table: None if before is None else _changed(table, saved, before),
             onnx=onnx,
             overwrite=overwrite,
             about={"command": "jrec export", "checkpoint": str(checkpoint)},
@@ -78,3 +86,10 @@ def export_run(
             progress=progress,
             report=report,
         )
+
+
+def _changed(table: TableConfig, saved: Saved, before: Saved) -> np.ndarray | None:
+    """The rows of a table that a checkpoint wrote after another one; None where it does not tell them."""
+    if table.rows != table.table_rows or table.name not in before.manifest.tables:
+        return None
+    return saved.table(table.name).rows_since(before.manifest.tables[table.name])

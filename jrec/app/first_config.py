@@ -16,7 +16,6 @@ import numpy as np
 from jrec.app.baselines.examples import lists_of
 from jrec.app.config.typed_toml import toml_key
 from jrec.app.first_rules import Choice, Key, Metric, Rules, training_sample
-from jrec.data.moments import Moments, duration_of, moments_file
 from jrec.data.schema import CategoricalFeature, Schema
 
 _PIECES = 16  # of a dense feature, about equally many examples in each
@@ -29,7 +28,6 @@ _OOV_RATE = 0.01  # of ids: enough to train a row, and few enough to cost the ot
 _DROPOUT = 0.2
 _TRIED = 1_000_000  # training examples that a trial reads at most
 _MANY = 1_000_000  # training examples from which one model learns about as much as several
-_HALF_LIVES = (4, 16)  # parts of the time of training after which examples count half as much, where a search tries it
 LARGE = 5_000_000
 """Training examples from which layers are wide, one pass is enough, and nothing is tried."""
 
@@ -48,7 +46,6 @@ class Facts(Rules["Candidate"]):
       growing: The tables that grow.
       unmet_oov: The tables whose row for values outside the vocabulary no training example reads.
       numeric: Whether the label is a number.
-      span: Seconds from the first training example to the last; 0 where the dataset does not say when they were.
     """
 
     tables: dict[str, int]
@@ -60,7 +57,6 @@ class Facts(Rules["Candidate"]):
     growing: frozenset[str] = frozenset()
     unmet_oov: frozenset[str] = frozenset()
     numeric: bool = False
-    span: int = 0
 
     @property
     @override
@@ -81,8 +77,7 @@ class Facts(Rules["Candidate"]):
 
     @override
     def candidates(self) -> list[Candidate]:
-        half_lives = tuple(duration_of(self.span / parts) for parts in _HALF_LIVES) if self.span else ()
-        return [dataclasses.replace(one, half_lives=half_lives) for one in candidates(self)]
+        return candidates(self)
 
     @override
     def config(self, path: str, candidate: Candidate, *, best_step: int = 0) -> list[Key]:
@@ -137,8 +132,6 @@ class Candidate(Choice):
       kind: "dlrm", or "tbsm" over the dataset's histories.
       rate: The learning rate of dense parameters.
       dropout: Of the hidden layers.
-      half_life: After which examples count half as much in training; "" where all count alike.
-      half_lives: Those that a search tries.
     """
 
     interaction: str
@@ -151,16 +144,12 @@ class Candidate(Choice):
     kind: str = "dlrm"
     rate: float = 0.001
     dropout: float = 0.0
-    half_life: str = ""
-    half_lives: tuple[str, ...] = ()
 
     @override
     def variants(self) -> Iterator[Candidate]:
         name, rate = self.rows
         for factor in (2.0, 0.5):
             yield self.changed("rows", f"rows' rate {factor * rate:.3g}", rows=(name, factor * rate))
-        for half_life in self.half_lives:
-            yield self.changed("half_life", f"half-life {half_life}", half_life=half_life)
         for dim in (2 * self.dim, self.dim // 2):
             if 4 <= dim <= 128:
                 yield self.changed("dim", f"dim {dim}", dim=dim)
@@ -207,15 +196,7 @@ def facts_of(folder: str | os.PathLike[str], schema: Schema) -> Facts:
         growing=schema.growing,
         unmet_oov=frozenset(unmet),
         numeric=schema.numbers is not None,
-        span=_span(folder, schema),
     )
-
-
-def _span(folder: str | os.PathLike[str], schema: Schema) -> int:
-    if moments_file("train") not in schema.files:
-        return 0
-    moments = Moments.load(folder, schema, "train")
-    return moments.last - moments.first
 
 
 def _rounded(values: np.ndarray) -> tuple[float, ...]:
@@ -303,7 +284,6 @@ def first_config(path: str, facts: Facts, candidate: Candidate, *, best_step: in
         *([Key(section="", name="max_steps", value=2 * best_step, reason=falls)] if best_step else ()),
         Key(section="data", name="path", value=path),
         Key(section="data", name="batch_size", value=batch, reason=size),
-        *_half_life(candidate),
         *_oov(facts),
         *_model(facts, candidate),
         *_rates(facts, candidate),
@@ -322,12 +302,6 @@ def _oov(facts: Facts) -> Iterator[Key]:
         some = ", ".join(sorted(facts.unmet_oov)[:3]) + (", ..." if len(facts.unmet_oov) > 3 else "")
         why = f"trains the row that new values of {some} get: every value of training has a row of its own"
         yield Key(section="data", name="oov_rate", value=_OOV_RATE, reason=why)
-
-
-def _half_life(candidate: Candidate) -> Iterator[Key]:
-    if candidate.half_life:
-        why = "an example counts half as much as one that much later: better on valid than all alike"
-        yield Key(section="data", name="half_life", value=candidate.half_life, reason=why)
 
 
 def _members(facts: Facts, candidate: Candidate) -> int:

@@ -39,6 +39,7 @@ from jrec.app.run_folder import open_run_folder
 from jrec.app.run_record import CHECKPOINT_FOLDER, TrainedRun, find_run
 from jrec.app.saver import Saver
 from jrec.checkpoint import Checkpoints
+from jrec.checkpoint.saved import Saved
 from jrec.data.schema import DatasetError, NoExamplesError, Schema
 from jrec.errors import ConfigError
 from jrec.outputs import kind_of
@@ -46,7 +47,9 @@ from jrec.prepare.encoder import stored_log
 from jrec.prepare.prepare import prepare
 from jrec.prepare.prepare_options import PrepareOptions
 from jrec.prepare.readers.places import natural_order
+from jrec.run.export import ExportBase
 from jrec.run.feeds.run_feed import RunFeed
+from jrec.serving.checks import load_manifest
 from jrec.serving.format import MANIFEST as EXPORT_MANIFEST
 from jrec.shown import human_bytes
 
@@ -305,6 +308,7 @@ class _Follower:
             metrics=self._recorder.metrics,
         )
         self._saved_at = time.monotonic()
+        self._followed: tuple[ExportBase, Saved] | None = None  # what the last delta is, and of which checkpoint
 
     def go(self, stop: StopRequest) -> Followed:
         """Learns from one file after the other."""
@@ -415,7 +419,12 @@ class _Follower:
             if chain and int(chain[-1].name.rpartition("-")[2]) >= step:
                 return  # written before the run was killed and went on from an earlier checkpoint
             path = deltas / f"step-{step:012d}"
-            export_run(checkpoint, path, since=[export, *chain])
+            base, before = self._followed or (None, None)
+            # Others may write a whole export in the place of this one, or take deltas away.
+            if base is None or base.folders != (export, *chain) or base.manifests[0].id != load_manifest(export).id:
+                base, before = ExportBase.read([export, *chain]), None
+            manifest = export_run(checkpoint, path, since=base, before=before)
+            self._followed = base.followed_by(path, manifest), Saved(checkpoint)
             size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
             newest = max((entry["written"] for entry in self.files.taken[: self._learnt]), default=time.time())
             self._report(f"{path}: a delta of {human_bytes(size)}, {time.time() - newest:,.1f} s behind the files")

@@ -211,6 +211,22 @@ class SavedTable:
             for number in range(piece.chunks):
                 yield piece.rows(number), {name: piece.chunk(name, number) for name in arrays}
 
+    def rows_since(self, before: TableRecord) -> np.ndarray | None:
+        """(n,) int64 ascending numbers of the rows that were written after another checkpoint; None if that is unknown.
+
+        Args:
+          before: The table in that checkpoint. This one tells what came after it where it only added to its pieces, and
+            rows change only where they are written.
+        """
+        count = len(before.pieces)
+        added = self._pieces[count:]
+        if self._conversion is not None or self.record.pieces[:count] != before.pieces:
+            return None
+        if any(piece.whole for piece in self.record.pieces[count:]):
+            return None
+        rows = [piece.rows(number) for piece in added for number in range(piece.chunks)]
+        return np.unique(np.concatenate([np.zeros(0, np.int64), *rows]).astype(np.int64))
+
     def verify(self) -> None:
         """Reads all files, for their checksums."""
         for piece in self._pieces:

@@ -30,12 +30,6 @@ def duration_seconds(text: str) -> int | None:
     return seconds if 1 <= seconds <= _CENTURY else None
 
 
-def duration_of(seconds: float) -> str:
-    """A duration of about so many seconds, in the largest unit of which it has at least two; at least "1s"."""
-    unit = next((unit for unit, size in _UNITS.items() if seconds >= 2 * size), "s")
-    return f"{max(1, round(seconds / _UNITS[unit]))}{unit}"
-
-
 def moments_file(split: str) -> str:
     """The file of a split's moments, relative to the dataset."""
     return f"times/{split}.npy"

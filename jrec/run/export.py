@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import itertools
 import json
@@ -161,7 +162,8 @@ def write_export(
     out: Place,
     *,
     dtype: Dtype | None = None,
-    since: Sequence[Place] = (),
+    since: Sequence[Place] | ExportBase = (),
+    changed: Callable[[TableConfig], np.ndarray | None] = lambda table: None,
     onnx: bool = False,
     overwrite: bool = False,
     about: Mapping[str, Any],
@@ -178,6 +180,8 @@ def write_export(
         be one. Tensor-train cores keep their dtype.
       since: An export and the deltas that follow it, in order: only rows that changed since then are written, as the
         next delta.
+      changed: Of a table or a part, the (n,) int64 ascending numbers of all rows that may have changed since; None
+        where that is not known, so that all rows are compared.
       onnx: Whether to write the dense part for onnxruntime, too.
       overwrite: Replaces an export at ``out``.
       about: What is being made; see ``jrec.outputs.new_folder``.
@@ -193,7 +197,7 @@ def write_export(
         model, its names or its schema cannot be served.
       OutputError: If ``out`` may not or cannot be written.
     """
-    base = _Base([pathlib.Path(path) for path in since]) if since else None
+    base = since if isinstance(since, ExportBase) else ExportBase.read(since) if since else None
     stored = _dtype_of(source, dtype, base)
     # With a schema a request has its columns, and onnxruntime all vectors; else what predictions read.
     every = source.schema is not None or onnx
@@ -224,7 +228,8 @@ def write_export(
     _check_names(source)
     if base is not None:
         base.check(manifest)
-    with new_folder(out, about, kind="export", overwrite=overwrite, inputs=[*inputs, *since], report=report) as folder:
+    inputs = [*inputs, *(() if base is None else base.folders)]
+    with new_folder(out, about, kind="export", overwrite=overwrite, inputs=inputs, report=report) as folder:
         (folder / "tables").mkdir()
         (folder / MODEL).write_bytes(program)
         if len(manifest.features) == 1 and extends(source.model):  # and nothing but the history goes in
@@ -234,7 +239,7 @@ def write_export(
             np.save(folder / ITEMS, source.items, allow_pickle=False)
         if onnx:
             (folder / ONNX).write_bytes(onnx_program(source.model, source.layout, source.num_dense))
-        writer = _Writer(source, folder, stored, base)
+        writer = _Writer(source, folder, stored, base, changed)
         total = sum(table.rows for _, table in source.tables if table.tier != "tt")
         with (progress or Progress(False)).stage("export", max(total, 1)) as advance:
             tables = writer.write(advance)
@@ -254,7 +259,7 @@ def write_export(
         return manifest
 
 
-def _dtype_of(source: Exportable, dtype: Dtype | None, base: _Base | None) -> Dtype:
+def _dtype_of(source: Exportable, dtype: Dtype | None, base: ExportBase | None) -> Dtype:
     """The dtype of exported rows."""
     if dtype is not None and dtype not in get_args(Dtype):
         raise ExportError(f"dtype is {dtype!r}; choose one of {', '.join(get_args(Dtype))}")
@@ -306,8 +311,15 @@ def _copy_vocabularies(schema: Schema, folder: pathlib.Path) -> None:
 class _Writer:
     """Writes the tables of a model to a folder."""
 
-    def __init__(self, source: Exportable, folder: pathlib.Path, dtype: Dtype, base: _Base | None):
-        self._source, self._folder, self._dtype, self._base = source, folder, dtype, base
+    def __init__(
+        self,
+        source: Exportable,
+        folder: pathlib.Path,
+        dtype: Dtype,
+        base: ExportBase | None,
+        changed: Callable[[TableConfig], np.ndarray | None],
+    ):
+        self._source, self._folder, self._dtype, self._base, self._changed = source, folder, dtype, base, changed
 
     def write(self, advance: Callable[[int], None]) -> dict[str, tuple[Part, ...]]:
         """Writes all tables; returns their parts."""
@@ -358,6 +370,12 @@ class _Writer:
             file=self._path(table, ""),
             changed="" if self._base is None else self._path(table, ".changed"),
         )
+        if self._base is not None and (rows := self._changed(table)) is not None and 2 * rows.size < table.rows:
+            some = [rows[begin : begin + _AT_ONCE] for begin in range(0, max(rows.size, 1), _AT_ONCE)]
+            self._saved(part.changed, rows)
+            self._saved(part.file, np.concatenate([self._exported(table, numbers) for numbers in some]))
+            advance(table.rows)
+            return part
         pieces = self._pieces(table, advance)
         if self._base is None:
             first = next(pieces)
@@ -395,32 +413,65 @@ class _Writer:
         """A table's rows as they are exported, in order."""
         for begin in range(0, table.rows, _AT_ONCE):
             stop = min(begin + _AT_ONCE, table.rows)
-            rows = self._source.rows(table.name, np.arange(begin, stop) + table.first_row)
-            if self._dtype in ("int8", "int4"):
-                yield quantize(rows, int(self._dtype[3:]))
-            else:
-                yield np.asarray(rows, jax.numpy.dtype(self._dtype))
+            yield self._exported(table, np.arange(begin, stop))
             advance(stop)
+
+    def _exported(self, table: TableConfig, numbers: np.ndarray) -> np.ndarray:
+        """Some rows of a table, or of a part, as they are exported."""
+        rows = self._source.rows(table.name, numbers + table.first_row)
+        if self._dtype in ("int8", "int4"):
+            return quantize(rows, int(self._dtype[3:]))
+        return np.asarray(rows, jax.numpy.dtype(self._dtype))
 
 
 def _bytes(rows: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(rows).view(np.uint8).reshape(len(rows), -1)
 
 
-class _Base:
-    """What a delta follows: an export and deltas in order."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExportBase:
+    """What a delta follows: an export and deltas in order, which were read for their checksums.
 
-    def __init__(self, folders: Sequence[pathlib.Path]):
-        self.manifests = [load_manifest(folder) for folder in folders]
-        for folder, manifest in zip(folders, self.manifests, strict=True):
+    Attributes:
+      folders: The export's, and those of the deltas.
+      manifests: Theirs.
+    """
+
+    folders: tuple[pathlib.Path, ...]
+    manifests: tuple[Manifest, ...]
+
+    @staticmethod
+    def read(places: Sequence[Place]) -> ExportBase:
+        """Reads and checks an export and its deltas.
+
+        Raises:
+          ExportError: If one is damaged, or they do not follow each other.
+        """
+        folders = tuple(pathlib.Path(place) for place in places)
+        manifests = tuple(load_manifest(folder) for folder in folders)
+        for folder, manifest in zip(folders, manifests, strict=True):
             verify(folder, manifest)
-        check_order(folders, self.manifests)
-        self.tables = ServedTables.load(folders[0], self.manifests[0])
-        for folder, manifest in zip(folders[1:], self.manifests[1:], strict=True):
-            change = self.tables.change(folder, manifest)
+        check_order(folders, manifests)
+        return ExportBase(folders=folders, manifests=manifests)
+
+    def followed_by(self, folder: pathlib.Path, manifest: Manifest) -> ExportBase:
+        """The same with a delta that was written for it just now, which is not read again."""
+        return ExportBase(folders=(*self.folders, folder), manifests=(*self.manifests, manifest))
+
+    @functools.cached_property
+    def tables(self) -> ServedTables:
+        """The rows as of the last delta."""
+        tables = ServedTables.load(self.folders[0], self.manifests[0])
+        for folder, manifest in zip(self.folders[1:], self.manifests[1:], strict=True):
+            change = tables.change(folder, manifest)
             change.write()
-            self.tables = change.tables
-        self._folder, self.dtype = folders[0], self.manifests[0].dtype
+            tables = change.tables
+        return tables
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of exported rows."""
+        return self.manifests[0].dtype
 
     @property
     def features(self) -> list[str]:
@@ -432,4 +483,4 @@ class _Base:
         first = self.manifests[0]
         whole = manifest if manifest.tables else dataclasses.replace(manifest, tables=first.tables)
         if (reason := difference(first, whole)) is not None:
-            raise ExportError(f"a delta of {self._folder} needs its model: {reason}; make a whole export")
+            raise ExportError(f"a delta of {self.folders[0]} needs its model: {reason}; make a whole export")
