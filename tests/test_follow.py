@@ -299,9 +299,8 @@ def test_a_delta_reads_what_its_checkpoint_wrote(folder, tmp_path, monkeypatch):
     followed(folder, tmp_path / "live", export=export, deltas=deltas)
     _, whole, first, *others = read
     assert whole == first > 0
-    assert sum(0 < rows < whole for rows in others) >= 2, (
-        read
-    )  # where a checkpoint writes a table anew, all are compared
+    # Of a table that a checkpoint wrote anew all rows are compared.
+    assert sum(0 < rows < whole for rows in others) >= 2, read
     assert sum(map(bool, verified)) == 1
     export_run(tmp_path / "live", tmp_path / "again")
     again = jrec.serving.load(tmp_path / "again")
