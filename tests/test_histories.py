@@ -110,6 +110,13 @@ def test_positions_that_follow_are_those_of_the_whole_history(form):
         first = np.minimum(first + queries, counts).astype(np.int32)
 
 
+def test_positions_that_change_with_the_length_are_not_extended():
+    config = jrec.nn.SequenceConfig(normalize="length")
+    encoder = SequenceEncoder(DIM, LENGTH, config, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match="positions change with its length where HSTU divides by it"):
+        encoder.extend(jnp.zeros((1, 1, DIM)), jnp.zeros(1, jnp.int32), [])
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_scores_are_those_of_the_whole_history(exports, form):
     """Histories of many users that grow, are asked again, change at their end, begin anew, and come together."""

@@ -73,8 +73,9 @@ class Moments:
           (stop - start,) float32, 1 for the last example of the split. Between the examples whose second is known
           others lie evenly.
         """
-        known = np.minimum(np.arange(len(self.seconds)) * STRIDE, self.examples - 1)
-        ages = self.last - np.interp(np.arange(start, stop), known, self.seconds.astype(np.float64))
+        seconds = self.seconds[start // STRIDE : -(-stop // STRIDE) + 1]
+        known = np.minimum((start // STRIDE + np.arange(len(seconds))) * STRIDE, self.examples - 1)
+        ages = self.last - np.interp(np.arange(start, stop), known, seconds.astype(np.float64))
         return np.exp2(-ages / half_life).astype(np.float32)
 
     @staticmethod

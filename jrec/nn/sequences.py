@@ -271,15 +271,23 @@ class SequenceEncoder(nnx.Module):
         positions rather than their square.
 
         Args:
-          rows: (batch, queries, dim) float32, of the positions from ``first`` on; behind a history's end any numbers.
+          rows: (batch, queries, dim) float32, of the positions from ``first`` on; finite behind a history's end, too.
           first: (batch,) int32, how many positions are remembered.
-          before: For each layer what it remembers, (batch, positions, ...); from ``first`` on any numbers.
+          before: For each layer what it remembers, (batch, positions, ...); from ``first`` on any finite numbers.
           times: (batch, positions) times, those of ``rows`` included; None without times.
           asked: (batch, queries) times that are asked for, as of ``__call__``.
 
         Returns:
           (batch, queries, dim) float32, and for each layer the keys and values of these positions.
+
+        Raises:
+          ValueError: If a layer divides by the length of the history, so that positions change with what follows.
         """
+        if not self.can_extend:
+            raise ValueError(
+                "a history's positions change with its length where HSTU divides by it (normalize='length'), so that"
+                " what is remembered of them does not hold; encode the whole history"
+            )
         count, dim = rows.shape[1:]
         places = first[:, None] + jnp.arange(count, dtype=jnp.int32)[None]
         known = jnp.minimum(places, self.positions.shape[0] - 1)  # what is behind a history's end has no place
