@@ -19,7 +19,7 @@ import thunks
 from grids import some_of
 
 from benchmarks import ahead_of_time, scaling_bytes, scaling_step, workloads
-from benchmarks.dispatched import dispatched, workload_of
+from benchmarks.dispatched import Dispatch, dispatched, workload_of
 from jrec.mesh.route import AXIS
 from jrec.sharding.hardware import grid, load_hardware
 
@@ -40,14 +40,20 @@ class Case:
     batch: Any
     ledger: list[scaling_bytes.Entry]
     buffers: float  # bytes of the collectives' static sizes that are others'
-    state: Any
-    rows: Any
-    lowered: jax.stages.Lowered
+    program: Dispatch
     compiler_options: dict[str, Any] | None = None
+
+    @property
+    def state(self):
+        return self.program.state.state
+
+    @property
+    def rows(self):
+        return self.program.rows
 
     @functools.cached_property
     def compiled(self):
-        return self.lowered.compile(self.compiler_options)
+        return self.program.lower().compile(self.compiler_options)
 
     @functools.cached_property
     def lines(self):
@@ -72,11 +78,12 @@ def make_case(workload, *, hosts=1, compiler_options=None, **how):
     (batch,) = scaling_step.mesh_batches(setup, [partitioned])
     mesh = aot.mesh(DEVICES // hosts, hosts=hosts, axis=AXIS)
     program = dispatched(setup, steps=1, mesh=mesh, implementation="xla", batch=batch)
-    state, lookups = program.state.state, scaling_step.lookups_of(setup, partitioned)
+    lookups = scaling_step.lookups_of(setup, partitioned)
+    state = program.state.state
     ledger = scaling_bytes.ledger(setup, lookups, batch, state, counted=True)
     padded = scaling_bytes.ledger(dataclasses.replace(setup, exchange="padded"), lookups, batch, state, counted=True)
     buffers = sum(entry.moved for entry in padded)
-    return Case(setup, batch, ledger, buffers, state, program.rows, program.lower(), compiler_options)
+    return Case(setup, batch, ledger, buffers, program, compiler_options)
 
 
 def _parameter(case, array):
@@ -198,7 +205,7 @@ def routed():
     (batch,) = scaling_step.mesh_batches(setup, [partitioned], windows=True)
     assert not batch.places[setup.stack].fits
     program = dispatched(setup, steps=1, mesh=aot.mesh(DEVICES, axis=AXIS), implementation="xla", batch=batch)
-    return Case(setup, batch, [], 0.0, program.state.state, program.rows, program.lower())
+    return Case(setup, batch, [], 0.0, program)
 
 
 def test_devices_that_route_copy_no_shard_and_send_no_table(routed):
