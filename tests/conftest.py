@@ -34,6 +34,10 @@ import pytest
 
 from jrec import compile_cache
 
+# No test's files have to outlive a loss of power. That jrec waits for the disk, tests/faults checks by the calls of
+# processes of their own; the disk itself only takes time.
+os.fsync = os.fstat
+
 # Garbage is looked for less often than by default, which takes an eighth of a run's time.
 gc.set_threshold(50_000, 20, 100)
 

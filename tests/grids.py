@@ -1,6 +1,6 @@
 """Grids of which the default run takes the cases that no other stands for, and ``-m slow`` the others."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -11,6 +11,11 @@ def some_of(cases: Iterable[Any], *default: Any) -> list[Any]:
     cases = list(cases)
     _all_among(default, cases)
     return [case if case in default else _slow(case) for case in cases]
+
+
+def in_turn(*axes: Sequence[Any]) -> list[tuple]:
+    """Of a grid as many cases as its longest axis has values, each value of each axis in one or more of them."""
+    return [tuple(axis[number % len(axis)] for axis in axes) for number in range(max(map(len, axes)))]
 
 
 def _slow(case: Any) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import os
 import pathlib
 import re
 import socket
@@ -16,6 +15,7 @@ import jax
 import numpy as np
 import placement_cases as cases
 from checkpoint_state import latest
+from child_processes import with_devices
 from placement_reference import Example, Reference
 
 from jrec.app.config import load_config
@@ -147,9 +147,7 @@ class Workplace:
         with socket.socket() as probe:
             probe.bind(("localhost", 0))
             coordinator = f"localhost:{probe.getsockname()[1]}"
-        devices = f"--xla_force_host_platform_device_count={placement.devices // placement.processes}"
-        flags = f"{os.environ['XLA_FLAGS']} {devices}"  # of a flag that is there twice the last counts
-        environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+        environment = with_devices(placement.devices // placement.processes)
         command = [sys.executable, "-m", "jrec", "train", str(self.config), *keys, *(["--resume"] if resume else [])]
         others = ["--coordinator", coordinator, "--processes", str(placement.processes), "--process"]
         pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}

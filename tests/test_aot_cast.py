@@ -1,6 +1,7 @@
 """The cast compiles for an H200 to a sort and two launches after it, and what was compiled gives the right cast."""
 
 import functools
+import itertools
 import re
 
 import aot
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import reference
 from cast_cases import CUTS, KINDS, MORE_CUTS, MORE_SHAPES, SHAPES, _assert_identical, _draw, check_cut
+from grids import some_of
 
 from jrec import ops
 
@@ -40,8 +42,14 @@ def test_the_sort_is_one_that_cub_takes(rows, key):
     assert compared.count("stablehlo") == 2  # the comparison, and what returns it
 
 
-@pytest.mark.parametrize("rows", [200, 60_000, 1_000_000, 2**31 - 1])
-@pytest.mark.parametrize("form", ["padded", "ragged", "padded, many"])
+SIZES = (200, 60_000, 1_000_000, 2**31 - 1)
+FORMS = ("padded", "ragged", "padded, many")
+# Keys of each width in every form.
+SOME_FORMS = [*((form, SIZES[k]) for k, form in enumerate(FORMS)), ("ragged", SIZES[3]), ("padded", SIZES[1]),
+              ("padded, many", SIZES[0])]  # fmt: skip
+
+
+@pytest.mark.parametrize(("form", "rows"), some_of(itertools.product(FORMS, SIZES), *SOME_FORMS))
 def test_two_launches_follow_the_sort(form, rows):
     bags, length = (MORE_BAGS, 80) if form == "padded, many" else (BAGS, LENGTH)
     ids = aot.shape((bags * length,) if form == "ragged" else (bags, length), jnp.int32)
@@ -67,8 +75,17 @@ def test_a_given_capacity_bounds_what_is_written():
     assert compiled.memory_analysis().output_size_in_bytes <= 2 * 4 * LOOKUPS + 2 * 4 * 1001 + 1024
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("case", SHAPES + MORE_SHAPES, ids=str)
+# Every shape with two kinds of ids, and every kind with three shapes.
+SOME_KINDS = [
+    (case, KINDS[(number + further) % len(KINDS)])
+    for number, case in enumerate(SHAPES + MORE_SHAPES)
+    for further in (0, 3)
+]
+
+
+@pytest.mark.parametrize(
+    ("case", "kind"), some_of(itertools.product(SHAPES + MORE_SHAPES, KINDS), *SOME_KINDS), ids=str
+)
 def test_numbers(case, kind):
     ids, offsets = _draw(case, np.random.default_rng(case.rows % 1000), kind)
     with aot.ptx_machine_launches() as modules:

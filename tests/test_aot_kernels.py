@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 import reference
+from grids import in_turn, some_of
 
 from jrec import ops
 from jrec.ops.types import Cast
@@ -26,8 +27,11 @@ def _offsets(segments):
     return aot.shape((segments + 1,), jnp.int32)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("dim", DIMS)
+# Every dim once, and every dtype where rows are narrow, of a load's width, and of several.
+SOME_GATHERS = [*in_turn(DIMS, DTYPES), (4, "bfloat16"), (64, "float32"), (1024, "bfloat16")]
+
+
+@pytest.mark.parametrize(("dim", "dtype"), some_of(itertools.product(DIMS, DTYPES), *SOME_GATHERS))
 def test_gather_reduce(dim, dtype):
     table = aot.shape((ROWS if dim <= 128 else ROWS // 20, dim), dtype)
     weights = aot.shape((LOOKUPS,))
@@ -88,9 +92,18 @@ VARIANTS = [
     *itertools.product(OPTIMIZERS, (64,), ("bfloat16", "float16")),
     *itertools.product((ops.RowWiseAdagrad, ops.Adam), (4, 20, 1024), ("float32", "bfloat16")),
 ]
+# Every optimizer once, at dims and dtypes in turn, where ExactAdam takes the most registers; two of them at all dims.
+TURNS = ((64, "bfloat16"), (128, "float32"), (16, "float32"), (64, "float16"), (64, "float32"))
+SOME_UPDATES = [
+    *((kind, *turn) for kind, turn in in_turn(OPTIMIZERS, TURNS)),
+    *((ops.RowWiseAdagrad, *turn) for turn in ((4, "bfloat16"), (20, "float32"), (128, "float32"), (1024, "bfloat16"))),
+    *((ops.Adam, *turn) for turn in ((4, "float32"), (20, "bfloat16"), (1024, "float32"))),
+]
 
 
-@pytest.mark.parametrize(("kind", "dim", "dtype"), VARIANTS, ids=lambda v: getattr(v, "__name__", str(v)))
+@pytest.mark.parametrize(
+    ("kind", "dim", "dtype"), some_of(VARIANTS, *SOME_UPDATES), ids=lambda v: getattr(v, "__name__", str(v))
+)
 def test_updates_are_in_place(kind, dim, dtype):
     rows = ROWS if dim <= 64 else ROWS // 10
     optimizer = reference.made(kind, learning_rate=0.1, weight_decay=1e-5, max_row_norm=1.0)

@@ -11,6 +11,7 @@ import aot
 import jax
 import numpy as np
 import pytest
+from grids import some_of
 
 from benchmarks import scaling_bytes, scaling_modes, scaling_step, workloads
 from benchmarks.dispatched import dispatched
@@ -34,7 +35,7 @@ class Case:
     text: str
 
 
-@pytest.fixture(scope="module", params=["padded", "ragged"])
+@pytest.fixture(scope="module", params=some_of(["padded", "ragged"], "padded"))  # ragged: test_aot_mesh
 def case(request):
     workload = workloads.WORKLOADS["rm2"].with_rows_capped(20_000).with_batch(EXAMPLES * (DEVICES - len(KEEPERS)))
     setup = scaling_step.planned(workload, scaling_modes.APART)

@@ -1,6 +1,7 @@
 """The kernels as compiled for an H200, run on the PTX machine, against float64 NumPy."""
 
 import dataclasses
+import itertools
 
 import aot
 import jax
@@ -9,6 +10,7 @@ import numpy as np
 import ptx_machine
 import pytest
 import reference
+from grids import in_turn, some_of
 from update_cases import OPTIMIZERS, SCALE, STEP, _assert_close, _expected, _fused, _slots, update_request
 
 import jrec.pallas.casted_update
@@ -42,8 +44,11 @@ def _jax(array):
     return None if array is None else jnp.asarray(array)
 
 
-@pytest.mark.parametrize("chunks", [1, 3])
-@pytest.mark.parametrize("case_shape", SHAPES, ids=lambda s: f"{s.dim}-{s.dtype}")
+@pytest.mark.parametrize(
+    ("case_shape", "chunks"),
+    some_of(itertools.product(SHAPES, (1, 3)), *in_turn(SHAPES, (1, 3)), (SHAPES[5], 1)),
+    ids=lambda v: f"{v.dim}-{v.dtype}" if isinstance(v, reference.Shape) else str(v),
+)
 def test_gather_reduce(case_shape, chunks):
     case = reference.make_case(case_shape, np.random.default_rng(case_shape.dim), kind="power law", past=True)
     config = dataclasses.replace(CONFIG, chunks=chunks, split=4, long_unroll=4, top=64)
@@ -53,8 +58,18 @@ def test_gather_reduce(case_shape, chunks):
     np.testing.assert_allclose(got, reference.gather_reduce(case), rtol=1e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize("dim", [20, 128, 1000])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: type(o).__name__)
+UPDATED = (20, 128, 1000)  # dims
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "dim"),
+    some_of(
+        itertools.product(OPTIMIZERS, UPDATED),
+        *in_turn(OPTIMIZERS, UPDATED),
+        *((OPTIMIZERS[3], dim) for dim in UPDATED),
+    ),
+    ids=lambda v: str(v) if isinstance(v, int) else type(v).__name__,
+)
 def test_casted_update(optimizer, dim):
     case_shape = reference.Shape(rows=17, dim=dim, bags=14, length=4, weighted=dim == 20)
     case = reference.make_case(case_shape, np.random.default_rng(dim), kind="power law", past=True)

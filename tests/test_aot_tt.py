@@ -7,6 +7,7 @@ import aot
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from grids import some_of
 from tt_kernel_cases import make_level
 
 from jrec.ops.tt import TTShape, TTTraffic, tt_core_gradients, tt_lookup
@@ -31,6 +32,11 @@ VARIANTS = [
     *((rank, dim, "float32") for rank, dim in ((8, 16), (16, 64), (32, 128), (64, 32), (128, 128))),
     *((rank, dim, "bfloat16") for rank, dim in ((8, 128), (32, 32), (64, 64), (128, 16))),
 ]
+# Products that are narrow, wide ones of either dtype without tensor cores, and those of tensor cores.
+SOME_LEVELS = (
+    *((8, 16, "float32"), (64, 32, "float32"), (128, 128, "float32")),
+    *((8, 128, "bfloat16"), (64, 64, "bfloat16")),
+)
 
 
 def _checked(name, modules):
@@ -42,7 +48,7 @@ def _checked(name, modules):
             assert re.search(r"ld\.global\.v[248]", module), name
 
 
-@pytest.mark.parametrize(("rank", "dim", "dtype"), VARIANTS)
+@pytest.mark.parametrize(("rank", "dim", "dtype"), some_of(VARIANTS, *SOME_LEVELS))
 def test_levels(rank, dim, dtype):
     """Products, gradients and fused bags of a table's levels: the second core's, and the last one's."""
     shape = TTShape.search(ROWS, dim, ranks=rank)
@@ -95,7 +101,10 @@ WGMMA_TILES = [
 ]
 
 
-@pytest.mark.parametrize(("terms", "columns", "left"), WGMMA_TILES)
+SOME_TILES = [(terms, 128, "float32") for terms in (16, 128, 192, 256)] + [(256, 32, "float32"), (240, 128, "bfloat16")]
+
+
+@pytest.mark.parametrize(("terms", "columns", "left"), some_of(WGMMA_TILES, *SOME_TILES))
 def test_tiles_of_the_tensor_cores_keep_within_the_registers(terms, columns, left):
     rows, right = aot.shape((300, 7, terms), left), aot.shape((200, terms, columns), jnp.bfloat16)
     index, bounds = aot.shape((1024,), jnp.int32), aot.shape((201,), jnp.int32)

@@ -32,12 +32,6 @@ from jrec.host import HostTable
 from jrec.native.crc32c import crc32c
 
 
-@pytest.fixture(autouse=True)
-def no_waiting_for_the_disk(monkeypatch):
-    """What is waited for is tested where calls of the system end the program; the disk itself only takes time."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-
-
 def test_the_checksum_is_castagnolis():
     assert crc32c(b"123456789") == 0xE3069283
     data = np.random.default_rng(0).integers(0, 256, 1000, np.uint8)

@@ -1,6 +1,7 @@
 """Exact row optimizers: every row as ``optax`` on the whole table has it, wherever rows lie, whenever they are read."""
 
 import functools
+import itertools
 
 import growing_cases
 import jax
@@ -11,6 +12,7 @@ import pytest
 import shop_logs
 from distribute_cases import DENSE, ROWS, columns, layout_of, mesh_of, three_tiers
 from flax import nnx
+from grids import in_turn, some_of
 
 import jrec
 from jrec import nn, ops, serving
@@ -45,9 +47,15 @@ CASES = {
 }  # fmt: skip
 
 
-def full_but(names, *default):
-    """For ``parametrize``: CI runs the other names."""
-    return [name if name in default else pytest.param(name, marks=pytest.mark.full) for name in names]
+def full_but(cases, *default):
+    """For ``parametrize``: CI runs the other cases, but for slow ones."""
+
+    def marked(case):
+        if case in default or hasattr(case, "marks"):
+            return case
+        return pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.full)
+
+    return [marked(case) for case in cases]
 
 
 def gradient(rows, number, scale):
@@ -339,8 +347,13 @@ def tables_of(run):
     return {table: run.table(table) for table in ROWS}
 
 
-@pytest.mark.parametrize("place", full_but(PLACES, "device", "host", "mesh", "plan-1"))
-@pytest.mark.parametrize("name", full_but(RUNS, SCHEDULES))
+SOME_RUNS = [(SCHEDULES, place) for place in ("device", "host", "mesh", "plan-1")]
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    full_but(some_of(itertools.product(RUNS, PLACES), *SOME_RUNS, *in_turn([*RUNS], PLACES)), *SOME_RUNS),
+)
 def test_a_run_is_that_of_the_whole_table_wherever_rows_lie(name, place, tmp_path):
     expected, tables, logits = trained_whole(name, WHOLE)
     with placed(place, RUNS[name][0]) as run:

@@ -1,7 +1,6 @@
 """Runs on datasets whose tables grow: the same bits when resumed, evaluated, predicted, exported, gone on with."""
 
 import json
-import os
 import shutil
 import socket
 import subprocess
@@ -11,6 +10,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import shop_logs
+from child_processes import with_devices
 
 import jrec
 from jrec import cli, serving
@@ -115,8 +115,7 @@ def test_processes_of_any_number_go_on(shop, tmp_path):
     keys = [f"data.path={monday}", *SMALL, *OFTEN, "mesh.devices=4", "evaluate.baselines=off"]
     command = [sys.executable, "-m", "jrec", "train", tmp_path / "two.toml", *keys, f"out={tmp_path / 'two'}"]
     together = ["--coordinator", f"localhost:{port}", "--processes", "2", "--process"]
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
-    options = {"env": environment, "stderr": subprocess.PIPE, "stdout": subprocess.DEVNULL, "text": True}
+    options = {"env": with_devices(2), "stderr": subprocess.PIPE, "stdout": subprocess.DEVNULL, "text": True}
     children = [subprocess.Popen([*map(str, command), *together, str(n)], **options) for n in range(2)]
     for child in children:
         _, errors = child.communicate(timeout=300)

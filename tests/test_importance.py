@@ -3,13 +3,13 @@
 import csv
 import dataclasses
 import json
-import os
 import socket
 import subprocess
 import sys
 
 import numpy as np
 import pytest
+from child_processes import with_devices
 from train_command import train_command
 
 import jrec
@@ -265,10 +265,9 @@ def test_two_processes_say_what_one_does(trained, capsys):
     with socket.create_server(("localhost", 0)) as server:
         port = server.getsockname()[1]
     many = ["--devices", "2", "--coordinator", f"localhost:{port}", "--processes", "2"]
-    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=1", "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-m", "jrec", *arguments, *many, "--process"]
     processes = [
-        subprocess.Popen([*command, str(number)], env=environment, stdout=subprocess.PIPE, text=True)
+        subprocess.Popen([*command, str(number)], env=with_devices(1), stdout=subprocess.PIPE, text=True)
         for number in range(2)
     ]
     said = [process.communicate(timeout=300)[0] for process in processes]

@@ -1,7 +1,6 @@
 """Several processes (gloo on the CPU) grow, score and stop together, and end when one of them dies."""
 
 import json
-import os
 import re
 import signal
 import socket
@@ -12,6 +11,7 @@ import time
 import numpy as np
 import pytest
 from checkpoint_state import flatten
+from child_processes import with_devices
 from skewed_log import skewed_dataset
 
 from jrec.app.build import build_layout, build_model, build_optimizer
@@ -76,8 +76,7 @@ def run(tmp_path, dataset):
             probe.bind(("localhost", 0))
             port = probe.getsockname()[1]
         devices = processes if devices is None else devices
-        flags = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices // processes}"}
-        environment = {**os.environ, **flags, "JAX_PLATFORMS": "cpu"}
+        environment = with_devices(devices // processes)
         options = [f"data.path={dataset}", f"out={tmp_path / out}", f"mesh.devices={devices}", *overrides]
         command = [sys.executable, "-m", "jrec", "train", str(tmp_path / "run.toml"), *options]
         command += ["--resume"] if resume else []

@@ -1,7 +1,6 @@
 """What a model has besides rows trains alike wherever these live: ``model_cases``, and the second table of its page."""
 
 import dataclasses
-import os
 import shutil
 import socket
 import subprocess
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 import shop_logs
 from checkpoint_state import final_arrays
+from child_processes import with_devices
 from feature_table import NAMES
 
 from jrec.app.compress import Selection, compress_run
@@ -104,8 +104,7 @@ def test_one_process_goes_on_with_what_two_began(runs, model):
     (runs.folder / "two.toml").write_text(config.to_toml())
     command = [sys.executable, "-m", "jrec", "train", str(runs.folder / "two.toml"), "evaluate.baselines=off"]
     together = ["--coordinator", f"localhost:{port}", "--processes", "2", "--process"]
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
-    options = {"env": environment, "stderr": subprocess.PIPE, "stdout": subprocess.DEVNULL, "text": True}
+    options = {"env": with_devices(2), "stderr": subprocess.PIPE, "stdout": subprocess.DEVNULL, "text": True}
     children = [subprocess.Popen([*command, *together, str(n)], **options) for n in range(2)]
     for child in children:
         _, errors = child.communicate(timeout=300)

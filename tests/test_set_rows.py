@@ -76,7 +76,8 @@ def by_hand(rule):
 def test_rows_begin_anew_in_every_place_as_if_arrays_were_changed_by_hand(name):
     rule = OPTIMIZERS[name]
     expected_losses, expected = by_hand(rule)
-    for place in PLACES:
+    # A plan has rows of every tier. Slots of a number an element, and numbers of steps, go to every place.
+    for place in PLACES if name in ("adagrad", "exact adamw") else ("plan",):
         with opened(place, rule) as run:
             losses = trained(run, range(3))
             before = tables(run)
