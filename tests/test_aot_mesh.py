@@ -134,7 +134,6 @@ def _check_overlap(case, line):
     assert len(re.findall(r" all-(to-all|gather|reduce)[\w-]*\(", between)) == 1  # nothing else is on the network
 
 
-@pytest.mark.slow  # the program of ``case``, by another option of XLA's
 def test_replicas_gradients_take_the_network_after_the_answers():
     """XLA would join the all-gather of the replicas' rows with those of logits, which wait for the forward pass."""
     case = make_case(KAGGLE, compiler_options={"xla_gpu_all_gather_combine_threshold_bytes": 0})
