@@ -51,7 +51,7 @@ from jrec.serving.format import (
 )
 from jrec.serving.onnx import onnx_program
 from jrec.serving.program import export_program
-from jrec.serving.quantize import quantize
+from jrec.serving.quantize import exported_rows
 from jrec.serving.tables import ServedTables
 
 Place = str | os.PathLike[str]
@@ -392,10 +392,7 @@ class _Writer:
         for begin in range(0, table.rows, _AT_ONCE):
             stop = min(begin + _AT_ONCE, table.rows)
             rows = self._source.rows(table.name, np.arange(begin, stop) + table.first_row)
-            if self._dtype in ("int8", "int4"):
-                yield quantize(rows, int(self._dtype[3:]))
-            else:
-                yield np.asarray(rows, jax.numpy.dtype(self._dtype))
+            yield exported_rows(rows, self._dtype)
             advance(stop)
 
 
