@@ -5,8 +5,12 @@ process of its own, whose peak memory is reported, less that of the imports. A s
 memory is less than its copies of the table: rows and slot on the device, gradient and update beside them of an
 ``nnx.Embed``, and of host memory only the rows that were read.
 
+`--part quality` is benchmarks/ngram_quality.py: what a memory gains in bits a byte. Speeds need a quiet machine, and
+quality does not.
+
 Examples:
   python -m benchmarks.ngram_memory
+  python -m benchmarks.ngram_memory --part quality
   python -m benchmarks.ngram_memory --rows 1000000 --side device embed
 """
 
@@ -29,7 +33,7 @@ import optax
 from flax import nnx
 
 import jrec
-from benchmarks import harness
+from benchmarks import harness, ngram_quality
 
 TEXTS, LENGTH, WIDTH, DIM, VOCABULARY, CLASSES = 32, 256, 64, 64, 1_000, 16
 SIDES = ("device", "host", "embed")
@@ -40,6 +44,7 @@ COPIES = {"device": 2, "host": 0, "embed": 4}
 def main() -> None:
     """Runs the benchmark."""
     parser = harness.parser(__doc__)
+    parser.add_argument("--part", choices=("steps", "quality"), default="steps", help="what to measure")
     parser.add_argument("--rows", type=int, nargs="+", default=[1_000_000, 8_000_000, 64_000_000], help="of the table")
     parser.add_argument("--side", nargs="+", choices=SIDES, default=list(SIDES), help="default: all")
     parser.add_argument("--worker", nargs=2, metavar=("SIDE", "ROWS"), help="measure one side in this process")
@@ -47,6 +52,10 @@ def main() -> None:
     if arguments.worker:
         side, rows = arguments.worker
         print(json.dumps(measured(side, int(rows))))
+        return
+    if arguments.part == "quality":
+        with harness.Report(arguments, "ngram_quality") as report:
+            ngram_quality.measure(report)
         return
     with harness.Report(arguments, "ngram_memory") as report:
         for rows in [20_000] if arguments.quick else arguments.rows:
