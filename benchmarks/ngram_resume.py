@@ -69,6 +69,7 @@ def measure_size(report: harness.Report, rows: int, work: pathlib.Path) -> None:
     report.add(case, "save, first", whole["saves"][0], "s")
     report.add(case, "save, median of later", statistics.median(whole["saves"][1:]), "s")
     report.add(case, "restore", resumed["restore"], "s")
+    report.add(case, "open", whole["open"], "s")
     times = {"host": 1e3 * statistics.median(whole["seconds"][FIRST:])}
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if EMBED_COPIES * rows * DIM * 4 < memory:
@@ -118,7 +119,9 @@ def host_steps(rows: int, folder: pathlib.Path) -> dict[str, Any]:
     rows_by = jrec.ops.RowWiseAdagrad(learning_rate=RATE)
     optimizer, text = jrec.nn.SparseOptimizer(model, dense=optax.adam(2e-3), embedding=rows_by), python_sources()[0]
     files, checkpoints, losses, saves, restore = folder / "files", folder / "checkpoints", [], [], 0.0
+    start = time.perf_counter()
     with jrec.distribute(model, optimizer, host=jrec.HostOptions(folder=str(files))) as run:
+        opened = time.perf_counter() - start
         if checkpoints.exists():
             restore = taken(lambda: run.restore(checkpoints))
         step = run.compile(loss=lambda logits, batch: mean_loss(logits, batch.extras["next"]))
@@ -139,6 +142,7 @@ def host_steps(rows: int, folder: pathlib.Path) -> dict[str, Any]:
             "seconds": seconds,
             "saves": saves,
             "restore": restore,
+            "open": opened,
             "bits": bits_of(run),
             "made": table.num_made,
             "table": table.nbytes,
