@@ -10,6 +10,7 @@ import numpy as np
 import optax
 import pytest
 import safetensors.numpy
+from export_cases import SIZES, made_exports
 from table_file_cases import Model, batches, fp8_table, loss_of, plain_tensors
 
 import jrec
@@ -185,6 +186,23 @@ def test_later_overlays_count(tmp_path):
     refused("one was not made over .*one, and both change row 5", "one", "one")
     refused("four was not made over .*two, and both change row 6; give overlays in the order", "one", "two", "four")
     refused("one is an overlay of another table than", "one", tensors=Tensors(tmp_path / "merged"))
+
+
+@pytest.mark.parametrize("stored", ["fp8 squares", "int8 pieces", "one scale", "bfloat16"])
+def test_an_edit_over_floats_is_merged_as_it_is_read(tmp_path, stored):
+    """The first edit is float32; the second, in the table's format, is of a row that may share a scale with it."""
+    name, rows = published(tmp_path / "base", stored), np.random.default_rng(1).normal(size=(2, 64)).astype(np.float32)
+    one, two, tensors = tmp_path / "one", tmp_path / "two", Tensors(tmp_path / "base")
+    write_overlay(one, rows[:1], ids=np.array([3]), like=StoredTable(tensors, name), dtype="float32")
+    below = StoredTable(tensors, name, overlays=[one])
+    assert below.dtype == np.float32
+    write_overlay(two, rows[1:], ids=np.array([10]), like=below)
+    edited = StoredTable(tensors, name, overlays=[one, two])
+    assert 10 in edited.overlaid
+    write_table(tmp_path / "merged", edited.read, like=edited)
+    merged, rest = StoredTable(Tensors(tmp_path / "merged"), name), np.setdiff1d(np.arange(70), [3])
+    np.testing.assert_array_equal(merged.read(rest).astype(np.float32), edited.read(rest))
+    np.testing.assert_allclose(merged.read([3]).astype(np.float32), rows[:1], rtol=1 / 15, atol=0.03)
 
 
 def test_an_overlay_of_a_huge_table_is_quick(tmp_path):
@@ -412,3 +430,25 @@ def test_bad_deltas_of_rows_are_refused(tmp_path):
     with pytest.raises(jrec.serving.ExportError, match="since is empty"):
         jrec.serving.write_delta(tmp_path / "delta", {}, since=[])
     assert [path.name for path in tmp_path.iterdir()] == ["served"]
+
+
+def test_a_delta_of_rows_follows_one_of_every_kind_of_table(tmp_path):
+    """Tables that grow, tensor-train cores with cached rows, and a table of rows and cores, quantized."""
+    folder = made_exports(tmp_path, deltas=("delta1",))
+    since = [folder / "whole", folder / "delta1"]
+    model, by_run = (jrec.serving.load(since[0], since[1:], batch_sizes=SIZES) for _ in range(2))
+    tables = by_run._loaded.tables
+    rows = {name: tables.rows_between(name, 0, count) for name, count in tables.rows.items()}
+    first = next(part for part in model.manifest.tables["item"] if not part.cores)
+    cores = next(part for part in model.manifest.tables["item"] if part.cores)
+    edits = {"item": (np.array([first.rows - 1, 2]), np.ones((2, first.dim), np.float32))}
+    jrec.serving.write_delta(folder / "edit", edits, since=since)
+    model.apply(folder / "edit")
+    rows["item"][edits["item"][0]] = 1
+    for name, wanted in rows.items():
+        np.testing.assert_array_equal(model._loaded.tables.rows_between(name, 0, len(wanted)), wanted)
+    jrec.serving.write_delta(folder / "again", edits, since=[*since, folder / "edit"])
+    model.apply(folder / "again")
+    edits = {"item": (np.array([cores.first_row]), np.ones((1, first.dim), np.float32))}
+    with pytest.raises(jrec.serving.ExportError, match=r"row \d+ of table 'item' is in tensor-train cores, which all"):
+        jrec.serving.write_delta(folder / "cores", edits, since=since)

@@ -87,8 +87,8 @@ def _file(size: int, written: np.ndarray, name: str, folder: pathlib.Path, descr
             os.posix_fallocate(descriptor, int(begin), int(stop - begin))
         mapping = mmap.mmap(descriptor, size)
         with contextlib.suppress(OSError):
-            # Rows are read in no order. A fault would bring 128 KiB around its page into memory: on a busy machine
-            # 20,000 rows spread over 8 GB took 12 to 16 s when they were first written, and now 0.4 to 0.8 s.
+            # Rows are read in no order. A fault would bring 128 KiB around its page into memory, as a zeroed page each:
+            # the first writes of rows spread over 8 GB took more than ten times as long.
             mapping.madvise(mmap.MADV_RANDOM)
         if descriptors is not None:
             descriptors.append(os.dup(descriptor))

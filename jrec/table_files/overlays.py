@@ -40,7 +40,8 @@ def write_overlay(
 
     A row is in it where its stored bytes, or those of its scales, are to change. Without the file the table is what it
     was; ``write_table("merged", edited.read, like=edited)`` makes files of both, in which all other rows keep their
-    bytes. The file fits only this table, and only while the rows that it replaces are as they are in ``like``.
+    bytes, but for those that share a scale with a row that an overlay has as floats. The file fits only this table, and
+    only while the rows that it replaces are as they are in ``like``.
 
     Args:
       out: The file, which is not there.
