@@ -69,7 +69,7 @@ def trained_bits(
     """Bits a byte of held-out pieces, and their standard error, after each of some numbers of steps."""
     model = LanguageModel(shape, ngrams, rngs=nnx.Rngs(0))
     rows = jrec.ops.RowWiseAdagrad(learning_rate=0.1)
-    optimizer, found = jrec.nn.SparseOptimizer(model, dense=optax.adam(2e-3), embedding=rows), {}
+    optimizer, after = jrec.nn.SparseOptimizer(model, dense=optax.adam(2e-3), embedding=rows), {}
     batches = (columns_of(piece, ngrams) for piece in pieces(train, shape, max(steps), 0))
     with jrec.distribute(model, optimizer) as run:
         step = run.compile(loss=lambda logits, batch: mean_loss(logits, batch.extras["next"]))
@@ -77,8 +77,8 @@ def trained_bits(
             step(batch)
             if run.steps in steps:
                 of_pieces = np.concatenate([bits_of(run, columns_of(piece, ngrams)) for piece in held_out])
-                found[run.steps] = float(of_pieces.mean()), float(of_pieces.std() / np.sqrt(len(of_pieces)))
-    return found
+                after[run.steps] = float(of_pieces.mean()), float(of_pieces.std() / np.sqrt(len(of_pieces)))
+    return after
 
 
 def bits_of(run: jrec.Run, columns: Mapping[str, np.ndarray]) -> np.ndarray:

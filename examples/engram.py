@@ -101,7 +101,7 @@ def main(folder: str, steps: int = 300) -> dict[str, float]:
     with jrec.distribute(model, frozen) as run:
         for ids, rows in table.chunks():
             run.set_rows("ngram", ids, rows)
-        found = {"published": bits_of(run.predict, later)}
+        bits = {"published": bits_of(run.predict, later)}
         run.export(out / "served")
         train(run, learned, steps)
         files.write_overlay(out / "edit", lambda ids: run.rows("ngram", ids), like=table)
@@ -112,7 +112,7 @@ def main(folder: str, steps: int = 300) -> dict[str, float]:
     jrec.serving.write_delta(out / "delta", change, since=[out / "served"])
     served = jrec.serving.load(out / "served", [out / "delta"], batch_sizes=[BATCH])
     sizes = {"rows": table.rows, "rows edited": edited.overlaid.size, "bytes": (out / "edit").stat().st_size}
-    return {**found, "edited and served": bits_of(served.logits, later), **sizes}
+    return {**bits, "edited and served": bits_of(served.logits, later), **sizes}
 
 
 if __name__ == "__main__":
