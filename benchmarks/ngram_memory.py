@@ -5,8 +5,14 @@ process of its own, whose peak memory is reported, less that of the imports. A s
 memory is less than its copies of the table: rows and slot on the device, gradient and update beside them of an
 ``nnx.Embed``, and of host memory only the rows that were read.
 
+`--part quality` is benchmarks/ngram_quality.py: what a memory gains in bits a byte. `--part resume` is
+benchmarks/ngram_resume.py: a table of up to 300 million rows in files, killed and resumed. Speeds need a quiet machine,
+and bits and bytes do not.
+
 Examples:
   python -m benchmarks.ngram_memory
+  python -m benchmarks.ngram_memory --part quality
+  python -m benchmarks.ngram_memory --part resume --rows 300000000 --folder /fast/disk
   python -m benchmarks.ngram_memory --rows 1000000 --side device embed
 """
 
@@ -29,9 +35,10 @@ import optax
 from flax import nnx
 
 import jrec
-from benchmarks import harness
+from benchmarks import harness, ngram_quality, ngram_resume
 
 TEXTS, LENGTH, WIDTH, DIM, VOCABULARY, CLASSES = 32, 256, 64, 64, 1_000, 16
+ROWS = [1_000_000, 8_000_000, 64_000_000]
 SIDES = ("device", "host", "embed")
 STEPS, FIRST = 12, 2
 COPIES = {"device": 2, "host": 0, "embed": 4}
@@ -40,7 +47,9 @@ COPIES = {"device": 2, "host": 0, "embed": 4}
 def main() -> None:
     """Runs the benchmark."""
     parser = harness.parser(__doc__)
-    parser.add_argument("--rows", type=int, nargs="+", default=[1_000_000, 8_000_000, 64_000_000], help="of the table")
+    parser.add_argument("--part", choices=("steps", "quality", "resume"), default="steps", help="what to measure")
+    parser.add_argument("--rows", type=int, nargs="+", help="of the table; default: several sizes")
+    parser.add_argument("--folder", help="of resume: where rows and checkpoints are; default: the temporary folder")
     parser.add_argument("--side", nargs="+", choices=SIDES, default=list(SIDES), help="default: all")
     parser.add_argument("--worker", nargs=2, metavar=("SIDE", "ROWS"), help="measure one side in this process")
     arguments = parser.parse_args()
@@ -48,8 +57,16 @@ def main() -> None:
         side, rows = arguments.worker
         print(json.dumps(measured(side, int(rows))))
         return
+    if arguments.part == "quality":
+        with harness.Report(arguments, "ngram_quality") as report:
+            ngram_quality.measure(report)
+        return
+    if arguments.part == "resume":
+        with harness.Report(arguments, "ngram_resume") as report:
+            ngram_resume.measure(report, arguments.rows or ngram_resume.ROWS, arguments.folder)
+        return
     with harness.Report(arguments, "ngram_memory") as report:
-        for rows in [20_000] if arguments.quick else arguments.rows:
+        for rows in [20_000] if arguments.quick else arguments.rows or ROWS:
             memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
             fit = [side for side in arguments.side if COPIES[side] * rows * DIM * 4 < memory]
             found = {side: worker(side, rows) for side in fit}

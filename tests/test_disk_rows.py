@@ -24,7 +24,8 @@ from jrec.app.loop import train
 from jrec.data import GrowingVocabulary, Growth
 from jrec.errors import ConfigError
 from jrec.host import HostTable, paging
-from jrec.host.paging import MemoryLimit
+from jrec.host.memory import allocate
+from jrec.host.paging import MappedFile, MemoryLimit
 from jrec.native import host
 from jrec.ops.types import Bags
 from jrec.run.placement.plan import default_plan, overlaid
@@ -105,6 +106,15 @@ def test_rows_have_the_bits_of_memory_and_stay_within_the_limit(disk, name, dtyp
     same_state(on_disk, in_memory)
     same(on_disk.made_rows(), in_memory.made_rows())
     assert resident(on_disk) <= limit.size
+
+
+def test_a_row_that_is_written_first_takes_only_its_own_page(disk):
+    """Without a limit, too: its neighbours are not read with it."""
+    descriptors = []
+    array = allocate((16_384, PAGE // 4), np.dtype(np.float32), name="t", folder=disk, descriptors=descriptors)
+    file, rows = MappedFile(array, descriptors[0]), np.arange(5, 16_384, 64)
+    array[rows] = 1
+    np.testing.assert_array_equal(np.flatnonzero(file.resident()), rows)
 
 
 def test_threads_of_several_tables_share_a_limit(disk):

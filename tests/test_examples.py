@@ -66,6 +66,13 @@ def test_ngram_memory():
     assert abs(bits["with memory, served from INT8 rows"] - bits["with memory"]) < 0.01
 
 
+def test_engram(tmp_path):
+    figures = run("engram", folder=str(tmp_path), steps=200)
+    assert figures["edited and served"] < figures["published"] - 0.4
+    assert figures["rows edited"] < figures["rows"] / 3
+    assert figures["bytes"] < 0.4 * sum(path.stat().st_size for path in (tmp_path / "table").iterdir())
+
+
 def test_tt_in_flax():
     figures = run("tt_in_flax")
     whole, train = figures["nnx.Embed"], figures["jrec.nn.TTEmbed"]

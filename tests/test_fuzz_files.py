@@ -60,7 +60,7 @@ from jrec.sharding.drift import describe, options_of_plan, problem_of_plan
 from jrec.sharding.hardware import grid, load_hardware
 from jrec.sharding.planner import PlanOptions
 from jrec.sharding.problem import tables_of
-from jrec.table_files import StoredTable, Tensors, write_tensors
+from jrec.table_files import StoredTable, Tensors, write_overlay, write_tensors
 
 DEFAULT, SLOW = 216, 2520  # mutations of all formats together
 MANY = {"plan": 500}  # of a format, where it has more
@@ -141,6 +141,10 @@ class Format:
 
 def read_table(folder):
     return [rows for _, rows in StoredTable(Tensors(folder / "tables"), "e.weight").chunks()]
+
+
+def read_overlaid(folder):
+    return StoredTable(Tensors(folder / "tables"), "e.weight", overlays=[folder / "edit.overlay"]).read(range(4))
 
 
 def read_dataset(folder, name="data"):
@@ -288,6 +292,7 @@ FORMATS = {
     ),
     "configuration": Format(("run.toml",), lambda f: load_config(f / "run.toml"), sealed=False, structure="toml"),
     "table files": Format(("tables/*.safetensors", "tables/*.json"), read_table, sealed=False, structure=""),
+    "overlay": Format(("edit.overlay",), read_overlaid),
     "hardware": Format(("machine.toml",), lambda f: load_hardware(f / "machine.toml"), sealed=False, structure="toml"),
     "columns": Format(("columns.toml",), lambda f: load_schema(f"{f}/columns.toml"), sealed=False, structure="toml"),
 }
@@ -339,6 +344,8 @@ def world(tmp_path_factory):
     (folder / "columns.toml").write_text(COLUMNS_TOML)
     scaled = {"e.weight": np.arange(-32, 32, dtype=np.int8).reshape(4, 16), "e.scale": np.ones((4, 1), np.float32)}
     write_tensors(folder / "tables", scaled)
+    table = StoredTable(Tensors(folder / "tables"), "e.weight")
+    write_overlay(folder / "edit.overlay", np.ones((2, 16)), ids=np.array([1, 3]), like=table)
     write_parquet_logs(folder)
     return folder
 

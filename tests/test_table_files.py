@@ -4,69 +4,19 @@ import json
 import struct
 
 import jax
-import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import optax
 import pytest
 import safetensors.numpy
-from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from table_file_cases import Model, batches, fp8_table, loss_of, plain_tensors, rows_of_bytes
 
 import jrec
 from jrec.errors import CheckpointError, OutputError
-from jrec.nn import NGramConfig, NGramHashing, NGramMemory, ngram_rows
+from jrec.nn import NGramConfig, NGramHashing
 from jrec.table_files import StoredTable, TableFormat, Tensors, dequantized, quantized, write_table, write_tensors
-
-DTYPES = {
-    "F32": "<f4", "BF16": "<u2", "F16": "<f2", "F8_E4M3": "u1", "F8_E8M0": "u1", "I8": "i1", "U8": "u1", "F64": "<f8",
-}  # fmt: skip
-
-
-def plain_tensors(folder):
-    """Each tensor of a folder as its bytes say, by nothing of jrec: two bytes for bfloat16, one for 8 bits."""
-    index = json.loads((folder / "model.safetensors.index.json").read_text())
-    tensors, size = {}, 0
-    for name in sorted(set(index["weight_map"].values())):
-        data = (folder / name).read_bytes()
-        (length,) = struct.unpack("<Q", data[:8])
-        header = json.loads(data[8 : 8 + length])
-        header.pop("__metadata__")
-        for tensor, entry in header.items():
-            begin, stop = entry["data_offsets"]
-            content = data[8 + length + begin : 8 + length + stop]
-            tensors[tensor] = np.frombuffer(content, DTYPES[entry["dtype"]]).reshape(entry["shape"])
-            assert index["weight_map"][tensor] == name
-            size += len(content)
-    assert tensors.keys() == index["weight_map"].keys()
-    assert index["metadata"]["total_size"] == size
-    return tensors
-
-
-def e4m3(byte):
-    """One sign, four bits of the exponent, three of the fraction."""
-    sign, exponent, fraction = -1 if byte & 128 else 1, (byte >> 3) & 15, byte & 7
-    return sign * (fraction / 8 * 2.0**-6 if exponent == 0 else (1 + fraction / 8) * 2.0 ** (exponent - 7))
-
-
-def rows_of_bytes(values, exponents, width):
-    """Rows of FP8 bytes with an exponent for each ``width`` elements, element by element."""
-    rows = np.empty(values.shape)
-    for i, j in np.ndindex(*values.shape):
-        rows[i, j] = e4m3(int(values[i, j])) * 2.0 ** (int(exponents[i, j // width]) - 127)
-    return rows
-
-
-def fp8_table(rows=50, dim=64, seed=0):
-    """Values and scales as DeepSeek-V4.1 has its Engram tables: an exponent for 32 elements of a row."""
-    rng = np.random.default_rng(seed)
-    values = rng.integers(0, 256, (rows, dim), np.uint8)
-    values[values & 127 == 127] = 0  # NaN
-    return values.view(ml_dtypes.float8_e4m3fn), rng.integers(110, 135, (rows, dim // 32), np.uint8).view(
-        ml_dtypes.float8_e8m0fnu
-    )
-
 
 ARRAYS = {
     "a.f32": np.arange(12, dtype=np.float32).reshape(3, 4),
@@ -323,26 +273,6 @@ def test_a_table_in_pieces_is_written_from_rows(tmp_path):
     assert StoredTable(Tensors(tmp_path / "out"), layout.name).format == layout
 
 
-class Model(nnx.Module):
-    """Scores of the next of 20 tokens, by an Engram with the demo's gate."""
-
-    def __init__(self, config, tier):
-        layout = jrec.EmbeddingLayout.build([config.table(tier=tier)], [config.feature(12)])
-        rngs = nnx.Rngs(0)
-        self.embeddings = jrec.nn.EmbeddingCollection(layout, rngs=rngs)
-        self.memory = NGramMemory(config, 16, gate="signed_sqrt", use_bias=True, rngs=rngs)
-        self.out = nnx.Linear(16, 20, rngs=rngs)
-
-    def logits(self, dense, activations, bags):
-        rows = self.embeddings.features(activations, bags)["ngram"]
-        return self.out(self.memory(jnp.zeros((dense.shape[0], 12, 16)), rows))
-
-
-def loss_of(logits, batch):
-    losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch.extras["next"])
-    return jrec.nn.mean_of_positions(losses, batch.extras["next"] >= 0, batch.mask)
-
-
 @pytest.mark.parametrize("place", ["device", "host", "mesh"])
 def test_a_published_table_is_read_trained_and_written(tmp_path, place):
     """100 steps of a table as DeepSeek-V4.1 publishes it; a row that none of them touched keeps its bits."""
@@ -356,23 +286,12 @@ def test_a_published_table_is_read_trained_and_written(tmp_path, place):
     model = Model(config, "host" if place == "host" else "sharded")
     optimizer = jrec.nn.SparseOptimizer(model, dense=optax.adagrad(0.1), embedding=jrec.ops.Adagrad(learning_rate=0.05))
     mesh = jax.make_mesh((2,), ("d",), devices=jax.devices()[:2]) if place == "mesh" else None
-    following, touched = np.random.default_rng(0).integers(0, 20, (20, 20)), np.zeros(hashing.rows, bool)
-
-    def batches():
-        for seed in range(100):
-            text = list(np.random.default_rng(seed).integers(0, 20, (2, 16)))
-            for _ in range(11):
-                text.append(following[text[-2], text[-1]])
-            text = np.stack(text, axis=1)
-            rows = ngram_rows(config, text[:, :-1]).reshape(16, -1)
-            touched[rows] = True
-            yield {"ngram": rows, "next": text[:, 1:].astype(np.int32)}
-
+    touched = np.zeros(hashing.rows, bool)
     with jrec.distribute(model, optimizer, mesh=mesh) as run:
         for ids, rows in table.chunks(1000):
             run.set_rows("ngram", ids, rows)
         step = run.compile(loss=loss_of)
-        losses = [float(step(batch)[0]) for batch in run.feed(batches(), label=None, extras=["next"])]
+        losses = [float(step(batch)[0]) for batch in run.feed(batches(config, touched), label=None, extras=["next"])]
         trained = run.table("ngram")
         write_table(tmp_path / "trained", lambda ids: run.rows("ngram", ids), like=table, chunk_rows=1000)
     assert np.mean(losses[-10:]) < 0.75 * losses[0]

@@ -222,8 +222,6 @@ class SavedTable:
         added = self._pieces[count:]
         if self._conversion is not None or self.record.pieces[:count] != before.pieces:
             return None
-        if any(piece.whole for piece in self.record.pieces[count:]):
-            return None
         rows = [piece.rows(number) for piece in added for number in range(piece.chunks)]
         return np.unique(np.concatenate([np.zeros(0, np.int64), *rows]).astype(np.int64))
 

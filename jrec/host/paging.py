@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import ctypes
 import logging
 import mmap
 import os
@@ -144,15 +143,12 @@ class MemoryLimit:
         return sum(file.count for file in self._files)
 
     def add(self, array: np.ndarray, descriptor: int, folder: str) -> MappedFile:
-        """Takes an array in a mapped file, of which nothing was touched, into the account.
+        """Takes an array of ``allocate`` in a file, of which nothing was touched, into the account.
 
         Raises:
           ConfigError: If the file's disk is memory itself.
         """
         file = MappedFile(array, descriptor)
-        with contextlib.suppress(OSError):
-            # A fault would read neighbours of its page, which the account does not know.
-            ctypes.CDLL(None).madvise(ctypes.c_void_p(pointer(array)), ctypes.c_size_t(array.nbytes), mmap.MADV_RANDOM)
         if array.size:
             # Written and dropped once, to see whether it goes.
             first = np.zeros(1, np.int64)

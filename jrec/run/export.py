@@ -53,7 +53,7 @@ from jrec.serving.format import (
 )
 from jrec.serving.onnx import onnx_program
 from jrec.serving.program import export_append, export_program, extends
-from jrec.serving.quantize import quantize
+from jrec.serving.quantize import exported_rows
 from jrec.serving.tables import ServedTables
 
 Place = str | os.PathLike[str]
@@ -418,10 +418,7 @@ class _Writer:
 
     def _exported(self, table: TableConfig, numbers: np.ndarray) -> np.ndarray:
         """Some rows of a table, or of a part, as they are exported."""
-        rows = self._source.rows(table.name, numbers + table.first_row)
-        if self._dtype in ("int8", "int4"):
-            return quantize(rows, int(self._dtype[3:]))
-        return np.asarray(rows, jax.numpy.dtype(self._dtype))
+        return exported_rows(self._source.rows(table.name, numbers + table.first_row), self._dtype)
 
 
 def _bytes(rows: np.ndarray) -> np.ndarray:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from jrec.lazy import attach
 
 if TYPE_CHECKING:
+    from jrec.serving.edit import write_delta as write_delta
     from jrec.serving.format import ExportError as ExportError
     from jrec.serving.format import Manifest as Manifest
     from jrec.serving.ids import Ids as Ids

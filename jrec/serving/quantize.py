@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 
 from jrec.native.batched_lookup import quantized_dtype
@@ -46,6 +47,13 @@ def quantize(rows: np.ndarray, bits: int) -> np.ndarray:
         numbers = padded[:, 0::2] | (padded[:, 1::2] << 4)
     out["values"] = numbers
     return out
+
+
+def exported_rows(rows: np.ndarray, dtype: str) -> np.ndarray:
+    """Rows, (n, dim) floats, as an export of a dtype keeps them: ``quantize`` of "int8" and "int4"."""
+    if dtype in ("int8", "int4"):
+        return quantize(rows, int(dtype[3:]))
+    return np.asarray(rows, ml_dtypes.bfloat16 if dtype == "bfloat16" else np.dtype(dtype))
 
 
 def dequantize(rows: np.ndarray, bits: int, dim: int) -> np.ndarray:

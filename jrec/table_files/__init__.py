@@ -1,5 +1,6 @@
 """Tables in safetensors files, as language models are published: read row by row, and written as their rows come."""
 
+from jrec.table_files.overlays import write_overlay as write_overlay
 from jrec.table_files.safetensors import Tensors as Tensors
 from jrec.table_files.safetensors import write_tensors as write_tensors
 from jrec.table_files.scales import dequantized as dequantized

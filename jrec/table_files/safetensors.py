@@ -12,7 +12,8 @@ import json
 import math
 import pathlib
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import ml_dtypes
@@ -112,7 +113,7 @@ class Tensors(Mapping[str, np.ndarray]):
 
     def _tensors_of(self, file: pathlib.Path, needed_for: str = "") -> dict[str, np.ndarray]:
         if file not in self._opened:
-            self._opened[file] = _opened(file, needed_for)
+            self._opened[file] = opened(file, tensors_of, needed_for)
         return self._opened[file]
 
 
@@ -130,11 +131,8 @@ def tensors_of(data: np.ndarray) -> dict[str, np.ndarray]:
     Raises:
       ValueError: If the header is damaged or does not fit the file.
     """
-    length = int.from_bytes(bytes(data[:_LENGTH_BYTES]), "little")
-    if len(data) < _LENGTH_BYTES or length > min(_MOST_HEADER_BYTES, len(data) - _LENGTH_BYTES):
-        raise ValueError(f"its header has {length:,} bytes, more than the file or than {_MOST_HEADER_BYTES:,}")
-    entries = _entries(bytes(data[_LENGTH_BYTES : _LENGTH_BYTES + length]))
-    content = data[_LENGTH_BYTES + length :]
+    begin, (entries, _) = _header(data)
+    content = data[begin:]
     tensors, end = dict[str, np.ndarray](), 0
     for name, entry in sorted(entries.items(), key=lambda item: item[1].data_offsets):
         begin, stop = entry.data_offsets
@@ -151,6 +149,12 @@ def tensors_of(data: np.ndarray) -> dict[str, np.ndarray]:
     if end != len(content):
         raise ValueError(f"{len(content) - end:,} bytes at its end belong to no tensor")
     return tensors
+
+
+def metadata_of(data: np.ndarray) -> tuple[dict[str, str], int]:
+    """What a file says of itself in texts, and where its tensors' bytes begin; errors as of ``tensors_of``."""
+    begin, (_, metadata) = _header(data)
+    return metadata, begin
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -264,6 +268,23 @@ def _shards(specs: list[TensorSpec], shard_bytes: int) -> list[list[TensorSpec]]
 
 def _write_header(path: pathlib.Path, specs: Sequence[TensorSpec]) -> int:
     """Makes a file of its final size with the header in it; returns where the first tensor begins."""
+    header = header_of(specs)
+    with path.open("xb") as file:
+        file.write(header)
+        file.truncate(len(header) + sum(spec.nbytes for spec in specs))
+    return len(header)
+
+
+def header_of(
+    specs: Sequence[TensorSpec], metadata: Mapping[str, str] = types.MappingProxyType({}), *, size: int = 0
+) -> bytes:
+    """What stands in a file before the tensors, whose bytes follow in this order.
+
+    Args:
+      specs: The tensors.
+      metadata: Further texts about the file.
+      size: How many bytes it has at least.
+    """
     names = {dtype: name for name, dtype in DTYPES.items()}
     entries, end = {}, 0
     for spec in specs:
@@ -271,13 +292,10 @@ def _write_header(path: pathlib.Path, specs: Sequence[TensorSpec]) -> int:
         entries[spec.name] = {"dtype": names[spec.dtype], "shape": list(spec.shape), "data_offsets": offsets}
         end += spec.nbytes
     # transformers refuses files that do not say of which framework they are.
-    header = json.dumps({"__metadata__": {"format": "pt"}, **entries}).encode()
+    header = json.dumps({"__metadata__": {"format": "pt", **metadata}, **entries}).encode()
+    header = header.ljust(size - _LENGTH_BYTES)
     header += b" " * (-len(header) % _LENGTH_BYTES)
-    begin = _LENGTH_BYTES + len(header)
-    with path.open("xb") as file:
-        file.write(len(header).to_bytes(_LENGTH_BYTES, "little") + header)
-        file.truncate(begin + end)
-    return begin
+    return len(header).to_bytes(_LENGTH_BYTES, "little") + header
 
 
 def _only_file(folder: pathlib.Path) -> pathlib.Path:
@@ -308,12 +326,17 @@ def _weight_map(index: pathlib.Path) -> dict[str, str]:
     return files
 
 
-def _opened(file: pathlib.Path, needed_for: str) -> dict[str, np.ndarray]:
+def opened[T](file: pathlib.Path, read: Callable[[np.ndarray], T], needed_for: str = "") -> T:
+    """What ``read`` makes of a file's bytes, (size,) uint8, which are mapped into memory.
+
+    Raises:
+      CheckpointError: If the file is missing or cannot be read, or ``read`` raises a ValueError.
+    """
     try:
         status = file.stat()
         if not stat.S_ISREG(status.st_mode) or not status.st_size:
             raise ValueError("it is empty, or no ordinary file")
-        return tensors_of(np.memmap(file, np.uint8, mode="r"))
+        return read(np.memmap(file, np.uint8, mode="r"))
     except FileNotFoundError as error:
         why = f", which the index names for tensor {_shown(needed_for)}; fetch it into {file.parent}"
         raise CheckpointError(f"{file} is missing{why if needed_for else ''}") from error
@@ -323,11 +346,20 @@ def _opened(file: pathlib.Path, needed_for: str) -> dict[str, np.ndarray]:
         raise CheckpointError(f"{file} is no whole safetensors file: {error}; fetch it anew") from error
 
 
-def _entries(header: bytes) -> dict[str, _Entry]:
+def _header(data: np.ndarray) -> tuple[int, tuple[dict[str, _Entry], dict[str, str]]]:
+    """Where the tensors' bytes begin, and what the header says of tensors and file."""
+    length = int.from_bytes(bytes(data[:_LENGTH_BYTES]), "little")
+    if len(data) < _LENGTH_BYTES or length > min(_MOST_HEADER_BYTES, len(data) - _LENGTH_BYTES):
+        raise ValueError(f"its header has {length:,} bytes, more than the file or than {_MOST_HEADER_BYTES:,}")
+    begin = _LENGTH_BYTES + length
+    return begin, _entries(bytes(data[_LENGTH_BYTES:begin]))
+
+
+def _entries(header: bytes) -> tuple[dict[str, _Entry], dict[str, str]]:
     try:
         content = json.loads(header.decode(), object_pairs_hook=_unique)
-        msgspec.convert(content.pop("__metadata__", None), dict[str, str] | None)
-        return msgspec.convert(content, dict[str, _Entry])
+        metadata = msgspec.convert(content.pop("__metadata__", None), dict[str, str] | None)
+        return msgspec.convert(content, dict[str, _Entry]), metadata or {}
     except (msgspec.MsgspecError, ValueError, AttributeError, TypeError, RecursionError) as error:
         raise ValueError(f"its header is damaged: {str(error)[:500]}") from error
 

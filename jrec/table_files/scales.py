@@ -66,7 +66,7 @@ def by_scale(rows: np.ndarray, dtype: str, scale: float, ids: np.ndarray) -> np.
         bad = int(np.flatnonzero(~fits.all(axis=1))[0])
         raise ValueError(
             f"row {ids[bad]} has the value {rows[bad][~fits[bad]][0]}, beyond {GREATEST[dtype]:g} times the table's one"
-            f" scale, {scale:g}; write the table by a TableFormat with a scale for each block"
+            f" scale, {scale:g}; write the table by a TableFormat with a scale for each block, or an overlay as floats"
         )
     steps = np.clip(steps, -GREATEST[dtype], GREATEST[dtype])
     return (steps if dtype == FP8.name else np.rint(steps)).astype(INT8 if dtype == INT8.name else FP8)

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import hashlib
 import itertools
+import json
 import pathlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from jrec.errors import CheckpointError
+from jrec.outputs import Place
+from jrec.table_files.overlay_file import Overlay, digest_of_rows
 from jrec.table_files.safetensors import Tensors
 from jrec.table_files.scales import FP8, INT8, POWERS_OF_TWO, block_of, dequantized, scale_values
 
@@ -24,6 +30,7 @@ SCALE_DTYPES = {FP8.name: (POWERS_OF_TWO.name, "uint8", "float32"), INT8.name: (
 _FLOAT_SCALES = ("float32", "bfloat16")
 _KNOWN = (*FLOATS, *_SCALED, "float8_e5m2", POWERS_OF_TWO.name)
 _ROWS_OF_A_BLOCK = 4096  # that a writer takes at once
+_SAMPLED_ROWS = 1024  # of a fingerprint, which is to be had in a moment of a table of any size
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,11 +95,26 @@ class _Piece:
     scales: np.ndarray | None
     block: tuple[int, int]
 
+    def stored(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+        return self.values[rows], None if self.scales is None else self.scales[rows // self.block[0]]
+
     def read(self, rows: np.ndarray) -> np.ndarray:
-        values = self.values[rows]
-        if self.scales is None:
-            return values
-        return dequantized(values, self.scales[rows // self.block[0]], (1, self.block[1]))
+        values, scales = self.stored(rows)
+        return values if scales is None else dequantized(values, scales, (1, self.block[1]))
+
+
+class StoredRows(NamedTuple):
+    """Rows as a table's files, and the overlays over them, hold them.
+
+    Attributes:
+      values: (n, dim) of the table's stored dtype.
+      scales: (n, blocks of elements), those of each row; None without scales.
+      encoded: (n,) bool, whether ``values`` are the rows; where not, an overlay has them as floats.
+    """
+
+    values: np.ndarray
+    scales: np.ndarray | None
+    encoded: np.ndarray
 
 
 class StoredTable:
@@ -104,12 +126,14 @@ class StoredTable:
     (4, 3, [[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]])
 
     Its rows go into a run, in whatever tier they live there, by ``for ids, rows in table.chunks():
-    run.set_rows("ngram", ids, rows)``, and come back by ``write_table``.
+    run.set_rows("ngram", ids, rows)``, and come back by ``write_table``, or, only those that changed, by
+    ``write_overlay``. With ``overlays`` the table has their rows in place of its own; without them it is what it was.
 
     Attributes:
       rows: Rows of the table.
       dim: Elements of a row.
-      dtype: Of the rows that ``read`` returns: the stored floats, or float32 of rows with scales.
+      dtype: Of the rows that ``read`` returns: the stored floats, or float32 of rows with scales, and where an overlay
+        has other floats.
 
     Args:
       tensors: ``Tensors``, or arrays by name.
@@ -119,9 +143,11 @@ class StoredTable:
         out, it is the one that stands beside the tensor, its name with ".scale", ".weight_scale" or ".weight_scale_inv"
         in place of ".weight"; "" for none.
       block: Rows and elements that share a scale, where the shapes leave it open.
+      overlays: Files of ``write_overlay``, in the order in which they were made: of rows in several the last counts.
 
     Raises:
-      CheckpointError: If a tensor is missing, or dtypes and shapes do not go together.
+      CheckpointError: If a tensor is missing, or dtypes and shapes do not go together; if an overlay is damaged, of
+        another table, or changes rows that are not as they were when it was made.
     """
 
     def __init__(
@@ -131,6 +157,7 @@ class StoredTable:
         *,
         scale: str | None = None,
         block: tuple[int, int] | None = None,
+        overlays: Sequence[Place] = (),
     ):
         self._tensors, self.name = tensors, name
         names = _piece_names(tensors, name)
@@ -148,6 +175,13 @@ class StoredTable:
         self._starts = [0, *itertools.accumulate(len(piece.values) for piece in self._pieces)]
         self.rows, self.dim = self._starts[-1], first.values.shape[1]
         self.dtype = first.values.dtype if first.scales is None else np.dtype(np.float32)
+        self._overlays: list[Overlay] = []
+        for path in overlays:
+            overlay = Overlay.open(pathlib.Path(path))
+            self._check_fits(overlay)
+            self._overlays.append(overlay)
+            if not self._in_format(overlay) and overlay.values.dtype != self.dtype:
+                self.dtype = np.dtype(np.float32)
 
     @property
     def format(self) -> TableFormat:
@@ -182,10 +216,30 @@ class StoredTable:
 
     @property
     def files(self) -> list[pathlib.Path]:
-        """The files that the rows are read from; none where the tensors are arrays."""
+        """The files that the rows are read from, overlays last; without these none where the tensors are arrays."""
+        overlays = [overlay.path for overlay in self._overlays]
         if not isinstance(self._tensors, Tensors):
-            return []
-        return sorted({self._tensors.file_of(name) for name in _piece_names(self._tensors, self.name)})
+            return overlays
+        return [*sorted({self._tensors.file_of(name) for name in _piece_names(self._tensors, self.name)}), *overlays]
+
+    @property
+    def overlaid(self) -> np.ndarray:
+        """The numbers of the rows that overlays hold, (n,) int64, ascending."""
+        return np.unique(np.concatenate([np.zeros(0, np.int64), *(overlay.ids for overlay in self._overlays)]))
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """A digest of the table without its overlays: of name, shapes, dtypes, pieces, and of 1,024 of its rows."""
+        pieces = [
+            (piece.values.shape, piece.values.dtype.name, piece.scales is not None and piece.scales.dtype.name)
+            for piece in self._pieces
+        ]
+        digest = hashlib.sha256(json.dumps([self.name, self._pieces[0].block, pieces]).encode())
+        sample = np.unique(np.linspace(0, self.rows - 1, _SAMPLED_ROWS).astype(np.int64))
+        for piece, _, within in self._places(sample):
+            for array in piece.stored(within):
+                digest.update(b"" if array is None else np.ascontiguousarray(array).view(np.uint8).data)
+        return digest.hexdigest()
 
     def read(self, ids: object) -> np.ndarray:
         """Rows by their numbers, (n, dim) of ``dtype``.
@@ -204,6 +258,9 @@ class StoredTable:
         out = np.empty((rows.size, self.dim), self.dtype)
         for piece, here, within in self._places(rows):
             out[here] = piece.read(within)
+        for overlay in self._overlays:
+            here, places = overlay.find(rows)
+            out[here] = overlay.read(places, self._pieces[0].block[1], self.single_scale)
         return out
 
     def chunks(self, rows: int = CHUNK_ROWS) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -212,16 +269,74 @@ class StoredTable:
             ids = np.arange(begin, min(begin + rows, self.rows))
             yield ids, self.read(ids)
 
-    def bytes_of(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-        """Rows as they are stored, with the scales of the blocks of rows that begin among them, for ``write_table``.
+    def stored(self, ids: np.ndarray) -> StoredRows:
+        """Rows by their numbers, (n,) integers, as they are stored, for ``write_table`` and ``write_overlay``."""
+        first = self._pieces[0]
+        values = np.empty((ids.size, self.dim), first.values.dtype)
+        scales = None if first.scales is None else np.empty((ids.size, first.scales.shape[1]), first.scales.dtype)
+        encoded = np.ones(ids.size, bool)
+        for piece, here, within in self._places(ids):
+            values[here], of_rows = piece.stored(within)
+            if scales is not None and of_rows is not None:
+                scales[here] = of_rows
+        for overlay in self._overlays:
+            here, places = overlay.find(ids)
+            encoded[here] = self._in_format(overlay)
+            if not self._in_format(overlay):
+                continue
+            values[here] = overlay.values[places]
+            if scales is not None and overlay.scales is not None:
+                scales[here] = overlay.scales[places]
+        return StoredRows(values, scales, encoded)
 
-        Args:
-          ids: (n,) consecutive integers, whole blocks of rows but for the last ones of a piece, and of one piece.
-        """
-        [(piece, _, within)] = self._places(ids)
-        if piece.scales is None:
-            return piece.values[within], None
-        return piece.values[within], piece.scales[within[:: piece.block[0]] // piece.block[0]]
+    def _in_format(self, overlay: Overlay) -> bool:
+        """Whether an overlay has rows as the table's files would have them."""
+        return overlay.values.dtype == self._pieces[0].values.dtype
+
+    def _check_fits(self, overlay: Overlay) -> None:
+        """Refuses an overlay that is to lie over the table and the overlays that it has already."""
+        path, first = overlay.path, self._pieces[0]
+        if overlay.base != self.fingerprint:
+            raise CheckpointError(
+                f"{path} is an overlay of another table than {self._described()}: that was {overlay.table[:200]!r}, and"
+                " name, pieces, dtypes or rows differ; give the files that it was made over, not those that it was"
+                " merged into"
+            )
+        if overlay.ids.size and not 0 <= overlay.ids[0] <= overlay.ids[-1] < self.rows:
+            raise CheckpointError(
+                f"{path} changes rows {overlay.ids[0]} to {overlay.ids[-1]} of {self.name}, which has {self.rows:,};"
+                " write the overlay again"
+            )
+        scaled = self._in_format(overlay) and first.scales is not None and self.single_scale is None
+        wanted = (overlay.ids.size, first.scales.shape[1]) if scaled and first.scales is not None else None
+        shape, scales = overlay.values.shape, overlay.scales
+        known = self._in_format(overlay) or overlay.values.dtype.name in FLOATS
+        same_dtype = scales is None or (first.scales is not None and scales.dtype == first.scales.dtype)
+        if not known or shape[1] != self.dim or (None if scales is None else scales.shape) != wanted or not same_dtype:
+            raise CheckpointError(
+                f"{path} has values {_described(overlay.values)} and scales"
+                f" {None if scales is None else _described(scales)}, which are no rows of {self._described()}; write"
+                " the overlay again"
+            )
+        if overlay.before != digest_of_rows(self.read(some) for some in pieces_of(overlay.ids)):
+            raise CheckpointError(f"{path} {self._conflict(overlay)}")
+
+    def _conflict(self, overlay: Overlay) -> str:
+        """Why the rows that an overlay changes are not those that it was made over."""
+        for below in reversed(self._overlays):
+            if (shared := np.intersect1d(below.ids, overlay.ids, assume_unique=True)).size:
+                return (
+                    f"was not made over {below.path}, and both change row {shared[0]:,}; give overlays in the order in"
+                    " which they were made, or leave one of the two out"
+                )
+        return (
+            f"was made when the {overlay.ids.size:,} rows that it changes had other values, such as row"
+            f" {overlay.ids[0]:,}; give the overlay that lay below it, too, or the table's files as they were"
+        )
+
+    def _described(self) -> str:
+        where = self._tensors.path if isinstance(self._tensors, Tensors) else "arrays"
+        return f"{self.name} in {where}, {_described(self._pieces[0].values)}"
 
     def _places(self, rows: np.ndarray) -> Iterator[tuple[_Piece, np.ndarray, np.ndarray]]:
         """Each piece that holds some of the rows, where these are among them, and their numbers in it."""
@@ -229,6 +344,11 @@ class StoredTable:
         for number in np.unique(numbers):
             here = np.flatnonzero(numbers == number)
             yield self._pieces[number], here, rows[here].astype(np.int64) - self._starts[number]
+
+
+def pieces_of(ids: np.ndarray, rows: int = CHUNK_ROWS) -> Iterator[np.ndarray]:
+    """Row numbers, ``rows`` of them at a time."""
+    return (ids[begin : begin + rows] for begin in range(0, ids.size, rows))
 
 
 def _piece_names(tensors: Mapping[str, np.ndarray], name: str) -> list[str]:

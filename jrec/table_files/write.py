@@ -61,18 +61,13 @@ def write_table(
     specs = _specs(format, rows, dim)
     check_specs(specs)
     inputs = [] if like is None else like.files
-    scale = _single_scale(format, read, like, rows, chunk_rows)
+    scale = single_scale(format, read, like, rows, chunk_rows)
     with new_folder(out, {"table": format.name}, kind="folder of tensors", inputs=inputs) as folder:
         writer = ShardWriter(folder, specs, shard_bytes=shard_bytes)
         for piece, first, ids in _chunks(format, rows, chunk_rows):
-            current = np.asarray(read(ids))
-            if current.shape != (ids.size, dim) or current.dtype.kind not in "fiV":
-                raise ValueError(
-                    f"rows to write are {current.dtype} of shape {current.shape}; read must return floats of shape"
-                    f" ({ids.size}, {dim})"
-                )
+            current = checked_rows(read, ids, dim)
             if like is None:
-                values, scales = _encoded(format, current, scale, ids)
+                values, scales = encoded(format, current, scale, ids)
             else:
                 values, scales = _updated(like, format, current, scale, ids)
             writer.write(format.name.replace("{}", str(piece)), first, values)
@@ -81,6 +76,17 @@ def write_table(
         if scale is not None:
             writer.write(format.scale, 0, scale)
         writer.finish()
+
+
+def checked_rows(read: Callable[[np.ndarray], np.ndarray], ids: np.ndarray, dim: int) -> np.ndarray:
+    """What a function returns for row numbers, (n, dim) floats; raises ValueError where it is no such array."""
+    rows = np.asarray(read(ids))
+    if rows.shape != (ids.size, dim) or rows.dtype.kind not in "fiV":
+        raise ValueError(
+            f"rows to write are {rows.dtype} of shape {rows.shape}; read must return floats of shape"
+            f" ({ids.size}, {dim})"
+        )
+    return rows
 
 
 def _chunks(format: TableFormat, rows: int, chunk_rows: int) -> Iterator[tuple[int, int, np.ndarray]]:
@@ -99,7 +105,7 @@ def _specs(format: TableFormat, rows: int, dim: int) -> list[TensorSpec]:
     for number, begin in enumerate(range(0, rows, piece_rows)):
         size = min(piece_rows, rows - begin)
         name = format.name.replace("{}", str(number))
-        specs.append(TensorSpec(name=name, dtype=_dtype(format.dtype), shape=(size, dim)))
+        specs.append(TensorSpec(name=name, dtype=dtype_of(format.dtype), shape=(size, dim)))
         if format.scale and format.block is not None:
             blocks = -(-size // format.block[0]), -(-dim // format.block[1])
             name = format.scale.replace("{}", str(number))
@@ -109,15 +115,16 @@ def _specs(format: TableFormat, rows: int, dim: int) -> list[TensorSpec]:
     return specs
 
 
-def _dtype(name: str) -> np.dtype[Any]:
+def dtype_of(name: str) -> np.dtype[Any]:
+    """The NumPy dtype of a name, such as "bfloat16"."""
     return next(dtype for dtype in DTYPES.values() if dtype.name == name)
 
 
 def _scale_dtype(format: TableFormat) -> np.dtype[Any]:
-    return _dtype(format.scale_dtype or ("float32" if format.block is None else SCALE_DTYPES[format.dtype][0]))
+    return dtype_of(format.scale_dtype or ("float32" if format.block is None else SCALE_DTYPES[format.dtype][0]))
 
 
-def _single_scale(
+def single_scale(
     format: TableFormat,
     read: Callable[[np.ndarray], np.ndarray],
     like: StoredTable | None,
@@ -136,12 +143,12 @@ def _single_scale(
     return rounded if rounded >= scale else (scale * np.float32(1.01)).astype(rounded.dtype)
 
 
-def _encoded(
+def encoded(
     format: TableFormat, rows: np.ndarray, scale: np.ndarray | None, ids: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """Rows as a format stores them, with the scales of their blocks."""
     if not format.scale:
-        return rows.astype(_dtype(format.dtype)), None
+        return rows.astype(dtype_of(format.dtype)), None
     if scale is not None:
         return by_scale(rows, format.dtype, float(scale[0]), ids), None
     values, scales = quantized(rows, format.dtype, format.block or (1, 1))
@@ -152,14 +159,18 @@ def _updated(
     like: StoredTable, format: TableFormat, rows: np.ndarray, scale: np.ndarray | None, ids: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """Stored values and scales, in which the blocks that have a changed row are encoded anew."""
-    # As the run had them: a row that no step touched is the stored one in the run's dtype.
-    same = (like.read(ids).astype(rows.dtype) == rows).all(axis=1)
-    changed = ~np.logical_and.reduceat(same, np.arange(0, ids.size, format.height))
+    stored, begins = like.stored(ids), np.arange(0, ids.size, format.height)
+    changed = ~np.logical_and.reduceat(unchanged(like, rows, ids) & stored.encoded, begins)
     within = np.repeat(changed, format.height)[: ids.size]
-    values, scales = like.bytes_of(ids)
+    scales = None if stored.scales is None or scale is not None else stored.scales[begins]
     if changed.any():
         # Whole blocks: only the last one may be smaller, and it stays the last.
-        values[within], new_scales = _encoded(format, rows[within], scale, ids[within])
+        stored.values[within], new_scales = encoded(format, rows[within], scale, ids[within])
         if scales is not None and new_scales is not None:
             scales[changed] = new_scales
-    return values, scales if scale is None else None
+    return stored.values, scales
+
+
+def unchanged(like: StoredTable, rows: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """Which rows are as they were read, (n,) bool: one that no step touched is the stored one in the run's dtype."""
+    return (like.read(ids).astype(rows.dtype) == rows).all(axis=1)

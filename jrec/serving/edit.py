@@ -1,0 +1,121 @@
+"""A delta that has only rows: an edit of tables that a served model takes over, made without its run."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import shutil
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from jrec import environment
+from jrec.outputs import Place, new_folder
+from jrec.serving.checks import check_order, faults, load_manifest, verify
+from jrec.serving.format import ITEMS, MODEL, ONNX, ExportError, Manifest, Part, save_manifest
+from jrec.serving.quantize import exported_rows
+
+_ABOUT = {"command": "jrec.serving.write_delta"}
+
+
+def write_delta(out: Place, rows: Mapping[str, tuple[np.ndarray, np.ndarray]], *, since: Sequence[Place]) -> Manifest:
+    """Writes new values of some rows as the next delta of an export, whose dense part stays as it is.
+
+      >>> edited = jrec.table_files.StoredTable(tensors, name, overlays=["edit.safetensors"])  # doctest: +SKIP
+      >>> ids = edited.overlaid  # doctest: +SKIP
+      >>> write_delta("delta", {"ngram": (ids, edited.read(ids))}, since=["exports/model"])  # doctest: +SKIP
+
+    Only the rows that are given are read, quantized as the export has them, and written: ``Run.export(since=…)`` reads
+    all rows of a run, and has a new dense part, too.
+
+    Args:
+      out: The folder to make; it appears when it is whole.
+      rows: By table, numbers of rows, (n,) integers, each once, and their values, (n, dim) floats.
+      since: The export and the deltas that follow it, in order.
+
+    Returns:
+      What was written: ``Model.apply`` takes it.
+
+    Raises:
+      ExportError: If ``since`` is not an export and its deltas; or there is no such table or row, one is there twice or
+        in tensor-train cores, or values are of another shape or not finite.
+      OutputError: If ``out`` may not or cannot be written.
+    """
+    folders = [pathlib.Path(folder) for folder in since]
+    if not folders:
+        raise ExportError("since is empty; give the export, and the deltas that follow it")
+    manifests = [load_manifest(folder) for folder in folders]
+    check_order(folders, manifests)
+    for folder, manifest in zip(folders, manifests, strict=True):
+        verify(folder, manifest, rows=False)  # rows are not read here
+    last, source = manifests[-1], folders[-1]
+    if unknown := sorted(rows.keys() - last.tables.keys()):
+        raise ExportError(f"{source} has no table {unknown[0]!r}; its tables are {', '.join(sorted(last.tables))}")
+    none = np.zeros(0, np.int64)
+    with new_folder(out, _ABOUT, kind="export", inputs=since) as folder:
+        tables = {}
+        for name, parts in last.tables.items():
+            ids, values = rows.get(name, (none, np.zeros((0, parts[0].dim), np.float32)))
+            tables[name] = _parts(folder, name, parts, np.asarray(ids), np.asarray(values))
+        whole = [file for parts in last.tables.values() for part in parts if part.cores for file in part.files]
+        keys = [file for file in last.files if file.startswith("keys/")]
+        for file in [*whole, *keys, *({MODEL, ONNX, ITEMS} & last.files.keys())]:
+            (folder / file).parent.mkdir(exist_ok=True)
+            shutil.copyfile(source / file, folder / file)
+        manifest = dataclasses.replace(last, parent=last.id, jrec=environment.version("jrec"), tables=tables)
+        manifest = save_manifest(folder, manifest)
+        if (fault := next(faults(folder, manifest), None)) is not None:
+            raise ExportError(f"the delta cannot be served: {fault}")
+        return manifest
+
+
+def _parts(
+    folder: pathlib.Path, name: str, parts: Sequence[Part], ids: np.ndarray, values: np.ndarray
+) -> tuple[Part, ...]:
+    """Writes the new rows of a table; returns its parts."""
+    ids, values = _checked(name, parts, ids, values)
+    out = []
+    for part in parts:
+        here = (ids >= part.first_row) & (ids < part.first_row + part.rows)
+        if part.cores:
+            if here.any():
+                raise ExportError(
+                    f"row {ids[here][0]} of table {name!r} is in tensor-train cores, which all rows share; train the"
+                    " run, and export it since this one"
+                )
+            out.append(part)
+            continue
+        changed = f"{part.file.removesuffix('.npy')}.changed.npy"
+        (folder / part.file).parent.mkdir(exist_ok=True)
+        np.save(folder / changed, ids[here] - part.first_row, allow_pickle=False)
+        np.save(folder / part.file, exported_rows(values[here], part.dtype), allow_pickle=False)
+        out.append(dataclasses.replace(part, changed=changed))
+    return tuple(out)
+
+
+def _checked(name: str, parts: Sequence[Part], ids: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Row numbers, (n,) int64, ascending, and their values."""
+    rows, dim = sum(part.rows for part in parts), parts[0].dim
+    if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
+        raise ExportError(
+            f"rows of table {name!r} are named by {ids.dtype}{list(ids.shape)}; give integers of one axis"
+        )
+    ids = ids.astype(np.int64)
+    if ids.size and not 0 <= ids.min() <= ids.max() < rows:
+        worst = ids[(ids < 0) | (ids >= rows)][0]
+        raise ExportError(f"table {name!r} has no row {worst}; its rows are 0 to {rows - 1:,}")
+    if values.shape != (ids.size, dim) or values.dtype.kind not in "fiuV":
+        raise ExportError(
+            f"rows of table {name!r} are {values.dtype}{list(values.shape)}; give floats of shape ({ids.size}, {dim})"
+        )
+    order = np.argsort(ids)
+    ids, values = ids[order], values[order]
+    if (twice := ids[1:] == ids[:-1]).any():
+        raise ExportError(f"row {ids[1:][twice][0]} of table {name!r} is given twice")
+    dtype = next((part.dtype for part in parts if not part.cores), "float32")
+    with np.errstate(over="ignore"):
+        floats = exported_rows(values, "float32" if dtype in ("int8", "int4") else dtype)
+    finite = np.isfinite(floats.astype(np.float32)).all(axis=1)
+    if not finite.all():
+        raise ExportError(f"row {ids[~finite][0]} of table {name!r} is not finite in {dtype}")
+    return ids, values
