@@ -1,314 +1,390 @@
-"""What a served model remembers of histories: the same outputs as the whole history gives, whatever is kept."""
+"""Histories that ``jrec prepare`` makes of a log, against plain Python."""
 
-import concurrent.futures
-import dataclasses
-import functools
-import json
-from typing import Any
+import collections
+import random
 
-import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
-from flax import nnx
-from test_serve import ask, running
+from prepare_reference import read_dataset, read_vocabulary
 
-import jrec
-from jrec.nn.sequences import Remembered, SequenceEncoder
-from jrec.run.export import of_run, write_export
-from jrec.serving import histories
-from jrec.serving.format import APPEND, ExportError, Retrieval
-from jrec.serving.http.process import ready_model
-from jrec.serving.ids import Ids
+from jrec.data.schema import DatasetError, Schema
+from jrec.prepare.encoder import Encoder
+from jrec.prepare.histories import last_lines, write_histories
+from jrec.prepare.joined import csv_source
+from jrec.prepare.prepare import prepare
+from jrec.prepare.prepare_options import PrepareOptions
+from jrec.prepare.readers import load_schema
+from jrec.prepare.spill import BUCKET_ROWS, PlainColumn
 
-ITEMS, DIM, LENGTH = 60, 8, 40
-PLENTY = 1 << 24
+SCHEMA = """
+[label]
+column = "label"
 
+[time]
+column = "at"
 
-def run_of(model_class=jrec.nn.NextItem, **config):
-    layout = jrec.nn.next_item_layout(ITEMS, dim=DIM, length=LENGTH, sampled=2)
-    model = model_class(layout, jrec.nn.SequenceConfig(heads=2, **config), rngs=nnx.Rngs(0, dropout=1))
-    for block in model.encoder.blocks:  # as large as training makes them, so that all terms count
-        for name in ("split", "query", "key"):
-            if hasattr(block, name):
-                getattr(block, name).kernel[...] *= 8
-        if hasattr(block, "time_bias"):
-            block.time_bias[...] *= 50
-            block.position_bias[...] *= 50
-    optimizer = jrec.nn.SparseOptimizer(model, dense=optax.sgd(0.1), embedding=jrec.ops.SGD(learning_rate=0.1))
-    return jrec.distribute(model, optimizer)
+[[categorical]]
+column = "user"
 
+[[categorical]]
+column = "item"
 
-def cache_of(model):
-    assert model.history_cache is not None
-    return model.history_cache
-
-
-FORMS = {"hstu": ("hstu", False), "hstu with times": ("hstu", True), "sasrec": ("sasrec", False)}
+[[categorical]]
+column = "history"
+separator = "|"
+history = {by = "user", of = "item", length = 3}
+"""
+AGED = SCHEMA.replace("length = 3}", 'length = 3, ages = "ages"}')
+UNTIMED = SCHEMA.replace('[time]\ncolumn = "at"\n', "")
 
 
-@pytest.fixture(scope="module")
-def exports(tmp_path_factory):
-    """An export of each form, with a delta in which rows and the dense part differ."""
-    folder = tmp_path_factory.mktemp("exports")
-    for name, (kind, timed) in FORMS.items():
-        dense = {"age": LENGTH} if timed else []
-        with run_of(kind=kind) as run:
-            run.export(folder / name, dense=dense)
-            run.set_rows("item", np.arange(ITEMS), np.random.default_rng(5).normal(size=(ITEMS, DIM)))
-            run.export(folder / f"{name} later", dense=dense, since=[folder / name])
-    return folder
+def reference(users, items, moments, length, missing="", item_of=lambda item: item):
+    """Each line's items of earlier moments, the last ``length``; lines in order of time."""
+    made, seen = [], collections.defaultdict(list)
+    for user, item, moment in zip(users, items, moments, strict=True):
+        earlier = [i for i, at in seen[user] if at < moment and item_of(i) != missing]
+        made.append(earlier[-length:] if user != missing else [])
+        seen[user].append((item, moment))
+    return made
 
 
-def columns_of(lines, ages=None):
-    """Requests for histories, and how long ago their items were."""
-    width = max(1, *map(len, lines))
-    history = np.full((len(lines), width), -1)
-    for row, line in zip(history, lines, strict=True):
-        row[: len(line)] = line
-    columns = {"history": history}
-    if ages is not None:
-        columns["age"] = np.zeros((len(lines), LENGTH))
-        for row, line in zip(columns["age"], ages, strict=True):
-            row[: len(line)] = line
-    return columns
+def log(seed, lines=200):
+    """(label, user, item, time), with ties, repeated and missing values, long texts, in no order of time."""
+    draw = random.Random(seed)
+    items = ["", "a", "b", "c", "an item with a long name", "12345678"]
+    return [
+        (draw.randrange(2), draw.choice(["", "u1", "u2", "a user with a long name"]), draw.choice(items),
+         draw.randrange(-20, 40)) for _ in range(lines)
+    ]  # fmt: skip
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_positions_that_follow_are_those_of_the_whole_history(form):
-    kind, timed = FORMS[form]
-    config = jrec.nn.SequenceConfig(kind=kind, heads=2, blocks=3)
-    encoder = SequenceEncoder(DIM, LENGTH, config, rngs=nnx.Rngs(0))
-    encoder.eval()
-    rng = np.random.default_rng(0)
-    rows = rng.normal(size=(3, LENGTH, DIM)).astype(np.float32)
-    times = np.cumsum(rng.integers(0, 10**5, (3, LENGTH)), axis=1).astype(np.float32) if timed else None
-    asked = None if times is None else np.pad(times[:, 1:], ((0, 0), (0, 1)), constant_values=1e7)
-    counts = np.array([LENGTH, 17, 5])
-    want = np.asarray(encoder(rows, np.arange(LENGTH) < counts[:, None], times, asked))
-    # What is not known yet holds numbers that would show if they were read.
-    before = [
-        Remembered(*(jnp.full((3, LENGTH, *x.shape), 1e3, x.dtype) for x in layer)) for layer in encoder.remembered()
+def written(path, lines):
+    path.write_text("label,user,item,at\n" + "".join(",".join(map(str, line)) + "\n" for line in lines))
+    return str(path)
+
+
+def source_of(folder, schema=SCHEMA):
+    (folder / "schema.toml").write_text(schema)
+    return csv_source(load_schema(str(folder / "schema.toml")))
+
+
+def values_of(folder, schema, rows):
+    """Lists of rows as lists of texts."""
+    vocabulary, _ = read_vocabulary(folder, schema.table("item"))
+    return [[vocabulary[row] for row in one] for one in rows]
+
+
+def column(path, values, dtype):
+    made = PlainColumn(path, np.dtype(dtype))
+    made.append(np.array(values, dtype))
+    made.finish()
+    return made
+
+
+def lists_of(column, rows):
+    found = column.read(0, rows)
+    assert column.rows == rows
+    return [found.values[a:b].tolist() for a, b in zip(found.offsets[:-1], found.offsets[1:], strict=True)]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_histories_of_random_columns(tmp_path, seed):
+    draw = np.random.default_rng(seed)
+    rows, length = int(draw.integers(0, 120)), int(draw.integers(1, 6))
+    users = draw.integers(0, 4, rows).astype(np.uint64) * np.uint64(2**62)  # 0 is the missing one
+    items, moments = draw.integers(0, 5, rows).astype(np.uint64), np.sort(draw.integers(-5, 20, rows))
+    timed, ticks = bool(seed % 3), (None, 1, 4)[seed % 3]
+    made = write_histories(
+        column(tmp_path / "users", users, np.uint64),
+        column(tmp_path / "items", items, np.uint64),
+        column(tmp_path / "moments", moments, np.int64) if timed else None,
+        tmp_path / "work",
+        rows=rows,
+        length=length,
+        ticks=ticks,
+        bucket_rows=int(draw.integers(1, 30)),
+    )
+    lists = lists_of(made.items, rows)
+    assert lists == reference(users.tolist(), items.tolist(), moments if timed else range(rows), length, missing=0)
+    assert made.items.longest == max(map(len, lists), default=0)
+    if ticks is None:
+        assert made.ages is None
+        return
+    places = [(moment, item) for moment, item in zip(moments.tolist(), items.tolist(), strict=True)]
+    expected = reference(users.tolist(), places, moments, length, missing=0, item_of=lambda place: place[1])
+    ages = [[(now - then) / ticks for then, _ in one] for now, one in zip(moments.tolist(), expected, strict=True)]
+    assert lists_of(made.ages, rows) == ages
+
+
+@pytest.mark.parametrize("timed", [True, False])
+def test_prepared_histories_hold_what_is_strictly_earlier(tmp_path, timed):
+    lines = log(int(timed))
+    files = [written(tmp_path / f"{k}.csv", lines[70 * k : 70 * (k + 1)]) for k in range(3)]
+    prepare(
+        source_of(tmp_path, SCHEMA if timed else UNTIMED), files, tmp_path / "out",
+        PrepareOptions(min_count=1, block_size=16, split=(0.5, 0.2, 0.3), keep_order=True),
+    )  # fmt: skip
+    schema, columns = read_dataset(tmp_path / "out")
+    ordered = sorted(lines, key=lambda line: line[3]) if timed else lines
+    _, users, items, moments = zip(*ordered, strict=True)
+    expected = reference(users, items, moments if timed else range(len(lines)), 3)
+    vocabulary, _ = read_vocabulary(tmp_path / "out", schema.table("item"))
+    known = set(vocabulary)
+    expected = [[item if item in known else None for item in one] for one in expected]
+    assert values_of(tmp_path / "out", schema, columns["history"]) == expected
+    feature = next(f for f in schema.categorical if f.name == "history")
+    assert (feature.table, feature.max_length, feature.fixed_length) == ("item", 3, False)
+    assert [t.name for t in schema.tables] == ["user", "item"]
+
+
+def last_reference(users, items, moments, missing=""):
+    """Each line's split, 3 for none: the last of a user 2, the one before 1, the one before that 0; users; dropped."""
+    lines = collections.defaultdict(list)
+    for at, (user, item) in enumerate(zip(users, items, strict=True)):
+        if missing not in (user, item):
+            lines[user].append(at)
+    splits, dropped = [3] * len(users), 0
+    for own in lines.values():
+        chosen = {own[-1]: 0} if len(own) < 3 else {own[-1]: 2, own[-2]: 1, own[-3]: 0}
+        for at, split in chosen.items():
+            if moments[at] > moments[own[0]]:
+                splits[at] = split
+            else:
+                dropped += 1
+    return splits, len(lines), dropped
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_last_lines_of_users(tmp_path, seed):
+    draw = np.random.default_rng(seed)
+    rows = int(draw.integers(1, 60))
+    users = draw.integers(0, int(draw.integers(2, 12)), rows).astype(np.uint64) * np.uint64(2**62 + 1)
+    items, moments = draw.integers(0, 9, rows).astype(np.uint64), np.sort(draw.integers(0, 40, rows))
+    timed = bool(seed % 3)
+    found = last_lines(
+        column(tmp_path / "users", users, np.uint64),
+        column(tmp_path / "items", items, np.uint64),
+        column(tmp_path / "moments", moments, np.int64) if timed else None,
+        tmp_path / "work",
+        rows=rows,
+        bucket_rows=int(draw.integers(1, 20)),
+    )
+    expected = last_reference(users.tolist(), items.tolist(), moments if timed else range(rows), missing=0)
+    assert (found.splits.read(0, rows).tolist(), found.users, found.without_history) == expected
+
+
+@pytest.mark.parametrize("timed", [True, False])
+def test_leave_one_out(tmp_path, monkeypatch, timed):
+    monkeypatch.setattr("jrec.prepare.splits._READ_ROWS", 32)
+    draw = random.Random(int(timed))
+    lines = [
+        (0, f"u{draw.randrange(40)}", draw.choice(["a", "b", "c", "d", ""]), draw.randrange(60)) for _ in range(150)
     ]
-    first = np.zeros(3, np.int32)
-    while (first < counts).any():
-        queries = int(rng.integers(1, 9))
-        places = np.minimum(first[:, None] + np.arange(queries), LENGTH - 1)
-        ours = None if asked is None else np.take_along_axis(asked, places, axis=1)
-        some = np.take_along_axis(rows, places[:, :, None], axis=1)
-        encoded, own = encoder.extend(some, first, before, times, ours)
-        for example, count in enumerate(np.minimum(counts - first, queries)):
-            begin = first[example]
-            np.testing.assert_allclose(
-                encoded[example, :count], want[example, begin : begin + count], rtol=1e-5, atol=1e-5
-            )
-            before = [
-                Remembered(*(kept.at[example, begin : begin + count].set(new[example, :count])
-                             for kept, new in zip(*layers, strict=True)))
-                for layers in zip(before, own, strict=True)
-            ]  # fmt: skip
-        first = np.minimum(first + queries, counts).astype(np.int32)
+    said = []
+    options = PrepareOptions(min_count=1, split_by="leave-one-out")
+    path = written(tmp_path / "log.csv", lines)
+    source = source_of(tmp_path, SCHEMA if timed else UNTIMED)
+    prepare(source, [path], tmp_path / "out", options, report=said.append)
+    schema, columns = read_dataset(tmp_path / "out")
+    _, users, items, moments = zip(*(sorted(lines, key=lambda line: line[3]) if timed else lines), strict=True)
+    at = moments if timed else range(len(lines))
+    splits, count, dropped = last_reference(users, items, at)
+    histories = reference(users, items, at, 3)
+    order = [k for split in range(3) for k in range(len(lines)) if splits[k] == split]
+    names, _ = read_vocabulary(tmp_path / "out", schema.table("user"))
+    known = {users[k] for k in order if splits[k] == 0}
+    assert [names[row] for row in columns["user"]] == [users[k] if users[k] in known else None for k in order]
+    assert values_of(tmp_path / "out", schema, columns["history"]) == [histories[k] for k in order]
+    assert values_of(tmp_path / "out", schema, [columns["item"]])[0] == [items[k] for k in order]
+    sizes = [splits.count(split) for split in range(3)]
+    assert [schema.splits[name].examples for name in ("train", "valid", "test")] == sizes
+    assert all(sizes)
+    assert dropped
+    assert said[-1].startswith(f"{count:,} users of 150 lines: {sizes[0]} lines to train on")
+    assert f"{dropped} lines had no earlier one" in said[-1]
+    assert schema.provenance["options"]["split_by"] == "leave-one-out"
+    assert "split" not in schema.provenance["options"]
 
 
-def test_positions_that_change_with_the_length_are_not_extended():
-    config = jrec.nn.SequenceConfig(normalize="length")
-    encoder = SequenceEncoder(DIM, LENGTH, config, rngs=nnx.Rngs(0))
-    with pytest.raises(ValueError, match="positions change with its length where HSTU divides by it"):
-        encoder.extend(jnp.zeros((1, 1, DIM)), jnp.zeros(1, jnp.int32), [])
+def test_leave_one_out_needs_histories_of_one_user(tmp_path):
+    options, path = PrepareOptions(split_by="leave-one-out"), written(tmp_path / "log.csv", log(0, 20))
+    without = SCHEMA[: SCHEMA.rindex("[[categorical]]")]
+    by_item = (
+        SCHEMA
+        + '[[categorical]]\ncolumn = "users"\nseparator = "|"\nhistory = {by = "item", of = "user", length = 3}\n'
+    )
+    for schema, message in ((without, "the schema has no history"), (by_item, "has histories by item, user")):
+        with pytest.raises(DatasetError, match=message):
+            prepare(source_of(tmp_path, schema), [path], tmp_path / "out", options)
+    with pytest.raises(DatasetError, match="--split-by leave-one-out, which needs users of four lines or more"):
+        prepare(source_of(tmp_path), [written(tmp_path / "few.csv", log(1, 20)[:1])], tmp_path / "out", options)
+    with pytest.raises(DatasetError, match="leave --split out"):
+        PrepareOptions(split_by="leave-one-out", split=(1, 0, 0))
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_scores_are_those_of_the_whole_history(exports, form):
-    """Histories of many users that grow, are asked again, change at their end, begin anew, and come together."""
-    timed = FORMS[form][1]
-    plain = jrec.serving.load(exports / form)
-    model = jrec.serving.load(exports / form, history_cache=PLENTY)
-    rng = np.random.default_rng(1)
-    users = [list(rng.integers(0, ITEMS, rng.integers(0, 9))) for _ in range(5)]
-    moments = [list(np.sort(rng.integers(0, 10**6, len(user)))) for user in users]
-    now = 10**6
-    for _ in range(40):
-        now += int(rng.integers(0, 10**5))
-        for user, at in zip(users, moments, strict=True):
-            for _ in range(rng.integers(0, 3) if len(user) < LENGTH - 20 else rng.integers(0, 12)):
-                user.append(int(rng.integers(0, ITEMS)))
-                at.append(now - int(rng.integers(0, 100)))
-            at.sort()
-            if user and rng.random() < 0.1:  # the last event was another one, at another time
-                user[-1], at[-1] = int(rng.integers(0, ITEMS)), now - int(rng.integers(0, 100))
-            if len(user) > LENGTH:
-                del user[:], at[:]
-        chosen = rng.permutation(5)[: rng.integers(1, 6)]
-        ages = [now - np.array(moments[number], float) for number in chosen] if timed else None
-        columns = columns_of([users[number] for number in chosen], ages)
-        got, want = model.logits(columns)["user"], plain.logits(columns)["user"]
-        np.testing.assert_allclose(got, want, atol=1e-5)
-    cache = cache_of(model)
-    assert cache.kept > 2 * cache.computed > 0
-    assert plain.history_cache is None
-
-
-def test_only_new_items_are_computed(exports):
-    model = jrec.serving.load(exports / "hstu", history_cache=PLENTY)
-    history = list(range(30))
-    for count, kept, computed in ((10, 0, 10), (11, 9, 12), (11, 19, 13), (30, 29, 33)):
-        model.logits(columns_of([history[:count]]))
-        assert cache_of(model)[2:] == (kept, computed)
-    assert cache_of(model).histories == 1  # what goes on takes the place of what it goes on from
-
-
-def test_an_item_that_came_at_another_time_is_computed_anew(exports):
-    """Its time is what the item before it was asked for."""
-    plain = jrec.serving.load(exports / "hstu with times")
-    model = jrec.serving.load(exports / "hstu with times", history_cache=PLENTY)
-    model.logits(columns_of([[1, 2, 3]], [[500_000, 400_000, 10]]))
-    for ages in ([500_000, 400_000, 300_000, 1], [500_000, 100, 10, 1]):
-        columns = columns_of([[1, 2, 3, 4]], [ages])
-        got, want = model.logits(columns)["user"], plain.logits(columns)["user"]
-        np.testing.assert_allclose(got, want, atol=1e-6)
-    assert cache_of(model).kept == 0
-    later = columns_of([[1, 2, 3, 4, 5]], [[500_077, 177, 87, 78, 0]])  # 77 seconds on
-    np.testing.assert_allclose(model.logits(later)["user"], plain.logits(later)["user"], atol=1e-6)
-    assert cache_of(model).kept == 3
-
-
-def test_the_limit_holds_and_what_was_not_asked_for_the_longest_goes(exports):
-    probe = jrec.serving.load(exports / "hstu", history_cache=PLENTY)
-    probe.logits(columns_of([range(LENGTH)]))
-    one = cache_of(probe).nbytes
-    model = jrec.serving.load(exports / "hstu", history_cache=3 * one)
-    users = [np.roll(np.arange(ITEMS), number)[:LENGTH] for number in range(4)]
-    for number in (0, 1, 2, 0, 3, 0):
-        model.logits(columns_of([users[number]]))
-        assert cache_of(model).nbytes <= 3 * one
-    assert cache_of(model).histories == 3
-    assert cache_of(model).kept == 2 * (LENGTH - 1)
-    model.logits(columns_of([users[1]]))  # it went when 3 came
-    assert cache_of(model).kept == 2 * (LENGTH - 1)
-    small = jrec.serving.load(exports / "hstu", history_cache=one - 1)
-    small.logits(columns_of([users[0]]))
-    assert cache_of(small)[:2] == (0, 0)
-    with pytest.raises(ValueError, match="history_cache is -1 bytes; give 0 or more"):
-        jrec.serving.load(exports / "hstu", history_cache=-1)
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_nothing_is_kept_beyond_a_delta(exports, form):
-    timed = FORMS[form][1]
-    model = jrec.serving.load(exports / form, history_cache=PLENTY)
-    columns = columns_of([range(20)], [range(20, 0, -1)] if timed else None)
-    before = model.logits(columns)["user"]
-    model.apply(exports / f"{form} later")
-    after = jrec.serving.load(exports / form, [exports / f"{form} later"]).logits(columns)["user"]
-    np.testing.assert_allclose(model.logits(columns)["user"], after, atol=1e-6)
-    assert np.abs(before - after).max() > 0.01
-    assert cache_of(model).kept == 0
-
-
-def test_two_histories_of_one_sum_are_told_apart(exports, monkeypatch):
-    """Sums only find histories: they are compared item by item."""
-    monkeypatch.setattr(histories.Histories, "_sum", lambda self, ids: 0)
-    plain = jrec.serving.load(exports / "hstu")
-    model = jrec.serving.load(exports / "hstu", history_cache=PLENTY)
-    kept: Any = model._loaded.histories
-    kept._factors[:] = 0  # every begin has the sum 0
-    for line in ([1, 2, 3, 4], [5, 6, 7, 8], [1, 2, 3, 4, 5]):
-        columns = columns_of([line])
-        np.testing.assert_allclose(model.logits(columns)["user"], plain.logits(columns)["user"], atol=1e-6)
-
-
-def test_gaps_and_bad_ids(exports):
-    plain = jrec.serving.load(exports / "hstu")
-    model = jrec.serving.load(exports / "hstu", history_cache=PLENTY)
-    dense, ids = np.zeros((2, 0), np.float32), {"history": Ids(values=np.array([[4, -1, 5, 6], [-1, 1, 2, 3]]))}
-    np.testing.assert_array_equal(model.logits_of(dense, ids)["user"], plain.logits_of(dense, ids)["user"])
-    assert cache_of(model).computed == 0
-    with pytest.raises(ValueError, match=f"feature 'history' has id {ITEMS}, but table 'item' has {ITEMS} rows"):
-        model.logits({"history": np.array([[1, ITEMS]])})
-    with pytest.raises(ValueError, match=f"has {LENGTH + 1} ids in an example"):
-        model.logits({"history": np.zeros((1, LENGTH + 1), int)})
-
-
-def test_threads_share_what_is_kept(exports):
-    plain = jrec.serving.load(exports / "hstu")
-    model = jrec.serving.load(exports / "hstu", history_cache=6_000)  # room for some of them
-    model.warm_up()
-    users = [np.roll(np.arange(ITEMS), 3 * number)[:LENGTH] for number in range(6)]
-    want = {
-        (number, count): plain.logits(columns_of([users[number][:count]]))["user"]
-        for number in range(6)
-        for count in range(1, LENGTH, 6)
-    }
-
-    def ask(seed):
-        order = np.random.default_rng(seed).permutation(len(want))
-        return max(
-            float(np.abs(model.logits(columns_of([users[number][:count]]))["user"] - want[number, count]).max())
-            for number, count in (list(want)[place] for place in order)
-        )
-
-    with concurrent.futures.ThreadPoolExecutor(4) as threads:
-        assert max(threads.map(ask, range(8))) < 1e-5
-    assert 0 < cache_of(model).nbytes <= 6_000
-
-
-def test_a_server_says_what_it_kept(tmp_path):
-    with run_of() as run:
-        source = of_run(run._state, step=0, dense=(), schema=None)
-        retrieval = Retrieval(history="history", table="item", leaves_out_history=True, left_out_row=None)
-        source = dataclasses.replace(source, retrieval=retrieval, requested=("history",))
-        write_export(source, tmp_path / "export", about={})
-    load = functools.partial(ready_model, check=True, batch_rows=4, threads=1, history_cache=PLENTY)
-    want = jrec.serving.load(tmp_path / "export")
-    with running(tmp_path / "export", load=load) as served:
-        for count in (5, 6, 7):
-            columns = {"history": [list(range(count))] * 2}
-            status, _, body = ask(served.port, "/predict?k=3", {"columns": columns})
-            assert (status, json.loads(body)["items"]) == (200, want.best(columns, k=3).items)
-        _, _, text = ask(served.port, "/metrics")
-    lines = dict(line.rsplit(" ", 1) for line in text.decode().splitlines() if not line.startswith("#"))
-    counts = {how: float(lines[f'jrec_history_items_total{{how="{how}"}}']) for how in ("kept", "computed")}
-    # Both rows of the first request are computed, and one of each request that follows, beside the last item.
-    assert counts["kept"] + counts["computed"] == 2 * (5 + 6 + 7)
-    assert counts["kept"] >= 2 * (4 + 5) - 1
-    assert float(lines["jrec_history_cache_histories"]) >= 1
-    assert 0 < float(lines["jrec_history_cache_bytes"]) <= PLENTY
-
-
-class Louder(jrec.nn.NextItem):
-    """Other vectors than those of ``extend``."""
-
-    def logits(self, dense, activations, bags):
-        return {name: 2 * value for name, value in super().logits(dense, activations, bags).items()}
+def test_lines_of_one_moment_are_not_in_each_others_histories(tmp_path):
+    lines = [(1, "u1", "a", 1), (1, "u1", "b", 1), (1, "u1", "a", 2), (0, "u1", "c", 3)]
+    prepare(source_of(tmp_path), [written(tmp_path / "log.csv", lines)], tmp_path / "out",
+            PrepareOptions(min_count=1, split=(1, 0, 0)))  # fmt: skip
+    schema, columns = read_dataset(tmp_path / "out")
+    assert values_of(tmp_path / "out", schema, columns["history"]) == [[], [], ["a", "b"], ["a", "b", "a"]]
 
 
 @pytest.mark.parametrize(
-    ("model_class", "config"), [(jrec.nn.NextItem, {"normalize": "length"}), (Louder, {})], ids=["by length", "own"]
+    ("form", "moments", "expected"),
+    [
+        ("integer", ["1", "3", "10", "11"], [[], [2], [9, 7], [10, 8, 1]]),
+        ("seconds", ["1.5", "2", "60", "60.5"], [[], [0.5], [58.5, 58], [59, 58.5, 0.5]]),
+        (
+            "iso",
+            ["2024-01-01", "2024-01-02", "2024-01-02T06:00", "2024-01-02T06:01"],
+            [[], [86_400], [108_000, 21_600], [108_060, 21_660, 60]],
+        ),
+    ],
 )
-def test_models_that_cannot_go_on_keep_nothing(tmp_path, model_class, config):
-    with run_of(model_class, **config) as run:
-        run.export(tmp_path / "export")
-    assert not (tmp_path / "export" / APPEND).exists()
-    model = jrec.serving.load(tmp_path / "export", history_cache=PLENTY)
-    plain = jrec.serving.load(tmp_path / "export")
-    assert model.history_cache is None
-    for count in (3, 4):
-        columns = columns_of([range(count)])
-        np.testing.assert_array_equal(model.logits(columns)["user"], plain.logits(columns)["user"])
+@pytest.mark.parametrize("split_by", ["time", "leave-one-out"])
+def test_ages_are_seconds_before_the_line(tmp_path, form, moments, expected, split_by):
+    pairs = [*zip("abca", moments, strict=True)]
+    lines = [(label, user, item, at) for label, user in enumerate(("u1", "u2")) for item, at in pairs]
+    text = AGED.replace('column = "at"', f'column = "at"\nformat = "{form}"')
+    split = {"split": (1, 0, 0)} if split_by == "time" else {}
+    source, path = source_of(tmp_path, text), written(tmp_path / "log.csv", lines)
+    prepare(source, [path], tmp_path / "out", PrepareOptions(min_count=1, split_by=split_by, **split))
+    schema, columns = read_dataset(tmp_path / "out")
+    # Leave-one-out leaves out lines with an empty history.
+    wanted = [one for one in expected for _ in range(2)][0 if split_by == "time" else 2 :]
+    assert columns["history:weight"] == wanted
+    assert [len(one) for one in columns["history"]] == [len(one) for one in wanted]
+    feature = next(f for f in schema.categorical if f.name == "history")
+    assert (feature.weighted, feature.aged, feature.scaled) == (True, True, False)
+    assert "aged" not in next(f for f in schema.categorical if f.name == "item").meaning
 
 
-@pytest.mark.parametrize("fault", ["other times", "no program"])
-def test_another_program_is_refused(exports, monkeypatch, fault):
-    monkeypatch.setattr("jrec.serving.model.verify", lambda *args, **options: None)
-    folder, damaged = exports / "hstu", exports / fault
-    damaged.mkdir()
-    for path in folder.rglob("*"):
-        if path.is_file():
-            target = damaged / path.relative_to(folder)
-            target.parent.mkdir(exist_ok=True)
-            target.write_bytes(path.read_bytes())
-    (damaged / APPEND).write_bytes((exports / "hstu with times" / APPEND).read_bytes() if "times" in fault else b"x")
-    message = "is no program of the feature 'history' with dim 8" if "times" in fault else "cannot be read"
-    with pytest.raises(ExportError, match=f"{APPEND} {message}.*export the run again"):
-        jrec.serving.load(damaged, history_cache=PLENTY)
-    jrec.serving.load(damaged)  # without a cache nobody reads it
+def test_lines_that_are_predicted_give_the_ages_of_their_histories(tmp_path):
+    lines = [(1, "u1", "a", 1), (1, "u1", "b", 2), (0, "u2", "a", 3), (1, "u1", "a", 4)]
+    prepare(source_of(tmp_path, AGED), [written(tmp_path / "log.csv", lines)], tmp_path / "out",
+            PrepareOptions(min_count=1, split=(1, 0, 0)))  # fmt: skip
+    encoder = Encoder(Schema.load(tmp_path / "out"))
+    assert {"history", "ages"} <= set(encoder.raw_columns)
+    raw = tmp_path / "new.csv"
+    raw.write_text("user,item,history,ages\nu1,a,a|b|b|a,9|5|4|1\nu2,a,,\n")
+    (piece,) = encoder.stream(str(raw), batch_size=8)
+    assert piece.weights["history"].tolist() == [5, 4, 1]  # the last 3
+    given = {"user": ["u1"], "item": ["a"], "history": [["a", "b", "b", "a"]], "ages": [[9, 5, 4, 1.5]]}
+    assert encoder.columns(given).weights["history"].tolist() == [5, 4, 1.5]
+    with pytest.raises(DatasetError, match="column 'ages' of example 0 is not one weight for each value of 'history'"):
+        encoder.columns({**given, "ages": [[1]]})
+    raw.write_text("user,item,history\nu1,a,a\n")
+    with pytest.raises(DatasetError, match=r"lacks column\(s\) ages.*in 'ages' how many seconds ago each was"):
+        list(encoder.stream(str(raw), batch_size=8))
+
+
+def test_a_later_log_has_ages_where_the_earlier_one_has(tmp_path):
+    lines, options = [(0, "u1", "a", 1), (1, "u1", "b", 2)], PrepareOptions(min_count=1, split=(1, 0, 0))
+    prepare(source_of(tmp_path, AGED), [written(tmp_path / "log.csv", lines)], tmp_path / "out", options)
+    later = written(tmp_path / "later.csv", [(1, "u1", "b", 5), (1, "u1", "a", 8)])
+    options = PrepareOptions(vocabulary_from=str(tmp_path / "out"), split=(0, 0, 1))
+    prepare(source_of(tmp_path, AGED), [later], tmp_path / "later", options)
+    _, columns = read_dataset(tmp_path / "later")
+    assert columns["history:weight"] == [[], [3]]
+    with pytest.raises(DatasetError, match="categorical feature 'history' has weighted"):
+        prepare(source_of(tmp_path), [later], tmp_path / "other", options)
+
+
+def test_test_lines_hold_training_items_of_files_for_each_split(tmp_path, monkeypatch):
+    train = written(tmp_path / "train.csv", [(1, "u1", "a", 1), (0, "u1", "b", 2)])
+    test = written(tmp_path / "test.csv", [(1, "u1", "a", 3), (1, "u2", "b", 4)])
+    options = PrepareOptions(min_count=1)
+    prepare(source_of(tmp_path), {"train": [train], "test": [test]}, tmp_path / "out", options)
+    schema, columns = read_dataset(tmp_path / "out")
+    assert values_of(tmp_path / "out", schema, columns["history"]) == [[], ["a"], ["a", "b"], []]
+    for rows in (BUCKET_ROWS, 2):  # of which the second piece begins with the test
+        monkeypatch.setattr("jrec.prepare.histories.BUCKET_ROWS", rows)
+        with pytest.raises(DatasetError, match=r"earlier than some of the split before.*--input"):
+            prepare(source_of(tmp_path), {"train": [test], "test": [train]}, tmp_path / "other", options)
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_lines_that_are_predicted_give_their_histories(tmp_path, joined):
+    text = SCHEMA
+    if joined:
+        (tmp_path / "items.csv").write_text("item,maker\na,m\nb,n\n")
+        text += '[[join]]\nfile = "items.csv"\nkey = "item"\n[[join.categorical]]\ncolumn = "maker"\n'
+    lines = [(1, "u1", "a", 1), (1, "u1", "b", 2), (0, "u2", "a", 3), (1, "u1", "a", 4)]
+    prepare(source_of(tmp_path, text), [written(tmp_path / "log.csv", lines)], tmp_path / "out",
+            PrepareOptions(min_count=1, split=(1, 0, 0)))  # fmt: skip
+    schema = Schema.load(tmp_path / "out")
+    encoder = Encoder(schema)
+    raw = tmp_path / "new.csv"
+    raw.write_text("user,item,history\nu1,a,a|b|b|a\nstranger,b,\nu2,a,unseen\n")
+    pieces = list(encoder.stream(str(raw), batch_size=8))
+    lists = pieces[0].ids["history"]
+    row, oov = {v: i for i, v in enumerate(read_vocabulary(tmp_path / "out", schema.table("item"))[0])}, None
+    assert lists.offsets.tolist() == [0, 3, 3, 4]  # the last 3 of the first
+    assert lists.values.tolist() == [row["b"], row["b"], row["a"], row[oov]]
+    assert "history" in encoder.raw_columns
+    raw.write_text("user,item\nu1,a\n")
+    with pytest.raises(DatasetError, match=r"lacks column\(s\) history.*'history' is a history: give each line"):
+        list(encoder.stream(str(raw), batch_size=8))
+
+
+def test_a_file_without_a_header_gives_histories_in_its_last_column(tmp_path):
+    text = 'columns = ["label", "user", "item", "at"]\n' + SCHEMA
+    (tmp_path / "log.csv").write_text("1,u1,a,1\n0,u1,b,2\n1,u1,a,3\n")
+    prepare(source_of(tmp_path, text), [str(tmp_path / "log.csv")], tmp_path / "out",
+            PrepareOptions(min_count=1, split=(1, 0, 0)))  # fmt: skip
+    schema = Schema.load(tmp_path / "out")
+    (tmp_path / "new.csv").write_text("1,u1,a,4,b|a\n")
+    (piece,) = Encoder(schema).stream(str(tmp_path / "new.csv"), batch_size=8)
+    assert values_of(tmp_path / "out", schema, [piece.ids["history"].values]) == [["b", "a"]]
+
+
+def test_a_later_log_begins_its_histories(tmp_path):
+    lines, options = [(0, "u1", "a", 1), (1, "u1", "b", 2)], PrepareOptions(min_count=1, split=(1, 0, 0))
+    prepare(source_of(tmp_path), [written(tmp_path / "log.csv", lines)], tmp_path / "out", options)
+    later, said = written(tmp_path / "later.csv", [(1, "u1", "b", 5), (1, "u1", "a", 6)]), []
+    options = PrepareOptions(vocabulary_from=str(tmp_path / "out"), split=(0, 0, 1))
+    prepare(source_of(tmp_path), [later], tmp_path / "later", options, report=said.append)
+    _, columns = read_dataset(tmp_path / "later")
+    assert values_of(tmp_path / "out", Schema.load(tmp_path / "out"), columns["history"]) == [[], ["b"]]
+    assert any("histories begin with this log" in message for message in said)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('by = "user"', 'by = "visitor"', "by = 'visitor'; it must be a .* one of user, item"),
+        ('of = "item"', 'of = "history"', "of = 'history'; it must be a"),
+        ("length = 3", "length = 0", "length 0; it must be 1 to"),
+        ('separator = "|"', 'separator = "|"\nmax_length = 3', "leave out max_length"),
+        ('separator = "|"', 'separator = "|"\ntoo_long = "last"', "leave out too_long"),
+        ('separator = "|"', 'separator = "|"\ntable = "user"', "which has table 'item', but table is 'user'"),
+        ('column = "history"', 'column = "at"\nname = "history"', "its column 'at'.* choose another name"),
+        ("length = 3}", 'length = 3, ages = "at"}', "its column 'at'.* choose another name"),
+        ("length = 3}", 'length = 3, ages = "history"}', "its column 'history'.* choose another name"),
+        ('[time]\ncolumn = "at"', "", "has ages = 'ages', but there is no .time."),
+    ],
+)
+def test_schemas_that_make_no_history_are_refused(tmp_path, old, new, message):
+    schema = SCHEMA if "ages = 'ages'" not in message else AGED
+    assert schema.count(old) == 1
+    with pytest.raises(DatasetError, match=message):
+        source_of(tmp_path, schema.replace(old, new))
+
+
+def test_a_joined_file_has_no_history(tmp_path):
+    text = SCHEMA + '[[join]]\nfile = "items.csv"\nkey = "item"\n[[join.categorical]]\ncolumn = "other"\n'
+    with pytest.raises(DatasetError, match="'other' has a history, which is of the log's lines"):
+        source_of(tmp_path, text + 'history = {by = "user", of = "item", length = 3}\n')
+
+
+def test_logs_whose_histories_would_leak_or_are_there_are_refused(tmp_path):
+    path = written(tmp_path / "log.csv", log(0, 20))
+    with pytest.raises(DatasetError, match=r"--split-by random with the history 'history'.*leave --split-by out"):
+        prepare(source_of(tmp_path), [path], tmp_path / "out", PrepareOptions(split_by="random"))
+    (tmp_path / "has.csv").write_text("label,user,item,at,history\n1,u,i,1,a\n")
+    with pytest.raises(DatasetError, match="has column 'history', but the schema makes 'history' of earlier lines"):
+        prepare(source_of(tmp_path), [str(tmp_path / "has.csv")], tmp_path / "out")
+    (tmp_path / "has.csv").write_text("label,user,item,at,ages\n1,u,i,1,3\n")
+    with pytest.raises(DatasetError, match="has column 'ages', but the schema makes 'history' of earlier lines"):
+        prepare(source_of(tmp_path, AGED), [str(tmp_path / "has.csv")], tmp_path / "out")
