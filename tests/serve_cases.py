@@ -12,7 +12,7 @@ from jrec.serving.model import Encoded, Scored
 class Fake:
     """A model that answers when it is let go, with a row's "x" as its score."""
 
-    raw_columns, unknown, items = ("x",), None, 0
+    raw_columns, unknown, items, history_cache = ("x",), None, 0, None
 
     def __init__(self, version="a"):
         self.manifest = types.SimpleNamespace(id=version * 64, run="run", step=1, numbers=None)
