@@ -24,7 +24,7 @@ from jrec.app.report.logs import read_records
 from jrec.checkpoint.saved import SavedTable
 from jrec.data.schema import DatasetError
 from jrec.errors import ConfigError
-from jrec.run import export as exports
+from jrec.serving import checks
 
 SCHEMA = """
 [label]
@@ -277,7 +277,7 @@ def test_deltas_bring_the_export_to_the_run(folder, whole):
 def test_a_delta_reads_what_its_checkpoint_wrote(folder, tmp_path, monkeypatch):
     """Only the first one compares all rows, and only it reads what is before it; together they are the whole export."""
     read, verified = [0], [[]]
-    rows_of, verify = SavedTable.read, exports.verify
+    rows_of, verify = SavedTable.read, checks.verify
 
     def counted(self, array, rows):
         read[-1] += rows.size
@@ -293,7 +293,7 @@ def test_a_delta_reads_what_its_checkpoint_wrote(folder, tmp_path, monkeypatch):
         return export_run(*args, **options)
 
     monkeypatch.setattr(SavedTable, "read", counted)
-    monkeypatch.setattr(exports, "verify", noted)
+    monkeypatch.setattr(checks, "verify", noted)
     monkeypatch.setattr(following, "export_run", exported)
     export, deltas = tmp_path / "export", tmp_path / "deltas"
     followed(folder, tmp_path / "live", export=export, deltas=deltas)

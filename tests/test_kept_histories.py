@@ -205,6 +205,18 @@ def test_nothing_is_kept_beyond_a_delta(exports, form):
     assert cache_of(model).kept == 0
 
 
+def test_a_delta_of_rows_alone_keeps_histories(exports, tmp_path):
+    """Its programs are those of the export, the one that goes on from a history's begin among them."""
+    edited = {"item": (np.array([3]), np.ones((1, DIM), np.float32))}
+    jrec.serving.write_delta(tmp_path / "delta", edited, since=[exports / "hstu"])
+    model = jrec.serving.load(exports / "hstu", [tmp_path / "delta"], history_cache=PLENTY)
+    plain = jrec.serving.load(exports / "hstu", [tmp_path / "delta"])
+    for count in (9, 10):
+        columns = columns_of([range(count)])
+        np.testing.assert_allclose(model.logits(columns)["user"], plain.logits(columns)["user"], atol=1e-6)
+    assert cache_of(model).kept == 8
+
+
 def test_two_histories_of_one_sum_are_told_apart(exports, monkeypatch):
     """Sums only find histories: they are compared item by item."""
     monkeypatch.setattr(histories.Histories, "_sum", lambda self, ids: 0)

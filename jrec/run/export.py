@@ -29,13 +29,11 @@ from jrec.regression import Numbers
 from jrec.run.state import RunState
 from jrec.serving.checks import (
     MAX_ROWS,
-    check_order,
     difference,
     faults,
-    load_manifest,
+    load_chain,
     save_keying,
     schema_faults,
-    verify,
 )
 from jrec.serving.format import (
     APPEND,
@@ -445,11 +443,7 @@ class ExportBase:
           ExportError: If one is damaged, or they do not follow each other.
         """
         folders = tuple(pathlib.Path(place) for place in places)
-        manifests = tuple(load_manifest(folder) for folder in folders)
-        for folder, manifest in zip(folders, manifests, strict=True):
-            verify(folder, manifest)
-        check_order(folders, manifests)
-        return ExportBase(folders=folders, manifests=manifests)
+        return ExportBase(folders=folders, manifests=load_chain(folders))
 
     def followed_by(self, folder: pathlib.Path, manifest: Manifest) -> ExportBase:
         """The same with a delta that was written for it just now, which is not read again."""

@@ -146,6 +146,19 @@ def load_keying(folder: pathlib.Path, manifest: Manifest) -> dict[str, tuple[int
     return {name: (seed, name in keying.canonical) for name, seed in keying.key_seeds.items()}
 
 
+def load_chain(folders: Sequence[pathlib.Path], *, rows: bool = True) -> tuple[Manifest, ...]:
+    """Reads an export and the deltas that follow it, in order, for their checksums; ``rows`` as of ``verify``.
+
+    Raises:
+      ExportError: If one is missing or damaged, or they do not follow each other.
+    """
+    manifests = tuple(load_manifest(folder) for folder in folders)
+    for folder, manifest in zip(folders, manifests, strict=True):
+        verify(folder, manifest, rows=rows)
+    check_order(folders, manifests)
+    return manifests
+
+
 def check_order(folders: Sequence[pathlib.Path], manifests: Sequence[Manifest]) -> None:
     """Refuses what is not an export and the deltas that follow it, each the one before.
 

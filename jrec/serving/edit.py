@@ -11,8 +11,8 @@ import numpy as np
 
 from jrec import environment
 from jrec.outputs import Place, new_folder
-from jrec.serving.checks import check_order, faults, load_manifest, verify
-from jrec.serving.format import ITEMS, MODEL, ONNX, ExportError, Manifest, Part, save_manifest
+from jrec.serving.checks import faults, load_chain
+from jrec.serving.format import WHOLE, ExportError, Manifest, Part, save_manifest
 from jrec.serving.quantize import exported_rows
 
 _ABOUT = {"command": "jrec.serving.write_delta"}
@@ -44,11 +44,7 @@ def write_delta(out: Place, rows: Mapping[str, tuple[np.ndarray, np.ndarray]], *
     folders = [pathlib.Path(folder) for folder in since]
     if not folders:
         raise ExportError("since is empty; give the export, and the deltas that follow it")
-    manifests = [load_manifest(folder) for folder in folders]
-    check_order(folders, manifests)
-    for folder, manifest in zip(folders, manifests, strict=True):
-        verify(folder, manifest, rows=False)  # rows are not read here
-    last, source = manifests[-1], folders[-1]
+    last, source = load_chain(folders, rows=False)[-1], folders[-1]  # rows are not read here
     if unknown := sorted(rows.keys() - last.tables.keys()):
         raise ExportError(f"{source} has no table {unknown[0]!r}; its tables are {', '.join(sorted(last.tables))}")
     none = np.zeros(0, np.int64)
@@ -59,7 +55,7 @@ def write_delta(out: Place, rows: Mapping[str, tuple[np.ndarray, np.ndarray]], *
             tables[name] = _parts(folder, name, parts, np.asarray(ids), np.asarray(values))
         whole = [file for parts in last.tables.values() for part in parts if part.cores for file in part.files]
         keys = [file for file in last.files if file.startswith("keys/")]
-        for file in [*whole, *keys, *({MODEL, ONNX, ITEMS} & last.files.keys())]:
+        for file in [*whole, *keys, *(last.files.keys() & {*WHOLE})]:
             (folder / file).parent.mkdir(exist_ok=True)
             shutil.copyfile(source / file, folder / file)
         manifest = dataclasses.replace(last, parent=last.id, jrec=environment.version("jrec"), tables=tables)

@@ -35,6 +35,8 @@ from jrec.regression import Numbers
 MANIFEST = "manifest.json"
 MODEL, APPEND, ONNX = "model.jax_export", "append.jax_export", "model.onnx"
 IDS, ITEMS = "ids.json", "items.npy"
+WHOLE = (MODEL, APPEND, ONNX, ITEMS)
+"""The files, as far as there are any, that a delta has whole."""
 FORMAT, VERSION = "jrec-export", 1
 Dtype = Literal["float32", "bfloat16", "float16", "int8", "int4"]
 
