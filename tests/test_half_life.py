@@ -4,11 +4,8 @@ import json
 
 import numpy as np
 import pytest
-from test_order_of_time import CONFIG, DAY, moments_of_log, train
+from test_order_of_time import CONFIG, DAY, moments_of_log, prepare_items, train
 from test_order_of_time import prepare as prepare_log
-from test_train_sequences import CONFIG as ITEMS_CONFIG
-from test_train_sequences import SCHEMA as ITEMS_SCHEMA
-from test_train_sequences import write_log as write_log_of_items
 
 from jrec import cli
 from jrec.app.config import load_config
@@ -136,11 +133,7 @@ def test_a_dataset_without_times_is_refused_before_training(tmp_path):
 
 
 def test_models_without_weights_refuse_it(tmp_path):
-    write_log_of_items(tmp_path / "log.csv")
-    (tmp_path / "log.toml").write_text(ITEMS_SCHEMA.replace('"at"', '"at"\nformat = "seconds"'))
-    given = ["--schema", str(tmp_path / "log.toml"), "--input", str(tmp_path / "log.csv"), "--out", str(tmp_path / "d")]
-    assert cli.main(["prepare", "csv", *given, "--no-labels", "--quiet"]) == 0
-    (tmp_path / "run.toml").write_text(ITEMS_CONFIG.format(data=tmp_path / "d", kind="sasrec"))
+    prepare_items(tmp_path)
     config = load_config(tmp_path / "run.toml", ["data.half_life=1d"])
     with pytest.raises(ConfigError, match=r"'1d', but model\.kind 'sasrec' takes no weights of examples"):
         open_data(config)

@@ -6,6 +6,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from table_file_cases import loss_of
 
 import jrec
 from jrec.nn import NGramConfig, NGramMemory, ngram_rows
@@ -73,11 +74,6 @@ class Model(nnx.Module):
     def logits(self, dense, activations, bags):
         rows = self.embeddings.features(activations, bags)["ngram"]
         return self.out(self.memory(jnp.zeros((dense.shape[0], 12, 16)), rows))
-
-
-def loss_of(logits, batch):
-    losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch.extras["next"])
-    return jrec.nn.mean_of_positions(losses, batch.extras["next"] >= 0, batch.mask)
 
 
 def texts(seed, config, count=16):

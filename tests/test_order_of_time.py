@@ -349,12 +349,17 @@ def test_drift_is_not_said(content):
     assert progressive.drift(content) == ""
 
 
-def test_models_that_rank_have_windows_too(tmp_path):
-    write_log_of_items(tmp_path / "log.csv")
-    (tmp_path / "log.toml").write_text(ITEMS_SCHEMA.replace('"at"', '"at"\nformat = "seconds"'))
-    given = ["--schema", str(tmp_path / "log.toml"), "--input", str(tmp_path / "log.csv"), "--out", str(tmp_path / "d")]
+def prepare_items(folder):
+    """A dataset of histories whose moments are known, and a configuration for it."""
+    write_log_of_items(folder / "log.csv")
+    (folder / "log.toml").write_text(ITEMS_SCHEMA.replace('"at"', '"at"\nformat = "seconds"'))
+    given = ["--schema", str(folder / "log.toml"), "--input", str(folder / "log.csv"), "--out", str(folder / "d")]
     assert cli.main(["prepare", "csv", *given, "--no-labels", "--quiet"]) == 0
-    (tmp_path / "run.toml").write_text(ITEMS_CONFIG.format(data=tmp_path / "d", kind="sasrec"))
+    (folder / "run.toml").write_text(ITEMS_CONFIG.format(data=folder / "d", kind="sasrec"))
+
+
+def test_models_that_rank_have_windows_too(tmp_path):
+    prepare_items(tmp_path)
     order = ["epochs=1", "data.order=time", "evaluate.progressive=5m", "evaluate.baselines=off"]
     assert cli.main(["train", str(tmp_path / "run.toml"), f"out={tmp_path / 'run'}", *order]) == 0
     content = json.loads((tmp_path / "run" / "report" / "metrics.json").read_text())

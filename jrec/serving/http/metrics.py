@@ -30,11 +30,15 @@ _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 disable_created_metrics()  # a line more for each that says when it was made
 
 
-class _UnknownValues(Collector):
-    """How many values of requests training did not see, by feature; counted by the model that is served."""
+class _OfModel(Collector):
+    """What the model that is served counts itself."""
 
     def __init__(self, follower: Follower):
         self._follower = follower
+
+
+class _UnknownValues(_OfModel):
+    """How many values of requests training did not see, by feature."""
 
     def collect(self) -> Iterator[Metric]:
         if (counts := self._follower.model.unknown) is None:
@@ -54,11 +58,8 @@ class _UnknownValues(Collector):
         yield from (values, unknown, trained)
 
 
-class _Histories(Collector):
-    """What the model that is served remembers of histories."""
-
-    def __init__(self, follower: Follower):
-        self._follower = follower
+class _Histories(_OfModel):
+    """What it remembers of histories."""
 
     def collect(self) -> Iterator[Metric]:
         if (cache := self._follower.model.history_cache) is None:
