@@ -38,11 +38,12 @@ def exports(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def _compiled_once(monkeypatch):
-    """What a program is compiled to depends on its bytes and the manifest's features."""
+    """What a program is compiled to depends on its bytes, its parameters and the manifest's features."""
     made, program = {}, model.LoadedProgram
 
     def kept(folder, manifest):
-        key = (folder / "model.jax_export").read_bytes(), manifest.dense, manifest.features
+        files = ("model.jax_export", "parameters.safetensors")
+        key = *((folder / file).read_bytes() for file in files), manifest.dense, manifest.features
         if key not in made:
             made[key] = program(folder, manifest)
         return made[key]

@@ -40,6 +40,7 @@ from jrec.serving.format import (
     ITEMS,
     MODEL,
     ONNX,
+    PARAMETERS,
     Dtype,
     ExportError,
     Feature,
@@ -50,9 +51,10 @@ from jrec.serving.format import (
     save_manifest,
 )
 from jrec.serving.onnx import onnx_program
-from jrec.serving.program import export_append, export_program, extends
+from jrec.serving.program import Parameters, export_append, export_program, extends
 from jrec.serving.quantize import exported_rows
 from jrec.serving.tables import ServedTables
+from jrec.table_files.safetensors import encoded_tensors
 
 Place = str | os.PathLike[str]
 _AT_ONCE = 1 << 16  # rows that are read, cast and written at once
@@ -206,7 +208,8 @@ def write_export(
             raise ExportError(
                 "the model ranks items by a user's vector, which model.onnx does not have; leave out --onnx"
             )
-    program, read = export_program(source.model, source.layout, source.num_dense, served=served)
+    model = Parameters(source.model)
+    program = export_program(model, source.layout, source.num_dense, served=served)
     manifest = Manifest(
         id="",
         parent="" if base is None else base.manifests[-1].id,
@@ -217,7 +220,7 @@ def write_export(
         dtype=stored,
         dense=source.dense,
         widths=source.widths,
-        features=tuple(feature for feature in _features(source.layout) if feature.name in read),
+        features=tuple(feature for feature in _features(source.layout) if feature.name in program.features),
         tables={},
         files={},
         retrieval=source.retrieval,
@@ -229,14 +232,17 @@ def write_export(
     inputs = [*inputs, *(() if base is None else base.folders)]
     with new_folder(out, about, kind="export", overwrite=overwrite, inputs=inputs, report=report) as folder:
         (folder / "tables").mkdir()
-        (folder / MODEL).write_bytes(program)
+        (folder / MODEL).write_bytes(program.content)
+        parameters = program.parameters
         if len(manifest.features) == 1 and extends(source.model):  # and nothing but the history goes in
-            appended = export_append(source.model, source.layout, manifest.features[0].name, source.num_dense)
-            (folder / APPEND).write_bytes(appended)
+            append = export_append(model, source.layout, manifest.features[0].name, source.num_dense)
+            (folder / APPEND).write_bytes(append.content)
+            parameters |= append.parameters
+        (folder / PARAMETERS).write_bytes(encoded_tensors(model.arrays(parameters)))
         if source.items is not None:
             np.save(folder / ITEMS, source.items, allow_pickle=False)
         if onnx:
-            (folder / ONNX).write_bytes(onnx_program(source.model, source.layout, source.num_dense))
+            (folder / ONNX).write_bytes(onnx_program(model, source.layout, source.num_dense))
         writer = _Writer(source, folder, stored, base, changed)
         total = sum(table.rows for _, table in source.tables if table.tier != "tt")
         with (progress or Progress(False)).stage("export", max(total, 1)) as advance:

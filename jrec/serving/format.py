@@ -3,6 +3,7 @@
     DIR/
       manifest.json            this module; written last
       model.jax_export         the dense part: StableHLO by ``jax.export``, of any batch size, for CPUs and CUDA GPUs
+      parameters.safetensors   the arrays that it takes first, by name; older exports have them inside the program
       append.jax_export        of HSTU and SASRec: goes on from what was computed of a history's begin
       model.onnx               if asked for: the same for onnxruntime
       tables/TABLE.npy         (rows, dim) floats, or (rows,) quantized rows (``jrec.serving.quantize``)
@@ -33,9 +34,9 @@ from jrec.outputs import MANIFEST as UNFINISHED
 from jrec.regression import Numbers
 
 MANIFEST = "manifest.json"
-MODEL, APPEND, ONNX = "model.jax_export", "append.jax_export", "model.onnx"
+MODEL, PARAMETERS, APPEND, ONNX = "model.jax_export", "parameters.safetensors", "append.jax_export", "model.onnx"
 IDS, ITEMS = "ids.json", "items.npy"
-WHOLE = (MODEL, APPEND, ONNX, ITEMS)
+WHOLE = (MODEL, PARAMETERS, APPEND, ONNX, ITEMS)
 """The files, as far as there are any, that a delta has whole."""
 FORMAT, VERSION = "jrec-export", 1
 Dtype = Literal["float32", "bfloat16", "float16", "int8", "int4"]

@@ -9,16 +9,17 @@ changes.
 from __future__ import annotations
 
 import collections
+import copy
 import dataclasses
 import pathlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from jrec.serving.format import APPEND, ExportError, Feature, Manifest
-from jrec.serving.loaded_program import read_program
+from jrec.serving.loaded_program import read_program, taken
 
 FEW = (2, 16)
 """Items that are appended at once, beside whole histories: each size is a compiled program."""
@@ -81,6 +82,7 @@ class Histories:
       manifest: Its manifest.
       limit: The most bytes that are kept; those that were not asked for the longest go.
       counts: What is counted.
+      parameters: Arrays by name, of which its program takes some.
 
     Attributes:
       nbytes: Bytes that are kept.
@@ -89,18 +91,40 @@ class Histories:
       ExportError: If its program cannot be read, or takes other histories than the manifest says.
     """
 
-    def __init__(self, folder: pathlib.Path, manifest: Manifest, limit: int, counts: HistoryCounts):
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        manifest: Manifest,
+        limit: int,
+        counts: HistoryCounts,
+        parameters: Mapping[str, Any],
+    ):
         import jax
 
         (feature,) = manifest.features
         self._feature, self._limit, self._counts = feature, limit, counts
         self._timed = bool(manifest.dense_columns)
-        exported = read_program(folder / APPEND)
-        self._outputs, self._shapes = _checked(folder, feature, self._timed, exported)
-        self._program = jax.jit(exported.call)
+        self._exported, self._meaning = read_program(folder / APPEND), _meaning(manifest)
+        self._taken = taken(folder / APPEND, self._exported, 1, parameters)
+        self._shapes = _checked(folder, feature, self._timed, self._exported, self._taken)
+        self._program, self._compiled = jax.jit(self._exported.call), False
         self._sizes = sorted(_sizes(feature.max_length))
+        self._begin_anew()
+
+    def followed_by(self, folder: pathlib.Path, manifest: Manifest, parameters: Mapping[str, Any]) -> Histories:
+        """A delta's, which knows no history yet; with nothing to compile, where its program is the same."""
+        if _meaning(manifest) != self._meaning:
+            return Histories(folder, manifest, self._limit, self._counts, parameters)
+        histories = copy.copy(self)
+        histories._taken = taken(folder / APPEND, self._exported, 1, parameters)
+        histories._begin_anew()
+        return histories
+
+    def _begin_anew(self) -> None:
         # An odd number a position, unknown to clients: prefixes are found by sums of products, all of them at once.
-        self._factors = np.random.default_rng().integers(0, 2**63, feature.max_length, np.uint64) * np.uint64(2) + 1
+        self._factors = (
+            np.random.default_rng().integers(0, 2**63, self._feature.max_length, np.uint64) * np.uint64(2) + 1
+        )
         self._kept: collections.OrderedDict[int, _Kept] = collections.OrderedDict()
         self._lock = threading.Lock()  # of what is kept, and of the counts
         self.nbytes = 0
@@ -137,10 +161,11 @@ class Histories:
         return [self._computed(one) for one in asked]
 
     def warm_up(self) -> None:
-        """Compiles the programs of all sizes."""
-        for size in self._sizes:
+        """Compiles the programs of all sizes, if they are not."""
+        for size in () if self._compiled else self._sizes:
             for queries in sorted({*(few for few in FEW if few < size), size}):
                 self._call(queries, size, np.zeros((0, self._feature.dim), np.float32), np.zeros(0), None)
+        self._compiled = True
 
     def _longest(self, ids: np.ndarray, times: np.ndarray) -> _Kept | None:
         """What is kept of the longest begin of a history, without its last item."""
@@ -188,7 +213,7 @@ class Histories:
         if self._timed:
             inputs["times"] = _grown(times[:-1].astype(np.float32), size)[None]
             inputs["asked"] = _grown(times[first + 1 :].astype(np.float32), queries)[None]
-        outputs, own = self._program(inputs)
+        outputs, own = self._program(*self._taken, inputs)
         return [np.asarray(leaf) for leaf in jax.tree.leaves(outputs)], [np.asarray(array)[0] for array in own]
 
     def _empty(self, size: int) -> Iterator[np.ndarray]:
@@ -214,10 +239,15 @@ class Histories:
         return int(((ids.astype(np.uint64) + 1) * self._factors[: len(ids)]).sum())
 
 
+def _meaning(manifest: Manifest) -> tuple[object, ...]:
+    """What of a manifest the program is made of, but for its parameters."""
+    return manifest.files[APPEND], manifest.features, manifest.dense_columns
+
+
 def _checked(
-    folder: pathlib.Path, feature: Feature, timed: bool, exported: Any
-) -> tuple[list[tuple[np.dtype, tuple[int, ...]]], list[tuple[tuple[int, ...], np.dtype]]]:
-    """The outputs of a program, and what it keeps of a position, as shapes and dtypes.
+    folder: pathlib.Path, feature: Feature, timed: bool, exported: Any, parameters: tuple[dict[str, Any], ...]
+) -> list[tuple[tuple[int, ...], np.dtype]]:
+    """What a program keeps of a position, as shapes and dtypes.
 
     Raises:
       ExportError: If it takes or returns something else.
@@ -225,20 +255,20 @@ def _checked(
     import jax
 
     names = ("rows", "first", "count", *(("times", "asked") if timed else ()))
-    depth = exported.in_tree.num_leaves - len(names)
+    depth = exported.in_tree.num_leaves - len(names) - len(jax.tree.leaves(parameters))
     wanted: dict[str, Any] = dict.fromkeys(names, 0) | {"before": [0] * depth}
     fault = f"{folder / APPEND} is no program of the feature {feature.name!r} with dim {feature.dim}"
     remedy = "; export the run again"
-    if depth < 1 or exported.in_tree != jax.tree.structure(((wanted,), {})):
+    if depth < 1 or exported.in_tree != jax.tree.structure(((*parameters, wanted), {})):
         raise ExportError(f"{fault}: it takes {exported.in_tree}{remedy}")
-    inputs = jax.tree.unflatten(exported.in_tree, exported.in_avals)[0][0]
-    outputs, own = jax.tree.unflatten(exported.out_tree, exported.out_avals)
+    inputs = jax.tree.unflatten(exported.in_tree, exported.in_avals)[0][-1]
+    _, own = jax.tree.unflatten(exported.out_tree, exported.out_avals)
     kept = [(tuple(x.shape[2:]), np.dtype(x.dtype)) for x in inputs["before"]]
     returned = [(tuple(x.shape[2:]), np.dtype(x.dtype)) for x in jax.tree.leaves(own)]
     sizes = [size for shape, _ in kept for size in shape]
     if inputs["rows"].shape[2:] != (feature.dim,) or kept != returned or any(type(size) is not int for size in sizes):
         raise ExportError(f"{fault}: it takes {exported.in_avals} and returns {exported.out_avals}{remedy}")
-    return [(np.dtype(x.dtype), tuple(x.shape[1:])) for x in jax.tree.leaves(outputs)], kept
+    return kept
 
 
 def _sizes(length: int) -> Iterator[int]:

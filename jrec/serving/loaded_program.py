@@ -1,7 +1,8 @@
-"""The dense part of an export as it is run: a checked, jitted program."""
+"""The dense part of an export as it is run: a checked, jitted program, and the parameters that it takes."""
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 import pathlib
@@ -10,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from jrec.serving.format import MODEL, ExportError, Manifest
+from jrec.serving.format import MODEL, PARAMETERS, ExportError, Manifest
+from jrec.table_files.safetensors import tensors_of
 
 
 class LoadedProgram:
@@ -21,6 +23,7 @@ class LoadedProgram:
       manifest: Its manifest.
 
     Attributes:
+      parameters: The arrays of the export that its programs take, by name, on JAX's default device.
       sizes: The sizes of batches that it is compiled for.
       width: How many numbers of an example it takes.
 
@@ -33,7 +36,10 @@ class LoadedProgram:
 
         exported = read_program(folder / MODEL)
         shapes = [(f.max_length, f.dim) if f.pooling == "none" else (f.dim,) for f in manifest.features]
-        _check(folder, manifest, exported, shapes)
+        self.parameters = read_parameters(folder, manifest)
+        self._taken = taken(folder / MODEL, exported, 3, self.parameters)
+        _check(folder, manifest, exported, shapes, self._taken)
+        self._exported, self._meaning = exported, _meaning(manifest)
         self._tree = exported.out_tree
         self._outputs = [(output.dtype, output.shape[1:]) for output in exported.out_avals]
         self._masks = {f.name: f.max_length for f in manifest.features if f.pooling == "none"}
@@ -41,26 +47,35 @@ class LoadedProgram:
         bounds = np.cumsum([len(manifest.dense_columns), *(math.prod(shape) for shape in shapes)])
         self.width = int(bounds[-1])
 
-        def outputs(numbers: jax.Array, held: Mapping[str, jax.Array]) -> list[jax.Array]:
+        def outputs(taken: Any, numbers: jax.Array, held: Mapping[str, jax.Array]) -> list[jax.Array]:
             dense, *rows = (numbers[:, begin:end] for begin, end in itertools.pairwise([0, *bounds.tolist()]))
             vectors = {
                 feature.name: row.reshape(-1, *shape)
                 for feature, row, shape in zip(manifest.features, rows, shapes, strict=True)
             }
-            return jax.tree.leaves(exported.call(dense, vectors, held))
+            return jax.tree.leaves(exported.call(*taken, dense, vectors, held))
 
         self._jitted = jax.jit(outputs)
 
+    def followed_by(self, folder: pathlib.Path, manifest: Manifest) -> LoadedProgram:
+        """A delta's: with nothing to compile, where it is the same program of other parameters; errors as above."""
+        if _meaning(manifest) != self._meaning:
+            return LoadedProgram(folder, manifest)
+        program = copy.copy(self)
+        program.parameters = read_parameters(folder, manifest)
+        program._taken = taken(folder / MODEL, self._exported, 3, program.parameters)
+        return program
+
     def __call__(self, numbers: np.ndarray, held: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         """The leaves of the model's outputs."""
-        leaves = [np.asarray(leaf) for leaf in self._jitted(numbers, held)]
+        leaves = [np.asarray(leaf) for leaf in self._jitted(self._taken, numbers, held)]
         if len(numbers) not in self.sizes:
             self.sizes |= {len(numbers)}
         return leaves
 
     def warm_up(self, sizes: Iterable[int]) -> None:
-        """Compiles it for batches of these sizes."""
-        for size in sorted(sizes):
+        """Compiles it for batches of these sizes, as far as it is not."""
+        for size in sorted({*sizes} - self.sizes):
             masks = {name: np.zeros((size, length), bool) for name, length in self._masks.items()}
             self(np.zeros((size, self.width), np.float32), masks)
 
@@ -110,7 +125,66 @@ def read_program(path: pathlib.Path) -> Any:
         raise ExportError(f"{path} cannot be read ({problem}); export the run again") from problem
 
 
-def _check(folder: pathlib.Path, manifest: Manifest, exported: Any, shapes: Sequence[tuple[int, ...]]) -> None:
+def read_parameters(folder: pathlib.Path, manifest: Manifest) -> dict[str, Any]:
+    """The parameters beside an export's programs, by name, on JAX's default device; empty of older exports.
+
+    Raises:
+      ExportError: If they cannot be read.
+    """
+    import jax
+
+    if PARAMETERS not in manifest.files:
+        return {}
+    try:
+        tensors = tensors_of(np.frombuffer((folder / PARAMETERS).read_bytes(), np.uint8))
+    except (OSError, ValueError) as problem:
+        raise ExportError(f"{folder / PARAMETERS} cannot be read ({problem}); export the run again") from problem
+    return jax.device_put(tensors)
+
+
+def taken(path: pathlib.Path, exported: Any, inputs: int, parameters: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
+    """What a program takes before its inputs: parameters by name; nothing of older exports, which have them inside.
+
+    Args:
+      path: Its file.
+      exported: The program.
+      inputs: How many inputs it has.
+      parameters: All that there are.
+
+    Raises:
+      ExportError: If it takes one that is not there, or another one.
+    """
+    import jax
+
+    arguments, _ = jax.tree.unflatten(exported.in_tree, exported.in_avals)
+    if len(arguments) != inputs + 1:
+        return ()
+    wanted = arguments[0]
+    if not isinstance(wanted, dict) or jax.tree.structure(wanted).num_leaves != len(wanted):
+        raise ExportError(f"{path} takes parameters that have no names; export the run again")
+    for name, shape in wanted.items():
+        array = parameters.get(name)
+        if array is None or (array.shape, array.dtype) != (shape.shape, shape.dtype):
+            there = "is not there" if array is None else f"is {array.dtype}{list(array.shape)}"
+            raise ExportError(
+                f"{path} takes the parameter {name!r}, {shape.dtype}{list(shape.shape)}, which {there} in {PARAMETERS};"
+                " export the run again"
+            )
+    return ({name: parameters[name] for name in wanted},)
+
+
+def _meaning(manifest: Manifest) -> tuple[object, ...]:
+    """What of a manifest the program is made of, but for its parameters."""
+    return manifest.files[MODEL], manifest.features, manifest.dense_columns, PARAMETERS in manifest.files
+
+
+def _check(
+    folder: pathlib.Path,
+    manifest: Manifest,
+    exported: Any,
+    shapes: Sequence[tuple[int, ...]],
+    parameters: tuple[dict[str, Any], ...],
+) -> None:
     """Refuses a program of other inputs than the manifest's features, or whose outputs are not one an example."""
     import jax
 
@@ -119,15 +193,16 @@ def _check(folder: pathlib.Path, manifest: Manifest, exported: Any, shapes: Sequ
 
     vectors = {f.name: of("float32", *shape) for f, shape in zip(manifest.features, shapes, strict=True)}
     held = {f.name: of("bool", f.max_length) for f in manifest.features if f.pooling == "none"}
-    inputs, tree = jax.tree.flatten(((of("float32", len(manifest.dense_columns)), vectors, held), {}))
-    wanted = [(x.dtype.name, *x.shape[1:]) for x in inputs]
-    taken = [(x.dtype.name, *x.shape[1:]) for x in exported.in_avals]
-    if tree != exported.in_tree or wanted != taken:
+    inputs = (of("float32", len(manifest.dense_columns)), vectors, held)
+    tree, own = jax.tree.structure(((*parameters, *inputs), {})), exported.in_avals[len(jax.tree.leaves(parameters)) :]
+    wanted = [(x.dtype.name, *x.shape[1:]) for x in jax.tree.leaves(inputs)]
+    given = [(x.dtype.name, *x.shape[1:]) for x in own]
+    if tree != exported.in_tree or wanted != given:
         raise ExportError(
-            f"{folder / MODEL} takes inputs of {taken}, but the manifest's features are of {wanted}; export the run"
+            f"{folder / MODEL} takes inputs of {given}, but the manifest's features are of {wanted}; export the run"
             " again"
         )
-    batch = exported.in_avals[0].shape[0]
+    batch = own[0].shape[0]
     outputs = [(x.shape[:1] == (batch,), *x.shape[1:]) for x in exported.out_avals]
     if not outputs or any(not first or any(type(n) is not int for n in rest) for first, *rest in outputs):
         raise ExportError(

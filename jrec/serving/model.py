@@ -165,12 +165,13 @@ class Model:
             raise ValueError(f"batch_sizes are {list(batch_sizes)}; give sizes of at least 1")
         encoder = encoder_of(folder, manifest)
         self._growing = encoder.growing
+        program = LoadedProgram(folder, manifest)
         self._loaded = _Loaded(
             manifest=manifest,
             tables=ServedTables.load(folder, manifest),
-            program=LoadedProgram(folder, manifest),
+            program=program,
             encoder=encoder.with_keys(self._keys(folder, manifest)),
-            histories=self._histories(folder, manifest),
+            histories=self._histories(folder, manifest, program.parameters, None),
         )
         retrieval = manifest.retrieval
         self._values = None if retrieval is None else item_values(folder, manifest, retrieval.item_table)
@@ -427,8 +428,9 @@ class Model:
     def apply(self, delta: str | os.PathLike[str]) -> None:
         """Takes the next delta, while other threads go on: rows, their keys and the dense part change at once.
 
-        Sizes of batches that were compiled are compiled for the delta first, so that no request waits for that.
-        Whatever fails, nothing has changed then, and the same delta may be applied again.
+        A delta of the same run has the same program with other parameters: nothing is compiled. Of another program the
+        sizes that were compiled are compiled first, so that no request waits for that. Whatever fails, nothing has
+        changed then, and the same delta may be applied again.
 
         Raises:
           ExportError: If it does not follow what is loaded, or is damaged.
@@ -440,12 +442,13 @@ class Model:
             check_follows(before.manifest, folder, manifest)
             verify(folder, manifest)
             change = before.tables.change(folder, manifest)
+            program = before.program.followed_by(folder, manifest)
             after = _Loaded(
                 manifest=manifest,
                 tables=change.tables,
-                program=LoadedProgram(folder, manifest),
+                program=program,
                 encoder=before.encoder.with_keys(self._keys(folder, manifest)),
-                histories=self._histories(folder, manifest),
+                histories=self._histories(folder, manifest, program.parameters, before.histories),
             )
             after.program.warm_up(before.program.sizes)
             if after.histories is not None:
@@ -481,10 +484,14 @@ class Model:
                 )
         return {table: rows_of_keys(folder, table, rows[table]) for table in self._growing}
 
-    def _histories(self, folder: pathlib.Path, manifest: Manifest) -> Histories | None:
+    def _histories(
+        self, folder: pathlib.Path, manifest: Manifest, parameters: Mapping[str, Any], before: Histories | None
+    ) -> Histories | None:
         if not self._history_cache or APPEND not in manifest.files:
             return None
-        return Histories(folder, manifest, self._history_cache, self._history_counts)
+        if before is not None:
+            return before.followed_by(folder, manifest, parameters)
+        return Histories(folder, manifest, self._history_cache, self._history_counts, parameters)
 
     def _request(self, columns: object) -> _Request:
         if not self._growing:

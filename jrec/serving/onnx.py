@@ -10,11 +10,11 @@ import jax.numpy as jnp
 from jrec.ops.layout import EmbeddingLayout
 from jrec.optional_packages import remedy
 from jrec.serving.format import ExportError
-from jrec.serving.program import dense_program, symbolic_inputs
+from jrec.serving.program import Parameters, dense_program, symbolic_inputs
 
 
-def onnx_program(model: object, layout: EmbeddingLayout, num_dense: int) -> bytes:
-    """``dense_program`` as an ONNX model of any batch size.
+def onnx_program(model: Parameters, layout: EmbeddingLayout, num_dense: int) -> bytes:
+    """``dense_program`` as an ONNX model of any batch size, with the model's parameters inside.
 
     Its inputs are "dense", (batch, num_dense) float32, unless there are no dense features, and the vectors of each
     feature under the feature's name, (batch, dim) float32. Its output is "logits", (batch,) float32; of a model that
@@ -31,13 +31,13 @@ def onnx_program(model: object, layout: EmbeddingLayout, num_dense: int) -> byte
         raise ExportError(f"feature {unpooled[0]} is not pooled; --onnx is for models whose features all are")
     names, program = [feature.name for feature, _ in layout.features], dense_program(model, layout)
 
-    paths = jax.tree_util.tree_leaves_with_path(jax.eval_shape(program, *symbolic_inputs(layout, num_dense)))
+    paths = jax.tree_util.tree_leaves_with_path(jax.eval_shape(program, {}, *symbolic_inputs(layout, num_dense)))
     outputs = [jax.tree_util.keystr(path, simple=True, separator=".") or "logits" for path, _ in paths]
 
     def logits(*inputs: jax.Array) -> jax.Array | list[jax.Array]:
         *dense, vectors = [inputs[:1], inputs[1:]] if num_dense else [inputs]
         numbers = dense[0][0] if dense else jnp.zeros((inputs[0].shape[0], 0), jnp.float32)
-        leaves = jax.tree.leaves(program(numbers, dict(zip(names, vectors, strict=True)), {}))
+        leaves = jax.tree.leaves(program({}, numbers, dict(zip(names, vectors, strict=True)), {}))
         return leaves[0] if len(leaves) == 1 else leaves
 
     shapes = [("batch", num_dense)] if num_dense else []

@@ -1,21 +1,69 @@
-"""The dense part of a model as one program of looked-up vectors: StableHLO by ``jax.export``, of any batch size."""
+"""The dense part of a model as one program of its parameters and of looked-up vectors, of any batch size.
+
+Programs are StableHLO by ``jax.export``. Parameters are among their inputs, not constants inside, so that a later model
+of the same run is the same program, which a server has compiled already.
+"""
 
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import export
 
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig
 from jrec.serving.format import ExportError
+from jrec.table_files.safetensors import DTYPES
 
 PLATFORMS = ("cpu", "cuda")
-Program = Callable[[jax.Array, Mapping[str, jax.Array], Mapping[str, jax.Array]], Any]
+Arrays = Mapping[str, jax.Array]
+Program = Callable[[Arrays, jax.Array, Arrays, Arrays], Any]
+
+
+class Parameters:
+    """The arrays of a model by their paths, such as "top_mlp.layers.0.kernel": what a program of it may take.
+
+    Args:
+      model: Any NNX module; it does not change.
+
+    Attributes:
+      model: The same.
+    """
+
+    def __init__(self, model: Any):
+        self.model = model
+        self._graph, state = nnx.split(model)
+        leaves, self._tree = jax.tree_util.tree_flatten_with_path(state)
+        named = [(jax.tree_util.keystr(path, simple=True, separator="."), leaf) for path, leaf in leaves]
+        self._leaves = {name.removesuffix(".value"): leaf for name, leaf in named}
+        assert len(self._leaves) == len(named)
+
+    @property
+    def shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shapes and dtypes by name, but of keys of random numbers and what else no file holds."""
+        dtypes = {name: getattr(leaf, "dtype", None) for name, leaf in self._leaves.items()}
+        return {
+            name: jax.ShapeDtypeStruct(self._leaves[name].shape, dtype)
+            for name, dtype in dtypes.items()
+            if isinstance(dtype, np.dtype) and dtype in DTYPES.values()
+        }
+
+    def merged(self, arrays: Arrays) -> Any:
+        """The model in evaluation mode with some arrays in the place of its own; what it changes stays in it."""
+        leaves = [arrays.get(name, leaf) for name, leaf in self._leaves.items()]
+        model = nnx.merge(self._graph, jax.tree.unflatten(self._tree, leaves), copy=True)
+        model.eval()
+        return model
+
+    def arrays(self, names: Collection[str]) -> dict[str, np.ndarray]:
+        """The model's own arrays of these names."""
+        return {name: np.asarray(self._leaves[name]) for name in sorted(names)}
 
 
 class _Vectors:
@@ -62,24 +110,22 @@ class _Stacks(Mapping[str, Any]):
         )
 
 
-def dense_program(model: Any, layout: EmbeddingLayout, unread: Collection[str] = ()) -> Program:
-    """The function ``dense, vectors, masks -> outputs`` of a model in evaluation mode.
+def dense_program(model: Parameters, layout: EmbeddingLayout, unread: Collection[str] = ()) -> Program:
+    """The function ``parameters, dense, vectors, masks -> outputs`` of a model in evaluation mode.
 
-    ``dense`` is (batch, num_dense) float32, ``vectors`` float32 by feature: (batch, dim), of pooling "none"
-    (batch, max_length, dim), zeros where a position holds no id; ``masks`` (batch, max_length) bool by feature of
-    pooling "none". Outputs are what the model's ``logits`` returns, (batch,) float32 or a tree of arrays; all their
-    floats are float32.
+    ``parameters`` are arrays by name; those of the model that are not among them are constants. ``dense`` is (batch,
+    num_dense) float32, ``vectors`` float32 by feature: (batch, dim), of pooling "none" (batch, max_length, dim), zeros
+    where a position holds no id; ``masks`` (batch, max_length) bool by feature of pooling "none". Outputs are what the
+    model's ``logits`` returns, (batch,) float32 or a tree of arrays; all their floats are float32.
 
     Args:
-      model: Any NNX module with ``embeddings`` and ``logits``; it does not change.
+      model: Any NNX module with ``embeddings`` and ``logits``.
       layout: Its tables and features.
       unread: Features that are not among the inputs, of which the model sees zeros and no positions.
     """
-    graph, state = nnx.split(model)  # of which only what ``logits`` reads becomes a constant: no table
 
-    def outputs(dense: jax.Array, vectors: Mapping[str, jax.Array], masks: Mapping[str, jax.Array]) -> Any:
-        served = nnx.merge(graph, state, copy=True)  # what it changes of its state stays in the trace
-        served.eval()
+    def outputs(parameters: Arrays, dense: jax.Array, vectors: Arrays, masks: Arrays) -> Any:
+        served = model.merged(parameters)
         zeros, nowhere = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), _shapes(layout, dense.shape[0], unread))
         _replace(served, served.embeddings, _Vectors(layout, {**zeros, **vectors}, {**nowhere, **masks}))
         named = {}
@@ -99,15 +145,29 @@ def _replace(model: nnx.Module, embeddings: object, by: _Vectors) -> None:
                 setattr(module, name, by)
 
 
+class ExportedProgram(NamedTuple):
+    """A program as ``jax.export`` serializes it.
+
+    Attributes:
+      content: What is written.
+      parameters: The names of the model's arrays that it takes.
+      features: Those of the features that it takes.
+    """
+
+    content: bytes
+    parameters: frozenset[str]
+    features: frozenset[str]
+
+
 def export_program(
-    model: object,
+    model: Parameters,
     layout: EmbeddingLayout,
     num_dense: int,
     platforms: Sequence[str] = PLATFORMS,
     *,
     served: Collection[str] | None = None,
-) -> tuple[bytes, frozenset[str]]:
-    """``dense_program`` as ``jax.export`` serializes it, with the model's parameters inside, and the features it reads.
+) -> ExportedProgram:
+    """``dense_program`` of those parameters that ``logits`` reads.
 
     Args:
       model: A trained model; its embeddings are not used.
@@ -121,15 +181,14 @@ def export_program(
       ExportError: If ``logits`` cannot be traced for a batch of any size, or its outputs are no arrays of an example
         each.
     """
-    subject = f"{type(model).__name__}.logits"
-    names = frozenset(layout.order)
+    subject, names = f"{type(model.model).__name__}.logits", frozenset(layout.order)
     try:
-        if served is None:
-            served = _read_features(dense_program(model, layout), symbolic_inputs(layout, num_dense))
-        unread = names - set(served)
-        inputs = symbolic_inputs(layout, num_dense, unread)
-        program = jax.jit(dense_program(model, layout, unread))
-        exported = export.export(program, platforms=tuple(platforms))(*inputs)
+        inputs = (model.shapes, *symbolic_inputs(layout, num_dense))
+        parameters, _, *features = _read(dense_program(model, layout), inputs)
+        unread = names - set(features[0] | features[1] if served is None else served)
+        taken = {name: shape for name, shape in model.shapes.items() if name in parameters}
+        inputs = (taken, *symbolic_inputs(layout, num_dense, unread))
+        exported = _exported(dense_program(model, layout, unread), platforms, inputs)
     except (ExportError, MemoryError):
         raise
     except Exception as problem:  # whatever the model's own code, Flax and JAX raise
@@ -137,9 +196,9 @@ def export_program(
             f"{subject} cannot be exported for {num_dense} dense features and batches of any size"
             f" ({type(problem).__name__}: {problem})"
         ) from problem
-    _check_outputs(subject, exported, inputs[0].shape[0])
+    _check_outputs(subject, exported, inputs[1].shape[0])
     try:
-        return bytes(exported.serialize()), names - unread
+        return ExportedProgram(bytes(exported.serialize()), parameters, names - unread)
     except ValueError as problem:  # of a container that was not registered
         raise ExportError(
             f"{subject} returns what cannot be stored ({problem}); return arrays, or dictionaries, lists or tuples of"
@@ -161,11 +220,11 @@ def extends(model: Any) -> bool:
 
 
 def export_append(
-    model: Any, layout: EmbeddingLayout, name: str, num_dense: int, platforms: Sequence[str] = PLATFORMS
-) -> bytes:
-    """``extend`` of a model in evaluation mode, as ``jax.export`` serializes it.
+    model: Parameters, layout: EmbeddingLayout, name: str, num_dense: int, platforms: Sequence[str] = PLATFORMS
+) -> ExportedProgram:
+    """``extend`` of a model in evaluation mode, as a program of parameters and of a history.
 
-    Its one argument is a dictionary: "rows" (batch, queries, dim) float32, "first" and "count" (batch,) int32, "before"
+    The history is a dictionary: "rows" (batch, queries, dim) float32, "first" and "count" (batch,) int32, "before"
     a list of (batch, positions, ...) arrays and, of a model that reads times, "times" (batch, positions) and "asked"
     (batch, queries) float32. It returns what the model's ``logits`` returns, and a list of (batch, queries, ...) arrays
     that belong to "before".
@@ -177,14 +236,13 @@ def export_append(
       num_dense: Dense numbers of an example: the history's times, or none.
       platforms: What it can run on.
     """
-    graph, state = nnx.split(model)
-    leaves, tree = jax.tree.flatten(model.remembered())
+    leaves, tree = jax.tree.flatten(model.model.remembered())
     dim = next(dim for feature, dim in layout.features if feature.name == name)
 
-    def appended(inputs: dict[str, Any]) -> tuple[Any, list[jax.Array]]:
-        served = nnx.merge(graph, state, copy=True)
-        served.eval()
-        outputs, own = served.extend(**{**inputs, "before": jax.tree.unflatten(tree, inputs["before"])})
+    def appended(parameters: Arrays, inputs: dict[str, Any]) -> tuple[Any, list[jax.Array]]:
+        outputs, own = model.merged(parameters).extend(
+            **{**inputs, "before": jax.tree.unflatten(tree, inputs["before"])}
+        )
         return outputs, jax.tree.leaves(own)
 
     batch, queries, positions = export.symbolic_shape("batch, queries, positions")
@@ -197,7 +255,25 @@ def export_append(
     if num_dense:
         inputs["times"] = jax.ShapeDtypeStruct((batch, positions), jnp.float32)
         inputs["asked"] = jax.ShapeDtypeStruct((batch, queries), jnp.float32)
-    return bytes(export.export(jax.jit(appended), platforms=tuple(platforms))(inputs).serialize())
+    parameters = _read(appended, (model.shapes, inputs))[0]
+    taken = {name: shape for name, shape in model.shapes.items() if name in parameters}
+    exported = _exported(appended, platforms, (taken, inputs))
+    return ExportedProgram(bytes(exported.serialize()), parameters, frozenset({name}))
+
+
+_exporting = threading.Lock()
+
+
+def _exported(program: Callable[..., Any], platforms: Sequence[str], inputs: Sequence[Any]) -> export.Exported:
+    """A program without the lines of source code that it came from: the same model gives the same bytes anywhere."""
+    limit = "jax_traceback_in_locations_limit"
+    with _exporting:
+        before = getattr(jax.config, limit)
+        jax.config.update(limit, 0)
+        try:
+            return export.export(jax.jit(program), platforms=tuple(platforms))(*inputs)
+        finally:
+            jax.config.update(limit, before)
 
 
 def _check_outputs(subject: str, exported: export.Exported, batch: object) -> None:
@@ -212,16 +288,19 @@ def _check_outputs(subject: str, exported: export.Exported, batch: object) -> No
             )
 
 
-def _read_features(program: Program, inputs: tuple[Any, dict[str, Any], dict[str, Any]]) -> frozenset[str]:
-    """The features whose vectors or masks have a part in the outputs."""
+def _read(program: Callable[..., Any], inputs: Sequence[Any]) -> list[frozenset[str]]:
+    """By argument, which entries of a dictionary have a part in a program's outputs."""
     jaxpr = jax.make_jaxpr(program)(*inputs).jaxpr
     needed = set(map(id, jaxpr.outvars))
     for equation in reversed(jaxpr.eqns):
         if not needed.isdisjoint(map(id, equation.outvars)):
             needed.update(map(id, equation.invars))
-    paths = (path for path, _ in jax.tree_util.tree_leaves_with_path(inputs))
-    read = (path for path, variable in zip(paths, jaxpr.invars, strict=True) if id(variable) in needed)
-    return frozenset(path[1].key for path in read if len(path) == 2)  # the first leaf is ``dense``
+    read = [set[str]() for _ in inputs]
+    paths = (path for path, _ in jax.tree_util.tree_leaves_with_path(tuple(inputs)))
+    for path, variable in zip(paths, jaxpr.invars, strict=True):
+        if len(path) > 1 and id(variable) in needed:
+            read[path[0].idx].add(path[1].key)
+    return [frozenset(names) for names in read]
 
 
 def symbolic_inputs(

@@ -190,8 +190,7 @@ class ShardWriter:
         self._folder, self._places = folder, dict[str, tuple[pathlib.Path, int, TensorSpec]]()
         for number, shard in enumerate(shards, 1):
             path = folder / f"model-{number:05}-of-{len(shards):05}.safetensors"
-            # Wide elements first, so that each tensor begins at a multiple of its element's size.
-            shard = sorted(shard, key=lambda spec: (-spec.dtype.itemsize, spec.name))
+            shard = _wide_first(shard)
             begin = _write_header(path, shard)
             for spec in shard:
                 self._places[spec.name] = path, begin, spec
@@ -239,6 +238,13 @@ def write_tensors(out: Place, tensors: Mapping[str, np.ndarray], *, shard_bytes:
         writer.finish()
 
 
+def encoded_tensors(tensors: Mapping[str, np.ndarray]) -> bytes:
+    """A whole file of some tensors, or none, of any shapes and of dtypes of ``DTYPES``."""
+    specs = [TensorSpec(name=name, dtype=array.dtype, shape=array.shape) for name, array in tensors.items()]
+    specs = _wide_first(specs)
+    return b"".join([header_of(specs), *(tensors[spec.name].tobytes() for spec in specs)])
+
+
 def check_specs(specs: Sequence[TensorSpec]) -> None:
     """Refuses what the format cannot hold.
 
@@ -253,6 +259,11 @@ def check_specs(specs: Sequence[TensorSpec]) -> None:
                 f"tensor {_shown(spec.name)} is {spec.dtype}{list(spec.shape)}; give an array of one axis at least and"
                 f" of {', '.join(str(dtype) for dtype in DTYPES.values())}"
             )
+
+
+def _wide_first(specs: Sequence[TensorSpec]) -> list[TensorSpec]:
+    """Wide elements first, so that each tensor begins at a multiple of its element's size."""
+    return sorted(specs, key=lambda spec: (-spec.dtype.itemsize, spec.name))
 
 
 def _shards(specs: list[TensorSpec], shard_bytes: int) -> list[list[TensorSpec]]:
