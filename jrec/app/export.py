@@ -7,12 +7,13 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from jrec.app.evaluate import load_opened, open_run
+from jrec.app.evaluate import RestoredRun, load_opened, open_run
 from jrec.checkpoint.manifest import VALUES
 from jrec.checkpoint.saved import Saved
 from jrec.ops.layout import TableConfig
 from jrec.progress import Progress
 from jrec.run.export import Exportable, ExportBase, write_export
+from jrec.run.run import Run
 from jrec.serving.format import Dtype, ExportError, Manifest
 
 
@@ -24,6 +25,7 @@ def export_run(
     dtype: Dtype | None = None,
     since: Sequence[str | os.PathLike[str]] | ExportBase = (),
     before: Saved | None = None,
+    run: Run | None = None,
     onnx: bool = False,
     overwrite: bool = False,
     progress: Progress | None = None,
@@ -39,6 +41,7 @@ def export_run(
       since: An export and the deltas that follow it.
       before: The checkpoint whose rows ``since`` has, where that is known: then only rows are read that this one, which
         goes on from it, has written since.
+      run: The run whose state the checkpoint has, in the place of reading it again.
       onnx: Whether to write the dense part for onnxruntime, too.
       overwrite: Replaces an export at ``out``.
       progress: Shows how many rows are done; None shows nothing.
@@ -60,21 +63,24 @@ def export_run(
             "the vectors of all items change with the item tower, so that there is no delta (--since) of model.kind"
             f" {kind.name!r}; make a whole export"
         )
-    run = load_opened(opened, rows=kind.exports_vectors)
-    with run.advising():
-        saved = run.saved.current()
+    if run is None:
+        restored = load_opened(opened, rows=kind.exports_vectors)
+    else:
+        restored = RestoredRun(**vars(opened), run=run, arrays={})
+    with restored.advising():
+        saved = restored.saved.current()
         source = Exportable(
-            model=run.model,
-            layout=run.layout,
+            model=restored.model,
+            layout=restored.layout,
             rows=lambda table, rows: saved.table(table).read(VALUES, rows),
-            growing=run.run.growing,
-            dense=tuple(feature.name for feature in run.schema.dense),
-            schema=run.schema,
-            run=run.config.name,
-            step=run.saved.step,
+            growing=restored.run.growing,
+            dense=tuple(feature.name for feature in restored.schema.dense),
+            schema=restored.schema,
+            run=restored.config.name,
+            step=restored.saved.step,
         )
         return write_export(
-            kind.exportable(run, source),
+            kind.exportable(restored, source),
             out,
             dtype=dtype,
             since=since,
@@ -82,7 +88,7 @@ def export_run(
             onnx=onnx,
             overwrite=overwrite,
             about={"command": "jrec export", "checkpoint": str(checkpoint)},
-            inputs=[run.folder, run.config.data.path],
+            inputs=[restored.folder, restored.config.data.path],
             progress=progress,
             report=report,
         )

@@ -411,7 +411,7 @@ class _Follower:
         assert export is not None
         checkpoint = self._folder / CHECKPOINT_FOLDER / str(step)
         if not (export / EXPORT_MANIFEST).is_file():
-            manifest = export_run(checkpoint, export)
+            manifest = export_run(checkpoint, export, run=self.run)
             self._report(f"{export}: export {manifest.id[:12]} of step {step:,}")
         elif deltas is not None and step > 0:
             deltas.mkdir(parents=True, exist_ok=True)
@@ -423,7 +423,7 @@ class _Follower:
             # Others may write a whole export in the place of this one, or take deltas away.
             if base is None or base.folders != (export, *chain) or base.manifests[0].id != load_manifest(export).id:
                 base, before = ExportBase.read([export, *chain]), None
-            manifest = export_run(checkpoint, path, since=base, before=before)
+            manifest = export_run(checkpoint, path, since=base, before=before, run=self.run)
             self._followed = base.followed_by(path, manifest), Saved(checkpoint)
             size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
             newest = max((entry["written"] for entry in self.files.taken[: self._learnt]), default=time.time())

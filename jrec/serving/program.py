@@ -6,9 +6,10 @@ of the same run is the same program, which a server has compiled already.
 
 from __future__ import annotations
 
+import collections
 import inspect
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import jax
@@ -54,6 +55,14 @@ class Parameters:
             if isinstance(dtype, np.dtype) and dtype in DTYPES.values()
         }
 
+    @property
+    def identity(self) -> Hashable:
+        """All that programs of the model depend on; equal of two states of one model."""
+        shapes = self.shapes
+        rest = [_content(leaf) for name, leaf in self._leaves.items() if name not in shapes]
+        kinds = [(name, shape.shape, shape.dtype) for name, shape in shapes.items()]
+        return self._graph, self._tree, tuple(kinds), tuple(rest)
+
     def merged(self, arrays: Arrays) -> Any:
         """The model in evaluation mode with some arrays in the place of its own; what it changes stays in it."""
         leaves = [arrays.get(name, leaf) for name, leaf in self._leaves.items()]
@@ -64,6 +73,32 @@ class Parameters:
     def arrays(self, names: Collection[str]) -> dict[str, np.ndarray]:
         """The model's own arrays of these names."""
         return {name: np.asarray(self._leaves[name]) for name in sorted(names)}
+
+
+def _content(leaf: Any) -> Hashable:
+    """What tells a constant of a program from another one."""
+    if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return str(leaf.dtype), np.asarray(jax.random.key_data(leaf)).tobytes()
+    return object()  # equal to nothing else
+
+
+_MOST = 8
+_made: collections.OrderedDict[Hashable, ExportedProgram] = collections.OrderedDict()
+_making = threading.RLock()
+
+
+def _once(key: Hashable, make: Callable[[], ExportedProgram]) -> ExportedProgram:
+    """A program that was made of the same before, or else a new one: the deltas of a process have one and the same."""
+    try:
+        hash(key)
+    except TypeError:  # of a model with attributes that have none
+        return make()
+    with _making:
+        if (program := _made.get(key)) is None:
+            program = _made[key] = make()
+            if len(_made) > _MOST:
+                _made.popitem(last=False)
+        return program
 
 
 class _Vectors:
@@ -167,7 +202,7 @@ def export_program(
     *,
     served: Collection[str] | None = None,
 ) -> ExportedProgram:
-    """``dense_program`` of those parameters that ``logits`` reads.
+    """``dense_program`` of those parameters that ``logits`` reads; made once of the same model.
 
     Args:
       model: A trained model; its embeddings are not used.
@@ -181,11 +216,23 @@ def export_program(
       ExportError: If ``logits`` cannot be traced for a batch of any size, or its outputs are no arrays of an example
         each.
     """
+    asked = None if served is None else frozenset(served)
+    key = "logits", model.identity, layout, num_dense, tuple(platforms), asked
+    return _once(key, lambda: _export_program(model, layout, num_dense, platforms, asked))
+
+
+def _export_program(
+    model: Parameters,
+    layout: EmbeddingLayout,
+    num_dense: int,
+    platforms: Sequence[str],
+    served: frozenset[str] | None,
+) -> ExportedProgram:
     subject, names = f"{type(model.model).__name__}.logits", frozenset(layout.order)
     try:
         inputs = (model.shapes, *symbolic_inputs(layout, num_dense))
         parameters, _, *features = _read(dense_program(model, layout), inputs)
-        unread = names - set(features[0] | features[1] if served is None else served)
+        unread = names - (features[0] | features[1] if served is None else served)
         taken = {name: shape for name, shape in model.shapes.items() if name in parameters}
         inputs = (taken, *symbolic_inputs(layout, num_dense, unread))
         exported = _exported(dense_program(model, layout, unread), platforms, inputs)
@@ -222,7 +269,7 @@ def extends(model: Any) -> bool:
 def export_append(
     model: Parameters, layout: EmbeddingLayout, name: str, num_dense: int, platforms: Sequence[str] = PLATFORMS
 ) -> ExportedProgram:
-    """``extend`` of a model in evaluation mode, as a program of parameters and of a history.
+    """``extend`` of a model in evaluation mode, as a program of parameters and of a history; made once of a model.
 
     The history is a dictionary: "rows" (batch, queries, dim) float32, "first" and "count" (batch,) int32, "before"
     a list of (batch, positions, ...) arrays and, of a model that reads times, "times" (batch, positions) and "asked"
@@ -236,6 +283,13 @@ def export_append(
       num_dense: Dense numbers of an example: the history's times, or none.
       platforms: What it can run on.
     """
+    key = "extend", model.identity, layout, name, num_dense, tuple(platforms)
+    return _once(key, lambda: _export_append(model, layout, name, num_dense, platforms))
+
+
+def _export_append(
+    model: Parameters, layout: EmbeddingLayout, name: str, num_dense: int, platforms: Sequence[str]
+) -> ExportedProgram:
     leaves, tree = jax.tree.flatten(model.model.remembered())
     dim = next(dim for feature, dim in layout.features if feature.name == name)
 
@@ -261,13 +315,10 @@ def export_append(
     return ExportedProgram(bytes(exported.serialize()), parameters, frozenset({name}))
 
 
-_exporting = threading.Lock()
-
-
 def _exported(program: Callable[..., Any], platforms: Sequence[str], inputs: Sequence[Any]) -> export.Exported:
     """A program without the lines of source code that it came from: the same model gives the same bytes anywhere."""
     limit = "jax_traceback_in_locations_limit"
-    with _exporting:
+    with _making:
         before = getattr(jax.config, limit)
         jax.config.update(limit, 0)
         try:
