@@ -1,5 +1,6 @@
 """A program's parameters beside it: a delta of the same run copies them, and compiles nothing."""
 
+import collections
 import contextlib
 import shutil
 
@@ -20,6 +21,7 @@ from jrec.serving.checks import load_manifest
 from jrec.serving.format import MODEL, PARAMETERS
 from jrec.table_files.safetensors import encoded_tensors, tensors_of
 
+NOISE = {"seed": 7}
 ROWS = {"user": 12, "item": 9}
 REQUEST = {
     "user": ["u1", "u2", "u9"],
@@ -155,7 +157,7 @@ class Odd(own_model.DeepFM):
         self.half = nnx.Variable(jnp.arange(1, 4, dtype=jnp.bfloat16))
         self.place = nnx.Variable(jnp.array([2, 1], jnp.int32))
         self.on = nnx.Variable(jnp.array([True, False]))
-        self.noise = nnx.Variable(jax.random.key(7))
+        self.noise = nnx.Variable(jax.random.key(NOISE["seed"]))
         self.unread = nnx.Variable(jnp.zeros(100_000))
 
     def logits(self, dense, activations, bags):
@@ -203,3 +205,40 @@ def test_a_program_is_the_same_bytes_wherever_it_is_made(tmp_path):
     one, other = (load_manifest(tmp_path / name).files[MODEL] for name in ("one", "other"))
     assert one == other
     assert b".py" not in (tmp_path / "one" / MODEL).read_bytes()
+
+
+def test_a_process_makes_a_program_once_of_the_same_model_and_constants(tmp_path, monkeypatch):
+    made, export = [], programs._exported
+    monkeypatch.setattr(programs, "_exported", lambda *arguments: made.append(arguments) or export(*arguments))
+    monkeypatch.setattr(programs, "_made", type(programs._made)())
+    asked = {"user": [1, 11], "item": [0, 8], "price": [0.5, -2.0]}
+    logits = []
+    for seed, count in ((7, 1), (8, 2), (7, 2)):
+        monkeypatch.setitem(NOISE, "seed", seed)
+        with run_of(Odd) as run:
+            for again in range(2):
+                run.export(tmp_path / f"{len(logits)} {again}", dense=["price"])
+                assert len(made) == count
+        logits.append(serving.load(tmp_path / f"{len(logits)} 1").logits(asked))
+    np.testing.assert_array_equal(logits[0], logits[2])
+    assert (logits[0] != logits[1]).all()
+
+
+def test_a_model_without_a_hash_is_exported_each_time(tmp_path, monkeypatch):
+    class Listed(own_model.DeepFM):
+        """Has an attribute that no dictionary takes as a key."""
+
+        def __init__(self, embeddings, **options):
+            super().__init__(embeddings, **options)
+            self.names = Names(["a"])
+
+    made, export = [], programs._exported
+    monkeypatch.setattr(programs, "_exported", lambda *arguments: made.append(arguments) or export(*arguments))
+    with run_of(Listed) as run:
+        for number in range(2):
+            run.export(tmp_path / str(number), dense=["price"])
+    assert len(made) == 2
+
+
+class Names(collections.UserList):
+    """A list that JAX takes for an attribute, not for a tree."""

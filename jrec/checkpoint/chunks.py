@@ -26,7 +26,10 @@ def chunk_rows(rows: int, row_bytes: int, chunk_bytes: int) -> int:
 
 
 def write_metadata(folder: pathlib.Path, shape: tuple[int, ...], dtype: str, rows: int) -> dict[str, int]:
-    """Makes an array's folder, with ``zarr.json``, for chunks of ``rows`` rows; returns the file's record."""
+    """Makes an array's folder, with ``zarr.json``, for chunks of ``rows`` rows; returns the file's record.
+
+    It is to be synced, as the folder and chunks (``write_file``).
+    """
     folder.mkdir()
     number = dtype.startswith("int")
     text = json.dumps(
@@ -42,14 +45,15 @@ def write_metadata(folder: pathlib.Path, shape: tuple[int, ...], dtype: str, row
             "attributes": {},
         }
     ).encode()
-    return {"bytes": write_file(folder / METADATA, text), "crc32c": crc32c(text)}
+    return {"bytes": write_file(folder / METADATA, text, later=True), "crc32c": crc32c(text)}
 
 
-def write_group(folder: pathlib.Path, attributes: dict[str, object]) -> None:
-    """Makes a folder that zarr takes for a group."""
+def write_group(folder: pathlib.Path, attributes: dict[str, object]) -> pathlib.Path:
+    """Makes a folder that zarr takes for a group; returns its file, which, as the folder, is to be synced."""
     folder.mkdir()
     content = {"zarr_format": 3, "node_type": "group", "attributes": attributes}
-    write_file(folder / METADATA, json.dumps(content).encode())
+    write_file(folder / METADATA, json.dumps(content).encode(), later=True)
+    return folder / METADATA
 
 
 def chunk_path(folder: pathlib.Path, dims: int, number: int) -> pathlib.Path:
@@ -63,7 +67,7 @@ def write_chunk(folder: pathlib.Path, number: int, data: np.ndarray, rows: int) 
         data = np.concatenate([data, np.zeros((rows - len(data), *data.shape[1:]), data.dtype)])
     raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
     checksum = crc32c(raw)
-    write_file(chunk_path(folder, data.ndim, number), raw, checksum.to_bytes(_TRAILER, "little"))
+    write_file(chunk_path(folder, data.ndim, number), raw, checksum.to_bytes(_TRAILER, "little"), later=True)
     return checksum
 
 

@@ -15,6 +15,8 @@ import numpy as np
 from jrec.errors import CheckpointError
 from jrec.native.crc32c import crc32c
 
+_SMALL = 1 << 20  # bytes of a file whose time on the disk is the waiting, not the writing
+
 
 class DamagedError(CheckpointError):
     """A file of a checkpoint that is not what was written.
@@ -32,8 +34,14 @@ class DamagedError(CheckpointError):
         return DamagedError(self.path, self.reason, f"; {remedy}")
 
 
-def write_file(path: pathlib.Path, *buffers: Buffer) -> int:
-    """Writes a new file, waits until it is on the disk, and returns its size in bytes."""
+def write_file(path: pathlib.Path, *buffers: Buffer, later: bool = False) -> int:
+    """Writes a new file, waits until it is on the disk, and returns its size in bytes.
+
+    Args:
+      path: The file.
+      buffers: Its content.
+      later: Whether the caller waits for it, if it is small, with many others at once (``jrec.outputs.sync_all``).
+    """
     # Never over a file that is there: it may be a link that an older checkpoint shares.
     with path.open("xb", buffering=0) as file:
         for buffer in buffers:
@@ -42,7 +50,8 @@ def write_file(path: pathlib.Path, *buffers: Buffer) -> int:
                 # A file without a buffer may take less than it is given.
                 view = view[file.write(view) :]
         size = file.tell()
-        os.fsync(file.fileno())
+        if not later or size > _SMALL:
+            os.fsync(file.fileno())
     return size
 
 

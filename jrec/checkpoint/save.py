@@ -30,7 +30,7 @@ from jrec.checkpoint.manifest import (
 )
 from jrec.checkpoint.sources import CheckpointSource, Piece
 from jrec.checkpoint.writer import PieceToWrite, Writer, piece_to_write
-from jrec.outputs import sync
+from jrec.outputs import sync, sync_all
 
 _MOST_PIECES = 16  # of a table: a reader holds a chunk of each
 _PART = "manifest-{:05}.json"
@@ -259,12 +259,14 @@ class Save:
                 # Of a link only the name goes: what it points to was not made here.
                 path.unlink() if path.is_symlink() or path.is_file() else shutil.rmtree(path)
         (self._target / TABLES).mkdir(parents=True)
+        made = list[pathlib.Path]()
         for name, shape in self._shapes.items():
             table = pathlib.Path(TABLES) / shape.folder
-            write_group(self._target / table, {"rows": shape.rows})
+            made.append(write_group(self._target / table, {"rows": shape.rows}))
             for piece in self._linked.get(name, ()):
                 assert base is not None
-                _link_tree(folder / str(base.step) / table / piece.folder, self._target / table / piece.folder)
+                made += _link_tree(folder / str(base.step) / table / piece.folder, self._target / table / piece.folder)
+        sync_all(made)
 
     def _begin_writing(self) -> None:
         if self._settings.barrier is None:
@@ -286,8 +288,7 @@ class Save:
         tables = {n: TableRecord(shape=s, pieces=[*linked.get(n, [])]) for n, s in self._shapes.items()}
         for name, record in [*((piece.shape.name, piece.record) for piece in self._pieces), *self._others]:
             tables[name].pieces.append(record)
-        for shape in self._shapes.values():
-            sync(target / TABLES / shape.folder)
+        sync_all(target / TABLES / shape.folder for shape in self._shapes.values())
         self.manifest = Manifest(
             step=self.step, fingerprint=settings.fingerprint, meta=self._meta, arrays=self._records, tables=tables
         )
@@ -339,15 +340,16 @@ def _over_processes(numbers: np.ndarray) -> np.ndarray:
     return np.asarray(of_all).view(np.int64).sum(axis=0).reshape(numbers.shape)
 
 
-def _link_tree(source: pathlib.Path, target: pathlib.Path) -> None:
-    """The same files in a folder of their own names."""
+def _link_tree(source: pathlib.Path, target: pathlib.Path) -> list[pathlib.Path]:
+    """The same files in a folder of their own names; returns the folders that it made, which are to be synced."""
     target.mkdir()
+    made = [target]
     for path in sorted(source.iterdir()):
         if path.is_dir():
-            _link_tree(path, target / path.name)
+            made += _link_tree(path, target / path.name)
         else:
             os.link(path, target / path.name)
-    sync(target)
+    return made
 
 
 def withdrawn(folder: pathlib.Path, step: int) -> pathlib.Path:

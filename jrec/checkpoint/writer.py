@@ -19,7 +19,7 @@ import numpy as np
 from jrec.checkpoint import chunks
 from jrec.checkpoint.manifest import ROWS, TABLES, VALUES, ArrayRecord, PieceRecord, TableShape
 from jrec.checkpoint.sources import Piece
-from jrec.outputs import sync
+from jrec.outputs import sync_all
 
 _AHEAD = 2  # reads that wait to be taken; each takes memory
 _READ_BYTES = 4 << 20
@@ -202,11 +202,12 @@ class Writer:
         return self._chunk[name][:size].view(jnp.dtype(dtype)).reshape(rows, *tail)
 
     def _seal(self) -> None:
-        for piece in self._pieces:
-            target = self._target(piece)
-            # Files were synced as they were written, but their names are in folders, which have to be synced, too.
-            for path in (*(target / name for name in piece.record.arrays), target):
-                sync(path)
+        folders = [self._target(piece) for piece in self._pieces]
+        arrays = [
+            folder / name for folder, piece in zip(folders, self._pieces, strict=True) for name in piece.record.arrays
+        ]
+        # Files, and the folders, in which their names are.
+        sync_all([*(file for array in arrays for file in array.iterdir()), *arrays, *folders])
         self._finish()
 
     def _target(self, piece: PieceToWrite) -> pathlib.Path:
