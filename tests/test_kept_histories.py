@@ -25,9 +25,9 @@ ITEMS, DIM, LENGTH = 60, 8, 40
 PLENTY = 1 << 24
 
 
-def run_of(model_class=jrec.nn.NextItem, **config):
+def run_of(model_class=jrec.nn.NextItem, seed=0, **config):
     layout = jrec.nn.next_item_layout(ITEMS, dim=DIM, length=LENGTH, sampled=2)
-    model = model_class(layout, jrec.nn.SequenceConfig(heads=2, **config), rngs=nnx.Rngs(0, dropout=1))
+    model = model_class(layout, jrec.nn.SequenceConfig(heads=2, **config), rngs=nnx.Rngs(seed, dropout=1))
     for block in model.encoder.blocks:  # as large as training makes them, so that all terms count
         for name in ("split", "query", "key"):
             if hasattr(block, name):
@@ -55,6 +55,7 @@ def exports(tmp_path_factory):
         dense = {"age": LENGTH} if timed else []
         with run_of(kind=kind) as run:
             run.export(folder / name, dense=dense)
+        with run_of(kind=kind, seed=1) as run:
             run.set_rows("item", np.arange(ITEMS), np.random.default_rng(5).normal(size=(ITEMS, DIM)))
             run.export(folder / f"{name} later", dense=dense, since=[folder / name])
     return folder

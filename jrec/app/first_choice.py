@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
-from jrec.app import first_config, first_ranking
+from jrec.app import first_config, first_ranking, first_towers
 from jrec.app.first_config import LARGE
 from jrec.app.first_page import first_page
 from jrec.app.first_rules import Rules, render
@@ -24,6 +24,7 @@ def first_choice(
     say: Callable[[str], None],
     minutes: float | None = None,
     next_item: bool = False,
+    two_towers: str = "",
 ) -> tuple[str, str]:
     """Chooses a configuration.
 
@@ -36,17 +37,18 @@ def first_choice(
         for one trial of each kind.
       next_item: Whether the model is to rank the item that follows a history, although the dataset has labels; of one
         without labels it always does.
+      two_towers: The feature whose values two towers are to rank; "" for other models.
 
     Returns:
       The configuration, as TOML, and its page, as HTML.
 
     Raises:
       DatasetError: If the dataset cannot be used, or has several labels.
-      ConfigError: If it has no training examples, or neither a label nor a history.
+      ConfigError: If it has no training examples, or neither a label nor a history, or its items cannot be ranked.
       KeyboardInterrupt: On SIGINT or SIGTERM during a trial.
     """
     schema = Schema.load(data)
-    rules = _rules(data, schema, next_item)
+    rules = _rules(data, schema, next_item, two_towers)
     for line in rules.warnings():
         say(line)
     chosen, notes, trials, metric = rules.candidates(), [], [], rules.metric
@@ -77,7 +79,9 @@ def first_choice(
     return render(schema.name, keys, rules, notes), first_page(schema.name, out, keys, rules, chosen, trials)
 
 
-def _rules(data: str, schema: Schema, next_item: bool) -> Rules[Any]:
+def _rules(data: str, schema: Schema, next_item: bool, two_towers: str) -> Rules[Any]:
+    if two_towers:
+        return first_towers.facts_of(data, schema, two_towers)
     if next_item or not schema.labels:
         return first_ranking.facts_of(data, schema)
     schema.check_one_label("`jrec init` tries models of one label")

@@ -29,7 +29,32 @@ _EVAL_BATCH = 512
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class HistoryFacts(Rules["Encoder"]):
+class RankingRules[C: Choice](Rules[C]):
+    """Facts of a dataset for a model that ranks items, and how such models are judged."""
+
+    @property
+    @override
+    def metric(self) -> Metric:
+        k = _AT[0]
+        return Metric(key=f"ndcg@{k}", name=f"NDCG@{k}", unit="0 to 1", greater=True, beside=(f"hr@{k}", f"HR@{k}"))
+
+    def watch(self, steps: int, epochs: int) -> Iterator[Key]:
+        """The keys of evaluations while it trains."""
+        every = max(_STEPS, steps * epochs // 50)
+        some = min(-(-self.valid // _EVAL_BATCH), -(-_SCORED // _EVAL_BATCH))
+        yield Key(section="evaluate", name="at", value=list(_AT))
+        yield Key(section="evaluate", name="every_steps", value=every)
+        yield Key(
+            section="evaluate", name="batches", value=some, reason=f"of the valid split's {self.valid:,} examples"
+        )
+        why = f"{self.metric.name}; {_PATIENT} evaluations without a better one end training"
+        stop = {"metric": "ndcg", "patience": _PATIENT}
+        yield Key(section="evaluate", name="early_stopping", value=stop, reason=why)
+        yield Key(section="checkpoint", name="keep_best", value=True, reason="the report is of the best step")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HistoryFacts(RankingRules["Encoder"]):
     """What the rules depend on.
 
     Attributes:
@@ -52,12 +77,6 @@ class HistoryFacts(Rules["Encoder"]):
     def batch(self) -> int:
         """Histories of a batch."""
         return _BATCH if self.examples >= _FEW else _BATCH // 4
-
-    @property
-    @override
-    def metric(self) -> Metric:
-        k = _AT[0]
-        return Metric(key=f"ndcg@{k}", name=f"NDCG@{k}", unit="0 to 1", greater=True, beside=(f"hr@{k}", f"HR@{k}"))
 
     @property
     @override
@@ -107,20 +126,7 @@ class HistoryFacts(Rules["Encoder"]):
         for section in ("optimizer", "optimizer.embedding"):
             keys.append(Key(section=section, name="name", value="adam"))
             keys.append(Key(section=section, name="learning_rate", value=candidate.rate))
-        return [*keys, *(self._watch(steps, epochs) if self.valid else ())]
-
-    def _watch(self, steps: int, epochs: int) -> Iterator[Key]:
-        every = max(_STEPS, steps * epochs // 50)
-        some = min(-(-self.valid // _EVAL_BATCH), -(-_SCORED // _EVAL_BATCH))
-        yield Key(section="evaluate", name="at", value=list(_AT))
-        yield Key(section="evaluate", name="every_steps", value=every)
-        yield Key(
-            section="evaluate", name="batches", value=some, reason=f"of the valid split's {self.valid:,} examples"
-        )
-        why = f"{self.metric.name}; {_PATIENT} evaluations without a better one end training"
-        stop = {"metric": "ndcg", "patience": _PATIENT}
-        yield Key(section="evaluate", name="early_stopping", value=stop, reason=why)
-        yield Key(section="checkpoint", name="keep_best", value=True, reason="the report is of the best step")
+        return [*keys, *(self.watch(steps, epochs) if self.valid else ())]
 
     @override
     def table(self) -> list[tuple[str, float, str]]:
@@ -218,6 +224,6 @@ def _history_of(folder: str | os.PathLike[str], schema: Schema) -> tuple[Categor
             f"{folder} has no history of a user's items beside a feature with the next item"
             f"{'' if schema.labels else ', and no labels'}, so `jrec init` knows no model for it; prepare it with a"
             ' label column, or with history = {by = "user", of = "item", length = 200} in its schema'
-            " (docs/next_item.md); docs/two_towers.md has the configuration for features of users and items"
+            " (docs/next_item.md), or name the feature to rank by those of a user (--two-towers item)"
         )
     return max(pairs, key=lambda pair: schema.table(pair[0].table).rows)

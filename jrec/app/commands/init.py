@@ -15,7 +15,8 @@ that may suit a dataset of up to 5 million training examples, each is trained fo
 loss on the valid split is taken; --quick goes by the numbers alone, and --minutes goes on with variants of the best
 one: dims, rates, weight decay and dropout, one at a time. Where pairs of ids have click rates of their own, it says so,
 and which lines of the log's schema would make features of them. A dataset without labels that has histories, or any
-with --next-item, gets a model of the next item: HSTU with and without times, or SASRec, by NDCG.
+with --next-item, gets a model of the next item: HSTU with and without times, or SASRec, by NDCG. --two-towers ITEM asks
+for retrieval by features instead: which of them the item decides is found in the data, the others are the user's.
 
 Probabilities are calibrated on the valid split, and dense features are read by pieces between their quantiles, so that
 their scale does not matter. Edit the file as you like; `jrec train CONFIG` trains it, and the report compares the model
@@ -25,6 +26,7 @@ EPILOG = """examples:
   jrec init data/clicks --out clicks.toml
   jrec init data/clicks --out clicks.toml --minutes 10 --overwrite
   jrec init data/plays --next-item --out plays.toml
+  jrec init data/views --two-towers item --out towers.toml
   jrec train clicks.toml
   jrec train clicks.toml seed=1 out=runs/clicks_seed1
 """
@@ -40,9 +42,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="try variants of the best kind of model, too, for about M minutes; trials are kept in CONFIG.trials.jsonl,"
         " so that the same command goes on after an interruption, or with more minutes",
     )  # fmt: skip
-    parser.add_argument(
+    ranked = parser.add_mutually_exclusive_group()
+    ranked.add_argument(
         "--next-item", action="store_true",
         help="rank the item that follows a history, although the dataset has labels (without labels it always does)",
+    )  # fmt: skip
+    ranked.add_argument(
+        "--two-towers", default="", metavar="ITEM", help="rank the values of this feature by those of the user"
     )  # fmt: skip
     parser.add_argument("--overwrite", action="store_true", help="replace the file, if it exists")
 
@@ -63,7 +69,12 @@ def run(args: argparse.Namespace) -> int:
     writes = {"overwrite": args.overwrite, "inputs": [args.data]}
     # The page gets its name first: where the configuration is new, so is the page.
     with new_file(out, **writes) as partial, new_file(page, **writes) as page_partial:
-        options = {"quick": args.quick, "minutes": args.minutes, "next_item": args.next_item}
+        options = {
+            "quick": args.quick,
+            "minutes": args.minutes,
+            "next_item": args.next_item,
+            "two_towers": args.two_towers,
+        }
         config, text = first_choice(args.data, args.out, say=_say, **options)
         partial.write_text(config, encoding="utf-8")
         page_partial.write_text(text, encoding="utf-8")
