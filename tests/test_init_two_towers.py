@@ -34,6 +34,10 @@ column = "tags"
 separator = "|"
 max_length = 3
 [[categorical]]
+column = "asked"
+separator = "|"
+max_length = 3
+[[categorical]]
 column = "campaign"
 [[categorical]]
 column = "past"
@@ -49,15 +53,16 @@ column = "hour"
 def write_log(path, lines=LINES):
     rng = np.random.default_rng(3)
     countries, tags = rng.integers(0, 3, USERS), [rng.permutation(9)[: rng.integers(0, 4)] for _ in range(ITEMS)]
-    text = ["at,user,country,item,kind,tags,campaign,size,hour"]
+    text = ["at,user,country,item,kind,tags,asked,campaign,size,hour"]
     for at in range(lines):
         user = rng.integers(USERS)
         kind = countries[user] if rng.random() < 0.8 else rng.integers(KINDS)
         item = kind + KINDS * rng.integers(ITEMS // KINDS)
         campaign = item % 5 if rng.random() < 0.85 else rng.integers(5)
         its_tags = "|".join(f"t{tag}" for tag in tags[item])
+        asked = "|".join(f"t{tag}" for tag in rng.permutation(9)[: len(tags[item])])  # of an item's length alone
         text.append(
-            f"{at},u{user},c{countries[user]},i{item},k{kind},{its_tags},p{campaign},{item / 2},{rng.integers(24)}"
+            f"{at},u{user},c{countries[user]},i{item},k{kind},{its_tags},{asked},p{campaign},{item},{rng.integers(24)}"
         )
     path.write_text("\n".join(text) + "\n")
 
@@ -78,7 +83,7 @@ def facts(dataset):
 def test_features_that_an_item_decides_are_of_its_tower(facts, dataset):
     schema = Schema.load(dataset)
     assert facts.item == ("item", "kind", "tags", "size")
-    assert facts.user == ("user", "country", "past", "hour")
+    assert facts.user == ("user", "country", "asked", "past", "hour")
     assert facts.unclear == ("campaign",)
     assert (facts.id, facts.history) == ("item", "past")
     assert facts.items == schema.table("item").rows - (schema.table("item").oov_row is not None)
