@@ -156,7 +156,7 @@ def mae(predictions: ArrayLike, labels: ArrayLike, *, weights: ArrayLike | None 
 
 
 def r2_score(predictions: ArrayLike, labels: ArrayLike, *, weights: ArrayLike | None = None) -> float | None:
-    """The coefficient of determination: 1 less the squared error over that of the labels' mean.
+    """The coefficient of determination: 1 less the squared error over the squared error of the labels' mean.
 
     None where all labels are equal; arguments as of ``rmse``.
     """

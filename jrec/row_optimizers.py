@@ -514,12 +514,12 @@ class Exact(RowOptimizer):
         return of_name, missed
 
     def current(self, rows: jax.Array, slots: Slots, math: StepMath) -> jax.Array:
-        """See the base class."""
+        """Rows as dense training has them before this step (``RowOptimizer``)."""
         decayed, missed = self.decayed(slots, math)
         return self._unsettled(rows, decayed, missed, math)
 
     def settled(self, rows: jax.Array, slots: Slots, math: StepMath) -> jax.Array:
-        """See the base class."""
+        """Rows as they are stored between lookups (``RowOptimizer``)."""
         return rows - self.tail_of(slots, math, after=False) if self.has_tail else rows
 
     def _unsettled(self, rows: jax.Array, decayed: Slots, missed: jax.Array, math: StepMath) -> jax.Array:
@@ -547,14 +547,14 @@ def _rates(optimizer: RowOptimizer, step: jax.Array, terms: int) -> jax.Array:
     return jax.vmap(optimizer.learning_rate_at)(step + jnp.arange(terms, dtype=jnp.int32))
 
 
-def _terms(ratio: float, what: str) -> int:
+def _terms(ratio: float, subject: str) -> int:
     """How many terms of a tail count, each ``ratio`` of the one before.
 
     Raises:
       ValueError: If they do not become fewer.
     """
     if ratio >= 0.9995:
-        raise ValueError(f"{what}: an exact optimizer's rows would not come to rest within 36,000 steps")
+        raise ValueError(f"{subject}: an exact optimizer's rows would not come to rest within 36,000 steps")
     return 0 if ratio == 0 else ceil(log(_NEGLIGIBLE) / log(ratio))
 
 
@@ -584,7 +584,7 @@ class ExactMomentum(Exact, Momentum):
         return jnp.sum(_rates(self, step, terms) * jnp.asarray(powers, jnp.float32))[None]
 
     def tail_of(self, slots: Slots, math: StepMath, *, after: bool) -> jax.Array:
-        """See ``Exact``."""
+        """What later steps without a gradient take off rows (``Exact``)."""
         return math.spread(math.tail(0, after=after)) * slots["trace"]
 
 
@@ -663,7 +663,7 @@ class ExactAdam(Exact, Adam):
         return jnp.concatenate([weights, nodes])
 
     def tail_of(self, slots: Slots, math: StepMath, *, after: bool) -> jax.Array:
-        """See ``Exact``."""
+        """What later steps without a gradient take off rows (``Exact``)."""
         root = math.sqrt(slots["nu"])
 
         def term(j: Any) -> jax.Array:

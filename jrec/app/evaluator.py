@@ -116,10 +116,10 @@ class Evaluator:
         if self._config.schedule == "plain":
             order: dict[str, Any] = {"shuffle": True}
             if data.order == "time" or data.half_life:  # such a model predicts what the last ones were like
-                seen = examples = self._schema.splits["train"].examples
+                learnt = examples = self._schema.splits["train"].examples
                 if data.order == "time":
-                    seen = ((step - 1) % epoch_batches(self._config, examples) + 1) * data.batch_size
-                order = {"start": max(0, seen - limit * data.eval_batch_size), "stop": seen}
+                    learnt = ((step - 1) % epoch_batches(self._config, examples) + 1) * data.batch_size
+                order = {"start": max(0, learnt - limit * data.eval_batch_size), "stop": learnt}
             training = self.scores("train", progress, limit=limit, **order)
             assert isinstance(training, Scores)  # as the others are
             bias = bias_of(training)

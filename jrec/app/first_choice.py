@@ -31,9 +31,9 @@ def first_choice(
     Args:
       data: The dataset's folder.
       out: The file that the configuration is for, which the page names.
-      quick: Whether to train nothing and go by rules alone.
+      quick: Whether to train nothing and go by rules only.
       say: Takes messages for the user.
-      minutes: How long trials may take, those of variants of the best kind among them, and kept beside ``out``; None
+      minutes: How long trials may take, variants of the best kind included, and kept beside ``out``; None
         for one trial of each kind.
       next_item: Whether the model is to rank the item that follows a history, although the dataset has labels; of one
         without labels it always does.

@@ -101,7 +101,7 @@ class _Clock:
         return time.monotonic() > self._end + (_OVER - 1) * self._budget
 
     def has(self, seconds: float) -> bool:
-        """Whether there is time for a trial of about so many seconds."""
+        """Whether there is time for a trial of about this many seconds."""
         return self.left > seconds
 
     def watch(self, event: Event) -> None:

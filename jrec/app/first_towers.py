@@ -209,7 +209,7 @@ def facts_of(folder: str | os.PathLike[str], schema: Schema, item: str) -> Tower
 def _sides(
     columns: Mapping[str, np.ndarray], item: str, of_table: Sequence[str], singles: Sequence[str]
 ) -> dict[str, list[str]]:
-    """The names of columns by tower, "item" or "user", or "unclear"; ``of_table`` are those of a user's other items."""
+    """The names of columns by tower, "item" or "user", or "unclear"; ``of_table`` have a user's other items."""
     by_item = _pairs(columns[item])
     agreement = {name: _agreement(values, *by_item) for name, values in columns.items() if name not in of_table}
     clear: dict[str, list[str]] = {"item": [item], "user": [], "unclear": []}

@@ -110,7 +110,7 @@ def tried(
 def best_first(trials: Sequence[Trial], metric: Metric) -> list[Trial]:
     """Trials by score, but first the one that is best by the metric beside it among those within ``CLOSE`` of the best.
 
-    Those of other seeds than the first, which tell what is chance, are the last.
+    Trials of other seeds than the first, which tell what is chance, are the last.
     """
     ordered = sorted((trial for trial in trials if not trial.seed), key=lambda trial: metric.loss(trial.score))
     least = metric.loss(ordered[0].score)

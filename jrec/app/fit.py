@@ -319,8 +319,8 @@ def _train(
     from jrec.app.report import summary
 
     path = place / _CONFIG
-    given = {"out": str(place / _RUN), **({"log.progress": "off"} if quiet else {}), **own}
-    overrides = [f"{key}={toml_value(value)}" for key, value in given.items() if value is not None]
+    settings = {"out": str(place / _RUN), **({"log.progress": "off"} if quiet else {}), **own}
+    overrides = [f"{key}={toml_value(value)}" for key, value in settings.items() if value is not None]
     text, page = first_choice(str(place / _DATA), str(path), quick=True, say=say if quick else lambda line: None)
     write_file(path, text)
     load_config(path, overrides)  # so that a mistake in it is answered before trials, which take minutes

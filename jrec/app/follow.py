@@ -6,7 +6,7 @@
     RUN/checkpoints/STEP    beside rows and parameters: how many files were learnt, and the position in the next one
 
 A file is taken once: it gets a line, on disk, before anything becomes of it. What is learnt depends on the files and
-this order alone, neither on when they came nor on when the run was stopped, so that a run that is killed anywhere goes
+this order only, neither on when they came nor on when the run was stopped, so that a run that is killed anywhere goes
 on with the same bits from its last checkpoint: files behind it are learnt again, none twice.
 """
 
@@ -114,9 +114,9 @@ def follow_config(run: str | pathlib.Path, out: str, overrides: list[str]) -> Tr
       ConfigError: If a key cannot be as it is given, or the model cannot follow files.
     """
     before, _ = find_run(run)
-    given = [f"out={out!r}", f"init_from={str(run)!r}", "data.order='time'", "epochs=1", "max_steps=0"]
-    given += ["data.half_life=''", "evaluate.progressive=''", "checkpoint.keep_best=false"]
-    config = before.config([*given, *overrides])
+    fixed = [f"out={out!r}", f"init_from={str(run)!r}", "data.order='time'", "epochs=1", "max_steps=0"]
+    fixed += ["data.half_life=''", "evaluate.progressive=''", "checkpoint.keep_best=false"]
+    config = before.config([*fixed, *overrides])
     if not any(key.startswith("lr_schedule") for key in overrides):  # the one of training ends at low rates
         config = dataclasses.replace(config, lr_schedule=LRScheduleConfig())
     kept = dataclasses.replace(config.checkpoint, every_steps=config.checkpoint.every_steps or 1)
@@ -437,7 +437,7 @@ class _Follower:
 
 
 def _batches(position: dict[str, Any]) -> int:
-    """The batches of a position: a loader's, or where tables grow those of what packs its columns."""
+    """The batches of a position: a loader's, or where tables grow the packer's of its columns."""
     return position["position"] if "position" in position else position["batches"]
 
 

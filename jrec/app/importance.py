@@ -57,7 +57,7 @@ class ImportanceOptions:
 def permuted_features(
     config: TrainConfig, schema: Schema, groups: Sequence[Sequence[str]] = ()
 ) -> dict[str, tuple[str, ...]]:
-    """By name the features that are permuted together: those of each group, and each other one that predictions read.
+    """By name the features that are permuted together: each group's, and each other one that predictions read.
 
     Args:
       config: The run's configuration.

@@ -40,13 +40,13 @@ class KeptColumns:
         for path in paths:
             if is_stream(path):
                 raise DatasetError(f"--keep reads the input again, but {path} can be read only once; give files")
-            found = column_types(path) if is_table(path) else dict.fromkeys(self._columns_of(path), pa.string())
+            of_file = column_types(path) if is_table(path) else dict.fromkeys(self._columns_of(path), pa.string())
             for name in self._names:
-                if name not in found:
-                    near = difflib.get_close_matches(name, found, n=1)
-                    advice = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(found)[:200]}"
+                if name not in of_file:
+                    near = difflib.get_close_matches(name, of_file, n=1)
+                    advice = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(of_file)[:200]}"
                     raise DatasetError(f"--keep names {name!r}, but {path} has no such column; {advice}")
-                types.setdefault(name, found[name])
+                types.setdefault(name, of_file[name])
         self._schema = pa.schema(
             [(name, t.value_type if pa.types.is_dictionary(t) else t) for name, t in types.items()]
         )

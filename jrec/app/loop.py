@@ -99,7 +99,7 @@ def train(
       overwrite: Replaces an existing run in that folder.
       resume_from: Continues from the checkpoint of this step instead; later checkpoints and log records are deleted.
       data: What ``open_data`` has read of this configuration; None to read it.
-      callbacks: Functions that are called as those of ``config.callbacks`` are, before them; what one raises ends the
+      callbacks: Functions that are called as ``config.callbacks`` are, before them; what one raises ends the
         run.
 
     Returns:

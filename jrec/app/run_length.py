@@ -136,7 +136,7 @@ def new_length(data: RunData, *, resume_from: int | None) -> NewLength | None:
 
 
 def epoch_batches(config: TrainConfig, examples: int) -> int:
-    """The batches of an epoch of so many examples."""
+    """The batches of an epoch of this many examples."""
     whole, rest = divmod(examples, config.data.batch_size)
     return whole if config.data.drop_remainder else whole + bool(rest)
 

@@ -149,7 +149,7 @@ def _left_out(encoded: EncodedColumns, blank: EncodedColumns, name: str) -> Enco
 
 
 def _repeated(column: Column, examples: int) -> Column:
-    """A column's only example, so many times."""
+    """A column's only example, ``count`` times."""
     if not isinstance(column, ListColumn):
         return np.repeat(column, examples)
     return ListColumn(np.arange(examples + 1, dtype=np.int64) * len(column.values), np.tile(column.values, examples))

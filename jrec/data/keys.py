@@ -211,7 +211,7 @@ def value_keys(values: np.ndarray | pa.Array, seed: int, *, canonical: bool = Fa
 
 
 def crossed_keys(columns: Sequence[np.ndarray]) -> np.ndarray:
-    """Keys of combinations of values: those of numbers below 2^56, hashes of the values' keys in their order.
+    """Keys of combinations of values: of numbers below 2^56, hashes of the values' keys in their order.
 
     Of ten million combinations two share a number with a probability of 0.07 %.
 

@@ -212,7 +212,7 @@ class BatchSource:
       epochs: Passes, or None for no end.
       windows_ahead: How many windows are in use at once.
       threads: How many blocks of a window are read side by side.
-      watch: Called with the number of each block that is read, and all columns of those of its examples that belong to
+      watch: Called with the number of each block that is read, and all columns of its examples that belong to
         the share; in several threads, and again where a window is read again. None for nothing.
       counts: How much the examples from one number of the split to below another count, beside their weights; None for
         as much as their weights say.

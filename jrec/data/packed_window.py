@@ -31,7 +31,7 @@ class PackedWindow:
       mask: (examples,) float32, their weights.
       dense: (examples, n) float32.
       extras: (examples, ...) each.
-      addresses: By stack, (examples * ids of an example,): all examples of a feature, then those of the next.
+      addresses: By stack, (examples * ids of an example,): all examples of a feature, then of the next.
     """
 
     layout: EmbeddingLayout

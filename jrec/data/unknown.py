@@ -169,7 +169,7 @@ class UnknownValues(UnknownCounts):
       growing: By table that grows, a function from (n,) uint64 keys to (n,) rows, 0 for those without one, or None
         where rows, not keys, are added; tables that are not here are left out.
 
-    Crosses are left out: many of their values are new wherever pairs are rare, and those of their features are counted.
+    Crosses are left out: many of their values are new wherever pairs are rare, and their features' values are counted.
     """
 
     def __init__(self, schema: Schema, growing: Mapping[str, RowsOfKeys | None] | None = None):

@@ -118,7 +118,7 @@ class MemoryLimit:
     Attributes:
       read_pages: Pages that were not in memory when rows were used or asked for; new ones among them.
       dropped_pages: Pages that left.
-      early_pages: Those of them that a batch under way was still to use.
+      early_pages: Of them, pages that a batch under way was still to use.
 
     Raises:
       ConfigError: If the system is not Linux, or the limit is less than a few pages.
@@ -234,7 +234,7 @@ class MemoryLimit:
             self._begun = collections.deque([*self._begun, self._now + 1], batches)
 
     def too_small(self, name: str, size: int) -> ConfigError:
-        """The error of a limit that cannot hold pages of so many bytes."""
+        """The error of a limit that cannot hold pages of this many bytes."""
         return ConfigError(
             f"{self.key} is {_readable(self.size)}, but {name} lie in {_readable(size)} of the files' pages of"
             f" {mmap.PAGESIZE:,} bytes; set it to at least that, or take smaller batches"

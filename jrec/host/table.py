@@ -50,7 +50,7 @@ class HostTable:
         does so where the whole table would take no more than a quarter of the machine's memory.
       written: (n, 2) int64, begin and end of the addresses that may be written, where other rows live elsewhere: only
         these take room in a folder. None for all.
-      limit: The memory that the files in ``folder``, and those of other tables with this limit, may take; None for what
+      limit: The memory that the files in ``folder``, and in other tables' with this limit, may take; None for what
         the system gives them. Needs a folder, on a disk, and Linux.
 
     Raises:

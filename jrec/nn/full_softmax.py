@@ -32,16 +32,16 @@ def full_softmax(
 
     In a step on a mesh each device has queries of its own and a share of the rows (vocabulary parallelism, Shoeybi et
     al. 2019, arXiv 1909.08053, section 3): it scores its rows for the queries of all devices, and only queries and
-    their sums travel. The losses are those of one device.
+    their sums travel. The losses are the same as on one device.
 
     Args:
       queries: (n, dim) floats, such as users, or positions of histories.
       positives: (n, dim) floats, the row that each query should find.
       rows: (m, dim) floats, such as float32 or bfloat16; sums are float32.
-      positive_ids: (n,) integers, the numbers of the positives among the rows. That row counts by ``positives`` alone,
+      positive_ids: (n,) integers, the numbers of the positives among the rows. That row counts by ``positives`` only,
         and need not be among ``rows``.
       row_ids: (m,) integers, the numbers of the rows, each once; rows of negative ones are absent. None where the rows
-        are numbered from 0, those of a mesh in the order of its devices.
+        are numbered from 0, on a mesh in the order of its devices.
       temperature: What scores are divided by.
       block: Rows that are scored at once.
 

@@ -45,7 +45,7 @@ class NGramHashing:
       vocabulary: Tokens that are hashed: after ``compressed_vocabulary`` where the model has it, ``lookup.max() + 1``.
         Multipliers depend on it.
       head_rows: Least number of rows of a head, for n = 2, 3, …: each head has the next prime that no head before it
-        has, those of the layers before included.
+        has, in the layers before, too.
       heads: Hashes of each n-gram.
       pad_id: What stands before a text's begin, as a hashed token: ``lookup[pad token]``.
       layers: The numbers of all layers with a memory, in the model's order.
@@ -110,7 +110,7 @@ class NGramHashing:
 
     @property
     def slots(self) -> int:
-        """Rows that are read for each token: the heads of n = 2, then those of n = 3, …"""
+        """Rows that are read for each token: the heads of n = 2, then of n = 3, …"""
         return len(self.head_rows) * self.heads
 
     @property

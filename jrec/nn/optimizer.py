@@ -301,11 +301,13 @@ def _check_kinds(dense: Any, embedding: Any, cores: Any, tables: Mapping[str, An
 
 
 def _check_cores(
-    trains: Sequence[Stack], of: Callable[[str], RowOptimizer | None], cores_of: Callable[[str], RowOptimizer | None]
+    trains: Sequence[Stack],
+    rows_of: Callable[[str], RowOptimizer | None],
+    cores_of: Callable[[str], RowOptimizer | None],
 ) -> None:
     """Refuses exact optimizers for tensor trains, whose slices are not read one by one."""
     for stack in trains:
-        for optimizer, key in ((cores_of(stack.name), "cores"), (of(stack.name), "tables")):
+        for optimizer, key in ((cores_of(stack.name), "cores"), (rows_of(stack.name), "tables")):
             if isinstance(optimizer, Exact):
                 name = stack.tables[0].name
                 raise ValueError(

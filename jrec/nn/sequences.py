@@ -265,7 +265,7 @@ class SequenceEncoder(nnx.Module):
         times: jax.Array | None = None,
         asked: jax.Array | None = None,
     ) -> tuple[jax.Array, list[Remembered]]:
-        """Encodes the positions that follow those of which layers remember keys and values.
+        """Encodes positions behind others, of which layers remember keys and values.
 
         The same as ``__call__`` gives at these positions, up to the order of sums, in a time that grows with the
         positions rather than their square.
@@ -274,7 +274,7 @@ class SequenceEncoder(nnx.Module):
           rows: (batch, queries, dim) float32, of the positions from ``first`` on; finite behind a history's end, too.
           first: (batch,) int32, how many positions are remembered.
           before: For each layer what it remembers, (batch, positions, ...); from ``first`` on any finite numbers.
-          times: (batch, positions) times, those of ``rows`` included; None without times.
+          times: (batch, positions) times, of ``rows``, too; None without times.
           asked: (batch, queries) times that are asked for, as of ``__call__``.
 
         Returns:

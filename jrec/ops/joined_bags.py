@@ -1,4 +1,4 @@
-"""The bags of several lookups of one table, or of a batch of lookups, as those of one lookup."""
+"""The bags of several lookups of one table, or of a batch of lookups, as the bags of one lookup."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class ArrayMath:
     def power(self, base: float, exponents: jax.Array, /) -> jax.Array:
         """See ``StepMath``.
 
-        Of products alone: a CPU's ``exp`` has other bits where it takes several numbers at once, so that a row's would
+        Of products only: a CPU's ``exp`` has other bits where it takes several numbers at once, so that a row's would
         depend on where it lies.
         """
         bits, power = exponents.astype(jnp.int32), 1 + 0 * exponents

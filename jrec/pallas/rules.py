@@ -71,7 +71,7 @@ class Step:
 
     @property
     def taken(self) -> jax.Array:
-        """See ``StepMath``."""
+        """How many steps were taken (``StepMath``)."""
         return self.number(NUMBERS)
 
     def tail(self, number: Any, *, after: bool = False) -> jax.Array:
@@ -79,7 +79,7 @@ class Step:
         return self.number(NUMBERS + 1 + 2 * number + int(after))
 
     def power(self, base: float, exponents: jax.Array, /) -> jax.Array:
-        """See ``StepMath``."""
+        """A base to the power of exponents (``StepMath``)."""
         if base == 0:
             return jnp.where(exponents > 0, 0 * exponents, jnp.float32(1))
         return jnp.exp(exponents * jnp.float32(math.log(base)))

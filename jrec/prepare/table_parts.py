@@ -31,7 +31,7 @@ class TablePart:
       paths: Where their row numbers go.
       rows: How many examples there are.
       train_rows: How many of them are for training.
-      min_count: The table's own ``min_count``; None for that of the options.
+      min_count: The table's own ``min_count``; None for the options'.
     """
 
     name: str

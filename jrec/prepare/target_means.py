@@ -131,7 +131,7 @@ def write_target_means(
     advance: Advance = lambda done: None,
     bucket_rows: int = BUCKET_ROWS,
 ) -> LogFormat:
-    """Adds the columns of a log's target means to its examples: raw values, or those of an earlier dataset.
+    """Adds the columns of a log's target means to its examples: raw values, or an earlier dataset's.
 
     Takes the memory of two external sorts, ``bucket_rows`` examples of one column each, and 24 bytes for each key that
     is written. Disk takes 50 bytes for each training example while the work goes on.
@@ -282,7 +282,7 @@ def _count(keys, moments, labels, at, start, stop, folds, window, latest, min_co
       latest: The last moment of all.
       min_count: Keys of fewer labels count as unknown.
       state: (7,) int64, zeros at first, between calls: the end of the present key, the first example in the window, the
-        first one that is not earlier, the sum and count of those between, and those of the present key.
+        first one that is not earlier, sum and count of what lies between, and of the present key.
       folded: (folds or 1, 2) int64, zeros at first: the present key's sum and count by fold.
       counted: (2, stop - start) int64, gets sums and counts.
       groups: (3, stop - start) int64, gets keys, sums and counts.

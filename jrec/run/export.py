@@ -434,7 +434,7 @@ class ExportBase:
     """What a delta follows: an export and deltas in order, which were read for their checksums.
 
     Attributes:
-      folders: The export's, and those of the deltas.
+      folders: The export's, and the deltas'.
       manifests: Theirs.
     """
 

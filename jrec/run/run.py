@@ -278,7 +278,7 @@ class Run:
             ``jrec.data.Loader``. Every process gives the same ones.
           dense: Names of the float features, in the order the model takes them.
           label: Name of the labels, 0 or 1. Where ``logits`` returns a dictionary by label, as ``jrec.nn.MultiTask``
-            does, those of the first; ``extras`` then names the columns of the others, of which -1 is not known.
+            does, of the first; ``extras`` then names the columns of the others, of which -1 is not known.
           batch_size: How many examples are predicted at once; None for as many as the first item has.
           on_bad_id: See ``pack_batch``.
           max_unknown: See ``predict``.
@@ -356,7 +356,7 @@ class Run:
     def set_rows(self, name: str, ids: Sequence[int] | np.ndarray, rows: Any) -> None:
         """Gives rows of a table values, wherever they live, such as pretrained vectors; docs/pretrained_rows.md.
 
-        The rows have no past from then on: their slots are those of rows that no step has touched. Every process calls
+        The rows have no past from then on: their slots are as of rows that no step has touched. Every process calls
         it with the same arguments.
 
         Args:

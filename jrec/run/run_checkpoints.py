@@ -96,7 +96,7 @@ class RunCheckpoints:
         check_identity(saved, {**self._identity, **expected}, optimizers=self._state.training)
         self.finish()
         self._checkpoints = None
-        given, saved = saved, saved.read_by(self._state.optimizer_of_table)
+        opened, saved = saved, saved.read_by(self._state.optimizer_of_table)
         if any(self._state.optimizer_of_table(table) is not None for table in saved.manifest.meta.get(SETTLED, {})):
             slots = True  # lookups read them
         state, arrays = restore_state(
@@ -112,7 +112,7 @@ class RunCheckpoints:
         self._state.restore(saved, state, rows=rows)
         if goes_on:
             self._checkpoints = self._open(saved.folder.parent)
-            if saved is given:  # else the next checkpoint is whole: other learning rates store all rows otherwise
+            if saved is opened:  # else the next checkpoint is whole: other learning rates store all rows otherwise
                 self._checkpoints.restored(saved)
         return Loaded(meta=meta_of(saved), arrays=arrays)
 

@@ -190,7 +190,7 @@ class RunState:
         return out
 
     def write(self, name: str, ids: np.ndarray, values: np.ndarray) -> None:
-        """Sets rows of a table, which then have no past: their slots are those of rows that no step has touched.
+        """Sets rows of a table, which then have no past: their slots are as of rows that no step has touched.
 
         Every process calls it with the same arguments, while no batch is on its way.
 

@@ -196,10 +196,10 @@ def _check(
     inputs = (of("float32", len(manifest.dense_columns)), vectors, held)
     tree, own = jax.tree.structure(((*parameters, *inputs), {})), exported.in_avals[len(jax.tree.leaves(parameters)) :]
     wanted = [(x.dtype.name, *x.shape[1:]) for x in jax.tree.leaves(inputs)]
-    given = [(x.dtype.name, *x.shape[1:]) for x in own]
-    if tree != exported.in_tree or wanted != given:
+    offered = [(x.dtype.name, *x.shape[1:]) for x in own]
+    if tree != exported.in_tree or wanted != offered:
         raise ExportError(
-            f"{folder / MODEL} takes inputs of {given}, but the manifest's features are of {wanted}; export the run"
+            f"{folder / MODEL} takes inputs of {offered}, but the manifest's features are of {wanted}; export the run"
             " again"
         )
     batch = own[0].shape[0]

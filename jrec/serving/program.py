@@ -148,7 +148,7 @@ class _Stacks(Mapping[str, Any]):
 def dense_program(model: Parameters, layout: EmbeddingLayout, unread: Collection[str] = ()) -> Program:
     """The function ``parameters, dense, vectors, masks -> outputs`` of a model in evaluation mode.
 
-    ``parameters`` are arrays by name; those of the model that are not among them are constants. ``dense`` is (batch,
+    ``parameters`` are arrays by name; the model's arrays that are not among them are constants. ``dense`` is (batch,
     num_dense) float32, ``vectors`` float32 by feature: (batch, dim), of pooling "none" (batch, max_length, dim), zeros
     where a position holds no id; ``masks`` (batch, max_length) bool by feature of pooling "none". Outputs are what the
     model's ``logits`` returns, (batch,) float32 or a tree of arrays; all their floats are float32.
@@ -186,7 +186,7 @@ class ExportedProgram(NamedTuple):
     Attributes:
       content: What is written.
       parameters: The names of the model's arrays that it takes.
-      features: Those of the features that it takes.
+      features: The features that it takes.
     """
 
     content: bytes

@@ -1,7 +1,7 @@
 """The file of an overlay: rows that count in place of a table's own, while its files stay as they are.
 
 It is a safetensors file: ``ids`` (n,) int64, ascending, ``values`` (n, dim) and, of rows in 8 bits with scales of
-blocks, ``scales`` (n, blocks of elements), those of each row. Its header says in texts which table it belongs to, by
+blocks, ``scales`` (n, blocks of elements), for each row. Its header says in texts which table it belongs to, by
 digests of the table and of the rows that it replaces, and has a checksum of the whole file.
 """
 

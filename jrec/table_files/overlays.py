@@ -38,7 +38,7 @@ def write_overlay(
       >>> edited.read([3, 7]).tolist(), edited.overlaid.tolist()
       ([[0.0, 0.0], [1.0, 2.0]], [7])
 
-    A row is in it where its stored bytes, or those of its scales, are to change. Without the file the table is what it
+    A row is in it where its stored bytes, or its scales', are to change. Without the file the table is what it
     was; ``write_table("merged", edited.read, like=edited)`` makes files of both, in which all other rows keep their
     bytes, but for those that share a scale with a row that an overlay has as floats. The file fits only this table, and
     only while the rows that it replaces are as they are in ``like``.

@@ -66,7 +66,7 @@ class Tensors(Mapping[str, np.ndarray]):
     """The tensors of a safetensors file, or of a folder of them with an index, by name.
 
     A tensor is a read-only memory map: what of it is used is read when it is used. The header of a shard is read when
-    the first of its tensors is asked for, so that of a folder only the shards of the wanted tensors have to be there.
+    the first of its tensors is asked for: in a folder, only the shards of the wanted tensors have to be there.
 
     Args:
       path: A file, an index, or a folder with one index or one file.
@@ -182,7 +182,7 @@ class ShardWriter:
     Args:
       folder: The folder, which exists and is empty.
       specs: All tensors.
-      shard_bytes: A file that has so many bytes takes no further tensor.
+      shard_bytes: A file of this many bytes takes no further tensor.
     """
 
     def __init__(self, folder: pathlib.Path, specs: Iterable[TensorSpec], *, shard_bytes: int = SHARD_BYTES):
@@ -222,7 +222,7 @@ def write_tensors(out: Place, tensors: Mapping[str, np.ndarray], *, shard_bytes:
     Args:
       out: The folder, which is not there or empty.
       tensors: Arrays of one axis at least, by name.
-      shard_bytes: A file that has so many bytes takes no further tensor.
+      shard_bytes: A file of this many bytes takes no further tensor.
 
     Raises:
       OutputError: If the folder cannot be written, or holds something.

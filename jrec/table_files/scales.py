@@ -79,7 +79,7 @@ def dequantized(values: np.ndarray, scales: np.ndarray, block: tuple[int, int]) 
 
 
 def _floats(values: np.ndarray) -> np.ndarray:
-    """Values as float32; those of 8 bits by a table of all 256, several times as fast as a conversion."""
+    """Values as float32; of 8 bits by a table of all 256, several times as fast as a conversion."""
     if values.dtype.itemsize > 1:
         return values.astype(np.float32)
     return np.arange(256, dtype=np.uint8).view(values.dtype).astype(np.float32)[values.view(np.uint8)]

@@ -108,7 +108,7 @@ class StoredRows(NamedTuple):
 
     Attributes:
       values: (n, dim) of the table's stored dtype.
-      scales: (n, blocks of elements), those of each row; None without scales.
+      scales: (n, blocks of elements), for each row; None without scales.
       encoded: (n,) bool, whether ``values`` are the rows; where not, an overlay has them as floats.
     """
 
@@ -377,10 +377,10 @@ def _scale_name(tensors: Mapping[str, np.ndarray], name: str, dtype: np.dtype) -
         return ""
     base = name.removesuffix(".weight")
     of_all_pieces = ".".join(part for part in base.split(".") if "{}" not in part)
-    for of in (base, of_all_pieces):
+    for stem in (base, of_all_pieces):
         for ending in (".scale", ".weight_scale", ".weight_scale_inv"):
-            if f"{of}{ending}".replace("{}", "0") in tensors:
-                return f"{of}{ending}"
+            if f"{stem}{ending}".replace("{}", "0") in tensors:
+                return f"{stem}{ending}"
     raise CheckpointError(
         f"the rows of {name} are {dtype}, but no scales stand beside them; name the tensor that has them: scale=…"
     )

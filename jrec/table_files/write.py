@@ -33,7 +33,7 @@ def write_table(
       [[1.0, 2.0], [3.0, 512.0]]
 
     With ``like`` instead of format, rows and dim, the table is written as that one lies. Rows that ``read`` returns as
-    they were keep their bytes, those of their scales included, whatever dtype they had in between. Where several rows
+    they were keep their bytes, their scales' included, whatever dtype they had in between. Where several rows
     share a scale, all of them have to be as they were: a row that grew takes a greater scale for its neighbours, too.
 
     Args:
@@ -44,7 +44,7 @@ def write_table(
       rows: Rows of the table.
       dim: Elements of a row.
       like: The table as it was read.
-      shard_bytes: A file that has so many bytes takes no further tensor.
+      shard_bytes: A file of this many bytes takes no further tensor.
       chunk_rows: Rows that are in memory at once.
 
     Raises:

@@ -69,7 +69,7 @@ class DataConfig(Section):
 
     @property
     def shuffled(self) -> bool:
-        """Whether training examples come in another order than that of time."""
+        """Whether training examples come in another order than by time."""
         return self.order == "shuffled" and self.window_blocks > 0
 
     @property
@@ -143,7 +143,7 @@ class EvaluateConfig(Section):
       group: A categorical feature of one id an example, such as a user: the report then has AUC by its values (GAUC).
       importance: How often the report permutes each feature on the last of ``final_splits``, to tell how much worse the
         model is without what it says (docs/importance.md); 0 does not. It reads the scored checkpoint again, and scores
-        up to 100,000 examples so many times for each feature; `jrec eval --importance` does so later.
+        up to 100,000 examples as often for each feature; `jrec eval --importance` does so later.
       at: Of a model that ranks items (``model.kind`` "hstu", "sasrec" or "two_tower"): the k of HR@k and NDCG@k.
       leave_out_history: Of such a model: whether the items of a history are left out where the item after it is ranked
         among all, and of predictions. An item that a user comes back to then counts as not found.

@@ -59,7 +59,7 @@ def _progressive_names(content: Mapping[str, Any]) -> dict[str, str]:
 
 
 def score_lines(content: Mapping[str, Any]) -> list[str]:
-    """The metrics of every split, beside those of baselines and groups, as `jrec eval` shows them on a terminal.
+    """The metrics of every split, beside baselines' and groups', as `jrec eval` shows them on a terminal.
 
     Args:
       content: As ``metrics.json`` has it: splits, ceiling, and of tasks, ranking, baselines and groups what there is.

@@ -150,7 +150,7 @@ class CategoricalColumn:
 class Cross:
     """A categorical feature whose values are the combinations of the values of two or more features, ``of``.
 
-    ``min_count`` is its table's own, by default that of all tables.
+    ``min_count`` is its table's own, by default the one for all tables.
     """
 
     of: tuple[str, ...]

@@ -74,7 +74,7 @@ def split(text: bytes, dialect: Dialect) -> SplitLines:
 
 
 def _reason(dialect: Dialect, number: int) -> str:
-    """Why a line is bad that has so many fields, or whose field ``-1 - number`` has a quote that is not closed."""
+    """Why a line is bad that has this many fields, or whose field ``-1 - number`` has a quote that is not closed."""
     if number < 0:
         return bad_quote(dialect, -1 - number)
     return f"the line has {number} field(s) where {len(dialect.fields)} are expected{dialect.hint}"

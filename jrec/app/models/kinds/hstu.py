@@ -39,7 +39,7 @@ class SequenceSection(Section):
       hidden_dim: HSTU: elements of a head's values and gates, 0 for ``embedding_dim`` by ``heads``. SASRec: the hidden
         width of the position-wise layers, 0 for ``embedding_dim``.
       negatives: Which items each position's next one is told from: "batch", all that are drawn for a batch;
-        "position", items drawn for this position alone; "all", every item of the table, without drawing.
+        "position", items drawn for this position only; "all", every item of the table, without drawing.
       sampled: Items that are drawn, uniformly from the table, for each example of a batch, or with ``negatives``
         "position" for each position of a history; not with "all".
       temperature: What cosines of vectors are divided by, to be logits of the softmax.
