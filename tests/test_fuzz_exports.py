@@ -18,7 +18,6 @@ from export_cases import SIZES, made_exports, sealed
 
 from jrec import serving
 from jrec.errors import JrecError
-from jrec.serving import model
 from jrec.serving.format import MANIFEST, identity
 
 COUNT, SLOW = 500, 5000
@@ -36,19 +35,10 @@ def exports(tmp_path_factory):
     return made_exports(tmp_path_factory.mktemp("exports"), deltas=("delta1",))
 
 
-@pytest.fixture(autouse=True)
-def _compiled_once(monkeypatch):
-    """What a program is compiled to depends on its bytes, its parameters and the manifest's features."""
-    made, program = {}, model.LoadedProgram
-
-    def kept(folder, manifest):
-        files = ("model.jax_export", "parameters.safetensors")
-        key = *((folder / file).read_bytes() for file in files), manifest.dense, manifest.features
-        if key not in made:
-            made[key] = program(folder, manifest)
-        return made[key]
-
-    monkeypatch.setattr(model, "LoadedProgram", kept)
+@pytest.fixture(scope="module", autouse=True)
+def _compiled(exports):
+    """What is compiled of a program is shared while a model uses it."""
+    return serving.load(exports / "whole", batch_sizes=SIZES[:1])
 
 
 def score(folder, kind):

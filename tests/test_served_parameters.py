@@ -75,6 +75,21 @@ def test_a_delta_of_the_same_run_compiles_nothing(folder):
     assert (scores[1] != scores[2]).all()
 
 
+def test_an_export_in_the_place_of_another_of_the_same_model_compiles_nothing(folder, tmp_path):
+    model = serving.load(folder / "whole", batch_sizes=SIZES)
+    model.warm_up()
+    later = shutil.copytree(folder / "delta1", tmp_path / "later")
+    shutil.copytree(folder / "whole", tmp_path / "export")
+    shutil.copyfile(later / PARAMETERS, tmp_path / "export" / PARAMETERS)
+    reseal(tmp_path / "export", files=[PARAMETERS])
+    with compilations() as compiled:
+        other = serving.load(tmp_path / "export", batch_sizes=SIZES)
+        other.warm_up()
+        scores = other(REQUEST)
+    assert not compiled
+    assert (scores != model(REQUEST)).all()
+
+
 def with_constants(folder):
     """Rewrites exports as older ones are: with the parameters inside of the program, which takes three inputs."""
     arrays = {name: parameters_of(folder / name) for name in ("whole", "delta1")}

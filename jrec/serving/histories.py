@@ -9,7 +9,6 @@ changes.
 from __future__ import annotations
 
 import collections
-import copy
 import dataclasses
 import pathlib
 import threading
@@ -19,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jrec.serving.format import APPEND, ExportError, Feature, Manifest
-from jrec.serving.loaded_program import read_program, taken
+from jrec.serving.loaded_program import compiled_once, read_bytes, read_program, taken
 
 FEW = (2, 16)
 """Items that are appended at once, beside whole histories: each size is a compiled program."""
@@ -74,6 +73,24 @@ class Asked(NamedTuple):
     rows: np.ndarray
 
 
+class _Compiled:
+    """A jitted program that goes on from a history, which does not depend on parameters.
+
+    Attributes:
+      exported: What ``jax.export`` wrote.
+      shapes: What it keeps of a position.
+      program: The program.
+      warm: Whether it is compiled for all sizes.
+    """
+
+    def __init__(self, folder: pathlib.Path, feature: Feature, timed: bool, content: bytes):
+        import jax
+
+        self.exported = read_program(folder / APPEND, content)
+        self.shapes = _checked(folder, feature, timed, self.exported)
+        self.program, self.warm = jax.jit(self.exported.call), False
+
+
 class Histories:
     """Computes a model's outputs of histories, by what is kept of them.
 
@@ -99,32 +116,16 @@ class Histories:
         counts: HistoryCounts,
         parameters: Mapping[str, Any],
     ):
-        import jax
-
         (feature,) = manifest.features
         self._feature, self._limit, self._counts = feature, limit, counts
         self._timed = bool(manifest.dense_columns)
-        self._exported, self._meaning = read_program(folder / APPEND), _meaning(manifest)
-        self._taken = taken(folder / APPEND, self._exported, 1, parameters)
-        self._shapes = _checked(folder, feature, self._timed, self._exported, self._taken)
-        self._program, self._compiled = jax.jit(self._exported.call), False
+        content = read_bytes(folder / APPEND)
+        made_of = content, APPEND, manifest.features, manifest.dense_columns
+        self._compiled = compiled_once(made_of, lambda: _Compiled(folder, feature, self._timed, content))
+        self._taken = taken(folder / APPEND, self._compiled.exported, 1, parameters)
         self._sizes = sorted(_sizes(feature.max_length))
-        self._begin_anew()
-
-    def followed_by(self, folder: pathlib.Path, manifest: Manifest, parameters: Mapping[str, Any]) -> Histories:
-        """A delta's, which knows no history yet; with nothing to compile, where its program is the same."""
-        if _meaning(manifest) != self._meaning:
-            return Histories(folder, manifest, self._limit, self._counts, parameters)
-        histories = copy.copy(self)
-        histories._taken = taken(folder / APPEND, self._exported, 1, parameters)
-        histories._begin_anew()
-        return histories
-
-    def _begin_anew(self) -> None:
         # An odd number a position, unknown to clients: prefixes are found by sums of products, all of them at once.
-        self._factors = (
-            np.random.default_rng().integers(0, 2**63, self._feature.max_length, np.uint64) * np.uint64(2) + 1
-        )
+        self._factors = np.random.default_rng().integers(0, 2**63, feature.max_length, np.uint64) * np.uint64(2) + 1
         self._kept: collections.OrderedDict[int, _Kept] = collections.OrderedDict()
         self._lock = threading.Lock()  # of what is kept, and of the counts
         self.nbytes = 0
@@ -162,10 +163,10 @@ class Histories:
 
     def warm_up(self) -> None:
         """Compiles the programs of all sizes, if they are not."""
-        for size in () if self._compiled else self._sizes:
+        for size in () if self._compiled.warm else self._sizes:
             for queries in sorted({*(few for few in FEW if few < size), size}):
                 self._call(queries, size, np.zeros((0, self._feature.dim), np.float32), np.zeros(0), None)
-        self._compiled = True
+        self._compiled.warm = True
 
     def _longest(self, ids: np.ndarray, times: np.ndarray) -> _Kept | None:
         """What is kept of the longest begin of a history, without its last item."""
@@ -213,11 +214,11 @@ class Histories:
         if self._timed:
             inputs["times"] = _grown(times[:-1].astype(np.float32), size)[None]
             inputs["asked"] = _grown(times[first + 1 :].astype(np.float32), queries)[None]
-        outputs, own = self._program(*self._taken, inputs)
+        outputs, own = self._compiled.program(*self._taken, inputs)
         return [np.asarray(leaf) for leaf in jax.tree.leaves(outputs)], [np.asarray(array)[0] for array in own]
 
     def _empty(self, size: int) -> Iterator[np.ndarray]:
-        return (np.zeros((size, *shape), dtype) for shape, dtype in self._shapes)
+        return (np.zeros((size, *shape), dtype) for shape, dtype in self._compiled.shapes)
 
     def _keep(self, kept: _Kept, before: _Kept | None) -> None:
         """Keeps a history in the place of the one that it goes on from."""
@@ -239,13 +240,8 @@ class Histories:
         return int(((ids.astype(np.uint64) + 1) * self._factors[: len(ids)]).sum())
 
 
-def _meaning(manifest: Manifest) -> tuple[object, ...]:
-    """What of a manifest the program is made of, but for its parameters."""
-    return manifest.files[APPEND], manifest.features, manifest.dense_columns
-
-
 def _checked(
-    folder: pathlib.Path, feature: Feature, timed: bool, exported: Any, parameters: tuple[dict[str, Any], ...]
+    folder: pathlib.Path, feature: Feature, timed: bool, exported: Any
 ) -> list[tuple[tuple[int, ...], np.dtype]]:
     """What a program keeps of a position, as shapes and dtypes.
 
@@ -255,6 +251,7 @@ def _checked(
     import jax
 
     names = ("rows", "first", "count", *(("times", "asked") if timed else ()))
+    parameters = jax.tree.unflatten(exported.in_tree, exported.in_avals)[0][:-1][:1]
     depth = exported.in_tree.num_leaves - len(names) - len(jax.tree.leaves(parameters))
     wanted: dict[str, Any] = dict.fromkeys(names, 0) | {"before": [0] * depth}
     fault = f"{folder / APPEND} is no program of the feature {feature.name!r} with dim {feature.dim}"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import copy
+import hashlib
 import itertools
 import math
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,34 +16,21 @@ from jrec.serving.format import MODEL, PARAMETERS, ExportError, Manifest
 from jrec.table_files.safetensors import tensors_of
 
 
-class LoadedProgram:
-    """The jitted dense part of an export: of all its numbers side by side, one array to move, and of masks.
-
-    Args:
-      folder: The export or delta.
-      manifest: Its manifest.
+class _Compiled:
+    """A jitted program, which does not depend on parameters.
 
     Attributes:
-      parameters: The arrays of the export that its programs take, by name, on JAX's default device.
-      sizes: The sizes of batches that it is compiled for.
+      exported: What ``jax.export`` wrote.
       width: How many numbers of an example it takes.
-
-    Raises:
-      ExportError: If it cannot be read, or takes or returns something else than the manifest's features need.
+      sizes: The sizes of batches that it is compiled for.
     """
 
-    def __init__(self, folder: pathlib.Path, manifest: Manifest):
+    def __init__(self, folder: pathlib.Path, manifest: Manifest, content: bytes):
         import jax
 
-        exported = read_program(folder / MODEL)
+        self.exported = exported = read_program(folder / MODEL, content)
         shapes = [(f.max_length, f.dim) if f.pooling == "none" else (f.dim,) for f in manifest.features]
-        self.parameters = read_parameters(folder, manifest)
-        self._taken = taken(folder / MODEL, exported, 3, self.parameters)
-        _check(folder, manifest, exported, shapes, self._taken)
-        self._exported, self._meaning = exported, _meaning(manifest)
-        self._tree = exported.out_tree
-        self._outputs = [(output.dtype, output.shape[1:]) for output in exported.out_avals]
-        self._masks = {f.name: f.max_length for f in manifest.features if f.pooling == "none"}
+        _check(folder, manifest, exported, shapes)
         self.sizes: frozenset[int] = frozenset()
         bounds = np.cumsum([len(manifest.dense_columns), *(math.prod(shape) for shape in shapes)])
         self.width = int(bounds[-1])
@@ -57,27 +45,56 @@ class LoadedProgram:
 
         self._jitted = jax.jit(outputs)
 
-    def followed_by(self, folder: pathlib.Path, manifest: Manifest) -> LoadedProgram:
-        """A delta's: with nothing to compile, where it is the same program of other parameters; errors as above."""
-        if _meaning(manifest) != self._meaning:
-            return LoadedProgram(folder, manifest)
-        program = copy.copy(self)
-        program.parameters = read_parameters(folder, manifest)
-        program._taken = taken(folder / MODEL, self._exported, 3, program.parameters)
-        return program
-
-    def __call__(self, numbers: np.ndarray, held: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-        """The leaves of the model's outputs."""
-        leaves = [np.asarray(leaf) for leaf in self._jitted(self._taken, numbers, held)]
+    def __call__(self, parameters: Any, numbers: np.ndarray, held: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        leaves = [np.asarray(leaf) for leaf in self._jitted(parameters, numbers, held)]
         if len(numbers) not in self.sizes:
             self.sizes |= {len(numbers)}
         return leaves
 
+
+class LoadedProgram:
+    """The dense part of an export: of all its numbers side by side, one array to move, and of masks.
+
+    Exports and deltas of one program share what is compiled of it.
+
+    Args:
+      folder: The export or delta.
+      manifest: Its manifest.
+
+    Attributes:
+      parameters: The arrays of the export that its programs take, by name, on JAX's default device.
+      sizes: The sizes of batches that were asked for.
+      width: How many numbers of an example it takes.
+
+    Raises:
+      ExportError: If it cannot be read, or takes or returns something else than the manifest's features need.
+    """
+
+    def __init__(self, folder: pathlib.Path, manifest: Manifest):
+        content = read_bytes(folder / MODEL)
+        made_of = content, MODEL, manifest.features, manifest.dense_columns
+        self._compiled = compiled_once(made_of, lambda: _Compiled(folder, manifest, content))
+        self.parameters = read_parameters(folder, manifest)
+        self._taken = taken(folder / MODEL, self._compiled.exported, _INPUTS, self.parameters)
+        exported = self._compiled.exported
+        self._tree = exported.out_tree
+        self._outputs = [(output.dtype, output.shape[1:]) for output in exported.out_avals]
+        self._masks = {f.name: f.max_length for f in manifest.features if f.pooling == "none"}
+        self.sizes: frozenset[int] = frozenset()
+        self.width = self._compiled.width
+
+    def __call__(self, numbers: np.ndarray, held: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        """The leaves of the model's outputs."""
+        if len(numbers) not in self.sizes:
+            self.sizes |= {len(numbers)}
+        return self._compiled(self._taken, numbers, held)
+
     def warm_up(self, sizes: Iterable[int]) -> None:
         """Compiles it for batches of these sizes, as far as it is not."""
-        for size in sorted({*sizes} - self.sizes):
+        for size in sorted({*sizes} - self._compiled.sizes):
             masks = {name: np.zeros((size, length), bool) for name, length in self._masks.items()}
             self(np.zeros((size, self.width), np.float32), masks)
+        self.sizes |= {*sizes}
 
     def joined(self, batches: Sequence[Sequence[np.ndarray]]) -> Any:
         """The model's outputs of the examples of all batches, in arrays of their own."""
@@ -109,16 +126,41 @@ class LoadedProgram:
             )
 
 
-def read_program(path: pathlib.Path) -> Any:
-    """What ``jax.export`` wrote.
+_INPUTS = 3  # of a dense part, behind its parameters
+_shared: weakref.WeakValueDictionary[Hashable, Any] = weakref.WeakValueDictionary()
+
+
+def compiled_once[T](made_of: tuple[bytes, *tuple[Hashable, ...]], make: Callable[[], T]) -> T:
+    """What was made of the same program, and the same beside it, while something uses it; or else made now."""
+    content, *rest = made_of
+    key = hashlib.sha256(content).digest(), *rest
+    if (program := _shared.get(key)) is None:
+        program = _shared[key] = make()
+    return program
+
+
+def read_bytes(path: pathlib.Path) -> bytes:
+    """A file's content.
 
     Raises:
       ExportError: If it cannot be read.
     """
+    try:
+        return path.read_bytes()
+    except OSError as problem:
+        raise ExportError(f"{path} cannot be read ({problem}); export the run again") from problem
+
+
+def read_program(path: pathlib.Path, content: bytes) -> Any:
+    """What ``jax.export`` wrote.
+
+    Raises:
+      ExportError: If it is no program.
+    """
     from jax import export
 
     try:
-        return export.deserialize(bytearray(path.read_bytes()))
+        return export.deserialize(bytearray(content))
     except MemoryError:
         raise
     except Exception as problem:  # of many kinds, also of JAX's parsers
@@ -135,9 +177,10 @@ def read_parameters(folder: pathlib.Path, manifest: Manifest) -> dict[str, Any]:
 
     if PARAMETERS not in manifest.files:
         return {}
+    content = read_bytes(folder / PARAMETERS)
     try:
-        tensors = tensors_of(np.frombuffer((folder / PARAMETERS).read_bytes(), np.uint8))
-    except (OSError, ValueError) as problem:
+        tensors = tensors_of(np.frombuffer(content, np.uint8))
+    except ValueError as problem:
         raise ExportError(f"{folder / PARAMETERS} cannot be read ({problem}); export the run again") from problem
     return jax.device_put(tensors)
 
@@ -173,18 +216,7 @@ def taken(path: pathlib.Path, exported: Any, inputs: int, parameters: Mapping[st
     return ({name: parameters[name] for name in wanted},)
 
 
-def _meaning(manifest: Manifest) -> tuple[object, ...]:
-    """What of a manifest the program is made of, but for its parameters."""
-    return manifest.files[MODEL], manifest.features, manifest.dense_columns, PARAMETERS in manifest.files
-
-
-def _check(
-    folder: pathlib.Path,
-    manifest: Manifest,
-    exported: Any,
-    shapes: Sequence[tuple[int, ...]],
-    parameters: tuple[dict[str, Any], ...],
-) -> None:
+def _check(folder: pathlib.Path, manifest: Manifest, exported: Any, shapes: Sequence[tuple[int, ...]]) -> None:
     """Refuses a program of other inputs than the manifest's features, or whose outputs are not one an example."""
     import jax
 
@@ -194,6 +226,7 @@ def _check(
     vectors = {f.name: of("float32", *shape) for f, shape in zip(manifest.features, shapes, strict=True)}
     held = {f.name: of("bool", f.max_length) for f in manifest.features if f.pooling == "none"}
     inputs = (of("float32", len(manifest.dense_columns)), vectors, held)
+    parameters = jax.tree.unflatten(exported.in_tree, exported.in_avals)[0][:-_INPUTS][:1]
     tree, own = jax.tree.structure(((*parameters, *inputs), {})), exported.in_avals[len(jax.tree.leaves(parameters)) :]
     wanted = [(x.dtype.name, *x.shape[1:]) for x in jax.tree.leaves(inputs)]
     offered = [(x.dtype.name, *x.shape[1:]) for x in own]

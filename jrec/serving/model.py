@@ -171,7 +171,7 @@ class Model:
             tables=ServedTables.load(folder, manifest),
             program=program,
             encoder=encoder.with_keys(self._keys(folder, manifest)),
-            histories=self._histories(folder, manifest, program.parameters, None),
+            histories=self._histories(folder, manifest, program.parameters),
         )
         retrieval = manifest.retrieval
         self._values = None if retrieval is None else item_values(folder, manifest, retrieval.item_table)
@@ -442,13 +442,13 @@ class Model:
             check_follows(before.manifest, folder, manifest)
             verify(folder, manifest)
             change = before.tables.change(folder, manifest)
-            program = before.program.followed_by(folder, manifest)
+            program = LoadedProgram(folder, manifest)
             after = _Loaded(
                 manifest=manifest,
                 tables=change.tables,
                 program=program,
                 encoder=before.encoder.with_keys(self._keys(folder, manifest)),
-                histories=self._histories(folder, manifest, program.parameters, before.histories),
+                histories=self._histories(folder, manifest, program.parameters),
             )
             after.program.warm_up(before.program.sizes)
             if after.histories is not None:
@@ -484,13 +484,9 @@ class Model:
                 )
         return {table: rows_of_keys(folder, table, rows[table]) for table in self._growing}
 
-    def _histories(
-        self, folder: pathlib.Path, manifest: Manifest, parameters: Mapping[str, Any], before: Histories | None
-    ) -> Histories | None:
+    def _histories(self, folder: pathlib.Path, manifest: Manifest, parameters: Mapping[str, Any]) -> Histories | None:
         if not self._history_cache or APPEND not in manifest.files:
             return None
-        if before is not None:
-            return before.followed_by(folder, manifest, parameters)
         return Histories(folder, manifest, self._history_cache, self._history_counts, parameters)
 
     def _request(self, columns: object) -> _Request:
