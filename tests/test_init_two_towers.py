@@ -133,6 +133,7 @@ def test_the_command_tries_and_writes_the_best(dataset, tmp_path, capsys, monkey
     assert any(line.startswith("jrec: campaign: neither") for line in said)
     assert len([line for line in said if ": valid NDCG@10 " in line]) == 3
     rows = Page(out.with_suffix(".html").read_text()).tables["Trials, the best first"]
+    assert out.read_text().startswith("# A first configuration for data, by")  # the folder's name
     assert any(f"# {rows[1][0]}" in line for line in out.read_text().splitlines() if line.startswith("kind"))
     assert cli.main(["train", str(out), f"out={tmp_path / 'run'}", "max_steps=20", "log.progress=off"]) == 0
 

@@ -76,7 +76,7 @@ def first_choice(
         for line in proposed:
             say(line)
     keys = rules.config(data, chosen[0], best_step=trials[0].best_step if trials else 0)
-    return render(schema.name, keys, rules, notes), first_page(schema.name, out, keys, rules, chosen, trials)
+    return render(schema.title, keys, rules, notes), first_page(schema.title, out, keys, rules, chosen, trials)
 
 
 def _rules(data: str, schema: Schema, next_item: bool, two_towers: str) -> Rules[Any]:

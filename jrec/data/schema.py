@@ -469,6 +469,11 @@ class Schema:
             raise DatasetError(f"{path} is damaged: its SHA-256 is {digest}, not {self.files[file]}; {_REMEDY}")
         return path
 
+    @property
+    def title(self) -> str:
+        """What pages and files call the dataset: its name, or where its format has only its own, its folder's."""
+        return self.folder.resolve().name if self.name == "csv" and self.folder is not None else self.name
+
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Writes ``schema.json`` atomically."""
         path = pathlib.Path(folder) / SCHEMA_FILE

@@ -177,7 +177,7 @@ def run(args: argparse.Namespace) -> int:
     size = pathlib.Path(args.out).stat().st_size
     print(f"{args.out}: {len(plan.start):,} ranges of {len(plan.tables)} tables, {size:,} bytes")
     if figure:
-        title = f"{schema.name} on {problem.hardware.name}, {problem.purpose}"
+        title = f"{schema.title} on {problem.hardware.name}, {problem.purpose}"
         draw_balance(costs, figure, title=title)
         print(f"{figure}: OPER's Figure 10")
     if args.explain:

@@ -205,7 +205,7 @@ def merged(*sections: Mapping[str, object]) -> dict[str, Any]:
 
 def _data(schema: Schema, config: TrainConfig) -> dict[str, Any]:
     return {
-        "name": schema.name,
+        "name": schema.title,
         "path": config.data.path,
         "examples": {name: split.examples for name, split in schema.splits.items()},
         "dense_features": len(schema.dense),
