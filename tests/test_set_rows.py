@@ -20,8 +20,8 @@ OPTIMIZERS = {
     "exact adamw": ops.ExactAdamW(learning_rate=0.02, weight_decay=0.2),
 }
 
-# A plan has rows of every tier. Slots of a number an element, and numbers of steps, go to other places, too.
-IN = {"adagrad": ("device", "host"), "exact adamw": ("host", "plan")}
+# A plan has rows of every tier.
+IN = {"adagrad": ("device", "host")}
 
 
 def vectors(name):
