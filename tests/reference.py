@@ -311,3 +311,18 @@ def step_row(
     of_one = {name: np.asarray(slot, np.float64)[None] for name, slot in slots.items()}
     rows, new = textbook_step(optimizer, row[None].astype(np.float64), gradient[None], of_one, step=step, scale=scale)
     return rows[0], {name: slot[0] for name, slot in new.items()}
+
+
+def step_rows(
+    optimizer: object, table: np.ndarray, slots: dict[str, np.ndarray], gradients: dict[int, np.ndarray], *, step: int,
+    scale: float,
+) -> None:  # fmt: skip
+    """One step in place of the rows that have a gradient, rounded to the table's dtype; slots are float64."""
+    if not gradients:
+        return
+    rows = [*gradients]
+    of_rows = table[rows].astype(np.float64), np.stack([*gradients.values()])
+    new, state = textbook_step(optimizer, *of_rows, {n: s[rows] for n, s in slots.items()}, step=step, scale=scale)
+    table[rows] = new.astype(table.dtype)
+    for name, values in state.items():
+        slots[name][rows] = values

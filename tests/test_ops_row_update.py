@@ -56,14 +56,7 @@ def _step(table, slots, ids, offsets, weights, bag_gradients, step, *, optimizer
 def _reference_step(optimizer, case, table, slots, step):
     """New float64 table, rounded to its dtype, and slots."""
     table, slots = table.copy(), {name: slot.copy() for name, slot in slots.items()}
-    if gradients := reference.row_gradients(case):
-        rows, old = [*gradients], {name: slot[[*gradients]] for name, slot in slots.items()}
-        new, state = reference.textbook_step(
-            optimizer, table[rows].astype(np.float64), np.stack([*gradients.values()]), old, step=step, scale=0.5
-        )
-        table[rows] = new.astype(table.dtype)
-        for name, values in state.items():
-            slots[name][rows] = values
+    reference.step_rows(optimizer, table, slots, reference.row_gradients(case), step=step, scale=0.5)
     return table, slots
 
 
