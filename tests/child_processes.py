@@ -2,6 +2,17 @@
 
 import os
 
+COMPILES = ("XLA_FLAGS", "JREC_KERNEL_CACHE", "JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS")
+
+
+def compiling(*names: str) -> dict[str, str]:
+    """What a child with an environment of its own needs to compile as this process does, and to have what is compiled.
+
+    Args:
+      names: The only variables to take; none: all.
+    """
+    return {name: os.environ[name] for name in names or COMPILES if name in os.environ}
+
 
 def with_devices(count: int) -> dict[str, str]:
     """The environment of a child that has so many virtual CPU devices and, but for that, the XLA flags of this process.

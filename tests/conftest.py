@@ -4,6 +4,7 @@ import contextlib
 import gc
 import os
 import pathlib
+import sys
 import tempfile
 
 # Each flag once: workers inherit those of the run's first process, and JAX looks compiled programs up by the flags.
@@ -37,6 +38,9 @@ from jrec import compile_cache
 # No test's files have to outlive a loss of power. That jrec waits for the disk, tests/faults checks by the calls of
 # processes of their own; the disk itself only takes time.
 os.fsync = os.fstat
+
+# Only where Python keeps bytecode does pytest keep the assertions that it rewrites, which take a run 10 s.
+sys.dont_write_bytecode = False
 
 # Garbage is looked for less often than by default, which takes an eighth of a run's time.
 gc.set_threshold(50_000, 20, 100)

@@ -12,6 +12,8 @@ Examples:
 from __future__ import annotations
 
 import argparse
+import collections
+import functools
 import json
 import os
 import pathlib
@@ -36,11 +38,17 @@ def table() -> list[dict]:
 
 def places(mutant: dict, root: pathlib.Path) -> list[tuple[pathlib.Path, int]]:
     """The files of jrec/ and the lines' numbers where a mutant's line stands."""
-    files = [root / mutant["file"]] if "file" in mutant else sorted((root / "jrec").rglob("*.py"))
-    found = []
-    for file in files:
-        lines = file.read_text().splitlines() if file.is_file() else []
-        found += [(file, number) for number, line in enumerate(lines) if line.strip() == mutant["old"]]
+    found = places_of_lines(root).get(mutant["old"], [])
+    return [(file, number) for file, number in found if "file" not in mutant or file == root / mutant["file"]]
+
+
+@functools.lru_cache(maxsize=1)
+def places_of_lines(root: pathlib.Path) -> dict[str, list[tuple[pathlib.Path, int]]]:
+    """Where each line of jrec/ stands, whatever its indentation."""
+    found = collections.defaultdict[str, list[tuple[pathlib.Path, int]]](list)
+    for file in sorted((root / "jrec").rglob("*.py")):
+        for number, line in enumerate(file.read_text().splitlines()):
+            found[line.strip()].append((file, number))
     return found
 
 

@@ -7,7 +7,9 @@ random: ids (how they are distributed, repeated, negative, past the table), bag 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
+from collections.abc import Callable
 
 import ml_dtypes
 import numpy as np
@@ -230,7 +232,7 @@ def _exact_step(
         if kind is ops.ExactRMSProp:
             return np.zeros_like(rows)
         after = np.arange(1, 301)[:, None, None]  # 0.9**300 is 2e-14
-        rates = np.asarray(rate((first + after - 1).astype(np.float32)) if callable(rate) else rate, np.float64)
+        rates = rates_of(rate, first, 300)[:, None, None]
         if kind is ops.ExactMomentum:
             return np.sum(rates * state["trace"] * o.momentum ** (after + o.nesterov), axis=0)
         mu, nu, count = state["mu"] * o.b1**after, state["nu"] * o.b2**after, first + after
@@ -242,6 +244,14 @@ def _exact_step(
     now = rows * stays**missed + coming(state, step)
     new, state = textbook_step(lazy, stays * now, gradients, state, step=step, scale=scale)
     return new - coming(state, step + 1), {**state, "last": np.full_like(slots["last"], step + 1)}
+
+
+@functools.cache
+def rates_of(rate: float | Callable, first: int, steps: int) -> np.ndarray:
+    """The learning rates of steps ``first``, ``first + 1``, …: (steps,) float64. A schedule of optax is slow."""
+    if callable(rate):
+        rate = rate(first if steps == 1 else np.arange(first, first + steps, dtype=np.float32))
+    return np.broadcast_to(np.asarray(rate, np.float64), (steps,))
 
 
 def textbook_step(
@@ -260,8 +270,7 @@ def textbook_step(
     if isinstance(optimizer, Exact):
         return _exact_step(optimizer, rows, gradients, slots, step=step, scale=scale)
     o, kind = optimizer, type(optimizer).__name__
-    rate = o.learning_rate(step) if callable(o.learning_rate) else o.learning_rate
-    rate = float(rate)
+    (rate,) = rates_of(o.learning_rate, step, 1)
     g = gradients * scale
     if o.max_row_norm is not None:
         norm = np.linalg.norm(g, axis=1, keepdims=True)
@@ -302,3 +311,18 @@ def step_row(
     of_one = {name: np.asarray(slot, np.float64)[None] for name, slot in slots.items()}
     rows, new = textbook_step(optimizer, row[None].astype(np.float64), gradient[None], of_one, step=step, scale=scale)
     return rows[0], {name: slot[0] for name, slot in new.items()}
+
+
+def step_rows(
+    optimizer: object, table: np.ndarray, slots: dict[str, np.ndarray], gradients: dict[int, np.ndarray], *, step: int,
+    scale: float,
+) -> None:  # fmt: skip
+    """One step in place of the rows that have a gradient, rounded to the table's dtype; slots are float64."""
+    if not gradients:
+        return
+    rows = [*gradients]
+    of_rows = table[rows].astype(np.float64), np.stack([*gradients.values()])
+    new, state = textbook_step(optimizer, *of_rows, {n: s[rows] for n, s in slots.items()}, step=step, scale=scale)
+    table[rows] = new.astype(table.dtype)
+    for name, values in state.items():
+        slots[name][rows] = values

@@ -7,6 +7,7 @@ import sys
 import zlib
 
 import pytest
+from child_processes import compiling
 from run_cases import CONFIG, quickstart
 
 from jrec import compile_cache
@@ -188,6 +189,7 @@ jax.jit(lambda x: x * 17 + 4)(3.0)
         "PATH": "/usr/bin:/bin",
         "JREC_CACHE": str(tmp_path / "cache"),
         "JAX_PLATFORMS": "cpu",
+        **compiling("JREC_KERNEL_CACHE", "XLA_FLAGS"),
     }
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=ROOT)
     assert done.returncode == 0, done.stderr

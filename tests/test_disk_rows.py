@@ -4,7 +4,6 @@ import json
 import mmap
 import os
 import pathlib
-import re
 import subprocess
 import sys
 import threading
@@ -60,10 +59,17 @@ def resident(*tables):
     return PAGE * sum(int(file.resident().sum()) for table in tables for file in table._files)
 
 
-def mapped_bytes(folder):
-    """Bytes of the files in a folder that are part of the process's memory."""
-    text = pathlib.Path("/proc/self/smaps").read_text()
-    return 1024 * sum(map(int, re.findall(rf"{re.escape(str(folder))}/.*\n(?:.*\n)*?Rss: +([0-9]+) kB", text)))
+def mapped_bytes(*tables):
+    """Bytes of the tables' files that are part of the process's memory, by its page table."""
+    pages = 0
+    with pathlib.Path("/proc/self/pagemap").open("rb", buffering=0) as page_table:
+        for file in (file for table in tables for file in table._files):
+            address = file._array.ctypes.data
+            assert address % PAGE == 0
+            entries = np.frombuffer(os.pread(page_table.fileno(), 8 * file.used.size, address // PAGE * 8), np.uint64)
+            assert entries.size == file.used.size
+            pages += int((entries >> np.uint64(63)).sum())
+    return PAGE * pages
 
 
 def lookups(rng, rows, count):
@@ -99,10 +105,10 @@ def test_rows_have_the_bits_of_memory_and_stay_within_the_limit(disk, name, dtyp
             table.store(some[:99], rows[:99] * 2, {slot: array[:99] for slot, array in slots.items()})
             for_both.append(pooled)
         same(*for_both)
-        assert mapped_bytes(disk) <= resident(on_disk) <= PAGE * limit.pages <= limit.size
+        assert mapped_bytes(on_disk) <= resident(on_disk) <= PAGE * limit.pages <= limit.size
     assert limit.dropped_pages > 1_000  # the limit was at work
     assert limit.read_pages - limit.dropped_pages == limit.pages
-    assert mapped_bytes(disk) > limit.size // 2
+    assert mapped_bytes(on_disk) > limit.size // 2
     same_state(on_disk, in_memory)
     same(on_disk.made_rows(), in_memory.made_rows())
     assert resident(on_disk) <= limit.size
@@ -284,46 +290,28 @@ def columns(step, size=16):
     }
 
 
-def trained(tmp_path, host, *, mesh=None, planned=False, growing=None, checkpoint=None):
-    """Losses, and all rows of the large tables; with ``checkpoint``, half of the steps by a run that restores it."""
-    tiers = {} if planned else dict.fromkeys(LARGE, "host")
+def opened(host, *, mesh=None, planned=False, growing=None):
+    """A new run of the large tables."""
+    layout = layout_like(tiers={} if planned else dict.fromkeys(LARGE, "host"), rows=LARGE)
+    devices = mesh_of(mesh) if mesh else None
+    plan = None
+    if planned:
+        tails = {"user": np.array([[100, LARGE["user"]]]), "tag": np.array([[50, LARGE["tag"]]])}
+        plan = overlaid(default_plan(layout.with_plan(), mesh), tails, HOST)
+        plan = overlaid(plan, {"user": np.array([[0, 5]]), "item": np.array([[0, 40]])}, REPLICATED)
+    vocabularies = {name: GrowingVocabulary(told) for name, told in (growing or {}).items()}
+    return jrec.distribute(*modules(layout), host=host, mesh=devices, plan=plan, growing=vocabularies)
 
-    def open_run():
-        layout = layout_like(tiers=tiers, rows=LARGE)
-        devices = mesh_of(mesh) if mesh else None
-        plan = None
-        if planned:
-            tails = {"user": np.array([[100, LARGE["user"]]]), "tag": np.array([[50, LARGE["tag"]]])}
-            plan = overlaid(default_plan(layout.with_plan(), mesh), tails, HOST)
-            plan = overlaid(plan, {"user": np.array([[0, 5]]), "item": np.array([[0, 40]])}, REPLICATED)
-        vocabularies = {name: GrowingVocabulary(told) for name, told in (growing or {}).items()}
-        return jrec.distribute(*modules(layout), host=host, mesh=devices, plan=plan, growing=vocabularies)
 
-    losses = []
-
-    def steps(run, begin, end):
-        step = run.compile()
-        with run.feed((columns(n) for n in range(begin, end)), dense=DENSE) as feed:
-            losses.extend(float(step(batch)[0]) for batch in feed)
-        if host.memory:
-            tables = run.host_tables.values()
-            (limit,) = {table.limit for table in tables}
-            assert resident(*tables) <= limit.size
-            assert limit.read_pages > 100
-
-    half = 0
-    if checkpoint is not None:
-        half = STEPS // 2
-        with open_run() as run:
-            steps(run, 0, half)
-            run.save(tmp_path / checkpoint)
-            steps(run, half, STEPS)  # more than the checkpoint has
-        del losses[half:]
-    with open_run() as run:
-        if checkpoint is not None:
-            run.restore(tmp_path / checkpoint)
-        steps(run, half, STEPS)
-        return losses, {name: run.table(name) for name in LARGE}
+def trained(run, step, begin, end):
+    """The losses of some steps; a limit was at work in them, and was kept."""
+    with run.feed((columns(n) for n in range(begin, end)), dense=DENSE) as feed:
+        losses = [float(step(batch)[0]) for batch in feed]
+    tables = run.host_tables.values()
+    for limit in {table.limit for table in tables} - {None}:
+        assert resident(*tables) <= limit.size
+        assert limit.read_pages > 100
+    return losses
 
 
 CASES = {
@@ -339,13 +327,28 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_a_run_under_a_limit_is_the_run_in_memory_and_resumes(case, disk, tmp_path):
     options, where = CASES[case]
-    losses, rows = trained(tmp_path, jrec.HostOptions(**options), **where)
-    limited = jrec.HostOptions(folder=str(disk), memory="1.75MiB", **options)
-    for checkpoint in (None, "checkpoints"):
-        again, on_disk = trained(tmp_path, limited, checkpoint=checkpoint, **where)
-        assert again == losses
+    with opened(jrec.HostOptions(**options), **where) as run:
+        losses = trained(run, run.compile(), 0, STEPS)
+        rows = {name: run.table(name) for name in LARGE}
+
+    def same_rows(run):
+        (limit,) = {table.limit for table in run.host_tables.values()}
+        assert limit.size == 1.75 * 2**20
         for name, table in rows.items():
-            same(on_disk[name], table)
+            same(run.table(name), table)
+
+    limited = jrec.HostOptions(folder=str(disk), memory="1.75MiB", **options)
+    half = STEPS // 2
+    with opened(limited, **where) as run:
+        step = run.compile()
+        first = trained(run, step, 0, half)
+        run.save(tmp_path / "checkpoints")
+        assert first + trained(run, step, half, STEPS) == losses  # more than the checkpoint has
+        same_rows(run)
+    with opened(limited, **where) as run:
+        run.restore(tmp_path / "checkpoints")
+        assert trained(run, run.compile(), half, STEPS) == losses[half:]
+        same_rows(run)
 
 
 def test_a_limit_below_two_batches_ends_the_run_at_its_first_batch(disk, tmp_path):

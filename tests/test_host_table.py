@@ -114,14 +114,7 @@ def test_training_equals_float64(name):
             pooled = table.gather_reduce(Bags(ids=case.ids, offsets=case.offsets, weights=case.weights), make=make)
             np.testing.assert_allclose(pooled, reference.gather_reduce(now), rtol=1e-4, atol=2e-5)
             table.casted_update(cast, case.bag_gradients, weights=case.weights, step=step, gradient_scale=0.5)
-            for row, gradient in gradients.items():
-                old = {n: s[row] for n, s in want_slots.items()}
-                new, state = reference.step_row(
-                    optimizer, want[row].astype(np.float64), gradient, old, step=step, scale=0.5
-                )
-                want[row] = new.astype(want.dtype)
-                for n, value in state.items():
-                    want_slots[n][row] = value
+            reference.step_rows(optimizer, want, want_slots, gradients, step=step, scale=0.5)
         rows, new_slots = table.fetch(every(table))
         np.testing.assert_allclose(rows.astype(np.float64), want.astype(np.float64), rtol=2e-4 + eps, atol=slack + eps)
         untouched = np.setdiff1d(every(table), list(gradients))

@@ -56,12 +56,7 @@ def _step(table, slots, ids, offsets, weights, bag_gradients, step, *, optimizer
 def _reference_step(optimizer, case, table, slots, step):
     """New float64 table, rounded to its dtype, and slots."""
     table, slots = table.copy(), {name: slot.copy() for name, slot in slots.items()}
-    for row, gradient in reference.row_gradients(case).items():
-        old = {name: slot[row] for name, slot in slots.items()}
-        new, state = reference.step_row(optimizer, table[row].astype(np.float64), gradient, old, step=step, scale=0.5)
-        table[row] = new.astype(table.dtype)
-        for name, value in state.items():
-            slots[name][row] = value
+    reference.step_rows(optimizer, table, slots, reference.row_gradients(case), step=step, scale=0.5)
     return table, slots
 
 

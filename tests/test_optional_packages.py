@@ -9,6 +9,7 @@ import types
 
 import numpy as np
 import pytest
+from child_processes import compiling
 
 from jrec import cli
 from jrec.data.column_forms import form_of
@@ -39,6 +40,7 @@ def test_the_program_of_the_readme_trains_exports_and_serves_without_extras(tmp_
     blocked = [module for module in EXTRA_OF if module not in ("scipy", "rich")]
     code = f"import sys\nsys.modules.update(dict.fromkeys({blocked}))\n{TRIED['core'][1]}"
     environment = {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+    environment |= compiling()
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, env=environment)
     assert (done.returncode, done.stdout[:5]) == (0, "loss "), done.stderr
 

@@ -49,11 +49,7 @@ def _expected(optimizer, case, slots):
     """Table and slots after a step, float64."""
     table = case.table.astype(np.float64)
     slots = {name: np.array(slot, np.float64) for name, slot in slots.items()}
-    for row, gradient in reference.row_gradients(case).items():
-        old = {name: slot[row].copy() for name, slot in slots.items()}
-        table[row], new = reference.step_row(optimizer, table[row], gradient, old, step=STEP, scale=SCALE)
-        for name, value in new.items():
-            slots[name][row] = value
+    reference.step_rows(optimizer, table, slots, reference.row_gradients(case), step=STEP, scale=SCALE)
     return table, slots
 
 
