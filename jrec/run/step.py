@@ -21,6 +21,7 @@ from jrec.mesh.routing import AddressMap, HostAddressMap, Routing, routed_ahead
 from jrec.nn import SparseOptimizer, binary_cross_entropy
 from jrec.nn.optimizer import Loss, SparseModel
 from jrec.nn.step import StepOutputs, predict_on, train_step_on, weight_and_examples
+from jrec.ops.dispatch import Implementation
 from jrec.ops.types import Bags
 from jrec.run.placement.new_lines import MeshLines, NewInStacks, on_device, renewed_in
 from jrec.shown import Shown, counted
@@ -218,6 +219,7 @@ def compile_run(
     """
     graph, state = nnx.split((model, optimizer))
     together = None if mesh is None else communication or Communication()
+    implementation = model.embeddings.implementation  # the step's functions keep no module, which has all arrays
 
     def one(
         loss: Loss,
@@ -249,29 +251,7 @@ def compile_run(
         elif host:
             raise ValueError(f"a batch brings rows of {', '.join(host)} from host memory: steps are taken one by one")
         else:
-
-            def following(carry: _Carry, xs: tuple[StepBatch, dict[str, Routing]]) -> tuple[_Carry, StepResults]:
-                batch, routed = xs
-                carry, _, results = step(carry, {}, dataclasses.replace(batch, places=prepared.places), routed)
-                return carry, results
-
-            # The places serve all steps alike, so they are closed over: a leaf that is scanned has an axis of steps.
-            alone = dataclasses.replace(prepared, steps=1, places={})
-
-            def steps(routed: dict[str, Routing], carry: _Carry) -> tuple[_Carry, StepResults]:
-                return jax.lax.scan(following, carry, (alone, routed))
-
-            carry = state, rows, metrics
-            if windowed := {name: places for name, places in prepared.places.items() if not places.fits}:
-                implementation = nnx.merge(graph, state)[0].embeddings.implementation
-                routed, more = routed_ahead(windowed, prepared.batch.bags, implementation)
-                # Loops over further windows ask the host in every step, and so are left out where no step has one.
-                fitting = {name: dataclasses.replace(routing, fits=True) for name, routing in routed.items()}
-                carry, results = jax.lax.cond(
-                    more, functools.partial(steps, routed), functools.partial(steps, fitting), carry
-                )
-            else:
-                carry, results = steps({}, carry)
+            carry, results = _several(step, (state, rows, metrics), prepared, implementation)
         state, rows, metrics = carry
         return (
             state,
@@ -336,6 +316,33 @@ def compile_run(
         predict_on=jax.jit(infer),
         merge=lambda state: nnx.merge(graph, state),
     )
+
+
+def _several(
+    step: Callable[..., tuple[_Carry, HostResults, StepResults]],
+    carry: _Carry,
+    prepared: StepBatch,
+    implementation: Implementation | None,
+) -> tuple[_Carry, StepResults]:
+    """The steps of a dispatch; on a mesh all of them are routed first where a batch may need further windows."""
+    # The places serve all steps alike, so they are closed over: a leaf that is scanned has an axis of steps.
+    alone = dataclasses.replace(prepared, steps=1, places={})
+
+    def following(carry: _Carry, xs: tuple[StepBatch, dict[str, Routing]]) -> tuple[_Carry, StepResults]:
+        batch, routed = xs
+        carry, _, results = step(carry, {}, dataclasses.replace(batch, places=prepared.places), routed)
+        return carry, results
+
+    def steps(routed: dict[str, Routing], carry: _Carry) -> tuple[_Carry, StepResults]:
+        return jax.lax.scan(following, carry, (alone, routed))
+
+    windowed = {name: places for name, places in prepared.places.items() if not places.fits}
+    if not windowed:
+        return steps({}, carry)
+    routed, more = routed_ahead(windowed, prepared.batch.bags, implementation)
+    # Loops over further windows ask the host in every step, so a dispatch that needs none has none.
+    fitting = {name: dataclasses.replace(routing, fits=True) for name, routing in routed.items()}
+    return jax.lax.cond(more, functools.partial(steps, routed), functools.partial(steps, fitting), carry)
 
 
 def _stores(
