@@ -11,8 +11,9 @@ in one order, so that runs repeat to the bit.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -105,9 +106,7 @@ class AddressMap:
 
     def located(self, addresses: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The source and the offset of (n,) ``compared`` addresses of the stack."""
-        # A plan has a few thousand ranges: a dozen steps of a binary search, unrolled, so that no loop is left of it.
-        begin = self.compared(self.begin)
-        piece = jnp.searchsorted(begin, addresses, side="right", method="scan_unrolled") - 1
+        piece = _searched(self.compared(self.begin), addresses, side="right") - 1
         # The sum wraps in int32, and so it should: addresses and shifts of a wide
         # stack are modulo 2^32, and an offset in one device's array is below 2^31.
         source, offset = self.source[piece], addresses.astype(jnp.int32) + self.shift[piece]
@@ -115,7 +114,7 @@ class AddressMap:
             return source, offset
         # The host brings every row of the batch that the plan has there, so that each of these is found.
         there = self.compared(self.host.addresses)
-        line = jnp.searchsorted(there, addresses, method="scan_unrolled")
+        line = _searched(there, addresses, side="left")
         brought = source == jax.lax.axis_size(AXIS) + ON_HOST
         device, host_offset = (of_row.at[line].get(mode="clip") for of_row in (self.host.device, self.host.offset))
         return jnp.where(brought, device, source), jnp.where(brought, host_offset, offset)
@@ -404,6 +403,17 @@ def routed_ahead(
 def _cast(bags: Bags) -> Cast:
     assert bags.cast is not None  # ``AddressMap.routed`` made it
     return bags.cast
+
+
+def _searched(ascending: jax.Array, values: jax.Array, *, side: Literal["left", "right"]) -> jax.Array:
+    """The place of each value among ascending ones, (n,) int32."""
+
+    def by(method: str) -> Callable[[jax.Array, jax.Array], jax.Array]:
+        return functools.partial(jnp.searchsorted, side=side, method=method)
+
+    # A plan has a few thousand ranges: a dozen steps of a binary search. GPUs run them unrolled in one kernel; on CPUs
+    # each would be compiled as two functions, a third of what a small step takes.
+    return jax.lax.platform_dependent(ascending, values, cpu=by("scan"), default=by("scan_unrolled"))
 
 
 def _highest(addresses: jax.Array) -> jax.Array:
