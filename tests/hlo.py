@@ -96,6 +96,15 @@ def launches(text: str) -> Launches:
     return _launches(found, entry)
 
 
+def branches(text: str) -> list[Launches]:
+    """What each branch of the program's one conditional launches, the branch with the fewest loops first."""
+    found, _ = computations(text)
+    (conditional,) = [i for instructions in found.values() for i in instructions if i.opcode == "conditional"]
+    attributes = ("branch_computations", "true_computation", "false_computation")
+    every = [_launches(found, name) for attribute in attributes for name in conditional.called(attribute)]
+    return sorted(every, key=lambda branch: sum(len(loop.once.loops) for loop in branch.loops))
+
+
 def _launches(found: dict[str, list[Instruction]], name: str) -> Launches:
     kinds: collections.Counter[str] = collections.Counter()
     loops: list[Loop] = []

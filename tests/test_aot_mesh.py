@@ -219,21 +219,22 @@ def test_local_rows_of_devices_that_route_do_not_wait_for_remote_ones(routed):
     _check_overlap(routed, room_of(routed).remote)
 
 
-# The most launches of a step without further windows, of jrec's kernels with them, and of a further window, of lookups
-# and of the update.
+# The most launches of routing a step, of a step without further windows and of one with them, of a further window of
+# lookups and of the update, and of jrec's kernels in the whole program.
 @pytest.mark.parametrize(
-    ("model", "dtype", "launched", "ours", "windows"),
+    ("model", "dtype", "launched", "windows", "ours"),
     # DLRM-DCNv2's kernels are those of its step on one GPU, in test_aot_launches.
     some_of(
-        [("kaggle", "float32", 162, 26, (25, 43)), ("dcnv2", "bfloat16", 263, 37, (29, 47))],
-        ("kaggle", "float32", 162, 26, (25, 43)),
+        [("kaggle", "float32", (35, 135, 150), (25, 43), 38), ("dcnv2", "bfloat16", (41, 228, 242), (29, 47), 54)],
+        ("kaggle", "float32", (35, 135, 150), (25, 43), 38),
     ),
 )
-def test_steps_as_they_are_dispatched(model, dtype, launched, ours, windows):
-    """16 steps in a scan, by jrec's kernels, with the loops over further windows that a run has.
+def test_steps_as_they_are_dispatched(model, dtype, launched, windows, ours):
+    """16 steps in a scan, by jrec's kernels, with the further windows that a run has where its batches need them.
 
-    Where collectives and loops may be nodes, too, a step is one CUDA graph: the devices themselves look whether there
-    is a further window, and the host, which runs ahead, is never asked.
+    All steps are routed first. Where one window holds the rows of each, which the host is told once, the scan has no
+    loop; else it has two, of as many windows as the devices find. Where collectives and loops may be nodes, too, a step
+    of either scan is one CUDA graph.
     """
     workload = workload_of(model)
     setup = scaling_step.planned(workload.with_batch(DEVICES * workload.batch), HARDWARE[1])
@@ -241,27 +242,28 @@ def test_steps_as_they_are_dispatched(model, dtype, launched, ours, windows):
     captured = ahead_of_time.program_of(program.lower(), thunks=True, graphs=ahead_of_time.WHOLE_STEP)
     compiled = aot.check_kernels(model, captured)
     text, memory = compiled.executable.as_text(), compiled.executable.memory_analysis()
-    (loop,) = hlo.launches(text).loops
+    steps = [*hlo.launches(text).loops[:1], *(loop for branch in hlo.branches(text) for loop in branch.loops)]
     kernels = sum(kernel.launches for kernel in compiled.kernels)
-    sys.stdout.write(
-        f"\n{model}, {dtype}, {DEVICES} devices of {workload.batch:,}: {loop.once}, {kernels} of them jrec's;"
-        f" temporaries {memory.temp_size_in_bytes / 1e6:.1f} MB\n"
-    )
-    assert loop.trips == program.batch.steps
-    assert sum(loop.once.kinds.values()) <= launched
+    for name, loop in zip(("routing", "one window", "windows"), steps, strict=True):
+        sys.stdout.write(f"\n{model}, {dtype}, {DEVICES} devices of {workload.batch:,}: {name}: {loop.once}")
+    sys.stdout.write(f"\n{kernels} launches of jrec's; temporaries {memory.temp_size_in_bytes / 1e6:.1f} MB\n")
+    assert [loop.trips for loop in steps] == [program.batch.steps] * 3
+    assert all(sum(loop.once.kinds.values()) <= most for loop, most in zip(steps, launched, strict=True))
+    # A sort of the lookups and one of their rows by owner; in the step, one of the rows of each array.
+    assert [loop.once.kinds["sort"] for loop in steps] == [2, 2, 2]
     assert kernels <= ours
-    assert [inner.trips for inner in loop.once.loops] == [None, None]
-    assert all(inner.once.total <= most for inner, most in zip(loop.once.loops, windows, strict=True))
+    assert [[inner.trips for inner in loop.once.loops] for loop in steps] == [[], [], [None, None]]
+    assert all(inner.once.total <= most for inner, most in zip(steps[2].once.loops, windows, strict=True))
     rows = sum(
         np.prod(x.sharding.shard_shape(x.shape), dtype=int) * x.dtype.itemsize for x in jax.tree.leaves(program.rows)
     )
-    assert rows <= memory.alias_size_in_bytes
+    assert rows <= memory.alias_size_in_bytes  # through both branches
     assert memory.temp_size_in_bytes < 0.25 * rows
-    (scan,) = [thunk for thunk in thunks.parse(compiled.thunks).inside if thunk.kind == "kWhile"]
-    (graph,) = scan.part("body")
-    inside = [thunk.kind for thunk in graph.every()]
-    assert graph.kind == thunks.COMMAND_BUFFER
-    assert inside.count("kWhile") == 2
-    assert {"kAllToAll", "kAllReduce", "kAllGather"} <= set(inside)
+    (branch,) = [thunk for thunk in thunks.parse(compiled.thunks).inside if thunk.kind == "kConditional"]
+    graphs = [graph for scan in branch.inside if scan.kind == "kWhile" for graph in scan.part("body")]
+    assert [graph.kind for graph in graphs] == [thunks.COMMAND_BUFFER] * 2
+    inside = [[thunk.kind for thunk in graph.every()] for graph in graphs]
+    assert sorted(kinds.count("kWhile") for kinds in inside) == [0, 2]
+    assert all({"kAllToAll", "kAllReduce", "kAllGather"} <= set(kinds) for kinds in inside)
     # Of what is copied nothing is a row.
     assert not [shape for shape in hlo.copies(text) if re.search(rf",{workload.dim}\]", shape)]

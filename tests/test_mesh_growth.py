@@ -1,5 +1,6 @@
 """Batches that need more than their static sizes: devices take windows, and no result changes."""
 
+import jax
 import numpy as np
 import pytest
 from checkpoint_state import flatten
@@ -13,6 +14,7 @@ from jrec.app.evaluate import restore_run
 from jrec.app.loop import train
 from jrec.app.report.logs import read_records
 from jrec.run.options import MeshOptions
+from jrec.run.placement import sizes
 
 CONFIG = """
 [data]
@@ -45,6 +47,12 @@ def configure(tmp_path, dataset):
     return configuring(tmp_path, dataset, CONFIG)
 
 
+@pytest.fixture(autouse=True)
+def no_room_beyond_what_was_needed(monkeypatch):
+    """Of stacks as small as these a step has room for all that a batch can read."""
+    monkeypatch.setattr(sizes, "_WHOLE_BYTES", 0)
+
+
 def arrays(folder):
     return {path: np.asarray(leaf) for path, leaf in flatten(restore_run(folder, slots=True).state).items()}
 
@@ -58,6 +66,27 @@ def test_windows_take_what_the_first_batches_had_no_room_for_without_a_new_progr
     found, expected = arrays(found.folder), arrays(large.folder)
     for path, leaf in expected.items():
         np.testing.assert_allclose(found[path], leaf, rtol=1e-5, atol=1e-6, err_msg=path)
+
+
+def test_dispatches_of_which_some_need_windows_have_the_bits_of_steps_one_by_one():
+    def items():
+        for number in range(12):
+            made = columns(number, 4 * 64)
+            # Room is made for the first batches' few rows, and in the second of three dispatches one batch reads many.
+            few = {name: np.minimum(made[name], 1) for name in ("user", "item", "tags")}
+            yield made if number == 6 else made | few
+
+    def trained(steps):
+        with jrec.distribute(*modules(layout_of()), mesh=mesh_of(4), mesh_options=MeshOptions(headroom=1)) as run:
+            step, losses = run.compile(), []
+            for batch in run.feed(items(), dense=DENSE, steps=steps):
+                places = list(batch.ready.prepared.places.values())
+                assert not any(place.fits for place in places)
+                assert max(place.room.unique for place in places) < np.unique(columns(6, 4 * 64)["user"][:64]).size
+                losses.append(np.atleast_1d(step(batch)[0]))
+            return np.concatenate(losses), {name: run.table(name) for name in ROWS}
+
+    jax.tree.map(np.testing.assert_array_equal, trained(4), trained(1))
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from jrec.data.schema import DatasetError
 from jrec.mesh.routing import WindowCapacity
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
 from jrec.run.feeds.partitioned_batch import BatchPartitioner
+from jrec.run.placement import sizes as sizes_module
 from jrec.run.placement.lookup_modes import LookupModes
 from jrec.run.placement.part_lookups import PartLookups
 from jrec.run.placement.plan import default_plan, planned_part
@@ -172,7 +173,8 @@ def test_what_a_part_needs_is_counted(form, seed):
     assert read.tolist() == sorted(every)
 
 
-def test_room_is_made_for_what_was_needed_and_tells_whether_more_can_come():
+def test_room_is_made_for_what_was_needed_and_tells_whether_more_can_come(monkeypatch):
+    monkeypatch.setattr(sizes_module, "_WHOLE_BYTES", 0)
     plan = some_plan(2, seed=0, replicate=0.2, tt=False)
     sizes = MeshSizes(LAYOUT, plan, examples=12, headroom=1.5)
     needed = WindowCapacity(unique=80, own=40, remote=9, replicated=0)
@@ -185,7 +187,30 @@ def test_room_is_made_for_what_was_needed_and_tells_whether_more_can_come():
     assert sizes.places(STACK.name, tuple(arrays)).fits
 
 
-def test_hot_batches_have_no_room_for_rows_of_single_devices():
+@pytest.mark.parametrize(("little", "fits"), [(1, True), (0, False)])
+def test_room_is_made_for_all_that_a_batch_can_read_where_it_is_little(monkeypatch, little, fits):
+    sizes = MeshSizes(LAYOUT, some_plan(2, seed=0, replicate=0.2, tt=False), examples=12, headroom=1)
+    limits = sizes.limits[STACK.name]
+    exchanged = 4 * 2 * max(limits.unique, limits.bags) * STACK.dim
+    monkeypatch.setattr(sizes_module, "_WHOLE_BYTES", exchanged - 1 + little)
+    sizes.make_room({STACK.name: WindowCapacity(unique=1)})
+    places = sizes.places(STACK.name, tuple(np.zeros((3, 2, 4), np.int32)))
+    assert places.fits == fits
+    assert (places.room == limits) == fits
+
+
+@pytest.mark.parametrize(("times", "fits"), [(2, True), (2.5, False)])
+def test_room_is_made_for_all_that_a_batch_can_read_where_it_is_little_more_than_was_needed(monkeypatch, times, fits):
+    monkeypatch.setattr(sizes_module, "_WHOLE_BYTES", 0)
+    monkeypatch.setattr(sizes_module, "bucket", min)
+    sizes = MeshSizes(LAYOUT, some_plan(2, seed=0, replicate=0.2, tt=False), examples=12, headroom=1)
+    limits = sizes.limits[STACK.name]
+    sizes.make_room({STACK.name: WindowCapacity(*(int(np.ceil(most / times)) for most in limits))})
+    assert sizes.places(STACK.name, tuple(np.zeros((3, 2, 4), np.int32))).fits == fits
+
+
+def test_hot_batches_have_no_room_for_rows_of_single_devices(monkeypatch):
+    monkeypatch.setattr(sizes_module, "_WHOLE_BYTES", 0)
     plan = some_plan(2, seed=0, replicate=0.5, host=0.2, tt=False)
     sizes = MeshSizes(LAYOUT, plan, examples=12, headroom=1.5, send=LookupModes(LAYOUT, "send").send, hot=True)
     sizes.make_room({STACK.name: WindowCapacity(unique=40, replicated=40)})

@@ -11,8 +11,9 @@ in one order, so that runs repeat to the bit.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any, NamedTuple
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -105,9 +106,7 @@ class AddressMap:
 
     def located(self, addresses: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The source and the offset of (n,) ``compared`` addresses of the stack."""
-        # A plan has a few thousand ranges: a dozen steps of a binary search, unrolled, so that no loop is left of it.
-        begin = self.compared(self.begin)
-        piece = jnp.searchsorted(begin, addresses, side="right", method="scan_unrolled") - 1
+        piece = _searched(self.compared(self.begin), addresses, side="right") - 1
         # The sum wraps in int32, and so it should: addresses and shifts of a wide
         # stack are modulo 2^32, and an offset in one device's array is below 2^31.
         source, offset = self.source[piece], addresses.astype(jnp.int32) + self.shift[piece]
@@ -115,7 +114,7 @@ class AddressMap:
             return source, offset
         # The host brings every row of the batch that the plan has there, so that each of these is found.
         there = self.compared(self.host.addresses)
-        line = jnp.searchsorted(there, addresses, method="scan_unrolled")
+        line = _searched(there, addresses, side="left")
         brought = source == jax.lax.axis_size(AXIS) + ON_HOST
         device, host_offset = (of_row.at[line].get(mode="clip") for of_row in (self.host.device, self.host.offset))
         return jnp.where(brought, device, source), jnp.where(brought, host_offset, offset)
@@ -134,7 +133,7 @@ class AddressMap:
         else:
             options: dict[str, Any] = {"unique_capacity": self.most, "implementation": implementation}
             cast = tensor_cast(ids, bags.offsets, num_rows=self.rows, **options)
-        return Routing.of(self, dataclasses.replace(bags, ids=ids, cast=cast), sent)
+        return Routing.of(self, dataclasses.replace(bags, cast=cast), sent)
 
     def _sent(self, bags: Bags) -> tuple[SendRoute, jax.Array]:
         """The lookups that are sent, and which these are, (lookups,) bool."""
@@ -193,13 +192,14 @@ class Window(NamedTuple):
     high: jax.Array
 
 
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Routing:
     """The unique rows of a device's part of a batch, and where each lies; inside ``shard_map``.
 
     Attributes:
-      places: Where the stack's rows lie.
-      bags: The bags, and the cast of all lookups that read unique rows.
+      room, fits: As of the ``AddressMap`` that routed; ``fits`` also where one window is known to hold this batch.
+      bags: The bags, ids as addresses, and the cast of all lookups that read unique rows.
       numbers: (lookups,) int32, the number of each lookup's unique row; -1 for none.
       source, offset: (n,) int32, where each unique row lies; in padding the source is the number of devices + 1.
       rank: (n,) int32, how many rows of the same source are before each.
@@ -208,7 +208,8 @@ class Routing:
       sent: The lookups that are sent, or None.
     """
 
-    places: AddressMap
+    room: WindowCapacity = dataclasses.field(metadata={"static": True})
+    fits: bool = dataclasses.field(metadata={"static": True})
     bags: Bags
     numbers: jax.Array
     source: jax.Array
@@ -234,7 +235,8 @@ class Routing:
         # Behind the last offset is padding, and what did not fit; it reads no unique row.
         numbers = jnp.where(jnp.arange(segments.shape[0]) < cast.offsets[-1], segments, -1)
         return Routing(
-            places=places,
+            room=places.room,
+            fits=places.fits,
             bags=bags,
             numbers=jnp.zeros_like(numbers).at[cast.positions].set(numbers, unique_indices=True),
             source=source,
@@ -247,13 +249,21 @@ class Routing:
 
     def first(self) -> Window:
         """The first window, of nearly always all rows."""
-        nothing = jnp.zeros(jax.lax.axis_size(AXIS) + 2, jnp.int32)
-        none, lowest = jnp.int32(0), jnp.zeros((), _cast(self.bags).rows.dtype)
-        return self.after(Window(none, none, nothing, nothing, lowest, lowest))
+        return self.after(self._nothing())
 
-    def after(self, window: Window) -> Window:
-        """The next window: as many addresses as every device has room for."""
-        devices, room, cast = jax.lax.axis_size(AXIS), self.places.room, _cast(self.bags)
+    def overflows(self) -> jax.Array:
+        """() bool, whether the first window has no room for all rows of this device."""
+        return jnp.any(self._left_out(self._nothing()))
+
+    def _nothing(self) -> Window:
+        """What is before the first window."""
+        before = jnp.zeros(jax.lax.axis_size(AXIS) + 2, jnp.int32)
+        none, lowest = jnp.int32(0), jnp.zeros((), _cast(self.bags).rows.dtype)
+        return Window(none, none, before, before, lowest, lowest)
+
+    def _left_out(self, window: Window) -> jax.Array:
+        """(n,) bool, the rows behind a window for which this device has no room in the next one."""
+        devices, room, cast = jax.lax.axis_size(AXIS), self.room, _cast(self.bags)
         number = jnp.arange(self.source.shape[0], dtype=jnp.int32)
         # By source: other devices' shards, the own one, the replicated array, and padding, which is never too much.
         most = jnp.full(devices, room.remote, jnp.int32).at[jax.lax.axis_index(AXIS)].set(room.own)
@@ -261,13 +271,17 @@ class Routing:
         # A row fits if fewer rows of its source than there is room lie between it and the window's begin.
         within = self.rank - window.behind[self.source] < most[self.source]
         left_out = (number >= window.stop) & (number < cast.num_unique)
-        left_out &= (number - window.stop >= room.unique) | ~within
-        highest = _highest(cast.rows)
+        return left_out & ((number - window.stop >= room.unique) | ~within)
+
+    def after(self, window: Window) -> Window:
+        """The next window: as many addresses as every device has room for."""
+        cast = _cast(self.bags)
+        number, highest = jnp.arange(self.source.shape[0], dtype=jnp.int32), _highest(cast.rows)
         # The window ends before the first row that does not fit, on any device: all must end at the same address, or a
         # row's gradients from two devices would come in two windows, and in two optimizer steps.
-        bound = jnp.min(jnp.where(left_out, cast.rows, highest), initial=highest)
+        bound = jnp.min(jnp.where(self._left_out(window), cast.rows, highest), initial=highest)
         # Where everything always fits, even this small collective is saved.
-        high = highest if self.places.fits else jax.lax.pmin(bound, AXIS)
+        high = highest if self.fits else jax.lax.pmin(bound, AXIS)
         stop = jnp.sum((cast.rows < high) & (number < cast.num_unique), dtype=jnp.int32)
         # How many rows of every source are below ``stop``: a count over ``order``, read at the sources' begins.
         upto = jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(self.order < stop, dtype=jnp.int32)])
@@ -287,7 +301,7 @@ class Routing:
           window: The window.
           first: Whether it is the first one, whose cast is the beginning of the whole cast.
         """
-        cast, room = _cast(self.bags), self.places.room.unique
+        cast, room = _cast(self.bags), self.room.unique
         inside = (self.numbers >= window.first) & (self.numbers < window.stop)
         count, ids = window.stop - window.first, jnp.where(inside, self.numbers - window.first, -1)
         number = jnp.arange(room, dtype=jnp.int32)
@@ -313,7 +327,7 @@ class Routing:
 
     def route_of(self, window: Window) -> Route:
         """Where a window's rows come from; only the first one has sent lookups."""
-        devices, room = jax.lax.axis_size(AXIS), self.places.room
+        devices, room = jax.lax.axis_size(AXIS), self.room
         me = jax.lax.axis_index(AXIS)
 
         def picks(source: jax.Array, size: int) -> GatherMap:
@@ -349,7 +363,7 @@ class Routing:
     def following[T](self, value: T, window: Window, body: Callable[[T, Window], T]) -> T:
         """``body`` of every window after one, in their order; all devices take as many."""
         # Known when the program is compiled: the second copy of ``body``, and the loop around it, are then left out.
-        if self.places.fits:
+        if self.fits:
             return value
 
         def step(carry: tuple[T, Window]) -> tuple[T, Window]:
@@ -360,9 +374,46 @@ class Routing:
         return carry[0]
 
 
+def routed_ahead(
+    places: Mapping[str, AddressMap], bags: Mapping[str, Bags], implementation: Implementation | None
+) -> tuple[dict[str, Routing], jax.Array]:
+    """Routes the bags of several steps before the first of them; inside ``shard_map``.
+
+    Where rows lie depends on ids alone, and so does whether one window holds them: the host, which is asked wherever a
+    program on GPUs branches, is asked once for all steps.
+
+    Args:
+      places: By stack, where its rows lie: the same for all steps.
+      bags: By stack, the bags of all steps, with an axis of steps in front.
+      implementation: See ``tensor_cast``.
+
+    Returns:
+      The routings by stack, with an axis of steps in front, and () bool, the same on all devices: whether any step
+      needs further windows.
+    """
+
+    def of_step(bags: Mapping[str, Bags]) -> tuple[dict[str, Routing], jax.Array]:
+        routed = {name: of_stack.routed(bags[name], implementation) for name, of_stack in places.items()}
+        return routed, jnp.stack([routing.overflows() for routing in routed.values()])
+
+    routed, overflows = jax.lax.map(of_step, {name: bags[name] for name in places})
+    return routed, jax.lax.pmax(jnp.any(overflows).astype(jnp.int32), AXIS) > 0
+
+
 def _cast(bags: Bags) -> Cast:
     assert bags.cast is not None  # ``AddressMap.routed`` made it
     return bags.cast
+
+
+def _searched(ascending: jax.Array, values: jax.Array, *, side: Literal["left", "right"]) -> jax.Array:
+    """The place of each value among ascending ones, (n,) int32."""
+
+    def by(method: str) -> Callable[[jax.Array, jax.Array], jax.Array]:
+        return functools.partial(jnp.searchsorted, side=side, method=method)
+
+    # A plan has a few thousand ranges: a dozen steps of a binary search. GPUs run them unrolled in one kernel; on CPUs
+    # each would be compiled as two functions, a third of what a small step takes.
+    return jax.lax.platform_dependent(ascending, values, cpu=by("scan"), default=by("scan_unrolled"))
 
 
 def _highest(addresses: jax.Array) -> jax.Array:

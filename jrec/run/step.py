@@ -17,10 +17,11 @@ from jrec.batch import Batch
 from jrec.host.ring import Rows
 from jrec.mesh.communication import Communication
 from jrec.mesh.route import AXIS, MeshRows, local_view
-from jrec.mesh.routing import AddressMap, HostAddressMap
+from jrec.mesh.routing import AddressMap, HostAddressMap, Routing, routed_ahead
 from jrec.nn import SparseOptimizer, binary_cross_entropy
 from jrec.nn.optimizer import Loss, SparseModel
 from jrec.nn.step import StepOutputs, predict_on, train_step_on, weight_and_examples
+from jrec.ops.dispatch import Implementation
 from jrec.ops.types import Bags
 from jrec.run.placement.new_lines import MeshLines, NewInStacks, on_device, renewed_in
 from jrec.shown import Shown, counted
@@ -92,6 +93,7 @@ class Metrics(Protocol):
         ...
 
 
+_NONE: Mapping[str, Any] = {}
 _Carry = tuple[State, StackRows, Any]  # what goes from step to step; Metrics, or None, at the end
 
 
@@ -217,13 +219,19 @@ def compile_run(
     """
     graph, state = nnx.split((model, optimizer))
     together = None if mesh is None else communication or Communication()
+    implementation = model.embeddings.implementation  # the step's functions keep no module, which has all arrays
 
     def one(
-        loss: Loss, micro_batches: int, carry: _Carry, host: HostRows, prepared: StepBatch
+        loss: Loss,
+        micro_batches: int,
+        carry: _Carry,
+        host: HostRows,
+        prepared: StepBatch,
+        routed: Mapping[str, Routing] = _NONE,
     ) -> tuple[_Carry, HostResults, StepResults]:
         state, rows, metrics = carry
         model, optimizer = nnx.merge(graph, state)
-        stores, batch = _stores(rows, host, prepared)
+        stores, batch = _stores(rows, host, prepared, routed)
         options = {"communication": together, "micro_batches": micro_batches}
         outputs = train_step_on(model, optimizer, stores, batch, loss=loss, **options)
         results = _results(outputs, batch, together, with_logits=metrics is None)
@@ -243,14 +251,7 @@ def compile_run(
         elif host:
             raise ValueError(f"a batch brings rows of {', '.join(host)} from host memory: steps are taken one by one")
         else:
-
-            def following(carry: _Carry, batch: StepBatch) -> tuple[_Carry, StepResults]:
-                carry, _, results = step(carry, {}, dataclasses.replace(batch, places=prepared.places))
-                return carry, results
-
-            # The places serve all steps alike, so they are closed over: a leaf that is scanned has an axis of steps.
-            alone = dataclasses.replace(prepared, steps=1, places={})
-            carry, results = jax.lax.scan(following, (state, rows, metrics), alone)
+            carry, results = _several(step, (state, rows, metrics), prepared, implementation)
         state, rows, metrics = carry
         return (
             state,
@@ -317,8 +318,37 @@ def compile_run(
     )
 
 
-def _stores(rows: StackRows, host: HostRows, prepared: StepBatch) -> tuple[dict[str, Store], Batch]:
-    """The stores of a step, and its batch, whose bags number the rows of these."""
+def _several(
+    step: Callable[..., tuple[_Carry, HostResults, StepResults]],
+    carry: _Carry,
+    prepared: StepBatch,
+    implementation: Implementation | None,
+) -> tuple[_Carry, StepResults]:
+    """The steps of a dispatch; on a mesh all of them are routed first where a batch may need further windows."""
+    # The places serve all steps alike, so they are closed over: a leaf that is scanned has an axis of steps.
+    alone = dataclasses.replace(prepared, steps=1, places={})
+
+    def following(carry: _Carry, xs: tuple[StepBatch, dict[str, Routing]]) -> tuple[_Carry, StepResults]:
+        batch, routed = xs
+        carry, _, results = step(carry, {}, dataclasses.replace(batch, places=prepared.places), routed)
+        return carry, results
+
+    def steps(routed: dict[str, Routing], carry: _Carry) -> tuple[_Carry, StepResults]:
+        return jax.lax.scan(following, carry, (alone, routed))
+
+    windowed = {name: places for name, places in prepared.places.items() if not places.fits}
+    if not windowed:
+        return steps({}, carry)
+    routed, more = routed_ahead(windowed, prepared.batch.bags, implementation)
+    # Loops over further windows ask the host in every step, so a dispatch that needs none has none.
+    fitting = {name: dataclasses.replace(routing, fits=True) for name, routing in routed.items()}
+    return jax.lax.cond(more, functools.partial(steps, routed), functools.partial(steps, fitting), carry)
+
+
+def _stores(
+    rows: StackRows, host: HostRows, prepared: StepBatch, routed: Mapping[str, Routing] = _NONE
+) -> tuple[dict[str, Store], Batch]:
+    """The stores of a step, and its batch, whose bags number the rows of these; some may be routed ahead."""
     batch = prepared.batch
     stores: dict[str, Store] = dict(prepared.pooled)
     bags: dict[str, Bags] = dict(batch.bags)
@@ -326,7 +356,7 @@ def _stores(rows: StackRows, host: HostRows, prepared: StepBatch) -> tuple[dict[
         if (fetched := host.get(name)) is not None:
             planned = dataclasses.replace(planned, host=fetched.values, host_slots=fetched.slots)
         places = dataclasses.replace(prepared.places[name], host=prepared.hosts.get(name))
-        stores[name] = RoutedRows(rows=planned, places=places)
+        stores[name] = RoutedRows(rows=planned, places=places, routing=routed.get(name))
     # Stacks that lie in host memory as a whole: the batch's unique rows are all of the table that the step sees.
     for name in host.keys() - rows.keys():
         stores[name], bags[name] = of_batch(host[name].values, host[name].slots, bags[name])

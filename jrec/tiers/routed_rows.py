@@ -38,14 +38,16 @@ class RoutedRows:
     Attributes:
       rows: The device's view of the arrays.
       places: Where the stack's rows lie.
+      routing: Where the batch's rows lie, if it was routed ahead of the step (``routed_ahead``).
     """
 
     rows: MeshRows
     places: AddressMap
+    routing: Routing | None = None
 
     def lookup(self, bags: Bags, context: Context) -> Deferred[tuple[jax.Array, RoutedResiduals]]:
         """Routes the bags and pools the rows of every window; see ``Store``."""
-        routing = self.places.routed(bags, context.options.implementation)
+        routing = self.routing or self.places.routed(bags, context.options.implementation)
         window = routing.first()
 
         def further(pooled: jax.Array, window: Window) -> jax.Array:
@@ -121,7 +123,7 @@ class _RoutedUpdate(Update[RoutedRows, RoutedResiduals]):
             residuals = PlannedResiduals(bags=bags, exchange=exchange)
         # Sent lookups are pooled once, with the first window, but a row takes
         # its step in the window that holds it: there all of its gradients meet.
-        if sent is not None and not routing.places.fits:  # else all are, and their addresses need not travel
+        if sent is not None and not routing.fits:  # else all are, and their addresses need not travel
             sent = _within(sent, window, self.store.places)
         residuals = dataclasses.replace(residuals, sent=sent)
         return PlannedRows(rows=rows, route=_without_sent(route)).update(residuals, self.gradients, self.context)

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -49,18 +48,24 @@ class ModelRows:
         """Rows at (n,) addresses of a stack, see ``RowSource``; zeros of tables that are not here."""
         addresses = addresses.astype(np.int64)
         number = np.searchsorted(stack.bases, addresses, side="right") - 1
+        places = [self._places.get(table.name) for table in stack.tables]
+        shifts = np.array([0 if at is None else at[1] - base for at, base in zip(places, stack.bases, strict=True)])
         out: np.ndarray | None = None
-        for which, (table, base) in enumerate(zip(stack.tables, stack.bases, strict=True)):
-            if table.name not in self._places:
-                continue
-            name, own_base = self._places[table.name]
-            chosen = number == which
-            rows = np.asarray(self._arrays[name][array][jnp.asarray(addresses[chosen] - base + own_base, jnp.int32)])
+        # All tables of an array at once: rows of each by itself would be a compiled program for each number of them.
+        for name in dict.fromkeys(at[0] for at in places if at is not None):
+            chosen = np.array([at is not None and at[0] == name for at in places])[number]
+            here = (addresses + shifts[number])[chosen].astype(np.int32)
+            rows = np.asarray(_gathered(self._arrays[name][array], here))
             rows = rows[:, : stack.dim] if rows.ndim == 2 else rows
             out = np.zeros((addresses.size, *rows.shape[1:]), rows.dtype) if out is None else out
             out[chosen] = rows
         assert out is not None  # the stack has one of the tables
         return out
+
+
+@jax.jit
+def _gathered(array: jax.Array, rows: jax.Array) -> jax.Array:
+    return array[rows]
 
 
 def without_rows(model: Any, optimizer: SparseOptimizer) -> tuple[Any, SparseOptimizer, ModelRows | None]:

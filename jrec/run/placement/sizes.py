@@ -20,6 +20,10 @@ from jrec.run.placement.part_lookups import bags_of, poolable
 from jrec.run.placement.peers import Peers
 from jrec.sharding.plans import Plan
 
+# Up to these, a step has room for whatever a batch can read, and no loop over further windows: a branch on the devices
+# makes the host of GPUs wait, and doubles what is compiled.
+_WHOLE_BYTES = 1 << 20  # of an exchange of rows, all lines together: no more than microseconds on the links
+_WHOLE_FACTOR = 2  # times the room that batches needed: what is exchanged and summed grows as much
 _SLACK = 1.125  # on what a batch needed, when a size grows: the next one needs a little more
 
 
@@ -105,9 +109,18 @@ class MeshSizes:
             sizes, limits = {}, self.limits[name]
             for kind, most in limits._asdict().items():
                 sizes[kind] = bucket(int(np.ceil(getattr(room, kind) * self._headroom)), most)
+            if self._affords(name, sizes):
+                sizes = limits._asdict()
             # Some room for what the first batches only happened not to have.
             some = {kind: max(1, sizes[kind]) for kind in sizes if getattr(limits, kind)}
             self.rooms[name] = WindowCapacity(**{**sizes, **some, "unique": max(1, sizes["unique"])})
+
+    def _affords(self, name: str, sizes: Mapping[str, int]) -> bool:
+        """Whether room for whatever a batch can read costs little beside ``sizes``, by kind."""
+        limits, dim = self.limits[name], self.stacks[name].dim
+        numbers = max(limits.lookups, dim * max(limits.unique, limits.bags))
+        little = 4 * self._plan.devices * numbers <= _WHOLE_BYTES
+        return little or all(most <= _WHOLE_FACTOR * sizes[kind] for kind, most in limits._asdict().items())
 
     def places(self, name: str, ranges: Ranges) -> AddressMap:
         """Where devices find the rows of a stack.
