@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import fcntl
 import importlib
 import json
 import os
@@ -51,6 +52,7 @@ def serve() -> Request | None:
     for line in sys.stdin:
         request = Request(**json.loads(line))
         said, met = (os.memfd_create(name) for name in ("said", "met"))
+        fcntl.fcntl(met, fcntl.F_SETFL, os.O_APPEND)  # several threads' lines: of such a file Linux guards no position
         begin = time.monotonic()
         if not (child := os.fork()):
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
