@@ -4,6 +4,7 @@ import contextlib
 import gc
 import os
 import pathlib
+import signal
 import sys
 import tempfile
 
@@ -34,6 +35,9 @@ import jax
 import pytest
 
 from jrec import compile_cache
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as a shell's background jobs do, and all that they start
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No test's files have to outlive a loss of power. That jrec waits for the disk, tests/faults checks by the calls of
 # processes of their own; the disk itself only takes time.
