@@ -112,6 +112,7 @@ def test_every_candidate_and_variant_loads_and_builds_a_model_of_the_dataset(fac
         assert config.optimizer.learning_rate == candidate.rate
         assert config.optimizer.embedding.learning_rate == candidate.rows
         assert config.evaluate.early_stopping.metric == "ndcg"
+        assert config.data.eval_batch_size == first_ranking.EVAL_BATCH  # of which ``evaluate.batches`` is a number
     for variant in first.variants():
         changed = [f.name for f in dataclasses.fields(first) if getattr(variant, f.name) != getattr(first, f.name)]
         assert len(changed) == 2

@@ -25,7 +25,8 @@ _NEGATIVES = 1024  # of every position
 _ALL = 20_000  # items, up to which telling positions from all of them pays
 _FEW = 4_000  # examples, below which a pass by batches of 128 has too few steps to learn much
 _SCORED = 10_000  # valid examples that an evaluation ranks for at most
-_EVAL_BATCH = 512
+EVAL_BATCH = 512
+"""Valid examples that are ranked for at once, by which ``watch`` counts."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,7 +42,7 @@ class RankingRules[C: Choice](Rules[C]):
     def watch(self, steps: int, epochs: int) -> Iterator[Key]:
         """The keys of evaluations while it trains."""
         every = max(_STEPS, steps * epochs // 50)
-        some = min(-(-self.valid // _EVAL_BATCH), -(-_SCORED // _EVAL_BATCH))
+        some = min(-(-self.valid // EVAL_BATCH), -(-_SCORED // EVAL_BATCH))
         yield Key(section="evaluate", name="at", value=list(_AT))
         yield Key(section="evaluate", name="every_steps", value=every)
         yield Key(
@@ -111,7 +112,7 @@ class HistoryFacts(RankingRules["Encoder"]):
             Key(section="", name="epochs", value=epochs, reason=stops),
             Key(section="data", name="path", value=path),
             Key(section="data", name="batch_size", value=batch, reason=of_batch),
-            Key(section="data", name="eval_batch_size", value=_EVAL_BATCH),
+            Key(section="data", name="eval_batch_size", value=EVAL_BATCH),
             Key(section="model", name="kind", value=candidate.kind, reason=candidate.name),
             Key(section="model", name="embedding_dim", value=candidate.dim),
             Key(section="model", name="dropout", value=candidate.dropout),

@@ -10,7 +10,7 @@ from typing import override
 
 import numpy as np
 
-from jrec.app.first_ranking import RankingRules
+from jrec.app.first_ranking import EVAL_BATCH, RankingRules
 from jrec.app.first_rules import Choice, Key, training_sample
 from jrec.app.models.ranking import check_ranked
 from jrec.data.columns import Column, ListColumn
@@ -89,6 +89,7 @@ class TowerFacts(RankingRules["Towers"]):
             Key(section="", name="epochs", value=epochs, reason="early stopping ends it sooner" if self.valid else ""),
             Key(section="data", name="path", value=path),
             Key(section="data", name="batch_size", value=batch, reason=negatives),
+            Key(section="data", name="eval_batch_size", value=EVAL_BATCH),
             Key(section="model", name="kind", value="two_tower", reason=candidate.name),
             Key(section="model", name="embedding_dim", value=candidate.dim),
             Key(section="model", name="pooling", value="mean", reason="of lists: their length says nothing by itself"),
