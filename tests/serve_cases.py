@@ -25,6 +25,9 @@ class Fake:
             raise ValueError("column 'x' holds 'bad'")
         return Encoded(self, np.float32(columns["x"]), {})
 
+    def has_candidates(self, columns):
+        return False
+
     def answer(self, request, k):
         del k
         self.batches.append(request.dense.tolist())

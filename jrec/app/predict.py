@@ -15,7 +15,7 @@ from jrec.app.evaluate import RestoredRun, restore_run
 from jrec.app.importance import REPEATS, SAMPLE, ImportanceOptions
 from jrec.app.kept_columns import KeptColumns
 from jrec.app.loaders import eval_batch_size, eval_loader
-from jrec.app.models.best import Best
+from jrec.app.models.best import Best, RankingPredictor
 from jrec.app.models.predictor import Piece, Predictor
 from jrec.batch import Batch
 from jrec.data.blocks import EXAMPLE_WEIGHT
@@ -177,6 +177,29 @@ class LoadedRun:
         piece = predictor.piece(self._of_columns(predictor, columns, max_unknown))
         assert isinstance(piece, Best)  # as ``at`` has checked
         return piece.scores, [piece.items(line).to_pylist() for line in range(piece.examples)]
+
+    def candidate_scores(self, columns: object, *, max_unknown: float | None = None) -> list[list[float | None]]:
+        """Scores of the items that each row names, by a model that ranks items: what a reranker asks for.
+
+        Args:
+          columns: As of ``best``, and "candidates": by example a list of items' values, of any length.
+          max_unknown: As of ``predict``.
+
+        Returns:
+          A cosine for each candidate, in their order, whether or not it is in the history; None of one that the model
+          does not rank.
+
+        Raises:
+          ConfigError: If the model does not rank items.
+          DatasetError: As of ``best``, and if there are no candidates.
+        """
+        predictor = self._predictor.at(1)
+        assert isinstance(predictor, RankingPredictor)  # as ``at`` has checked
+        unknown = self._unknown()
+        encoded = predictor.encoder.columns(columns, unknown=unknown)
+        candidates = predictor.candidates(columns, encoded.examples, unknown)
+        self.unknown.take(unknown, max_unknown)
+        return predictor.candidate_scores(encoded, candidates, self.batch_size)
 
     def of_log(
         self,

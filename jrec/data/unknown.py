@@ -66,8 +66,8 @@ class UnknownOfFeature:
         """A sentence about the feature of that name."""
         such = f", such as {', '.join(self.examples)}" if self.examples else ""
         return (
-            f"of the values of {name!r} training did not see {self}{such}; they are all scored alike, so see that the"
-            " column is written as in training"
+            f"of the values of {name!r} training did not see {self}{such}; the model cannot tell them apart, so see"
+            " that the column is written as in training"
         )
 
     def __str__(self) -> str:
@@ -209,6 +209,12 @@ class UnknownValues(UnknownCounts):
         unknown = key_values[at_oov & (key_values != MISSING)]
         more = _texts(unknown, texts) if len(self.features[feature.name].examples) < SHOWN else ()
         self.count(feature.name, values, unknown.size, more)
+
+    def add_values(self, name: str, keys: np.ndarray, known: np.ndarray, *, trained: float | None) -> None:
+        """Counts values that are no feature's: (n,) uint64 keys, and which of them training saw, (n,) bool."""
+        present = keys != MISSING
+        unknown = keys[present & ~known]
+        self.count(name, np.count_nonzero(present), unknown.size, _texts(unknown, None), trained=trained)
 
     def add_rows(self, feature: CategoricalFeature, rows: Column) -> None:
         """Counts the values of a feature by their rows, (n,) or lists, as a dataset's blocks hold them."""

@@ -20,6 +20,7 @@ import numpy as np
 
 from jrec.data.bijection import load_order
 from jrec.data.blocks import WEIGHT_SUFFIX
+from jrec.data.column_forms import by_name
 from jrec.data.columns import Column, ListColumn, concatenate, lists_at
 from jrec.data.encoded_columns import EncodedColumns
 from jrec.data.keys import MISSING
@@ -28,7 +29,7 @@ from jrec.data.unknown import UnknownValues
 from jrec.data.vocabulary_file import load_table
 from jrec.prepare.ingest import BadLines, Log
 from jrec.prepare.joined import csv_source
-from jrec.prepare.raw_columns import parsed_columns
+from jrec.prepare.raw_columns import keys_of_lists, parsed_columns
 from jrec.prepare.readers.avazu import Avazu
 from jrec.prepare.readers.criteo import Criteo
 from jrec.prepare.readers.delimited import read_stored
@@ -137,6 +138,35 @@ class Encoder:
         """
         parsed = parsed_columns(self._fields, columns, self._key_seed)
         return self._encoded(self._columns.convert(parsed), unknown)
+
+    def named_rows(
+        self, columns: Any, name: str, table: str, *, unknown: UnknownValues | None = None
+    ) -> ListColumn | None:
+        """The model's rows of lists of a table's values, in a column that is no feature's.
+
+        Args:
+          columns: As of ``columns``, of which one holds by example a list of values as the log has them; null is an
+            empty list.
+          name: Its name, also in ``unknown``.
+          table: The table.
+          unknown: Counts the values that training did not see.
+
+        Returns:
+          int64 rows, of unknown values the row that these have; None where there is no such column.
+
+        Raises:
+          DatasetError: If the column has no lists, or a value is none that the log may have.
+          ValueError: If the column has no such form.
+        """
+        if name in self.raw_columns or (column := by_name(columns).get(name)) is None:
+            return None
+        kind: Kind = "hex" if "hex" in self.column_kinds.values() else "text"
+        field = Field(name=name, kind=kind, canonical=self.schema.canonical)
+        keys, described = keys_of_lists(field, column, self._key_seed), self.schema.table(table)
+        stored, order = self._encoder(table)(keys.values), self.orders.get(table)
+        if unknown is not None and described.oov_row is not None:
+            unknown.add_values(name, keys.values, stored != described.oov_row, trained=described.oov_share)
+        return ListColumn(keys.offsets, (stored if order is None else order[stored]).astype(np.int64))
 
     def blank(self) -> EncodedColumns:
         """One example of which nothing is known: numbers and values are missing, lists are empty.

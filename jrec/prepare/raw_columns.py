@@ -78,6 +78,21 @@ def parsed_columns(fields: Sequence[Field], columns: Any, key_seed: int) -> RawC
     )
 
 
+def keys_of_lists(field: Field, column: Any, key_seed: int) -> ListColumn:
+    """The uint64 keys of a column of lists, whose elements are what the field's values are; null is an empty list.
+
+    Raises:
+      DatasetError: If it has no lists, or an element cannot be what the field is.
+      ValueError: If the column has no such form.
+    """
+    form = form_of(field.name, column, categories=True)
+    if form.offsets is None:
+        if not len(form.values) or (form.present is not None and not form.present.any()):  # nothing has no type
+            return ListColumn(np.zeros(len(form.values) + 1, np.int64), np.empty(0, np.uint64))
+        raise DatasetError(f"column {field.name!r} holds one value an example, but lists are wanted")
+    return ListColumn(form.bounds.copy(), _keys(field, form, key_seed))
+
+
 def _read_alike(fields: Sequence[Field], columns: Sequence[Any], key_seed: int) -> Mapping[str, Column]:
     """Reads columns of which the same is to be made; equally long lists as one, one behind the other.
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 
 from jrec.data.blocks import WEIGHT_SUFFIX, ListColumn
+from jrec.data.column_forms import by_name, form_of
 from jrec.data.columns import count_examples, matrix
 from jrec.data.keys import value_keys
 from jrec.data.schema import DatasetError
@@ -19,6 +20,7 @@ from jrec.data.vocabulary import Vocabulary
 from jrec.data.vocabulary_file import table_values
 from jrec.prepare.encoder import Encoder
 from jrec.serving.arrays import loaded
+from jrec.serving.candidates import CANDIDATES
 from jrec.serving.checks import MAX_ROWS, load_keying, load_schema
 from jrec.serving.format import IDS, ITEMS, ExportError, Feature, Manifest, keys_file
 from jrec.serving.ids import Ids
@@ -83,6 +85,10 @@ class RawValues:
         encoded = self._encoder.columns(columns, unknown=self.unknown).by_name()
         return model_inputs(encoded, self._manifest, self._encoder.orders)
 
+    def candidates(self, columns: object, table: str) -> ListColumn | None:
+        """Rows of a table, by example of the values that a request names; None where it names none."""
+        return self._encoder.named_rows(columns, CANDIDATES, table, unknown=self.unknown)
+
 
 class RowNumbers:
     """Inputs of a model whose export has no schema: columns hold row numbers, of tables that grow their values."""
@@ -132,6 +138,16 @@ class RowNumbers:
 
     def warm_up(self) -> None:
         """Reads nothing: rows of keys are there."""
+
+    def candidates(self, columns: object, table: str) -> ListColumn | None:
+        """Rows of a table, by example of the row numbers that a request names, -1 of others; None if it names none."""
+        if CANDIDATES in self.raw_columns or (column := by_name(columns).get(CANDIDATES)) is None:
+            return None
+        form = form_of(CANDIDATES, column)
+        if form.offsets is None or form.is_text or form.values.dtype.kind not in "iu":
+            raise DatasetError(f"column {CANDIDATES!r} must hold lists of row numbers of table {table!r}")
+        most = sum(part.rows for part in self._manifest.tables[table])
+        return ListColumn(form.bounds, np.where((form.values >= 0) & (form.values < most), form.values, -1))
 
     def inputs(self, columns: object) -> tuple[np.ndarray, dict[str, Ids]]:
         """Dense features, (examples, num_dense) float32, and ids by feature, in any form that ``pack_batch`` takes."""

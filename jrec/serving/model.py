@@ -13,9 +13,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jrec.data.column_forms import by_name
+from jrec.data.columns import ListColumn
 from jrec.data.unknown import UnknownValues
 from jrec.errors import JrecError
 from jrec.regression import Numbers
+from jrec.serving.answers import Answer, Best, CandidateScores, Scored
+from jrec.serving.candidates import CANDIDATES, NoCandidatesError, checked, scores_of, unit_rows
 from jrec.serving.checks import check_follows, load_manifest, verify
 from jrec.serving.encode import (
     Column,
@@ -57,32 +61,6 @@ class _Loaded:
     histories: Histories | None
 
 
-class Scored(NamedTuple):
-    """Probabilities, and what computed all of them.
-
-    Attributes:
-      scores: (examples,) float32, or a dictionary of them by task.
-      manifest: The manifest of the export, or of the last delta.
-    """
-
-    scores: Any
-    manifest: Manifest
-
-
-class Best(NamedTuple):
-    """The best items of some users, and what computed all of them.
-
-    Attributes:
-      scores: By example, cosines as floats, the best first.
-      items: By example, the items' values; rows of a table without a vocabulary.
-      manifest: The manifest of the export, or of the last delta.
-    """
-
-    scores: list[list[float]]
-    items: list[list[Any]]
-    manifest: Manifest
-
-
 class HistoryCache(NamedTuple):
     """What a model remembers of histories (``load(history_cache=)``).
 
@@ -110,16 +88,20 @@ class Encoded(NamedTuple):
       loaded: What encoded it.
       dense: (examples, num_dense) float32: dense features.
       ids: By feature.
+      candidates: By example the rows, in the table that is ranked, of the items that it names, -1 of unknown ones; None
+        of requests that name none.
     """
 
     loaded: _Loaded
     dense: np.ndarray
     ids: Mapping[str, Ids]
+    candidates: ListColumn | None = None
 
     @property
     def nbytes(self) -> int:
         """Bytes in memory."""
-        arrays = (array for ids in self.ids.values() for array in (ids.values, ids.offsets, ids.weights))
+        arrays = [array for ids in self.ids.values() for array in (ids.values, ids.offsets, ids.weights)]
+        arrays += self.candidates or ()
         return self.dense.nbytes + sum(array.nbytes for array in arrays if array is not None)
 
 
@@ -244,7 +226,25 @@ class Model:
         loaded = self._loaded
         dense, ids = loaded.encoder.inputs(columns)
         dense = checked_dense(dense, loaded.manifest.dense_columns)
-        return Encoded(loaded, dense, checked_features(ids, loaded.manifest.features, loaded.tables.rows, len(dense)))
+        ids = checked_features(ids, loaded.manifest.features, loaded.tables.rows, len(dense))
+        return Encoded(loaded, dense, ids, self._candidates(loaded, columns, len(dense)))
+
+    def has_candidates(self, columns: object) -> bool:
+        """Whether columns, or what was encoded of them, name items to score, in place of asking for the best."""
+        if isinstance(columns, Encoded):
+            return columns.candidates is not None
+        return self.ranks and CANDIDATES not in self.raw_columns and CANDIDATES in by_name(columns)
+
+    def _candidates(self, loaded: _Loaded, columns: object, examples: int) -> ListColumn | None:
+        retrieval = loaded.manifest.retrieval
+        if retrieval is None or (named := loaded.encoder.candidates(columns, retrieval.item_table)) is None:
+            return None
+        offsets, rows = checked(named, examples)
+        if self._items is not None:
+            rows = self._places(rows)
+        if retrieval.left_out_row is not None:
+            rows = np.where(rows == retrieval.left_out_row, -1, rows)
+        return ListColumn(offsets, rows)
 
     def scored_of(self, request: Encoded) -> Scored:
         """Probabilities of what ``encoded`` made, and the manifest of what computed all of them.
@@ -284,7 +284,9 @@ class Model:
         retrieval = self.manifest.retrieval
         if retrieval is None:
             raise ValueError("the model ranks no items; call it for probabilities")
-        _, numbers, ids = encoded
+        if encoded.candidates is not None:
+            raise ValueError(f"the columns have {CANDIDATES!r}; call candidate_scores, or leave them out")
+        _, numbers, ids, _ = encoded
         left_out = self._left_out(ids.get(retrieval.history), len(numbers), retrieval)
         while True:
             request = self._looked_up(numbers, ids)
@@ -306,11 +308,51 @@ class Model:
             length = history.values.shape[1] if history.offsets is None else np.diff(history.offsets).max(initial=0)
             left_out, _ = history.padded(int(length))
         if self._items is not None:
-            place = np.minimum(np.searchsorted(self._items, left_out), len(self._items) - 1)
-            left_out = np.where(self._items[place] == left_out, place, -1)
+            left_out = self._places(left_out)
         if retrieval.left_out_row is None:
             return left_out
         return np.concatenate([left_out, np.full((examples, 1), retrieval.left_out_row, np.int64)], axis=1)
+
+    def _places(self, rows: np.ndarray) -> np.ndarray:
+        """Where items have their vectors, of rows of their own table; -1 of those without."""
+        assert self._items is not None
+        place = np.minimum(np.searchsorted(self._items, rows), len(self._items) - 1)
+        return np.where(self._items[place] == rows, place, -1)
+
+    def candidate_scores(self, columns: object) -> CandidateScores:
+        """Scores of the items that each row names, by a model that ranks items: what a reranker asks for.
+
+        Args:
+          columns: As of ``best``, and "candidates": by example a list of items' values, of any length.
+
+        Returns:
+          A cosine for each candidate, in their order, whether or not it is in the history; None of one that the model
+          does not rank.
+
+        Raises:
+          DatasetError: If a column is missing or holds what it cannot have.
+          ValueError: If the model does not rank items.
+        """
+        while True:
+            with contextlib.suppress(OutdatedError):
+                return self.candidate_scores_of(self.encoded(columns))
+
+    def candidate_scores_of(self, encoded: Encoded) -> CandidateScores:
+        """Scores of the candidates of what ``encoded`` made; errors as of ``candidate_scores``."""
+        retrieval, candidates = self.manifest.retrieval, encoded.candidates
+        if retrieval is None:
+            raise ValueError("the model ranks no items; call it for probabilities")
+        if candidates is None:
+            raise NoCandidatesError(self.raw_columns)
+        while True:
+            request = self._looked_up(encoded.dense, encoded.ids)
+            users = self._scores(request)["user"]
+            with self._rows_lock:  # as of ``best_of``
+                self._check_current(encoded)
+                if self._loaded is request.loaded:
+                    rows_of = functools.partial(self._loaded.tables.rows_of, retrieval.table, threads=self._threads)
+                    scores = scores_of(unit_rows(rows_of), users, candidates)
+                    return CandidateScores(scores, request.loaded.manifest)
 
     def _named(self, rows: np.ndarray) -> list[Any]:
         rows = rows if self._items is None else self._items[rows]
@@ -331,8 +373,10 @@ class Model:
             return {"prediction": Column("FP32", 1)}
         return {f"score_{task}" if task else "score": Column("FP32", 1) for task in self.tasks or ("",)}
 
-    def answer(self, encoded: Encoded, k: int) -> Scored | Best:
-        """What a request is answered with: ``scored_of``, or of a model that ranks items ``best_of``."""
+    def answer(self, encoded: Encoded, k: int) -> Answer:
+        """``scored_of``, or of a model that ranks items ``candidate_scores_of`` or ``best_of``."""
+        if encoded.candidates is not None:
+            return self.candidate_scores_of(encoded)
         return self.best_of(encoded, k) if self.ranks else self.scored_of(encoded)
 
     def check_answers(self) -> None:

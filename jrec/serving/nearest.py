@@ -38,7 +38,7 @@ def nearest(
     for begin in range(0, rows, block):
         values = rows_of(begin, min(begin + block, rows))
         if unit:
-            values = values / np.maximum(np.linalg.norm(values, axis=1, keepdims=True), np.float32(1e-6))
+            values = of_unit_length(values)
         for first in range(0, len(queries), at_once):
             some = slice(first, first + at_once)
             scores = queries[some] @ values.T
@@ -47,6 +47,11 @@ def nearest(
                 scores[of_query, left_out[some][of_query, place] - begin] = -np.inf
             _merge(scores, begin, best[some], numbers[some])
     return best, np.where(np.isneginf(best), -1, numbers)
+
+
+def of_unit_length(vectors: np.ndarray) -> np.ndarray:
+    """(n, dim) float32 vectors scaled to length one; zeros stay zeros."""
+    return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), np.float32(1e-6))
 
 
 def _merge(scores: np.ndarray, begin: int, best: np.ndarray, numbers: np.ndarray) -> None:

@@ -16,11 +16,14 @@ from jrec.app.models.next_items import SEEN
 from jrec.app.models.predictor import Piece, Predictor
 from jrec.app.models.rank_items import ItemRanker
 from jrec.batch import Batch
+from jrec.data.columns import ListColumn
 from jrec.data.encoded_columns import EncodedColumns
+from jrec.data.unknown import UnknownValues
 from jrec.data.vocabulary_file import table_values
 from jrec.errors import ConfigError
 from jrec.metrics import check_finite
 from jrec.prepare.encoder import Encoder
+from jrec.serving.candidates import CANDIDATES, NoCandidatesError, checked
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -113,11 +116,45 @@ class RankingPredictor(Predictor):
 
     @override
     def of_batch(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
-        outputs: Any = self.run.run.predictions.of_batch(batch)
-        users, count = np.asarray(jax.device_get(outputs["user"])), int(batch.mask.sum())
-        check_finite(users[:count])
+        users, count = self._users(batch), int(batch.mask.sum())
         scores, rows = self._ranker.best(users, np.asarray(batch.extras[SEEN]), self._k)
         return scores[:count], rows[:count]
+
+    def _users(self, batch: Batch) -> np.ndarray:
+        """(batch, dim) float32: the users' vectors.
+
+        Raises:
+          DivergedError: If one of an example is NaN or infinite.
+        """
+        outputs: Any = self.run.run.predictions.of_batch(batch)
+        users = np.asarray(jax.device_get(outputs["user"]))
+        check_finite(users[: int(batch.mask.sum())])
+        return users
+
+    def candidates(self, columns: object, examples: int, unknown: UnknownValues) -> ListColumn:
+        """By example the rows of the items that columns name.
+
+        Raises:
+          DatasetError: If they name none, or what is no list of values.
+        """
+        table = self.kind.item_table(self.run.config.model, self.run.schema).name
+        if (named := self.encoder.named_rows(columns, CANDIDATES, table, unknown=unknown)) is None:
+            raise NoCandidatesError(self.encoder.raw_columns)
+        return checked(named, examples)
+
+    def candidate_scores(
+        self, encoded: EncodedColumns, candidates: ListColumn, batch_size: int
+    ) -> list[list[float | None]]:
+        """A cosine for each candidate of each example; None of an item that is not ranked.
+
+        Raises:
+          DivergedError: If a user's vector is NaN or infinite.
+        """
+        users = [np.zeros((0, self._ranker.dim), np.float32)]
+        for begin in range(0, encoded.examples, batch_size):
+            end = min(begin + batch_size, encoded.examples)
+            users.append(self._users(self.pack(encoded.cut(begin, end), batch_size))[: end - begin])
+        return self._ranker.candidate_scores(np.concatenate(users), candidates)
 
     @override
     def nothing(self) -> tuple[np.ndarray, np.ndarray]:

@@ -15,9 +15,11 @@ from jrec.app.models.ranking import ranking_kind
 from jrec.app.models.reading import Reading
 from jrec.app.report.ranking import LEFT_OUT, NEVER, RankScores
 from jrec.batch import Batch
+from jrec.data.columns import ListColumn
 from jrec.mesh.route import AXIS
 from jrec.metrics import check_finite
 from jrec.nn.ranking import BLOCK, ranks, top_k
+from jrec.serving.candidates import scores_of
 
 _SCORES = 1 << 24  # that are held at once
 _LEAST = 256
@@ -41,7 +43,8 @@ class ItemRanker:
             vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), np.float32(1e-6))
         else:
             self._rows, vectors = reading.catalogue.rows, item_vectors(reading)
-        self._vectors, self.candidates = jnp.asarray(vectors), len(vectors)
+        self._vectors = jnp.asarray(vectors)
+        self.candidates, self.dim = vectors.shape
         # Absent items are -1, which indexes the last element: it stays without a place, too.
         self._place = np.full(table.rows + 1, -1, np.int32)
         self._place[self._rows] = np.arange(len(vectors))
@@ -72,6 +75,17 @@ class ItemRanker:
         """Scores, (n, k) float32, and rows, (n, k) int32, of the best items; -inf and -1 where there are fewer."""
         scores, places = top_k(users, self._vectors, k, **self._among(users, histories))
         return scores, np.where(places >= 0, self._rows[places], -1).astype(np.int32)
+
+    def candidate_scores(self, users: np.ndarray, candidates: ListColumn) -> list[list[float | None]]:
+        """Cosines of users with the candidates that each names; None of an item that is none of them.
+
+        Args:
+          users: (n, dim) float32.
+          candidates: By user the rows of items in their table.
+        """
+        vectors = np.asarray(self._vectors)
+        places = ListColumn(candidates.offsets, self._place[candidates.values])
+        return scores_of(lambda numbers: vectors[numbers], users, places)
 
     def scores(
         self, predictions: Iterable[tuple[Mapping[str, Any], Batch]], on_batch: Callable[[], None] = lambda: None

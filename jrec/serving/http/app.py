@@ -21,6 +21,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from jrec.errors import JrecError
+from jrec.serving.answers import Answer
 from jrec.serving.format import Manifest
 from jrec.serving.http import bodies
 from jrec.serving.http.arrow import UnreadableError
@@ -29,7 +30,7 @@ from jrec.serving.http.follower import Follower
 from jrec.serving.http.memory import DECODED, Held, Memory
 from jrec.serving.http.metadata import described_model
 from jrec.serving.http.metrics import CONTENT_TYPE, Metrics
-from jrec.serving.model import Best, Encoded, OutdatedError, Scored
+from jrec.serving.model import Encoded, OutdatedError
 
 VERSION_HEADER = "X-Jrec-Version"
 RETRY_SECONDS = 1
@@ -183,6 +184,8 @@ class Server:
         if (k := request.query_params.get("k")) is not None and not self._follower.model.items:
             raise bodies.UnfitError("the model ranks no items, so that a request has no k; leave it out")
         rows = dataclasses.replace(await self._rows(content, kind, held), k=bodies.wanted_items(k))
+        if k is not None and self._follower.model.has_candidates(rows.columns):
+            raise bodies.UnfitError("a request with candidates has a score for each of them; leave k out")
         result = await self._answer(request, self._batcher.submit(rows))
         kind = _accepted(request, kind)
         version = version_of(result.manifest)
@@ -217,7 +220,7 @@ class Server:
         held.now(rows.columns.nbytes)
         return rows
 
-    async def _answer(self, request: Request, scored: Future) -> Scored | Best:
+    async def _answer(self, request: Request, scored: Future) -> Answer:
         """The scores of a request that somebody still waits for.
 
         Raises:
@@ -380,7 +383,7 @@ async def _body(request: Request, options: Options, held: Held) -> bytes:
     return b"".join(pieces)
 
 
-def _seen(scores: asyncio.Future[Scored | Best]) -> None:
+def _seen(scores: asyncio.Future[Answer]) -> None:
     """Takes an error that nobody waits for anymore, which asyncio would print."""
     if not scores.cancelled():
         scores.exception()

@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from jrec.errors import JrecError
-from jrec.serving.model import Best, Encoded, Model, OutdatedError, Scored
+from jrec.serving.answers import Answer
+from jrec.serving.candidates import CANDIDATES
+from jrec.serving.model import Encoded, Model, OutdatedError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from jrec.serving.http.metrics import Metrics
 
 Columns = Mapping[str, Sequence[Any]]
-Future = concurrent.futures.Future[Scored | Best]
+Future = concurrent.futures.Future[Answer]
 
 
 class QueueFullError(JrecError):
@@ -125,7 +125,8 @@ class Batcher:
           StoppingError: After ``stop``.
         """
         model = self._model()
-        if model.items and rows.count > (most := self._limits.rows_of(model)):
+        ranks = model.items and not model.has_candidates(rows.columns)
+        if ranks and rows.count > (most := self._limits.rows_of(model)):
             raise TooManyScoresError(
                 f"the request has {rows.count:,} rows, but of a model that ranks {model.items:,} items it may have"
                 f" {most:,}; send several, or raise --max-scores"
@@ -218,10 +219,11 @@ class Batcher:
         first = 0
         for one in requests:
             lines = slice(first, first + one.rows.count)
-            own = _of_request(results, lines, one.rows.k)
-            if (row := _not_finite(own)) is None:
+            own = results.of_rows(lines, one.rows.k)
+            if (finite := own.finite()).all():
                 one.future.set_result(own)
             else:
+                row = int(finite.argmin())
                 one.future.set_exception(
                     ValueError(f"the score of row {row} is not finite: its numbers are too large for the model")
                 )
@@ -251,40 +253,18 @@ def _blame(requests: Sequence[_Waiting], problem: Exception, again: Callable[[Se
     again(requests[middle:])
 
 
-def _not_finite(result: Scored | Best) -> int | None:
-    """The first row of a request that has a score that is no number, or None."""
-    if isinstance(result, Best):
-        columns = [np.array([np.isfinite(line).all() for line in result.scores], bool)]
-    else:
-        columns = [
-            np.isfinite(own)
-            for own in (result.scores.values() if isinstance(result.scores, Mapping) else [result.scores])
-        ]
-    for finite in columns:
-        if not finite.all():
-            return int(np.argmin(finite))
-    return None
-
-
-def _of_request(result: Scored | Best, lines: slice, k: int) -> Scored | Best:
-    """What a request gets of a batch: its own lines, of ranked items as many as it wants."""
-    if isinstance(result, Best):
-        scores, items = ([line[:k] for line in column[lines]] for column in (result.scores, result.items))
-        return Best(scores, items, result.manifest)
-    scores = result.scores
-    own = {task: each[lines] for task, each in scores.items()} if isinstance(scores, Mapping) else scores[lines]
-    return Scored(own, result.manifest)
-
-
 def _weight(rows: Rows) -> int:
     return max(rows.count, 1)
 
 
 def _kind(rows: Rows) -> object:
-    """Requests of one kind can be joined: Arrow tables of the same types, or Python's columns; encoded ones cannot."""
+    """Requests of one kind can be joined: Arrow tables of the same types, or Python's columns; encoded ones cannot.
+
+    Those that name candidates have another answer than those that do not.
+    """
     if isinstance(rows.columns, Encoded):
         return rows
-    return None if isinstance(rows.columns, Mapping) else rows.columns.schema
+    return CANDIDATES in rows.columns if isinstance(rows.columns, Mapping) else rows.columns.schema
 
 
 def _joined(requests: Sequence[Rows], names: Sequence[str]) -> Columns | pa.Table:
@@ -296,4 +276,5 @@ def _joined(requests: Sequence[Rows], names: Sequence[str]) -> Columns | pa.Tabl
         import pyarrow as pa
 
         return pa.concat_tables(columns)
+    names = [*names, CANDIDATES] if CANDIDATES in columns[0] else names
     return {name: list(itertools.chain.from_iterable(one[name] for one in columns)) for name in names}

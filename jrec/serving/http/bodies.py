@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.compute
 
 from jrec.errors import JrecError
+from jrec.serving.answers import Answer
 from jrec.serving.http.arrow import table_of
 from jrec.serving.http.batcher import Rows
-from jrec.serving.model import Best, Scored
 
 JSON, ARROW = "application/json", "application/vnd.apache.arrow.stream"
 MOST_ITEMS = 1_000
@@ -134,12 +134,13 @@ def _check_count(count: int, max_rows: int) -> None:
         raise TooManyRowsError(f"the request has {count:,} rows, but at most {max_rows:,} may be; send several")
 
 
-def answer(result: Scored | Best, version: str, kind: str, *, instances: bool = False) -> bytes:
+def answer(result: Answer, version: str, kind: str, *, instances: bool = False) -> bytes:
     """The body of an answer: in JSON ``{"scores": [...], "version": "..."}``, in Arrow a float32 column ``score``.
 
     Of several tasks JSON's scores are ``{"TASK": [...], ...}``, and Arrow's columns ``score_TASK``. Of a model that
-    ranks items scores are lists, the best first, beside the lists "items", in Arrow ``item``. Of a model of numbers
-    scores are called "predictions", and in Arrow ``prediction``.
+    ranks items scores are lists, the best first, beside the lists "items", in Arrow ``item``; of candidates that a
+    request named lists of a score each, null of an item that is not ranked. Of a model of numbers scores are called
+    "predictions", and in Arrow ``prediction``.
 
     Args:
       result: The scores, or the best items.
@@ -148,36 +149,10 @@ def answer(result: Scored | Best, version: str, kind: str, *, instances: bool = 
       instances: Whether JSON has ``{"predictions": [...]}``, one for each row: a score, or an object of its scores by
         task or of its items and their scores.
     """
-    if instances and kind == JSON:
-        return encode({"predictions": _predictions(result), "version": version})
-    if isinstance(result, Best):
-        return _of_items(result, version, kind)
-    scores: Any = result.scores
-    by_task, name = isinstance(scores, Mapping), "score" if result.manifest.numbers is None else "prediction"
-    if kind == JSON:
-        lists = {task: own.tolist() for task, own in scores.items()} if by_task else scores.tolist()
-        return encode({f"{name}s": lists, "version": version})
-    columns = {f"score_{task}": own for task, own in scores.items()} if by_task else {name: scores}
-    return _stream({name: pa.array(own, pa.float32()) for name, own in columns.items()}, version)
-
-
-def _predictions(result: Scored | Best) -> list[Any]:
-    """One prediction for each row."""
-    if isinstance(result, Best):
-        pairs = zip(result.items, result.scores, strict=True)
-        return [{"items": items, "scores": scores} for items, scores in pairs]
-    scores: Any = result.scores
-    if not isinstance(scores, Mapping):
-        return scores.tolist()
-    return [dict(zip(scores, row, strict=True)) for row in zip(*(own.tolist() for own in scores.values()), strict=True)]
-
-
-def _of_items(result: Best, version: str, kind: str) -> bytes:
-    if kind == JSON:
-        return encode({"items": result.items, "scores": result.scores, "version": version})
-    numbers = any(isinstance(item, int) for line in result.items for item in line)
-    items = pa.array(result.items, pa.list_(pa.int64() if numbers else pa.string()))
-    return _stream({"item": items, "score": pa.array(result.scores, pa.list_(pa.float32()))}, version)
+    if kind == ARROW:
+        return _stream(result.arrays(), version)
+    columns = {"predictions": result.predictions()} if instances else result.columns()
+    return encode({**columns, "version": version})
 
 
 def _stream(columns: Mapping[str, pa.Array], version: str) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from jrec.serving.candidates import CANDIDATES
 from jrec.serving.model import Model
 
 
@@ -14,11 +15,14 @@ def described_model(model: Model) -> dict[str, Any]:
     column of lists has two axes, the second of any length.
     """
     manifest = model.manifest
+    inputs = [_tensor(name, own.datatype, [-1] * own.axes) for name, own in model.columns.items()]
+    if model.ranks and CANDIDATES not in model.raw_columns:
+        inputs.append({**_tensor(CANDIDATES, "BYTES", [-1, -1]), "parameters": {"optional": True}})
     return {
         "name": manifest.run,
         "versions": [manifest.id[:12]],
         "platform": "jrec",
-        "inputs": [_tensor(name, own.datatype, [-1] * own.axes) for name, own in model.columns.items()],
+        "inputs": inputs,
         "outputs": [_tensor(name, own.datatype, [-1] * own.axes) for name, own in model.outputs.items()],
     }
 

@@ -1,0 +1,172 @@
+"""What a model answers requests with: scores, the best items, or scores of the items that a request names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
+
+import numpy as np
+
+from jrec.serving.format import Manifest
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class Answer(Protocol):
+    """An entry for each row of a request, or of several that were scored together."""
+
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest of the export, or of the last delta, that computed all of them."""
+        ...
+
+    def of_rows(self, rows: slice, k: int) -> Self:
+        """Those of some rows; of ranked items the ``k`` best."""
+        ...
+
+    def finite(self) -> np.ndarray:
+        """(rows,) bool: whether all numbers of a row are finite."""
+        ...
+
+    def columns(self) -> dict[str, Any]:
+        """What JSON has, by name: a list with an entry for each row, or a dictionary of such lists by task."""
+        ...
+
+    def predictions(self) -> list[Any]:
+        """One prediction for each row, for clients that send "instances"."""
+        ...
+
+    def arrays(self) -> dict[str, pa.Array]:
+        """What Arrow has: columns by name."""
+        ...
+
+
+class Scored(NamedTuple):
+    """Probabilities, and what computed all of them.
+
+    Attributes:
+      scores: (examples,) float32, or a dictionary of them by task.
+      manifest: The manifest of the export, or of the last delta.
+    """
+
+    scores: Any
+    manifest: Manifest
+
+    def of_rows(self, rows: slice, k: int) -> Scored:
+        """Those of some rows."""
+        del k
+        scores = self.scores
+        return self._replace(
+            scores={task: own[rows] for task, own in scores.items()} if isinstance(scores, Mapping) else scores[rows]
+        )
+
+    def finite(self) -> np.ndarray:
+        """(rows,) bool: whether all scores of a row are finite."""
+        scores = self.scores.values() if isinstance(self.scores, Mapping) else [self.scores]
+        return np.logical_and.reduce([np.isfinite(own) for own in scores])
+
+    def columns(self) -> dict[str, Any]:
+        """``scores``, or ``predictions`` of a model of numbers; of several tasks by task."""
+        scores = self.scores
+        by_task = isinstance(scores, Mapping)
+        return {f"{self._name}s": {task: own.tolist() for task, own in scores.items()} if by_task else scores.tolist()}
+
+    def predictions(self) -> list[Any]:
+        """A score, or an object of them by task."""
+        if not isinstance(self.scores, Mapping):
+            return self.scores.tolist()
+        lists = (own.tolist() for own in self.scores.values())
+        return [dict(zip(self.scores, row, strict=True)) for row in zip(*lists, strict=True)]
+
+    def arrays(self) -> dict[str, pa.Array]:
+        """A float32 column ``score``, or ``prediction``; of several tasks ``score_TASK``."""
+        import pyarrow as pa
+
+        if isinstance(self.scores, Mapping):
+            return {f"score_{task}": pa.array(own, pa.float32()) for task, own in self.scores.items()}
+        return {self._name: pa.array(self.scores, pa.float32())}
+
+    @property
+    def _name(self) -> str:
+        return "score" if self.manifest.numbers is None else "prediction"
+
+
+class Best(NamedTuple):
+    """The best items of some users, and what computed all of them.
+
+    Attributes:
+      scores: By example, cosines as floats, the best first.
+      items: By example, the items' values; rows of a table without a vocabulary.
+      manifest: The manifest of the export, or of the last delta.
+    """
+
+    scores: list[list[float]]
+    items: list[list[Any]]
+    manifest: Manifest
+
+    def of_rows(self, rows: slice, k: int) -> Best:
+        """The ``k`` best items of some rows."""
+        scores, items = ([line[:k] for line in column[rows]] for column in (self.scores, self.items))
+        return Best(scores, items, self.manifest)
+
+    def finite(self) -> np.ndarray:
+        """(rows,) bool: whether all scores of a row are finite."""
+        return _all_finite(self.scores)
+
+    def columns(self) -> dict[str, Any]:
+        """``items`` and ``scores``."""
+        return {"items": self.items, "scores": self.scores}
+
+    def predictions(self) -> list[Any]:
+        """An object of ``items`` and ``scores``."""
+        pairs = zip(self.items, self.scores, strict=True)
+        return [{"items": items, "scores": scores} for items, scores in pairs]
+
+    def arrays(self) -> dict[str, pa.Array]:
+        """Lists ``item`` and ``score``."""
+        import pyarrow as pa
+
+        numbers = any(isinstance(item, int) for line in self.items for item in line)
+        items = pa.array(self.items, pa.list_(pa.int64() if numbers else pa.string()))
+        return {"item": items, "score": pa.array(self.scores, pa.list_(pa.float32()))}
+
+
+class CandidateScores(NamedTuple):
+    """Scores of the candidates of some users, and what computed all of them.
+
+    Attributes:
+      scores: By example, a cosine for each of its candidates, in their order; None of an item that the model does not
+        rank, as one that training did not see.
+      manifest: The manifest of the export, or of the last delta.
+    """
+
+    scores: list[list[float | None]]
+    manifest: Manifest
+
+    def of_rows(self, rows: slice, k: int) -> CandidateScores:
+        """Those of some rows."""
+        del k
+        return self._replace(scores=self.scores[rows])
+
+    def finite(self) -> np.ndarray:
+        """(rows,) bool: whether all scores of a row are finite."""
+        return _all_finite([[score for score in line if score is not None] for line in self.scores])
+
+    def columns(self) -> dict[str, Any]:
+        """``scores``."""
+        return {"scores": self.scores}
+
+    def predictions(self) -> list[Any]:
+        """The candidates' scores."""
+        return self.scores
+
+    def arrays(self) -> dict[str, pa.Array]:
+        """Lists ``score``."""
+        import pyarrow as pa
+
+        return {"score": pa.array(self.scores, pa.list_(pa.float32()))}
+
+
+def _all_finite(lines: Sequence[Sequence[float]]) -> np.ndarray:
+    return np.array([np.isfinite(line).all() for line in lines], bool)
