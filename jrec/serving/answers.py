@@ -22,7 +22,7 @@ class Answer(Protocol):
         ...
 
     def of_rows(self, rows: slice, k: int) -> Self:
-        """Those of some rows; of ranked items the ``k`` best."""
+        """The same of some rows, and of ranked items only the ``k`` best."""
         ...
 
     def finite(self) -> np.ndarray:
@@ -54,7 +54,7 @@ class Scored(NamedTuple):
     manifest: Manifest
 
     def of_rows(self, rows: slice, k: int) -> Scored:
-        """Those of some rows."""
+        """The same of some rows."""
         del k
         scores = self.scores
         return self._replace(
@@ -145,7 +145,7 @@ class CandidateScores(NamedTuple):
     manifest: Manifest
 
     def of_rows(self, rows: slice, k: int) -> CandidateScores:
-        """Those of some rows."""
+        """The same of some rows."""
         del k
         return self._replace(scores=self.scores[rows])
 

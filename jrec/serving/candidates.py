@@ -40,7 +40,7 @@ def checked(candidates: ListColumn, examples: int) -> ListColumn:
 def scores_of(
     vectors_of: Callable[[np.ndarray], np.ndarray], users: np.ndarray, candidates: ListColumn
 ) -> list[list[float | None]]:
-    """The product of each user's vector with those of its candidates.
+    """The product of each user's vector with each of its candidates' vectors.
 
     Args:
       vectors_of: (n, dim) float32 vectors, of length one for cosines, of (n,) places.
