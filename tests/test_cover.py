@@ -18,14 +18,14 @@ def test_cases_that_add_nothing_or_little_for_their_time_are_left_out():
     ran = {"a.py::cheap": bits(0), "a.py::wide": bits(1, 2, 3, 4, 5, 6, 7, 8), "a.py::narrow": bits(1, 9)}
     ran |= {"a.py::same": bits(2, 3), "b.py::only": bits(0)}
     cost["a.py::dear"], ran["a.py::dear"] = 0.6, bits(0, 10)  # a branch of its own, for more than half a second
-    kept = cover.chosen(cost, ran)
+    kept = cover.chosen(cost, ran, 100)
     assert kept == {"a.py::cheap", "a.py::wide", "a.py::narrow", "b.py::only"}  # of every file at least one
 
 
 def test_together_they_run_every_branch():
     cost = {f"a.py::{n}": 0.2 + n / 50 for n in range(12)}
     ran = {case: bits(*{n * n % 7, n * 3 % 11, n % 5}) for n, case in enumerate(cost)}
-    kept, every, left = cover.chosen(cost, ran), 0, 0
+    kept, every, left = cover.chosen(cost, ran, 100), 0, 0
     for case in cost:
         every |= ran[case]
         left |= ran[case] * (case in kept)
@@ -40,7 +40,30 @@ def test_a_case_that_later_choices_made_needless_is_left_out():
         "a.py::third": 0.24,
     }  # the first has most branches by its time
     ran = {"a.py::first": bits(1, 2, 3, 4), "a.py::second": bits(1, 2, 5), "a.py::third": bits(3, 4, 6)}
-    assert cover.chosen(cost, ran) == {"a.py::second", "a.py::third"}
+    assert cover.chosen(cost, ran, 100) == {"a.py::second", "a.py::third"}
+
+
+def test_no_more_time_is_spent_than_there_is():
+    """What does not fit is passed over, and cheaper ones of fewer branches take its place; free ones stay anyway."""
+    cost = {"a.py::free": 0.1, "a.py::dear": 3.0, "a.py::second": 1.0, "a.py::third": 0.9}
+    ran = {
+        case: bits(*range(10 * n, 10 * n + size)) for n, (case, size) in enumerate(zip(cost, (1, 9, 2, 2), strict=True))
+    }
+    assert cover.chosen(cost, ran, 4.2) == {"a.py::free", "a.py::dear", "a.py::third"}
+    assert cover.chosen(cost, ran, 2.5) == {"a.py::free", "a.py::second", "a.py::third"}
+    assert cover.chosen(cost, ran, 0) == {"a.py::free"}
+
+
+def test_what_was_not_measured_stays_left_out(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(cover, "FULL", tmp_path / "full.txt")
+    cover.FULL.write_text("a.py::before\nb.py::before\n")
+    cost = {"a.py::before": 1.0, "a.py::cheap": 0.01, "c.py::x": 2.0, "c.py::y": 3.0}
+    ran = {"a.py::before": bits(1, 2), "c.py::x": bits(3), "c.py::y": bits(3)}
+    monkeypatch.setattr(cover, "times", lambda folder: cost)
+    monkeypatch.setattr(cover, "covered", lambda folder: ran)
+    cover.choose(tmp_path, 100, write=True)
+    assert cover.left_to_full() == {"b.py::before", "c.py::y"}
+    assert "3 of 4 cases stay, 3 of 6 CPU seconds; they run 3 of 3 branches" in capsys.readouterr().out
 
 
 def test_branches_are_told_apart_by_file_and_case(tmp_path):
