@@ -1,6 +1,7 @@
 """``report.html``: its numbers are those of the JSON, texts stay texts, nothing is loaded, parts are well formed."""
 
 import html.parser
+import itertools
 import json
 import re
 import time
@@ -192,6 +193,20 @@ def test_a_chart_puts_values_where_the_axes_say():
     assert {"0", "10", "1", "100", "step", "loss"} <= set(ticks)
     assert "a &lt; b" in drawing
     assert "&lt;i&gt;" in drawing
+
+
+@pytest.mark.parametrize(
+    "axis", [(0.00002, 0.0021, True), (1e-9, 0.9, True), (0, 9_000_000, False), (-1e5, 3e5, False)]
+)
+def test_numbers_under_a_chart_do_not_run_into_each_other(axis):
+    low, high, logarithmic = axis
+    x = Axis(label="", low=low, high=high, logarithmic=logarithmic)
+    drawing = chart([], x=x, y=Axis(label="", low=0, high=1), title="")
+    shown = re.findall(r'<text x="([\d.]+)" y="234" text-anchor="middle">([^<]*)</text>', drawing)
+    ends = [(float(place) - 3.25 * len(text), float(place) + 3.25 * len(text)) for place, text in shown]
+    assert len(shown) >= 3
+    assert all(end + 8 <= begin + 0.1 for (_, end), (begin, _) in itertools.pairwise(ends))
+    assert drawing.count('class="grid"') - 6 == len(x.ticks()) >= len(shown)  # a line each, and six across
 
 
 def test_what_lies_outside_of_a_chart_is_clipped():

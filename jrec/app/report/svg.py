@@ -14,6 +14,8 @@ from typing import Literal
 WIDTH, HEIGHT = 400, 260
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 10, 10, 40
 _TICKS = 5
+_CHARACTER = 6.5  # units of width, of 12 px
+_APART = 8  # units between the texts of two ticks, at least
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -93,10 +95,9 @@ def bar_chart(bars: Sequence[tuple[str, float, float]], *, title: str, unit: str
       unit: What the values are, and their unit.
       color: A class of the style sheet, such as "test".
     """
-    # A character of 12 px is 6.5 units wide; longer names lose their end.
-    most = (WIDTH // 2 - 10) // 6.5
+    most = (WIDTH // 2 - 10) // _CHARACTER  # longer names lose their end
     names = [name if len(name) <= most else f"{name[: int(most) - 1]}…" for name, _, _ in bars]
-    begin = 10 + 6.5 * max((len(name) for name in names), default=0)
+    begin = 10 + _CHARACTER * max((len(name) for name in names), default=0)
     low, high = around([0.0, *(value + sign * spread for _, value, spread in bars for sign in (-1, 1))], margin=0.02)
     axis = Axis(label=unit, low=low, high=high)
     foot, name = _TOP + 18 * len(bars), html.escape(title)
@@ -105,9 +106,7 @@ def bar_chart(bars: Sequence[tuple[str, float, float]], *, title: str, unit: str
         return begin + axis.place(value) * (WIDTH - _RIGHT - begin)
 
     body = []
-    for value in axis.ticks()[:: 1 if begin < WIDTH / 3 else 2]:
-        body.append(f'<path class="grid" d="M{at(value):.1f} {_TOP}V{foot}"/>')
-        body.append(f'<text x="{at(value):.1f}" y="{foot + 14}" text-anchor="middle">{tick_text(value)}</text>')
+    body.extend(_ticks_across([(at(value), value) for value in axis.ticks()], _TOP, foot))
     for line, (shown, (_, value, spread)) in enumerate(zip(names, bars, strict=True)):
         y = _TOP + 18 * line + 9
         body.append(f'<text x="{begin - 5:.1f}" y="{y + 4}" text-anchor="end">{html.escape(shown)}</text>')
@@ -136,10 +135,7 @@ class _Plot:
 
     def grid(self) -> Iterator[str]:
         low, high = self.height - _BOTTOM, WIDTH - _RIGHT
-        for value in self.x.ticks():
-            place = self.at(value, self.y.low)[0]
-            yield f'<path class="grid" d="M{place:.1f} {_TOP}V{low}"/>'
-            yield f'<text x="{place:.1f}" y="{low + 14}" text-anchor="middle">{tick_text(value)}</text>'
+        yield from _ticks_across([(self.at(value, self.y.low)[0], value) for value in self.x.ticks()], _TOP, low)
         for value in self.y.ticks():
             place = self.at(self.x.low, value)[1]
             yield f'<path class="grid" d="M{_LEFT} {place:.1f}H{high}"/>'
@@ -178,6 +174,23 @@ class _Plot:
     def _path(self, x: Sequence[float], y: Sequence[float]) -> str:
         places = (self.at(*point) for point in zip(x, y, strict=True))
         return "M" + "L".join(f"{right:.1f} {down:.1f}" for right, down in places)
+
+
+def _ticks_across(ticks: Sequence[tuple[float, float]], top: float, foot: float) -> Iterator[str]:
+    """Lines from top to bottom, and the numbers under them as far as none runs into the one before it.
+
+    Args:
+      ticks: Places, ascending, and their values.
+      top: Where lines begin.
+      foot: Where they end.
+    """
+    end = -math.inf
+    for place, value in ticks:
+        yield f'<path class="grid" d="M{place:.1f} {top}V{foot}"/>'
+        half = _CHARACTER * len(tick_text(value)) / 2
+        if place - half >= end:
+            end = place + half + _APART
+            yield f'<text x="{place:.1f}" y="{foot + 14}" text-anchor="middle">{tick_text(value)}</text>'
 
 
 def tick_text(value: float) -> str:
