@@ -86,6 +86,21 @@ def test_candidates_have_the_scores_of_the_ranking(trained, monkeypatch):
     assert_scores(again.scores, best.scores)
 
 
+def test_vectors_for_an_index_of_ones_own_have_the_same_scores(trained, monkeypatch):
+    kind, _, model, _ = trained
+    monkeypatch.setattr("jrec.serving.model.BLOCK", 7)
+    table, users = model.item_vectors(), model.user_vectors(REQUESTS[kind])
+    vectors = np.stack(table["vector"].to_numpy())
+    assert vectors.dtype == users.dtype == np.float32
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, rtol=1e-6)
+    items = table["item"].to_pylist()
+    assert table.schema.metadata[b"version"].decode() == model.manifest.id
+    want = [[line[item] for item in items] for line in cosines(model, REQUESTS[kind])]
+    np.testing.assert_allclose(users @ vectors.T, want, atol=1e-6)
+    best = model.best(REQUESTS[kind], model.items)  # but the histories' items
+    assert set().union(*best.items) == {*items}
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_lists_of_any_length(seed, trained):
     kind, run, model, _ = trained

@@ -9,7 +9,7 @@ import os
 import pathlib
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -35,8 +35,11 @@ from jrec.serving.format import APPEND, ExportError, Manifest, Retrieval, keys_f
 from jrec.serving.histories import Asked, Histories, HistoryCounts
 from jrec.serving.ids import Ids, checked_dense, checked_features, masks
 from jrec.serving.loaded_program import LoadedProgram
-from jrec.serving.nearest import nearest
+from jrec.serving.nearest import BLOCK, nearest, of_unit_length
 from jrec.serving.tables import ServedTables
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 BATCH_SIZES = (1, 4, 16, 64, 256, 1024, 4096)
 """Sizes that batches are padded to, one compiled program each; larger ones are cut."""
@@ -281,9 +284,7 @@ class Model:
 
     def best_of(self, encoded: Encoded, k: int = 10) -> Best:
         """The k best items for users, of what ``encoded`` made; errors as of ``best``."""
-        retrieval = self.manifest.retrieval
-        if retrieval is None:
-            raise ValueError("the model ranks no items; call it for probabilities")
+        retrieval = self._check_ranks()
         if encoded.candidates is not None:
             raise ValueError(f"the columns have {CANDIDATES!r}; call candidate_scores, or leave them out")
         _, numbers, ids, _ = encoded
@@ -339,9 +340,7 @@ class Model:
 
     def candidate_scores_of(self, encoded: Encoded) -> CandidateScores:
         """Scores of the candidates of what ``encoded`` made; errors as of ``candidate_scores``."""
-        retrieval, candidates = self.manifest.retrieval, encoded.candidates
-        if retrieval is None:
-            raise ValueError("the model ranks no items; call it for probabilities")
+        retrieval, candidates = self._check_ranks(), encoded.candidates
         if candidates is None:
             raise NoCandidatesError(self.raw_columns)
         while True:
@@ -357,6 +356,47 @@ class Model:
     def _named(self, rows: np.ndarray) -> list[Any]:
         rows = rows if self._items is None else self._items[rows]
         return rows.tolist() if self._values is None else self._values.take(rows).to_pylist()
+
+    def user_vectors(self, columns: object) -> np.ndarray:
+        """(examples, dim) float32: vectors whose products with ``item_vectors`` are the scores of ``best``.
+
+        Args:
+          columns: As of ``best``.
+
+        Raises:
+          DatasetError: As of ``best``.
+          ValueError: If the model does not rank items.
+        """
+        self._check_ranks()
+        return np.asarray(self._scores(self._request(columns))["user"])
+
+    def item_vectors(self) -> pa.Table:
+        """All items that are ranked and their vectors of length one, for an index of one's own (Faiss, pgvector, …).
+
+        Returns:
+          A column "item" of values, row numbers of a table without a vocabulary, and "vector" of (dim,) float32 lists;
+          the manifest's id is the schema's metadata "version". Vectors of another version say nothing of its users.
+
+        Raises:
+          ValueError: If the model does not rank items.
+        """
+        import pyarrow as pa
+
+        retrieval = self._check_ranks()
+        with self._rows_lock:  # all of one version
+            manifest, rows_of = self.manifest, functools.partial(self._loaded.tables.rows_between, retrieval.table)
+            begins = range(0, self.items, BLOCK)
+            blocks = [of_unit_length(rows_of(begin, min(begin + BLOCK, self.items))) for begin in begins]
+        kept = np.delete(np.arange(self.items), [] if retrieval.left_out_row is None else retrieval.left_out_row)
+        vectors = np.concatenate(blocks)[kept]
+        lists = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), vectors.shape[1])
+        table = pa.table({"item": pa.array(self._named(kept)), "vector": lists})
+        return table.replace_schema_metadata({"version": manifest.id})
+
+    def _check_ranks(self) -> Retrieval:
+        if (retrieval := self.manifest.retrieval) is None:
+            raise ValueError("the model ranks no items; call it for probabilities")
+        return retrieval
 
     @property
     def items(self) -> int:
