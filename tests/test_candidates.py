@@ -54,7 +54,9 @@ def cosines(model, columns):
     """By row the cosine of every item: of the ranking of all, in which nothing is left out."""
     users, retrieval = model.logits(columns)["user"], model.manifest.retrieval
     scores, rows = model.top_k(users, retrieval.table, model.items, unit=True)
-    return [dict(zip(model._named(line), of_line, strict=True)) for line, of_line in zip(rows, scores, strict=True)]
+    return [
+        dict(zip(model._ranked.named(line), of_line, strict=True)) for line, of_line in zip(rows, scores, strict=True)
+    ]
 
 
 def expected(model, columns, candidates):
@@ -122,12 +124,12 @@ def test_items_without_a_vector_have_no_score(trained, monkeypatch):
     if kind != "two_tower":
         return
     columns = {"candidates": [["item 1", "item 2", "item 3", "never seen"]] * 3, **REQUESTS[kind]}
-    (_, places), items = model.encoded(columns).candidates, model._items
-    assert [model._named(places[[k]]) for k in range(3)] == [["item 1"], ["item 2"], ["item 3"]]
-    monkeypatch.setattr(model, "_items", np.delete(items, places[0]))
+    (_, places), rows = model.encoded(columns).candidates, model._ranked._rows
+    assert [model._ranked.named(places[[k]]) for k in range(3)] == [["item 1"], ["item 2"], ["item 3"]]
+    monkeypatch.setattr(model._ranked, "_rows", np.delete(rows, places[0]))
     fewer = model.encoded(columns).candidates.values
     assert fewer[[0, 3]].tolist() == [-1, -1]
-    assert [model._named(fewer[[k]]) for k in (1, 2)] == [["item 2"], ["item 3"]]
+    assert [model._ranked.named(fewer[[k]]) for k in (1, 2)] == [["item 2"], ["item 3"]]
 
 
 def test_unknown_candidates_are_counted(trained):

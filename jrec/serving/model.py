@@ -27,15 +27,14 @@ from jrec.serving.encode import (
     RowNumbers,
     RowsOfKeys,
     encoder_of,
-    item_rows,
-    item_values,
     rows_of_keys,
 )
-from jrec.serving.format import APPEND, ExportError, Manifest, Retrieval, keys_file
+from jrec.serving.format import APPEND, ExportError, Manifest, keys_file
 from jrec.serving.histories import Asked, Histories, HistoryCounts
 from jrec.serving.ids import Ids, checked_dense, checked_features, masks
 from jrec.serving.loaded_program import LoadedProgram
 from jrec.serving.nearest import BLOCK, nearest, of_unit_length
+from jrec.serving.ranked_items import RankedItems
 from jrec.serving.tables import ServedTables
 
 if TYPE_CHECKING:
@@ -158,9 +157,7 @@ class Model:
             encoder=encoder.with_keys(self._keys(folder, manifest)),
             histories=self._histories(folder, manifest, program.parameters),
         )
-        retrieval = manifest.retrieval
-        self._values = None if retrieval is None else item_values(folder, manifest, retrieval.item_table)
-        self._items = None if retrieval is None or not retrieval.items else item_rows(folder, manifest, self._values)
+        self._ranked = None if manifest.retrieval is None else RankedItems(folder, manifest, manifest.retrieval)
         self._applying = threading.Lock()  # held while a delta is read and applied, so that they come one by one
         self._rows_lock = threading.Lock()  # held while rows are looked up or written: both, or neither, of a delta
 
@@ -172,7 +169,7 @@ class Model:
     @property
     def ranks(self) -> bool:
         """Whether the model ranks items: ``best`` gives them, and there are no probabilities."""
-        return self.manifest.retrieval is not None
+        return self._ranked is not None
 
     @property
     def raw_columns(self) -> tuple[str, ...]:
@@ -239,15 +236,10 @@ class Model:
         return self.ranks and CANDIDATES not in self.raw_columns and CANDIDATES in by_name(columns)
 
     def _candidates(self, loaded: _Loaded, columns: object, examples: int) -> ListColumn | None:
-        retrieval = loaded.manifest.retrieval
-        if retrieval is None or (named := loaded.encoder.candidates(columns, retrieval.item_table)) is None:
+        if (ranked := self._ranked) is None:
             return None
-        offsets, rows = checked(named, examples)
-        if self._items is not None:
-            rows = self._places(rows)
-        if retrieval.left_out_row is not None:
-            rows = np.where(rows == retrieval.left_out_row, -1, rows)
-        return ListColumn(offsets, rows)
+        rows = loaded.encoder.candidates(columns, ranked.retrieval.item_table)
+        return None if rows is None else ranked.candidates(checked(rows, examples))
 
     def scored_of(self, request: Encoded) -> Scored:
         """Probabilities of what ``encoded`` made, and the manifest of what computed all of them.
@@ -284,41 +276,23 @@ class Model:
 
     def best_of(self, encoded: Encoded, k: int = 10) -> Best:
         """The k best items for users, of what ``encoded`` made; errors as of ``best``."""
-        retrieval = self._check_ranks()
+        ranked = self._check_ranks()
         if encoded.candidates is not None:
             raise ValueError(f"the columns have {CANDIDATES!r}; call candidate_scores, or leave them out")
         _, numbers, ids, _ = encoded
-        left_out = self._left_out(ids.get(retrieval.history), len(numbers), retrieval)
+        left_out = ranked.left_out(ids.get(ranked.retrieval.history), len(numbers))
         while True:
             request = self._looked_up(numbers, ids)
             users = self._scores(request)["user"]
             with self._rows_lock:  # a delta in between would have users of one version and items of another
                 self._check_current(encoded)
                 if self._loaded is request.loaded:
-                    scores, rows = self._nearest(users, retrieval.table, k, left_out=left_out, unit=True)
+                    scores, rows = self._nearest(users, ranked.retrieval.table, k, left_out=left_out, unit=True)
                     break
         there = np.isfinite(scores)
-        items = [self._named(line[kept]) for line, kept in zip(rows, there, strict=True)]
+        items = [ranked.named(line[kept]) for line, kept in zip(rows, there, strict=True)]
         kept = [line[kept].tolist() for line, kept in zip(scores, there, strict=True)]
         return Best(kept, items, request.loaded.manifest)
-
-    def _left_out(self, history: Ids | None, examples: int, retrieval: Retrieval) -> np.ndarray:
-        """(examples, n) rows of the ranked table that are left out, -1 for none."""
-        left_out = np.full((examples, 0), -1, np.int64)
-        if history is not None and retrieval.leaves_out_history:
-            length = history.values.shape[1] if history.offsets is None else np.diff(history.offsets).max(initial=0)
-            left_out, _ = history.padded(int(length))
-        if self._items is not None:
-            left_out = self._places(left_out)
-        if retrieval.left_out_row is None:
-            return left_out
-        return np.concatenate([left_out, np.full((examples, 1), retrieval.left_out_row, np.int64)], axis=1)
-
-    def _places(self, rows: np.ndarray) -> np.ndarray:
-        """Where items have their vectors, of rows of their own table; -1 of those without."""
-        assert self._items is not None
-        place = np.minimum(np.searchsorted(self._items, rows), len(self._items) - 1)
-        return np.where(self._items[place] == rows, place, -1)
 
     def candidate_scores(self, columns: object) -> CandidateScores:
         """Scores of the items that each row names, by a model that ranks items: what a reranker asks for.
@@ -340,7 +314,7 @@ class Model:
 
     def candidate_scores_of(self, encoded: Encoded) -> CandidateScores:
         """Scores of the candidates of what ``encoded`` made; errors as of ``candidate_scores``."""
-        retrieval, candidates = self._check_ranks(), encoded.candidates
+        table, candidates = self._check_ranks().retrieval.table, encoded.candidates
         if candidates is None:
             raise NoCandidatesError(self.raw_columns)
         while True:
@@ -349,13 +323,9 @@ class Model:
             with self._rows_lock:  # as of ``best_of``
                 self._check_current(encoded)
                 if self._loaded is request.loaded:
-                    rows_of = functools.partial(self._loaded.tables.rows_of, retrieval.table, threads=self._threads)
+                    rows_of = functools.partial(self._loaded.tables.rows_of, table, threads=self._threads)
                     scores = scores_of(unit_rows(rows_of), users, candidates)
                     return CandidateScores(scores, request.loaded.manifest)
-
-    def _named(self, rows: np.ndarray) -> list[Any]:
-        rows = rows if self._items is None else self._items[rows]
-        return rows.tolist() if self._values is None else self._values.take(rows).to_pylist()
 
     def user_vectors(self, columns: object) -> np.ndarray:
         """(examples, dim) float32: vectors whose products with ``item_vectors`` are the scores of ``best``.
@@ -382,27 +352,27 @@ class Model:
         """
         import pyarrow as pa
 
-        retrieval = self._check_ranks()
+        ranked = self._check_ranks()
         with self._rows_lock:  # all of one version
-            manifest, rows_of = self.manifest, functools.partial(self._loaded.tables.rows_between, retrieval.table)
+            tables, manifest = self._loaded.tables, self.manifest
+            rows_of = functools.partial(tables.rows_between, ranked.retrieval.table)
             begins = range(0, self.items, BLOCK)
             blocks = [of_unit_length(rows_of(begin, min(begin + BLOCK, self.items))) for begin in begins]
-        kept = np.delete(np.arange(self.items), [] if retrieval.left_out_row is None else retrieval.left_out_row)
+        kept = ranked.ranked(self.items)
         vectors = np.concatenate(blocks)[kept]
         lists = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), vectors.shape[1])
-        table = pa.table({"item": pa.array(self._named(kept)), "vector": lists})
+        table = pa.table({"item": pa.array(ranked.named(kept)), "vector": lists})
         return table.replace_schema_metadata({"version": manifest.id})
 
-    def _check_ranks(self) -> Retrieval:
-        if (retrieval := self.manifest.retrieval) is None:
+    def _check_ranks(self) -> RankedItems:
+        if self._ranked is None:
             raise ValueError("the model ranks no items; call it for probabilities")
-        return retrieval
+        return self._ranked
 
     @property
     def items(self) -> int:
         """How many items the model ranks; 0 of one that ranks none."""
-        retrieval = self.manifest.retrieval
-        return 0 if retrieval is None else self._loaded.tables.rows[retrieval.table]
+        return 0 if self._ranked is None else self._loaded.tables.rows[self._ranked.retrieval.table]
 
     @property
     def outputs(self) -> dict[str, Column]:
