@@ -17,6 +17,7 @@ from jrec.serving import candidates as candidates_module
 from jrec.serving.http.app import Options
 from jrec.serving.http.batcher import Limits, Rows
 from jrec.serving.http.metrics import CONTENT_TYPE
+from jrec.serving.model import OutdatedError
 
 FEW = ["max_steps=3", "evaluate.every_steps=0", "checkpoint.keep_best=false", "evaluate.baselines=off"]
 CASES = {
@@ -101,6 +102,18 @@ def test_vectors_for_an_index_of_ones_own_have_the_same_scores(trained, monkeypa
     np.testing.assert_allclose(users @ vectors.T, want, atol=1e-6)
     best = model.best(REQUESTS[kind], model.items)  # but the histories' items
     assert set().union(*best.items) == {*items}
+
+
+def test_what_one_export_encoded_is_not_scored_by_another(trained):
+    """A large request is encoded as it comes; the export that is served next may have other rows for its values."""
+    kind, _, model, folder = trained
+    assert cli.main(["export", str(folder / "run"), "--dtype", "int8", "--out", str(folder / "other"), "--quiet"]) == 0
+    other = jrec.serving.load(folder / "other", batch_sizes=[4])
+    for named in ({}, {"candidates": CANDIDATES}):
+        encoded = model.encoded({**REQUESTS[kind], **named})
+        model.answer(encoded, 2)
+        with pytest.raises(OutdatedError, match="another export while the request waited; send it again"):
+            other.answer(encoded, 2)
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -49,6 +49,7 @@ class _Loaded:
     """All that a delta changes, so that one assignment changes it.
 
     Attributes:
+      export: The id of the whole export.
       manifest: The export's, or the last delta's.
       tables: The rows.
       program: The dense part.
@@ -56,6 +57,7 @@ class _Loaded:
       histories: What it remembers of histories; None where nothing is kept.
     """
 
+    export: str
     manifest: Manifest
     tables: ServedTables
     program: LoadedProgram
@@ -80,7 +82,7 @@ class HistoryCache(NamedTuple):
 
 
 class OutdatedError(JrecError):
-    """What was encoded is of an earlier version of a model whose tables grow."""
+    """What was encoded is of an earlier version of a model whose tables grow, or of another export."""
 
 
 class Encoded(NamedTuple):
@@ -151,6 +153,7 @@ class Model:
         self._growing = encoder.growing
         program = LoadedProgram(folder, manifest)
         self._loaded = _Loaded(
+            export=manifest.id,
             manifest=manifest,
             tables=ServedTables.load(folder, manifest),
             program=program,
@@ -245,7 +248,8 @@ class Model:
         """Probabilities of what ``encoded`` made, and the manifest of what computed all of them.
 
         Raises:
-          OutdatedError: If a delta has given rows of a table that grows to other keys since; encode again.
+          OutdatedError: If a delta has given rows of a table that grows to other keys since, or another export encoded
+            it; encode again.
         """
         self.check_logits()
         with self._rows_lock:
@@ -255,6 +259,8 @@ class Model:
         return Scored(predictions(self._scores(looked_up), manifest.numbers), manifest)
 
     def _check_current(self, request: Encoded) -> None:
+        if request.loaded.export != self._loaded.export:
+            raise OutdatedError("the server took over another export while the request waited; send it again")
         if self._growing and request.loaded is not self._loaded:
             raise OutdatedError("the model took over a delta while the request waited; send it again")
 
@@ -280,6 +286,7 @@ class Model:
         if encoded.candidates is not None:
             raise ValueError(f"the columns have {CANDIDATES!r}; call candidate_scores, or leave them out")
         _, numbers, ids, _ = encoded
+        self._check_current(encoded)
         left_out = ranked.left_out(ids.get(ranked.retrieval.history), len(numbers))
         while True:
             request = self._looked_up(numbers, ids)
@@ -317,6 +324,7 @@ class Model:
         table, candidates = self._check_ranks().retrieval.table, encoded.candidates
         if candidates is None:
             raise NoCandidatesError(self.raw_columns)
+        self._check_current(encoded)
         while True:
             request = self._looked_up(encoded.dense, encoded.ids)
             users = self._scores(request)["user"]
@@ -498,6 +506,7 @@ class Model:
             change = before.tables.change(folder, manifest)
             program = LoadedProgram(folder, manifest)
             after = _Loaded(
+                export=before.export,
                 manifest=manifest,
                 tables=change.tables,
                 program=program,
