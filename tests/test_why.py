@@ -16,6 +16,7 @@ from test_importance_kinds import FEW, prepared, trained
 import jrec
 from jrec import cli
 from jrec.app.predict import LoadedRun
+from jrec.data.schema import DatasetError
 from jrec.errors import ConfigError
 
 PAGE = pathlib.Path(__file__).parents[1] / "docs" / "importance.md"
@@ -98,7 +99,7 @@ def test_of_several_labels_each_has_its_own(tmp_path):
             assert dict(pairs) == pytest.approx({name: change[at] for name, change in changes.items()}, abs=1e-6)
     out = tmp_path / "scores.parquet"
     (tmp_path / "none.csv").write_text("click,bought,price,user,item\n")
-    for file, lines in ((tmp_path / "log.csv", 2_000), (tmp_path / "none.csv", 0)):
+    for file, lines in ((tmp_path / "log.csv", 2_000), (tmp_path / "data", 2_000), (tmp_path / "none.csv", 0)):
         arguments = ["predict", str(tmp_path / "run"), str(file), "--why", "1", "--out", str(out), "--overwrite"]
         assert cli.main([*arguments, "--quiet"]) == 0
         table = pq.read_table(out)
@@ -106,8 +107,36 @@ def test_of_several_labels_each_has_its_own(tmp_path):
         assert table.column_names[-4:] == [f"why_1{part}_{task}" for task in reasons for part in ("", "_change")]
 
 
-def test_what_has_no_reasons_is_refused(run, tmp_path, capsys):
+@pytest.mark.parametrize("options", [(), ("--growing", "user", "--block-size", "100")])
+def test_a_dataset_has_the_reasons_of_its_log(run, tmp_path, options):
+    """All splits, whose blocks are no batches, in their order, which is the log's; and a file of one."""
     folder, _, loaded = run
+    log = folder / "log.csv"
+    if options:
+        folder = tmp_path
+        prepared(folder, shop_logs.SCHEMA, log, *options)
+        loaded = trained(folder, shop_logs.CONFIG, "evaluate.baselines=off", "epochs=1")
+    pieces, of_log = [*loaded.of_dataset(why=3)], [*loaded.of_log(str(log), why=3)]
+    assert {piece.split for piece in pieces} == {"train", "valid", "test"}
+    assert len(pieces) > 3
+    for name in ("features", "changes"):
+        split, whole = (np.concatenate([getattr(p.reasons, name) for p in each]) for each in (pieces, of_log))
+        np.testing.assert_array_equal(split, whole)
+    for own, other in zip(pieces, loaded.of_dataset(), strict=True):
+        assert (own.split, own.first) == (other.split, other.first)
+        np.testing.assert_array_equal(own.logits, other.logits)
+        np.testing.assert_array_equal(own.labels, other.labels)
+    out = tmp_path / "test.csv"
+    arguments = ["predict", str(folder / "run"), str(folder / "data"), "--split", "test", "--why", "1", "--quiet"]
+    assert cli.main([*arguments, "--out", str(out)]) == 0
+    table = list(csv.DictReader(out.read_text().splitlines()))
+    assert list(table[0]) == ["split", "row", "label", "score", "logit", "why_1", "why_1_change"]
+    names = [own[0][0] for piece in pieces if piece.split == "test" for own in piece.reasons.pairs()]
+    assert [line["why_1"] for line in table] == names
+
+
+def test_what_has_no_reasons_is_refused(run, tmp_path):
+    _, _, loaded = run
     with pytest.raises(ConfigError, match=r"the 5 features that .* predictions read 4: price, user, item, hist"):
         loaded.why(COLUMNS, k=5)
     categorical = [dataclasses.replace(f, fixed_length=f.name == "history") for f in loaded.restored.schema.categorical]
@@ -115,9 +144,11 @@ def test_what_has_no_reasons_is_refused(run, tmp_path, capsys):
     other = LoadedRun(dataclasses.replace(loaded.restored, schema=schema))
     with pytest.raises(ConfigError, match="'history' has a weight for every value of lists of one length"):
         other.why(COLUMNS, k=1)
-    arguments = ["predict", str(folder / "run"), str(folder / "data"), "--why", "1", "--out", str(tmp_path / "x.csv")]
-    assert cli.main(arguments) == 2
-    assert "--why is of raw logs" in capsys.readouterr().err
+    tables = tuple(dataclasses.replace(table, vocabulary=None) for table in loaded.restored.schema.tables)
+    schema = dataclasses.replace(loaded.restored.schema, tables=tables)
+    synthetic = LoadedRun(dataclasses.replace(loaded.restored, schema=schema))
+    with pytest.raises(DatasetError, match=r"table 'user' of .* has no vocabulary: synthetic data has none"):
+        next(synthetic.of_dataset(why=1))
     towers.write_log(tmp_path / "log.csv")
     prepared(tmp_path, towers.SCHEMA, tmp_path / "log.csv")
     trained(tmp_path, towers.CONFIG.format(data=tmp_path / "data"), *FEW, "max_steps=1")
