@@ -10,10 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 import shop_logs
 import task_logs
-import test_train_two_towers as towers
 from test_importance_kinds import FEW, prepared, trained
 
-import jrec
 from jrec import cli
 from jrec.app.predict import LoadedRun
 from jrec.data.schema import DatasetError
@@ -135,7 +133,7 @@ def test_a_dataset_has_the_reasons_of_its_log(run, tmp_path, options):
     assert [line["why_1"] for line in table] == names
 
 
-def test_what_has_no_reasons_is_refused(run, tmp_path):
+def test_what_has_no_reasons_is_refused(run):
     _, _, loaded = run
     with pytest.raises(ConfigError, match=r"the 5 features that .* predictions read 4: price, user, item, hist"):
         loaded.why(COLUMNS, k=5)
@@ -149,11 +147,6 @@ def test_what_has_no_reasons_is_refused(run, tmp_path):
     synthetic = LoadedRun(dataclasses.replace(loaded.restored, schema=schema))
     with pytest.raises(DatasetError, match=r"table 'user' of .* has no vocabulary: synthetic data has none"):
         next(synthetic.of_dataset(why=1))
-    towers.write_log(tmp_path / "log.csv")
-    prepared(tmp_path, towers.SCHEMA, tmp_path / "log.csv")
-    trained(tmp_path, towers.CONFIG.format(data=tmp_path / "data"), *FEW, "max_steps=1")
-    with pytest.raises(ConfigError, match="'two_tower', which ranks items; only of scores jrec tells why"):
-        jrec.load_run(tmp_path / "run").why({"user": ["u1"]})
 
 
 def test_the_snippet_of_the_page_runs(tmp_path, monkeypatch, capsys):

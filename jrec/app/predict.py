@@ -209,8 +209,8 @@ class LoadedRun:
         Raises:
           DatasetError: If the format makes examples of several lines, or a line is malformed; after the last one, if
             more values are unknown than may be.
-          ConfigError: If ``k`` is given, but the model ranks no items, or fewer; if ``why`` is, but it ranks items, or
-            reads fewer features.
+          ConfigError: If ``k`` is given, but the model ranks no items, or fewer; if ``why`` is, but it reads fewer
+            features.
         """
         predictor = self._predictor.at(k)
         explainer = None if why is None else predictor.explainer(why)
@@ -321,18 +321,20 @@ class LoadedRun:
         """The ``k`` features on which each score of raw columns depends most: by example pairs of name and change.
 
         A change is the probability less what it is if the feature says nothing, and the others stay: a number is then
-        training's mean or what the schema's ``missing`` says, a value a missing one, a list empty.
+        training's mean or what the schema's ``missing`` says, a value a missing one, a list empty. Of a model that
+        ranks items the score is the best item's cosine, and of a history its items are left out, one by one:
+        "HISTORY=ITEM".
 
         Args:
           columns: As of ``predict``, whose scores these are.
           k: How many.
 
         Returns:
-          A list of ``k`` (name, change) an example, the greatest change first; of a run with several labels a
-          dictionary of them by task.
+          A list of ``k`` (name, change) an example, the greatest change first, fewer where a user has fewer; of a run
+          with several labels a dictionary of them by task.
 
         Raises:
-          ConfigError: If the model ranks items, or reads fewer features.
+          ConfigError: If the model reads fewer features.
           DatasetError: As ``predict``.
         """
         return self._predictor.explainer(k).of_columns(columns, self.batch_size)

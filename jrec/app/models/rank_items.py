@@ -73,6 +73,10 @@ class ItemRanker:
         scores, places = top_k(users, self._vectors, k, **self._among(users, histories))
         return scores, np.where(places >= 0, self._rows[places], -1).astype(np.int32)
 
+    def vectors(self, rows: np.ndarray) -> np.ndarray:
+        """(…, dim) float32 vectors of items by row; of -1, any."""
+        return np.asarray(self._vectors[self._place[rows]])
+
     def scores(
         self, predictions: Iterable[tuple[Mapping[str, Any], Batch]], on_batch: Callable[[], None] = lambda: None
     ) -> RankScores:
