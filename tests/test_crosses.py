@@ -34,6 +34,7 @@ from jrec.prepare.joined import csv_source
 from jrec.prepare.prepare import prepare
 from jrec.prepare.prepare_options import PrepareOptions
 from jrec.prepare.readers import load_schema
+from jrec.regression import evaluate_numbers
 
 USERS = ["", "u1", "u2", "a user with a long name", "123456789"]
 ITEMS = ["i1", "i2", "", "an item with a long name"]
@@ -610,3 +611,20 @@ def test_pairs_with_means_of_their_own_are_found(tmp_path):
     # The chances are 0.1 and 0.9, so that whoever knows them has an AUC of 0.9.
     assert reached["ids"] < 0.75
     assert min(reached["cross"], reached["mean"]) > 0.87
+
+
+def test_pairs_with_mean_numbers_of_their_own_are_found(tmp_path):
+    """Whoever knows the pairs' means has an R2 of 0.64; of shuffled labels nobody has one."""
+    lines, reached = pairs_with_means(12_000, numbers=True), {}
+    shuffled = np.random.default_rng(1).permutation([line["y"] for line in lines]).tolist()
+    for name, labels in (("ids", None), ("mean", None), ("shuffled", shuffled)):
+        own = lines if labels is None else [line | {"y": y} for line, y in zip(lines, labels, strict=True)]
+        made = "" if name == "ids" else '[[target_mean]]\nof = ["user", "item"]\n'
+        source = source_of(tmp_path, (COLUMNS + made).replace(*NUMBERS))
+        path = written(tmp_path / f"{name}.csv", own, names=("y", "user", "item"))
+        prepare(source, path, tmp_path / name, PrepareOptions(split_by="random"))
+        run = shop_logs.trained(tmp_path, tmp_path / name, out=f"run-{name}")
+        reached[name] = evaluate_numbers(restore_run(run, tmp_path / name).scores("valid")).r2
+    assert reached["ids"] < 0.2
+    assert reached["mean"] > 0.55
+    assert reached["shuffled"] < 0.01

@@ -134,6 +134,7 @@ def test_a_file_of_requests_without_an_item_left(next_item, tmp_path):
         assert [name for name, _ in told] == [name for name, _ in pairs]
         np.testing.assert_allclose([change for _, change in told], [change for _, change in pairs], atol=1e-6)
     assert run.why({"history": [[]], "ages": [[]]}) == [[]]
+    assert run.why({"history": [], "ages": []}) == []
     pq.write_table(pa.table(HISTORIES).slice(0, 0), tmp_path / "none.parquet")
     arguments[2] = str(tmp_path / "none.parquet")
     assert cli.main([*arguments, "--out", str(tmp_path / "none.csv")]) == 0

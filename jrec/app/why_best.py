@@ -113,8 +113,8 @@ class BestExplainer(Explainer):
         history = encoded.ids[self._history]
         assert isinstance(history, ListColumn)  # as the kind has checked
         lengths = np.diff(history.offsets).astype(np.int64)
-        pairs = np.stack([np.repeat(np.arange(len(lengths)), lengths), history.values.astype(np.int64)])
-        lines, rows = np.unique(pairs, axis=1)
+        size = int(history.values.max(initial=0)) + 1
+        lines, rows = np.divmod(np.unique(np.repeat(np.arange(len(lengths)), lengths) * size + history.values), size)
         counts = np.bincount(lines, minlength=len(lengths))
         place = np.arange(len(lines)) - np.repeat(np.cumsum(counts) - counts, counts)
         return lines, rows, place, int(counts.max(initial=0))
