@@ -10,12 +10,18 @@ import pyarrow.parquet as pq
 import pytest
 import shop_logs
 import task_logs
+import tbsm_config
+import test_taobao_sequences as sequences
 from test_importance_kinds import FEW, prepared, trained
 
+import jrec
 from jrec import cli
 from jrec.app.predict import LoadedRun
 from jrec.data.schema import DatasetError
 from jrec.errors import ConfigError
+from jrec.prepare.prepare import prepare
+from jrec.prepare.prepare_options import PrepareOptions
+from jrec.prepare.readers import SequenceOptions, TaobaoSequences
 
 PAGE = pathlib.Path(__file__).parents[1] / "docs" / "importance.md"
 COLUMNS = {
@@ -131,6 +137,22 @@ def test_a_dataset_has_the_reasons_of_its_log(run, tmp_path, options):
     assert list(table[0]) == ["split", "row", "label", "score", "logit", "why_1", "why_1_change"]
     names = [own[0][0] for piece in pieces if piece.split == "test" for own in piece.reasons.pairs()]
     assert [line["why_1"] for line in table] == names
+
+
+def test_examples_of_several_lines_have_reasons(tmp_path):
+    """Histories and drawn targets, which only the dataset has; as the columns of its features have them."""
+    log = sequences.write(tmp_path / "log.csv", sequences.events(count=1500, users=100, items=900))
+    prepare(TaobaoSequences(SequenceOptions()), [log], tmp_path / "data", PrepareOptions(min_count=1, block_size=64))
+    arguments = ["train", str(tbsm_config.SHIPPED), f"data.path={tmp_path / 'data'}", f"out={tmp_path / 'run'}"]
+    assert cli.main([*arguments, *tbsm_config.SMALL, "log.progress=off", "max_steps=30", "mesh.devices=0"]) == 0
+    loaded = jrec.load_run(tmp_path / "run")
+    (piece,) = loaded.of_dataset(["test"], why=2)
+    rows = sequences.raw_examples(tmp_path / "data", loaded.restored.schema)[-piece.examples :]
+    columns = {name: [row[name] for row in rows] for name in sequences.FEATURES}
+    for own, pairs in zip(piece.reasons.pairs(), loaded.why(columns, k=2), strict=True):
+        assert [name for name, _ in own] == [name for name, _ in pairs]
+        assert [change for _, change in own] == pytest.approx([change for _, change in pairs], abs=1e-6)
+    assert max(abs(change) for own in piece.reasons.pairs() for _, change in own) > 1e-3
 
 
 def test_what_has_no_reasons_is_refused(run):
