@@ -34,6 +34,7 @@ from jrec.prepare.joined import csv_source
 from jrec.prepare.prepare import prepare
 from jrec.prepare.prepare_options import PrepareOptions
 from jrec.prepare.readers import load_schema
+from jrec.regression import evaluate_numbers
 
 USERS = ["", "u1", "u2", "a user with a long name", "123456789"]
 ITEMS = ["i1", "i2", "", "an item with a long name"]
@@ -54,12 +55,18 @@ def source_of(folder, text):
     return csv_source(load_schema(str(folder / "schema.toml")))
 
 
-def log(seed, lines=300):
+NUMBERS = ('column = "y"', 'column = "y"\nkind = "number"')
+
+
+def log(seed, lines=300, numbers=False):
     draw = random.Random(seed)
     return [
-        {"y": draw.randrange(2), "user": draw.choice(USERS), "item": draw.choice(ITEMS), "at": draw.randrange(40)}
+        {
+            "y": round(draw.gauss(-20, 300), 3) if numbers else draw.randrange(2), "user": draw.choice(USERS),
+            "item": draw.choice(ITEMS), "at": draw.randrange(40),
+        }
         for _ in range(lines)
-    ]
+    ]  # fmt: skip
 
 
 def written(path, lines, names=("y", "user", "item", "at")):
@@ -75,13 +82,13 @@ def fold_of(number, folds):
     return (x ^ (x >> 31)) % folds
 
 
-def counted(keys, labels, moments, train, *, folds=0, window=math.inf, least=1):
+def counted(keys, labels, moments, train, *, folds=0, window=math.inf, least=1, numbers=False):
     """(sum, count) of every line by definition: of other folds or earlier lines; behind training of all or the last.
 
-    A label below 0 is not known.
+    A label below 0 is not known, unless labels are numbers.
     """
     lines = zip(keys[:train], labels[:train], moments[:train], range(train), strict=True)
-    known = [line for line in lines if line[1] >= 0]
+    known = [line for line in lines if numbers or line[1] >= 0]
     often = {k for k, n in collections.Counter(k for k, *_ in known).items() if n >= least}
     latest = max(moments[:train], default=0)
     made = []
@@ -92,8 +99,8 @@ def counted(keys, labels, moments, train, *, folds=0, window=math.inf, least=1):
             ys = [y for k, y, _, j in known if k == key and fold_of(j, folds) != fold_of(i, folds)]
         else:
             ys = [y for k, y, t, _ in known if k == key and now - window <= t < now]
-        made.append((sum(ys), len(ys)) if key in often else (0, 0))
-    return np.array(made, np.int64).reshape(-1, 2)
+        made.append((math.fsum(ys), len(ys)) if key in often else (0, 0))
+    return np.array(made, np.float64 if numbers else np.int64).reshape(-1, 2)
 
 
 def expected_features(counts, prior, train, smoothing=10.0):
@@ -152,13 +159,13 @@ def test_the_order_of_features_and_their_number_make_other_values():
 # Target means
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", range(24))
 def test_sums_and_counts_of_random_columns(tmp_path, seed):
     """Every mode, through chunks of a few lines, against the definition."""
     draw = np.random.default_rng(seed)
     rows, train = int(draw.integers(2, 150)), 0
     train = int(draw.integers(1, rows + 1))
-    several, timed = bool(seed // 4 % 2), seed % 4 < 3
+    several, timed, numbers = seed // 4 == 1, seed % 4 < 3, seed // 4 >= 4
     folds, window = [(3, 0), (0, 0), (0, 7), (None, 0)][seed % 4]
     least = int(draw.integers(1, 4))
     mean = f'[[target_mean]]\nof = ["user", "item"]\nname = "pair"\nmin_count = {least}\nsmoothing = 2.5\n'
@@ -167,8 +174,12 @@ def test_sums_and_counts_of_random_columns(tmp_path, seed):
     mean += 'label = "late"\n' if several else ""
     label = '[[labels]]\ncolumn = "y"\n[[labels]]\ncolumn = "late"\n' if several else '[label]\ncolumn = "y"\n'
     text = (TIMED if timed else COLUMNS).replace('[label]\ncolumn = "y"\n', label) + mean
-    source = source_of(tmp_path, text)
+    source = source_of(tmp_path, text.replace(*NUMBERS) if numbers else text)
     labels = draw.integers(-1 if several else 0, 2, (2, rows)).astype(np.float32)
+    if seed // 4 == 4:  # halves of stars, whose sums are exact
+        labels = draw.integers(-3, 11, (2, rows)).astype(np.float32) / 2
+    if seed // 4 == 5:  # sizes of every order, of which most are too small to be exact beside the largest
+        labels = (draw.normal(size=(2, rows)) * 10.0 ** draw.integers(-30, 31, (2, rows))).astype(np.float32)
     users, items = draw.integers(0, 3, (2, rows)).astype(np.uint64) * np.uint64(2**62 + 5)
     times = np.concatenate([np.sort(draw.integers(-5, 20, n)) for n in (train, rows - train)]) * 1_000_000
     spill = new_spill(source, tmp_path / "spill")
@@ -192,12 +203,13 @@ def test_sums_and_counts_of_random_columns(tmp_path, seed):
     keys = list(zip(users.tolist(), items.tolist(), strict=True))
     moments = times.tolist() if timed else list(range(rows))
     span = window * 1_000_000 if window else math.inf
-    counts = counted(keys, of_label.tolist(), moments, train, folds=folds, window=span, least=least)
-    known = [y for y in of_label[:train].tolist() if y >= 0]
-    prior = sum(known) / len(known) if known else 0
-    assert [f.statistic.prior for f in made.dense] == [prior, prior]
+    counts = counted(keys, of_label.tolist(), moments, train, folds=folds, window=span, least=least, numbers=numbers)
+    known = [y for y in of_label[:train].tolist() if numbers or y >= 0]
+    prior = math.fsum(known) / len(known) if known else 0
+    exact = {"rtol": 0, "atol": 1e-12 * float(np.abs(of_label[:train]).max()) if seed // 4 == 5 else 0}
+    np.testing.assert_allclose([f.statistic.prior for f in made.dense], [prior, prior], **exact)
     means = (counts[:, 0] + 2.5 * prior) / (counts[:, 1] + 2.5)
-    np.testing.assert_array_equal(spill.plain(dense_name("pair_mean")).read(0, rows), means)
+    np.testing.assert_allclose(spill.plain(dense_name("pair_mean")).read(0, rows), means, **exact)
     np.testing.assert_array_equal(spill.plain(dense_name("pair_count")).read(0, rows), np.log1p(counts[:, 1]))
 
 
@@ -217,11 +229,11 @@ folds = 4
 """
 
 
-@pytest.mark.parametrize("split_by", ["time", "random"])
-def test_a_dataset_has_the_features_that_raw_values_get(tmp_path, split_by):
+@pytest.mark.parametrize(("split_by", "numbers"), [("time", False), ("random", False), ("time", True)])
+def test_a_dataset_has_the_features_that_raw_values_get(tmp_path, split_by, numbers):
     """Timed: what is earlier by default. A split by time: valid and test equal what columns and logs are encoded to."""
-    source = source_of(tmp_path, TIMED + MEANS)
-    lines = sorted(log(2), key=lambda line: line["at"])
+    source = source_of(tmp_path, (TIMED + MEANS).replace(*NUMBERS) if numbers else TIMED + MEANS)
+    lines = sorted(log(2, numbers=numbers), key=lambda line: line["at"])
     path = written(tmp_path / "log.csv", lines)
     schema = prepare(source, path, tmp_path / "data", PrepareOptions(split_by=split_by, threads=1))
     _, columns = read_dataset(tmp_path / "data")
@@ -234,7 +246,8 @@ def test_a_dataset_has_the_features_that_raw_values_get(tmp_path, split_by):
             ("pair", ("user", "item"), {}),
             ("folded", ("user", "item"), {"folds": 4, "least": 2}),
         ):
-            counts = counted([tuple(line[n] for n in features) for line in lines], labels, moments, train, **options)
+            keys = [tuple(line[n] for n in features) for line in lines]
+            counts = counted(keys, labels, moments, train, numbers=numbers, **options)
             for kind, expected in zip(("mean", "count"), expected_features(counts, prior, train), strict=True):
                 np.testing.assert_allclose(columns[f"{name}_{kind}"], expected, rtol=1e-5, atol=1e-6)
     encoder = Encoder(schema)
@@ -288,11 +301,11 @@ def test_features_of_random_texts(lines, least):
     assert len(set(rows.values())) == len(rows)
 
 
-@pytest.mark.parametrize("kind", ["workers", "threads"])
-def test_how_the_work_is_divided_changes_nothing(tmp_path, monkeypatch, kind):
+@pytest.mark.parametrize(("kind", "numbers"), [("workers", False), ("workers", True), ("threads", True)])
+def test_how_the_work_is_divided_changes_nothing(tmp_path, monkeypatch, kind, numbers):
     monkeypatch.setattr(parts, "PART_BYTES", 1500)
-    source = source_of(tmp_path, TIMED + MEANS)
-    path = written(tmp_path / "log.csv", log(3))
+    source = source_of(tmp_path, (TIMED + MEANS).replace(*NUMBERS) if numbers else TIMED + MEANS)
+    path = written(tmp_path / "log.csv", log(3, numbers=numbers))
     prepare(source, path, tmp_path / "one", PrepareOptions(threads=1))
     workers = {"workers": LostWorkers()} if kind == "workers" else {}
     prepare(source, path, tmp_path / "two", PrepareOptions(threads=1 if workers else 3), **workers)
@@ -393,6 +406,33 @@ def test_shuffled_labels_leave_nothing_to_see(tmp_path, known):
     assert auc(own.dense[:, 0], labels[:train]) > 0.65
 
 
+@pytest.mark.parametrize("known", ["folds = 5", "folds = 0"])
+def test_shuffled_numbers_leave_nothing_to_see(tmp_path, known):
+    """A line fitted to training has no R2 on training, nor on valid, beyond the noise of one number."""
+    draw = np.random.default_rng(0)
+    rows = 20_000
+    users, labels = draw.integers(0, 4_000, rows), draw.gamma(2, 50, rows).round(2)
+    lines = [
+        {"y": y, "user": f"u{u}", "item": "i", "at": t} for t, (y, u) in enumerate(zip(labels, users, strict=True))
+    ]
+    text = (TIMED + f'[[target_mean]]\nof = ["user"]\n{known}\nmin_count = 1\n').replace(*NUMBERS)
+    path, options = written(tmp_path / "log.csv", lines), PrepareOptions(split=(0.8, 0.1, 0.1))
+    schema = prepare(source_of(tmp_path, text), path, tmp_path / "data", options)
+    _, columns = read_dataset(tmp_path / "data")
+    train = schema.splits["train"].examples
+    mean = np.array(columns["user_mean"])
+
+    def r2(feature, split):
+        slope, offset = np.polyfit(feature[:train], labels[:train], 1)
+        errors = labels[split] - slope * feature[split] - offset
+        return 1 - np.mean(errors**2) / labels[split].var()
+
+    assert r2(mean, slice(train)) < 0.001
+    assert r2(mean, slice(train, rows)) < 0.001
+    own = Encoder(schema).columns({"user": [f"u{u}" for u in users[:train]], "item": ["i"] * train})
+    assert r2(own.dense[:, 0], slice(train)) > 0.1
+
+
 REFUSED = {
     "cross of ['user']: of must name 2": '[[cross]]\nof = ["user"]',
     "none of them twice": '[[cross]]\nof = ["user", "user"]',
@@ -451,30 +491,33 @@ def test_a_window_needs_times_in_a_unit(tmp_path, time, words):
 # Models
 
 
-def test_scores_are_the_same_whichever_way_the_values_come(tmp_path):
+@pytest.mark.parametrize("numbers", [False, True])
+def test_scores_are_the_same_whichever_way_the_values_come(tmp_path, numbers):
     """Dataset, log, columns, export: the first two to the bit."""
-    log_of = pairs_with_means(2_000)
+    log_of = pairs_with_means(2_000, numbers=numbers)
     path = written(tmp_path / "log.csv", log_of, names=("y", "user", "item"))
-    later = pairs_with_means(300, seed=1)
+    later = pairs_with_means(300, seed=1, numbers=numbers)
     written(tmp_path / "later.csv", later, names=("y", "user", "item"))
-    source = source_of(tmp_path, COLUMNS + MEANS)
+    source = source_of(tmp_path, (COLUMNS + MEANS).replace(*NUMBERS) if numbers else COLUMNS + MEANS)
     data = tmp_path / "data"
     prepare(source, path, data, PrepareOptions())
     options = PrepareOptions(vocabulary_from=str(data), split=(0, 0, 1))
     prepare(source, str(tmp_path / "later.csv"), tmp_path / "tuesday", options)
     run = shop_logs.trained(tmp_path, data)
-    want = restore_run(run, tmp_path / "tuesday").scores("test").logits
+    attribute, column, called = ("predictions", "prediction", "__call__") if numbers else ("logits", "logit", "logits")
+    want = getattr(restore_run(run, tmp_path / "tuesday").scores("test"), attribute)
     raw = {name: [line[name] for line in later] for name in ("user", "item")}
     loaded = jrec.load_run(run)
-    np.testing.assert_array_equal(loaded.logits(raw), want)
+    np.testing.assert_array_equal(loaded.predict(raw) if numbers else loaded.logits(raw), want)
     assert (
         cli.main(["predict", str(run), str(tmp_path / "later.csv"), "--out", str(tmp_path / "p.csv"), "--quiet"]) == 0
     )
     read = np.genfromtxt(tmp_path / "p.csv", delimiter=",", names=True)
-    np.testing.assert_array_equal(read["logit"].astype(np.float32), want)
+    np.testing.assert_array_equal(read[column].astype(np.float32), want)
     assert cli.main(["export", str(run), "--out", str(tmp_path / "export"), "--quiet"]) == 0
     assert "means/pair.npy" in json.loads((tmp_path / "export" / "manifest.json").read_text())["files"]
-    np.testing.assert_allclose(serving.load(tmp_path / "export").logits(raw), want, rtol=2e-5, atol=2e-6)
+    served = getattr(serving.load(tmp_path / "export"), called)(raw)
+    np.testing.assert_allclose(served, want, rtol=2e-5, atol=2e-6)
 
 
 @pytest.mark.slow
@@ -521,34 +564,38 @@ def test_two_towers_read_a_cross_whose_features_they_do_not(tmp_path):
     assert [list(one) for one in served.items] == items
 
 
-def pairs_with_means(rows, seed=0, users=20, items=20):
+def pairs_with_means(rows, seed=0, users=20, items=20, numbers=False):
     """Lines whose label depends on the pair of user and item, and on neither of them alone."""
     draw = np.random.default_rng(seed)
     user, item = draw.integers(0, users, rows), draw.integers(0, items, rows)
     chance = np.random.default_rng(99).choice([0.1, 0.9], (users, items))[user, item]
-    labels = (draw.random(rows) < chance).astype(int)
+    labels = (500 + 100 * chance + draw.normal(0, 30, rows)).round(1) if numbers else draw.random(rows) < chance
+    labels = labels if numbers else labels.astype(int)
     return [{"y": y, "user": f"u{u}", "item": f"i{i}"} for y, u, i in zip(labels, user, item, strict=True)]
 
 
-@pytest.mark.parametrize("kind", ["pairs", "ids", "named"])
+@pytest.mark.parametrize("kind", ["pairs", "ids", "named", "pairs of numbers", "ids of numbers"])
 def test_init_proposes_pairs_with_means_of_their_own(tmp_path, kind):
-    lines = pairs_with_means(9_000)
+    numbers, kind = kind.endswith("numbers"), kind.split()[0]
+    lines = pairs_with_means(9_000, numbers=numbers)
     if kind == "ids":  # the chances of users and items, the sums of which pairs do not change
         draw = np.random.default_rng(0)
-        numbers = [(int(line["user"][1:]), int(line["item"][1:])) for line in lines]
-        lines = [line | {"y": int(draw.random() < (u + i) / 40)} for line, (u, i) in zip(lines, numbers, strict=True)]
+        ids = [int(line["user"][1:]) + int(line["item"][1:]) for line in lines]
+        labels = [round(total + 9 * draw.normal(), 1) if numbers else int(draw.random() < total / 40) for total in ids]
+        lines = [line | {"y": y} for line, y in zip(lines, labels, strict=True)]
     text = '[[categorical]]\ncolumn = "day"\n' + ('[[cross]]\nof = ["item", "user"]\n' if kind == "named" else "")
     lines = [line | {"day": f"d{number % 7}"} for number, line in enumerate(lines)]
     path = written(tmp_path / "log.csv", lines, names=("y", "user", "item", "day"))
-    schema = prepare(source_of(tmp_path, COLUMNS + text), path, tmp_path / "data", PrepareOptions(split_by="random"))
+    text = (COLUMNS + text).replace(*NUMBERS) if numbers else COLUMNS + text
+    schema = prepare(source_of(tmp_path, text), path, tmp_path / "data", PrepareOptions(split_by="random"))
     found = telling_pairs(tmp_path / "data", schema)
     assert [pair.features for pair in found] == [("user", "item")] * (kind == "pairs")
     if kind != "pairs":
-        assert proposal(found) == []
+        assert proposal(found, schema) == []
         return
     assert 0.2 < found[0].gain < 1
-    added = "\n".join(line for line in proposal(found) if line.startswith("  "))
-    assert source_of(tmp_path, COLUMNS + text + added).target_means[0].of == ("user", "item")
+    added = "\n".join(line for line in proposal(found, schema) if line.startswith("  "))
+    assert source_of(tmp_path, text + added).target_means[0].of == ("user", "item")
 
 
 def test_pairs_with_means_of_their_own_are_found(tmp_path):
@@ -564,3 +611,20 @@ def test_pairs_with_means_of_their_own_are_found(tmp_path):
     # The chances are 0.1 and 0.9, so that whoever knows them has an AUC of 0.9.
     assert reached["ids"] < 0.75
     assert min(reached["cross"], reached["mean"]) > 0.87
+
+
+def test_pairs_with_mean_numbers_of_their_own_are_found(tmp_path):
+    """Whoever knows the pairs' means has an R2 of 0.64; of shuffled labels nobody has one."""
+    lines, reached = pairs_with_means(12_000, numbers=True), {}
+    shuffled = np.random.default_rng(1).permutation([line["y"] for line in lines]).tolist()
+    for name, labels in (("ids", None), ("mean", None), ("shuffled", shuffled)):
+        own = lines if labels is None else [line | {"y": y} for line, y in zip(lines, labels, strict=True)]
+        made = "" if name == "ids" else '[[target_mean]]\nof = ["user", "item"]\n'
+        source = source_of(tmp_path, (COLUMNS + made).replace(*NUMBERS))
+        path = written(tmp_path / f"{name}.csv", own, names=("y", "user", "item"))
+        prepare(source, path, tmp_path / name, PrepareOptions(split_by="random"))
+        run = shop_logs.trained(tmp_path, tmp_path / name, out=f"run-{name}")
+        reached[name] = evaluate_numbers(restore_run(run, tmp_path / name).scores("valid")).r2
+    assert reached["ids"] < 0.2
+    assert reached["mean"] > 0.55
+    assert reached["shuffled"] < 0.01

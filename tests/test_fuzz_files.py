@@ -164,8 +164,8 @@ def read_counts(folder):
 
 
 def read_label_counts(folder):
-    counts = LabelCounts.load(folder / "means", Schema.load(folder / "means"), "means/a.npy")
-    return [counts.keys, counts.sums, counts.counts]
+    read = [LabelCounts.load(f, Schema.load(f), "means/a.npy") for f in (folder / "means", folder / "number_means")]
+    return [column for counts in read for column in (counts.keys, counts.sums, counts.counts)]
 
 
 def read_vocabularies(folder):
@@ -273,7 +273,7 @@ FORMATS = {
     "shard": Format((f"data/{SHARD}", f"data/{SHARD.replace('train', 'test')}"), read_dataset),
     "schema": Format(("data/schema.json",), read_dataset, structure="json"),
     "counts": Format(("data/counts/*.npy",), read_counts),
-    "labels' counts": Format(("means/means/a.npy",), read_label_counts),
+    "labels' counts": Format(("means/means/a.npy", "number_means/means/a.npy"), read_label_counts),
     "vocabulary": Format(("csv/vocabulary/a.parquet",), read_vocabularies),
     "Parquet log": Format(("log.parquet", "log2.parquet"), read_parquet_logs),
     "bijection": Format(("ordered/reorder/*.npy",), read_bijections),
@@ -306,9 +306,10 @@ def world(tmp_path_factory):
     synthesize(shape_like("quickstart"), data, SynthOptions(rows=700, seed=0, block_size=64, split=(0.8, 0.0, 0.2)))
     schema = Schema.load(data)
     prepared(folder, LOG, "csv")
-    (folder / "means.toml").write_text(MEANS_TOML)
-    means = Delimited(load_schema(f"{folder}/means.toml"))
-    prepare(means, [str(folder / "csv.csv")], folder / "means", PrepareOptions(threads=1))
+    for name, label in (("means", ""), ("number_means", 'label.kind = "number"\n')):
+        (folder / "means.toml").write_text(label + MEANS_TOML)
+        means = Delimited(load_schema(f"{folder}/means.toml"))
+        prepare(means, [str(folder / "csv.csv")], folder / name, PrepareOptions(threads=1))
     shutil.copytree(data, folder / "ordered")
     order = np.random.default_rng(0).permutation(schema.tables[0].rows).astype(np.uint32)
     entry = save_order(folder / "ordered", schema.tables[0].name, order)

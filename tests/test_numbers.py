@@ -284,7 +284,6 @@ def test_a_run_is_not_scored_by_labels_of_another_kind(folder, run, tmp_path):
 @pytest.mark.parametrize(("text", "message"), [
     (SCHEMA.replace('"number"', '"numbers"'), "kind of label 'rating' is 'numbers'; choose one of binary, number"),
     (SCHEMA.replace("[[dense]]", "positive_at_least = 4\n[[dense]]", 1), "leave positive_values and positive_at"),
-    (SCHEMA + '[[target_mean]]\nof = ["user"]\n', "counts clicks, but .label. is of kind 'number'"),
     (SCHEMA.replace("[label]", "[[labels]]") + '[[labels]]\ncolumn = "w"\n', "make it the only label"),
 ])  # fmt: skip
 def test_schemas_that_do_not_fit(folder, capsys, text, message):
@@ -342,9 +341,38 @@ def test_fit_takes_a_number_and_predicts_numbers():
         jrec.fit(rows, schema="columns.toml", numeric=True)
 
 
-def test_compression_compares_auc(run, tmp_path, capsys):
-    assert cli.main(["compress", str(run), "--largest", "1", "--rank", "2", "--out", str(tmp_path / "small")]) == 2
-    assert "predicts numbers, whose AUC `jrec compress` could not compare" in capsys.readouterr().err
+def test_compression_compares_rmse(folder, run, tmp_path, capsys):
+    small = tmp_path / "small"
+    assert cli.main(["compress", str(run), "--tables", "user", "--rank", "1", "--cores", "2", "--out", str(small)]) == 0
+    content, printed = json.loads((small / "report" / "compression.json").read_text()), capsys.readouterr().out
+    for key, checkpoint in (("before", run), ("after", small)):
+        rmse = regression.evaluate_numbers(evaluate_checkpoint(checkpoint, folder / "data", split="test").scores).rmse
+        assert content[key]["test"]["rmse"] == pytest.approx(rmse)
+        assert f"{rmse:.4f}" in printed
+    assert content["after"]["test"]["rmse"] > content["before"]["test"]["rmse"] * 1.01
+    assert "RMSE before" in printed
+    assert "AUC" not in printed
+
+
+def test_hot_and_cold_batches_are_scheduled_by_rmse(folder, tmp_path):
+    """Rates follow the RMSE after each schedule, and the model is as good as one of plain batches, or nearly."""
+    fae = ["fae", "pack", str(folder / "data"), "--budget", "500B", "--dim", "4", "--small", "0", "--quiet"]
+    assert cli.main([*fae, "--out", str(tmp_path / "fae")]) == 0
+    overrides = ["schedule=fae", "epochs=6", "evaluate.baselines=auto", "fae.batches=0"]
+    out = train_command(tmp_path, tmp_path / "fae", *overrides, out="run", text=CONFIG)
+    content = json.loads((out / "report" / "metrics.json").read_text())
+    assert content["splits"]["test"]["r2"] > 0.5
+    assert content["fae"]["hot_examples"] * content["fae"]["cold_examples"] > 0
+    assert "baselines" not in content
+    rmse = content["fae"]["test_losses"]
+    assert all(10 < loss < 1_000 for loss in rmse)
+    assert rmse[-1] < rmse[0]
+    records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    by_step = {record["step"]: record["rmse"] for record in records if record["split"] == "valid" and "rmse" in record}
+    decided = {record["step"]: record["test_loss"] for record in records if record["split"] == "schedule"}
+    assert list(decided.values()) == rmse
+    assert any(decided[step] == pytest.approx(by_step[step]) for step in by_step.keys() & decided.keys())
+    assert "RMSE by schedule" in (out / "report" / "report.html").read_text()
 
 
 def test_less_error_is_better():

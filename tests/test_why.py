@@ -10,13 +10,18 @@ import pyarrow.parquet as pq
 import pytest
 import shop_logs
 import task_logs
-import test_train_two_towers as towers
+import tbsm_config
+import test_taobao_sequences as sequences
 from test_importance_kinds import FEW, prepared, trained
 
 import jrec
 from jrec import cli
 from jrec.app.predict import LoadedRun
+from jrec.data.schema import DatasetError
 from jrec.errors import ConfigError
+from jrec.prepare.prepare import prepare
+from jrec.prepare.prepare_options import PrepareOptions
+from jrec.prepare.readers import SequenceOptions, TaobaoSequences
 
 PAGE = pathlib.Path(__file__).parents[1] / "docs" / "importance.md"
 COLUMNS = {
@@ -98,7 +103,7 @@ def test_of_several_labels_each_has_its_own(tmp_path):
             assert dict(pairs) == pytest.approx({name: change[at] for name, change in changes.items()}, abs=1e-6)
     out = tmp_path / "scores.parquet"
     (tmp_path / "none.csv").write_text("click,bought,price,user,item\n")
-    for file, lines in ((tmp_path / "log.csv", 2_000), (tmp_path / "none.csv", 0)):
+    for file, lines in ((tmp_path / "log.csv", 2_000), (tmp_path / "data", 2_000), (tmp_path / "none.csv", 0)):
         arguments = ["predict", str(tmp_path / "run"), str(file), "--why", "1", "--out", str(out), "--overwrite"]
         assert cli.main([*arguments, "--quiet"]) == 0
         table = pq.read_table(out)
@@ -106,8 +111,52 @@ def test_of_several_labels_each_has_its_own(tmp_path):
         assert table.column_names[-4:] == [f"why_1{part}_{task}" for task in reasons for part in ("", "_change")]
 
 
-def test_what_has_no_reasons_is_refused(run, tmp_path, capsys):
+@pytest.mark.parametrize("options", [(), ("--growing", "user", "--block-size", "100")])
+def test_a_dataset_has_the_reasons_of_its_log(run, tmp_path, options):
+    """All splits, whose blocks are no batches, in their order, which is the log's; and a file of one."""
     folder, _, loaded = run
+    log = folder / "log.csv"
+    if options:
+        folder = tmp_path
+        prepared(folder, shop_logs.SCHEMA, log, *options)
+        loaded = trained(folder, shop_logs.CONFIG, "evaluate.baselines=off", "epochs=1")
+    pieces, of_log = [*loaded.of_dataset(why=3)], [*loaded.of_log(str(log), why=3)]
+    assert {piece.split for piece in pieces} == {"train", "valid", "test"}
+    assert len(pieces) > 3
+    for name in ("features", "changes"):
+        split, whole = (np.concatenate([getattr(p.reasons, name) for p in each]) for each in (pieces, of_log))
+        np.testing.assert_array_equal(split, whole)
+    for own, other in zip(pieces, loaded.of_dataset(), strict=True):
+        assert (own.split, own.first) == (other.split, other.first)
+        np.testing.assert_array_equal(own.logits, other.logits)
+        np.testing.assert_array_equal(own.labels, other.labels)
+    out = tmp_path / "test.csv"
+    arguments = ["predict", str(folder / "run"), str(folder / "data"), "--split", "test", "--why", "1", "--quiet"]
+    assert cli.main([*arguments, "--out", str(out)]) == 0
+    table = list(csv.DictReader(out.read_text().splitlines()))
+    assert list(table[0]) == ["split", "row", "label", "score", "logit", "why_1", "why_1_change"]
+    names = [own[0][0] for piece in pieces if piece.split == "test" for own in piece.reasons.pairs()]
+    assert [line["why_1"] for line in table] == names
+
+
+def test_examples_of_several_lines_have_reasons(tmp_path):
+    """Histories and drawn targets, which only the dataset has; as the columns of its features have them."""
+    log = sequences.write(tmp_path / "log.csv", sequences.events(count=1500, users=100, items=900))
+    prepare(TaobaoSequences(SequenceOptions()), [log], tmp_path / "data", PrepareOptions(min_count=1, block_size=64))
+    arguments = ["train", str(tbsm_config.SHIPPED), f"data.path={tmp_path / 'data'}", f"out={tmp_path / 'run'}"]
+    assert cli.main([*arguments, *tbsm_config.SMALL, "log.progress=off", "max_steps=30", "mesh.devices=0"]) == 0
+    loaded = jrec.load_run(tmp_path / "run")
+    (piece,) = loaded.of_dataset(["test"], why=2)
+    rows = sequences.raw_examples(tmp_path / "data", loaded.restored.schema)[-piece.examples :]
+    columns = {name: [row[name] for row in rows] for name in sequences.FEATURES}
+    for own, pairs in zip(piece.reasons.pairs(), loaded.why(columns, k=2), strict=True):
+        assert [name for name, _ in own] == [name for name, _ in pairs]
+        assert [change for _, change in own] == pytest.approx([change for _, change in pairs], abs=1e-6)
+    assert max(abs(change) for own in piece.reasons.pairs() for _, change in own) > 1e-3
+
+
+def test_what_has_no_reasons_is_refused(run):
+    _, _, loaded = run
     with pytest.raises(ConfigError, match=r"the 5 features that .* predictions read 4: price, user, item, hist"):
         loaded.why(COLUMNS, k=5)
     categorical = [dataclasses.replace(f, fixed_length=f.name == "history") for f in loaded.restored.schema.categorical]
@@ -115,14 +164,11 @@ def test_what_has_no_reasons_is_refused(run, tmp_path, capsys):
     other = LoadedRun(dataclasses.replace(loaded.restored, schema=schema))
     with pytest.raises(ConfigError, match="'history' has a weight for every value of lists of one length"):
         other.why(COLUMNS, k=1)
-    arguments = ["predict", str(folder / "run"), str(folder / "data"), "--why", "1", "--out", str(tmp_path / "x.csv")]
-    assert cli.main(arguments) == 2
-    assert "--why is of raw logs" in capsys.readouterr().err
-    towers.write_log(tmp_path / "log.csv")
-    prepared(tmp_path, towers.SCHEMA, tmp_path / "log.csv")
-    trained(tmp_path, towers.CONFIG.format(data=tmp_path / "data"), *FEW, "max_steps=1")
-    with pytest.raises(ConfigError, match="'two_tower', which ranks items; only of scores jrec tells why"):
-        jrec.load_run(tmp_path / "run").why({"user": ["u1"]})
+    tables = tuple(dataclasses.replace(table, vocabulary=None) for table in loaded.restored.schema.tables)
+    schema = dataclasses.replace(loaded.restored.schema, tables=tables)
+    synthetic = LoadedRun(dataclasses.replace(loaded.restored, schema=schema))
+    with pytest.raises(DatasetError, match=r"table 'user' of .* has no vocabulary: synthetic data has none"):
+        next(synthetic.of_dataset(why=1))
 
 
 def test_the_snippet_of_the_page_runs(tmp_path, monkeypatch, capsys):

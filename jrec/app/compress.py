@@ -8,7 +8,7 @@ import math
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ from jrec.app.build import build_modules
 from jrec.app.config import TrainConfig
 from jrec.app.config.typed_toml import MOST
 from jrec.app.evaluate import OpenedRun, open_run, restore_run
+from jrec.app.report.ranking import AnyScores
 from jrec.app.run_folder import new_run_folder
 from jrec.app.run_record import TrainedRun, run_at
 from jrec.app.tables import in_cores, train_override
@@ -27,7 +28,6 @@ from jrec.checkpoint.saved import SavedTable
 from jrec.checkpoint.settled import SETTLED
 from jrec.data.schema import Schema
 from jrec.errors import ConfigError, value_errors_are_config_errors
-from jrec.metrics import Scores
 from jrec.ops.layout import EmbeddingLayout, TableConfig
 from jrec.ops.tt import TTDecomposition, TTShape, tt_dense_chunks, tt_svd
 from jrec.ops.tt.shape import MAX_ROWS
@@ -113,8 +113,8 @@ class Compression:
 
     run: OpenedRun
     tables: dict[str, CompressedTable]
-    before: dict[str, Scores]
-    after: dict[str, Scores]
+    before: dict[str, AnyScores]
+    after: dict[str, AnyScores]
 
 
 def compress_run(
@@ -170,12 +170,12 @@ def compress_run(
 
 def _scores(
     checkpoint: str | os.PathLike[str], data: str | os.PathLike[str] | None, splits: Sequence[str]
-) -> dict[str, Scores]:
+) -> dict[str, AnyScores]:
     """A checkpoint's scores by split; its model takes memory only here."""
     if not splits:
         return {}
     run = restore_run(checkpoint, data)
-    return {split: cast("Scores", run.scores(split)) for split in splits}  # other models are refused
+    return {split: run.scores(split) for split in splits}
 
 
 def _selected(run: OpenedRun, selection: Selection) -> list[TableConfig]:

@@ -22,6 +22,7 @@ from jrec.app.run_length import epoch_batches
 from jrec.app.watch import BestStep, EvaluationPlan
 from jrec.data.schema import Schema
 from jrec.metrics import Evaluation, Scores, evaluate_tasks, log_loss
+from jrec.regression import NumberScores, evaluate_numbers
 from jrec.run.processes import first
 from jrec.run.run import Run
 
@@ -64,9 +65,11 @@ class Evaluator:
         return score_split(self._reading, split, limit=limit, progress=progress, **order)
 
     def loss(self, split: str, progress: TrainingProgress, *, limit: int) -> float:
-        """The log loss on the first ``limit`` batches of a split, by a model of clicks."""
+        """The log loss on the first ``limit`` batches of a split, of labels that are numbers the RMSE."""
         scores = self.scores(split, progress, limit=limit)
-        assert isinstance(scores, Scores)
+        if isinstance(scores, NumberScores):
+            return evaluate_numbers(scores).rmse
+        assert isinstance(scores, Scores)  # models that rank have another schedule
         return log_loss(scores.logits, scores.labels, weights=scores.weights)
 
     def evaluate(self, step: int, log: MetricLog | SilentLog, progress: TrainingProgress) -> bool:

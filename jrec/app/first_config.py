@@ -104,7 +104,7 @@ class Facts(Rules["Candidate"]):
     def proposals(self, folder: str, schema: Schema) -> list[str]:
         from jrec.app.pairs import proposal, telling_pairs
 
-        return [] if self.numeric else proposal(telling_pairs(folder, schema))  # pairs of click rates
+        return proposal(telling_pairs(folder, schema), schema)
 
     @property
     def rows(self) -> int:

@@ -18,8 +18,8 @@ from jrec.app.loaders import eval_batch_size, eval_loader
 from jrec.app.models.best import Best, RankingPredictor
 from jrec.app.models.predictor import Piece, Predictor
 from jrec.batch import Batch
-from jrec.data.blocks import EXAMPLE_WEIGHT
-from jrec.data.encoded_columns import EncodedColumns
+from jrec.data.blocks import EXAMPLE_WEIGHT, ShardReader
+from jrec.data.encoded_columns import EncodedColumns, of_size
 from jrec.data.schema import SCHEMA_FILE, DatasetError
 from jrec.data.unknown import UnknownValues
 from jrec.errors import ConfigError
@@ -33,6 +33,8 @@ from jrec.shown import Shown
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from jrec.app.why import Explainer
 
 SPLITS = ("train", "valid", "test")
 SCORE_FORMATS = (".parquet", ".csv")
@@ -230,15 +232,22 @@ class LoadedRun:
         Raises:
           DatasetError: If the format makes examples of several lines, or a line is malformed; after the last one, if
             more values are unknown than may be.
-          ConfigError: If ``k`` is given, but the model ranks no items, or fewer; if ``why`` is, but it ranks items, or
-            reads fewer features.
+          ConfigError: If ``k`` is given, but the model ranks no items, or fewer; if ``why`` is, but it reads fewer
+            features.
         """
-        predictor, first = self._predictor.at(k), 0
+        predictor = self._predictor.at(k)
         explainer = None if why is None else predictor.explainer(why)
-        for encoded in self._encoded(predictor, inputs, joined, report, max_unknown):
+        yield from self._predicted(predictor, self._encoded(predictor, inputs, joined, report, max_unknown), explainer)
+
+    def _predicted(
+        self, predictor: Predictor, pieces: Iterable[EncodedColumns], explainer: Explainer | None, split: str = ""
+    ) -> Iterator[Piece]:
+        """Predictions for examples that follow each other, and the reasons for them."""
+        first = 0
+        for encoded in pieces:
             outputs = predictor.of_encoded(encoded, self.batch_size)
-            weights = encoded.tasks.get(EXAMPLE_WEIGHT)
-            piece = predictor.piece(outputs, first=first, labels=predictor.labels_of(encoded), weights=weights)
+            labels, weights = predictor.labels_of(encoded), encoded.tasks.get(EXAMPLE_WEIGHT)
+            piece = predictor.piece(outputs, split=split, first=first, labels=labels, weights=weights)
             yield piece if explainer is None else explainer.explained(piece, encoded, self.batch_size)
             first += encoded.examples
 
@@ -284,18 +293,26 @@ class LoadedRun:
         """
         return KeptColumns(read_names(inputs), names, self._predictor.log_encoder.dialect)
 
-    def of_dataset(self, splits: Sequence[str] = (), *, k: int | None = None) -> Iterator[Piece]:
+    def of_dataset(
+        self, splits: Sequence[str] = (), *, k: int | None = None, why: int | None = None
+    ) -> Iterator[Piece]:
         """Predictions for the dataset's examples, in their order.
 
         Args:
           splits: Which; () for all that it has.
           k: As of ``of_log``, as what it yields.
+          why: As of ``of_log``. A feature that is left out is what the dataset's vocabularies have for none.
 
         Raises:
-          DatasetError: If it has no such split.
+          DatasetError: If it has no such split; if ``why`` is given, but it has no vocabularies.
           ConfigError: As ``of_log``.
         """
         predictor = self._predictor.at(k)
+        if why is not None:
+            explainer = predictor.explainer(why)
+            for split in self._splits(splits):
+                yield from self._predicted(predictor, self._stored(split), explainer, split)
+            return
         for split, first, batch in self._batches(splits):
             labels = predictor.labels_of_batch(batch)
             yield predictor.piece(predictor.of_batch(batch), split=split, first=first, labels=labels)
@@ -327,18 +344,20 @@ class LoadedRun:
         """The ``k`` features on which each score of raw columns depends most: by example pairs of name and change.
 
         A change is the probability less what it is if the feature says nothing, and the others stay: a number is then
-        training's mean or what the schema's ``missing`` says, a value a missing one, a list empty.
+        training's mean or what the schema's ``missing`` says, a value a missing one, a list empty. Of a model that
+        ranks items the score is the best item's cosine, and of a history its items are left out, one by one:
+        "HISTORY=ITEM".
 
         Args:
           columns: As of ``predict``, whose scores these are.
           k: How many.
 
         Returns:
-          A list of ``k`` (name, change) an example, the greatest change first; of a run with several labels a
-          dictionary of them by task.
+          A list of ``k`` (name, change) an example, the greatest change first, fewer where a user has fewer; of a run
+          with several labels a dictionary of them by task.
 
         Raises:
-          ConfigError: If the model ranks items, or reads fewer features.
+          ConfigError: If the model reads fewer features.
           DatasetError: As ``predict``.
         """
         return self._predictor.explainer(k).of_columns(columns, self.batch_size)
@@ -349,15 +368,27 @@ class LoadedRun:
         piece = predictor.piece(predictor.nothing())
         return piece if why is None else predictor.explainer(why).explained(piece, None, self.batch_size)
 
-    def _batches(self, splits: Sequence[str]) -> Iterator[tuple[str, int, Batch]]:
-        """The dataset's batches, each with its split and the number of its first example there."""
+    def _splits(self, splits: Sequence[str]) -> Sequence[str]:
+        """The splits of the dataset to predict, of () all that it has."""
         run = self.restored
         there = [name for name in SPLITS if name in run.schema.splits and run.schema.splits[name].examples]
         if missing := [name for name in splits if name not in there]:
             raise DatasetError(
                 f"{run.config.data.path} has no examples in split {missing[0]!r}, only in {', '.join(there)}"
             )
-        for split in splits or there:
+        return splits or there
+
+    def _stored(self, split: str) -> Iterator[EncodedColumns]:
+        """The examples of a split in the batches of ``_batches``, before they are packed."""
+        run = self.restored
+        readers = (ShardReader(run.config.data.path, shard) for shard in run.schema.splits[split].shards)
+        blocks = (reader.read(block) for reader in readers for block in range(len(reader)))
+        return of_size((EncodedColumns.of_block(block, run.schema) for block in blocks), self.batch_size)
+
+    def _batches(self, splits: Sequence[str]) -> Iterator[tuple[str, int, Batch]]:
+        """The dataset's batches, each with its split and the number of its first example there."""
+        run = self.restored
+        for split in self._splits(splits):
             first = 0
             growing = self._predictor.growing
             with eval_loader(run.config, run.schema, run.layout, split, growing=growing, weighted=False) as loader:

@@ -36,7 +36,7 @@ class Schedule:
       start: Batches of the run before it.
       rate: Its rate, in per cent of an epoch's batches.
       cold, hot: How many batches of each kind it took.
-      test_loss: The test loss after it, in nats per example.
+      test_loss: The test loss after it: log loss in nats per example, or of labels that are numbers RMSE.
       next_rate: The rate of the next schedule.
     """
 

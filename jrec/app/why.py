@@ -6,10 +6,11 @@ features that say the same may both change nothing, since each is there while th
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import functools
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast, override
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from jrec.errors import ConfigError
 from jrec.serving.model import predictions
 
 if TYPE_CHECKING:
-    from jrec.app.models.predictor import Piece
+    from jrec.app.models.predictor import Piece, Predictor
     from jrec.app.models.scored import ByTask, ClickPredictor, Scored
 
 
@@ -28,9 +29,10 @@ class Reasons:
     """The features that change the scores of some examples most, the most first.
 
     Attributes:
-      names: The features' names.
-      features: (examples, k) int64, places in ``names``.
-      changes: (examples, k) float32: the score less what it is without the feature, above 0 where that raises it.
+      names: What is left out: features by name, or items of a history.
+      features: (examples, k) int64, places in ``names``; -1 where an example has fewer. Of ranked items (examples,
+        items, k).
+      changes: Of the same shape, float32: the score less what it is without the feature, above 0 where that raises it.
     """
 
     names: tuple[str, ...]
@@ -40,9 +42,13 @@ class Reasons:
     def pairs(self) -> list[list[tuple[str, float]]]:
         """By example (name, change) of its features."""
         return [
-            [(self.names[feature], change) for feature, change in zip(features, changes, strict=True)]
+            [(self.names[feature], change) for feature, change in zip(features, changes, strict=True) if feature >= 0]
             for features, changes in zip(self.features.tolist(), self.changes.tolist(), strict=True)
         ]
+
+    def at(self, which: Any) -> Reasons:
+        """The reasons at an index of ``features``."""
+        return dataclasses.replace(self, features=self.features[which], changes=self.changes[which])
 
     def columns(self, suffix: str = "") -> dict[str, Any]:
         """The columns why_1, why_1_change, why_2, …, each name with ``suffix`` behind it."""
@@ -50,16 +56,59 @@ class Reasons:
 
         names, columns = pa.array(self.names, pa.string()), {}
         for place in range(self.features.shape[1]):
-            columns[f"why_{place + 1}{suffix}"] = names.take(pa.array(self.features[:, place]))
-            columns[f"why_{place + 1}_change{suffix}"] = self.changes[:, place]
+            features, changes = self.features[:, place], self.changes[:, place]
+            columns[f"why_{place + 1}{suffix}"] = names.take(pa.array(features, mask=features < 0))
+            columns[f"why_{place + 1}_change{suffix}"] = pa.array(changes, mask=features < 0)
         return columns
 
 
-class Explainer:
+class Explainer(abc.ABC):
     """Leaves out one feature of examples after another.
 
     A feature that is left out is as in a request that does not have it: a number the mean of training or what the
     schema's ``missing`` says, a value the missing one or, where training had none, an unknown one, a list empty.
+
+    Args:
+      predictor: Scores the examples.
+      names: The features to leave out.
+      k: How many features of each example are told.
+      least: Whether there have to be that many.
+
+    Raises:
+      ConfigError: If there are fewer, or lists with weights that may not be empty.
+    """
+
+    def __init__(self, predictor: Predictor, names: Sequence[str], k: int, *, least: bool = True):
+        self.k, self.names, schema = k, tuple(names), predictor.run.schema
+        self._encoder = predictor.encoder
+        read = [feature for feature in schema.categorical if feature.name in self.names]
+        if whole := [feature.name for feature in read if feature.fixed_length and feature.weighted]:
+            raise ConfigError(
+                f"feature {whole[0]!r} has a weight for every value of lists of one length (fixed_length), none of"
+                " which may be missing, so that no score can be told without it; prepare it without fixed_length"
+            )
+        if k < 1 or (least and k > len(self.names)):
+            raise ConfigError(
+                f"the {k} features that a score depends on most are asked for, but predictions read"
+                f" {len(self.names)}: {', '.join(self.names)}"
+            )
+
+    @functools.cached_property
+    def blank(self) -> EncodedColumns:
+        """One example that says nothing."""
+        return self._encoder.blank()
+
+    @abc.abstractmethod
+    def of_columns(self, columns: object, batch_size: int) -> Any:
+        """The reasons for the scores of raw columns, as ``LoadedRun.why`` returns them."""
+
+    @abc.abstractmethod
+    def explained(self, piece: Piece, encoded: EncodedColumns | None, batch_size: int) -> Piece:
+        """The predictor's scores of examples with their reasons; ``encoded`` None of a piece without examples."""
+
+
+class ScoreExplainer(Explainer):
+    """Tells on which features the score of an example depends.
 
     Args:
       predictor: Scores the examples.
@@ -70,23 +119,8 @@ class Explainer:
     """
 
     def __init__(self, predictor: ClickPredictor, k: int):
-        self._predictor, self._k, schema = predictor, k, predictor.run.schema
-        self.names = tuple(predictor.kind.inputs(predictor.run.config.model, schema))
-        if whole := [feature.name for feature in schema.categorical if feature.fixed_length and feature.weighted]:
-            raise ConfigError(
-                f"feature {whole[0]!r} has a weight for every value of lists of one length (fixed_length), none of"
-                " which may be missing, so that no score can be told without it; prepare it without fixed_length"
-            )
-        if not 1 <= k <= len(self.names):
-            raise ConfigError(
-                f"the {k} features that a score depends on most are asked for, but predictions read"
-                f" {len(self.names)}: {', '.join(self.names)}"
-            )
-
-    @functools.cached_property
-    def _blank(self) -> EncodedColumns:
-        """One example that says nothing."""
-        return self._predictor.encoder.blank()
+        super().__init__(predictor, predictor.kind.inputs(predictor.run.config.model, predictor.run.schema), k)
+        self._predictor = predictor
 
     def reasons(self, encoded: EncodedColumns, logits: ByTask, batch_size: int) -> Reasons | Mapping[str, Reasons]:
         """The reasons for the scores of examples, by task where there are several labels.
@@ -100,15 +134,15 @@ class Explainer:
           DivergedError: If a logit is NaN or infinite.
         """
         without: list[Any] = [
-            self._predictor.logits(self._predictor.of_encoded(_left_out(encoded, self._blank, name), batch_size))
+            self._predictor.logits(self._predictor.of_encoded(left_out(encoded, self.blank, name), batch_size))
             for name in self.names
         ]
         if isinstance(logits, Mapping):
             return {task: self._most(logits[task], [by_task[task] for by_task in without]) for task in logits}
         return self._most(logits, without)
 
+    @override
     def of_columns(self, columns: object, batch_size: int) -> Any:
-        """The reasons for the scores of raw columns, as ``LoadedRun.why`` returns them."""
         encoded = self._predictor.encoder.columns(columns)
         logits = self._predictor.logits(self._predictor.of_encoded(encoded, batch_size))
         reasons = self.reasons(encoded, logits, batch_size)
@@ -116,12 +150,12 @@ class Explainer:
             return {task: of_task.pairs() for task, of_task in reasons.items()}
         return reasons.pairs()
 
+    @override
     def explained(self, piece: Piece, encoded: EncodedColumns | None, batch_size: int) -> Scored:
-        """The predictor's scores of examples with their reasons; ``encoded`` None of a piece without examples."""
         piece = cast("Scored", piece)
         if encoded is not None:
             return dataclasses.replace(piece, reasons=self.reasons(encoded, piece.logits, batch_size))
-        nothing = np.zeros((0, self._k))
+        nothing = np.zeros((0, self.k))
         none = Reasons(names=self.names, features=nothing.astype(np.int64), changes=nothing.astype(np.float32))
         tasks = self._predictor.tasks
         return dataclasses.replace(piece, reasons=dict.fromkeys(tasks, none) if tasks else none)
@@ -130,15 +164,15 @@ class Explainer:
         scores, *less = (predictions(outputs, self._predictor.numbers) for outputs in (logits, *without))
         changes = scores[:, None] - np.stack(less, axis=1)
         # Stable: features that change a score as much come in their own order.
-        order = np.argsort(-np.abs(changes), axis=1, kind="stable")[:, : self._k]
+        order = np.argsort(-np.abs(changes), axis=1, kind="stable")[:, : self.k]
         return Reasons(names=self.names, features=order, changes=np.take_along_axis(changes, order, axis=1))
 
 
-def _left_out(encoded: EncodedColumns, blank: EncodedColumns, name: str) -> EncodedColumns:
+def left_out(encoded: EncodedColumns, blank: EncodedColumns, name: str) -> EncodedColumns:
     """The examples with the only value that ``blank`` has of a feature."""
     if name in encoded.dense_names:
         dense, place = encoded.dense.copy(), encoded.dense_names.index(name)
-        dense[:, place] = blank.dense[0, place]
+        dense[:, place] = blank.dense[0, blank.dense_names.index(name)]
         return dataclasses.replace(encoded, dense=dense)
     weights = dict(encoded.weights)
     if name in weights:

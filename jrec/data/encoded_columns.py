@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from jrec.data.blocks import WEIGHT_SUFFIX
-from jrec.data.columns import Column, ListColumn, cut
+from jrec.data.blocks import LABEL, WEIGHT_SUFFIX, label_columns, weight_column
+from jrec.data.columns import Column, ListColumn, concatenate, cut
+from jrec.data.schema import Schema
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,6 +33,24 @@ class EncodedColumns:
     weights: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
     labels: np.ndarray | None = None
     tasks: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def of_block(cls, columns: Mapping[str, Column], schema: Schema) -> EncodedColumns:
+        """The examples of a dataset's block, of which only the features of ``schema`` are taken."""
+        dense_names = tuple(f.name for f in schema.dense)
+        labels, *further = label_columns(schema)
+        dense = np.empty((len(columns[LABEL]), len(dense_names)), np.float32, order="F")
+        for k, name in enumerate(dense_names):
+            dense[:, k] = columns[name]
+        weights = {f.name: columns[column] for f in schema.categorical if (column := weight_column(f))}
+        return cls(
+            dense_names=dense_names,
+            dense=dense,
+            ids={f.name: columns[f.name] for f in schema.categorical},
+            weights={name: lists.values for name, lists in weights.items() if isinstance(lists, ListColumn)},
+            labels=np.asarray(columns[labels]) if schema.labels else None,
+            tasks={name: np.asarray(columns[name]) for name in further} if schema.labels else {},
+        )
 
     @property
     def examples(self) -> int:
@@ -63,3 +82,35 @@ class EncodedColumns:
             labels=None if self.labels is None else self.labels[start:stop],
             tasks={name: labels[start:stop] for name, labels in self.tasks.items()},
         )
+
+
+def of_size(pieces: Iterable[EncodedColumns], size: int) -> Iterator[EncodedColumns]:
+    """The same examples in pieces of ``size``, the last one shorter."""
+    waiting: list[EncodedColumns] = []
+    count = 0
+    for piece in pieces:
+        at = 0
+        while count + piece.examples - at >= size:
+            stop = at + size - count
+            yield _joined([*waiting, piece.cut(at, stop)])
+            waiting, count, at = [], 0, stop
+        if at < piece.examples:
+            waiting.append(piece.cut(at, piece.examples))
+            count += piece.examples - at
+    if waiting:
+        yield _joined(waiting)
+
+
+def _joined(pieces: Sequence[EncodedColumns]) -> EncodedColumns:
+    first = pieces[0]
+    if len(pieces) == 1:
+        return first
+    labels = [piece.labels for piece in pieces if piece.labels is not None]
+    return dataclasses.replace(
+        first,
+        dense=np.asfortranarray(np.concatenate([piece.dense for piece in pieces])),
+        ids={name: concatenate([piece.ids[name] for piece in pieces]) for name in first.ids},
+        weights={name: np.concatenate([piece.weights[name] for piece in pieces]) for name in first.weights},
+        labels=np.concatenate(labels) if labels else None,
+        tasks={name: np.concatenate([piece.tasks[name] for piece in pieces]) for name in first.tasks},
+    )

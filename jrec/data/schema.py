@@ -6,7 +6,8 @@
       valid-…, test-…
       counts/TABLE.npy                   (rows,) int64, accesses of every row in the training split
       vocabulary/TABLE.parquet           value, row, count; absent for synthetic data and hashed tables
-      means/NAME.npy                     (3, keys) int64, labels' sums and counts by key (``jrec.prepare.target_means``)
+      means/NAME.npy                     labels' sums and counts by key: (3, keys) int64, or (keys,) records of labels
+                                         that are numbers (``jrec.prepare.target_means``)
       reorder/TABLE-CHECKSUM.npy         (rows,) uint32, the new row of every stored one (`jrec reorder`)
 
 Rows of a table descend by frequency, so row 0 is the most accessed. Shards, counts, vocabularies and ``oov_row`` speak

@@ -9,7 +9,6 @@ This module imports no JAX. ``jrec.data.dataset_packer.pack_encoded`` makes batc
 from __future__ import annotations
 
 import copy
-import dataclasses
 import functools
 import pathlib
 import tempfile
@@ -21,8 +20,8 @@ import numpy as np
 from jrec.data.bijection import load_order
 from jrec.data.blocks import WEIGHT_SUFFIX
 from jrec.data.column_forms import by_name
-from jrec.data.columns import Column, ListColumn, concatenate, lists_at
-from jrec.data.encoded_columns import EncodedColumns
+from jrec.data.columns import Column, ListColumn, lists_at
+from jrec.data.encoded_columns import EncodedColumns, of_size
 from jrec.data.keys import MISSING
 from jrec.data.schema import KEEP_LAST, LISTS, CategoricalFeature, DatasetError, Schema
 from jrec.data.unknown import UnknownValues
@@ -172,8 +171,9 @@ class Encoder:
         """One example of which nothing is known: numbers and values are missing, lists are empty.
 
         Raises:
-          DatasetError: If a number of the features may not be missing; names its column.
+          DatasetError: If a table has no vocabulary, or a number of the features may not be missing; names it.
         """
+        self.load_tables()  # so that what lacks a vocabulary says so, and not that its numbers may not be missing
         if all(field.blank for field in self._fields) or self.schema.dense:
             columns = {name: [[]] if kind == "weights" else [None] for name, kind in self.column_kinds.items()}
             return self.columns(columns)
@@ -250,7 +250,7 @@ class Encoder:
             bad.remedy = "Fix the line: every line gets a prediction"
             chunks = source.assemble(log.converted(lambda _: None, bad))
             encoded = (self._encoded(chunk, unknown, labelled=log.labelled) for chunk in chunks if len(chunk.labels))
-            yield from _of_size(encoded, batch_size)
+            yield from of_size(encoded, batch_size)
             if report is not None:
                 for remark in source.remarks():
                     report(remark)
@@ -315,38 +315,6 @@ def _filled(lists: ListColumn, length: int, value: np.generic | int) -> ListColu
         return lists
     values = np.insert(lists.values, np.repeat(offsets[:-1][empty], length), value)
     return ListColumn(offsets + length * np.concatenate([[0], np.cumsum(empty)]), values)
-
-
-def _of_size(pieces: Iterator[EncodedColumns], size: int) -> Iterator[EncodedColumns]:
-    """The same examples in pieces of ``size``, the last one shorter."""
-    waiting: list[EncodedColumns] = []
-    count = 0
-    for piece in pieces:
-        at = 0
-        while count + piece.examples - at >= size:
-            stop = at + size - count
-            yield _joined([*waiting, piece.cut(at, stop)])
-            waiting, count, at = [], 0, stop
-        if at < piece.examples:
-            waiting.append(piece.cut(at, piece.examples))
-            count += piece.examples - at
-    if waiting:
-        yield _joined(waiting)
-
-
-def _joined(pieces: Sequence[EncodedColumns]) -> EncodedColumns:
-    first = pieces[0]
-    if len(pieces) == 1:
-        return first
-    labels = [piece.labels for piece in pieces if piece.labels is not None]
-    return dataclasses.replace(
-        first,
-        dense=np.asfortranarray(np.concatenate([piece.dense for piece in pieces])),
-        ids={name: concatenate([piece.ids[name] for piece in pieces]) for name in first.ids},
-        weights={name: np.concatenate([piece.weights[name] for piece in pieces]) for name in first.weights},
-        labels=np.concatenate(labels) if labels else None,
-        tasks={name: np.concatenate([piece.tasks[name] for piece in pieces]) for name in first.tasks},
-    )
 
 
 def _log_source(schema: Schema) -> LogFormat | None:

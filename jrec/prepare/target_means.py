@@ -8,6 +8,9 @@ has the training examples of key K[i], of which a training example takes
 - those that are earlier than it, and with a window at most so much earlier. Examples of one moment do not count for
   each other.
 
+Sums are of whole numbers, so that no order of adding changes them: labels of 0 and 1 as they are, labels that are
+numbers in multiples of a power of two, by which the sum of all takes 62 bits.
+
 So no training example counts its own label. All other examples count every training example, with a window those in the
 last window of training: ``means/NAME.npy`` has their sums and counts by key, by which raw values get the same features
 in predictions.
@@ -17,6 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import pathlib
 from collections.abc import Callable, Iterable, Mapping
 
@@ -36,7 +40,10 @@ from jrec.progress import Advance
 
 FOLDS = 5
 _KEY, _AT, _MOMENT, _TARGET, _SUM, _COUNT = "key", "at", "moment", "target", "sum", "count"
-_INT64 = np.dtype(np.int64)
+_INT64, _FLOAT64 = np.dtype(np.int64), np.dtype(np.float64)
+_RECORD = np.dtype([(_KEY, "<i8"), (_SUM, "<f8"), (_COUNT, "<i8")])
+_UNKNOWN = -(2**63)  # a label that is not known
+_SUM_BITS = 62  # of int64, with room for what rounding adds
 _READ_ROWS = 1 << 18
 _FOLD_SEED = np.uint64(0x2545F4914F6CDD1D)
 _AGAIN = "copy it again, or prepare the dataset again"
@@ -48,7 +55,8 @@ class LabelCounts:
 
     Attributes:
       keys: (keys,) int64, ascending: the bits of uint64 keys.
-      sums, counts: (keys,) int64.
+      sums: (keys,) int64, or float64 of labels that are numbers.
+      counts: (keys,) int64.
     """
 
     keys: np.ndarray
@@ -64,18 +72,23 @@ class LabelCounts:
         """
         path = schema.check_file(folder, file)
         try:
-            read = np.array(np.load(path, mmap_mode="r", allow_pickle=False))  # no more room than the file has bytes
+            read = np.load(path, mmap_mode="r", allow_pickle=False)  # so that copies take no more than the file has
         except (OSError, ValueError) as error:
             raise DatasetError(f"{path} cannot be read ({error}); {_AGAIN}") from error
-        if read.dtype != _INT64 or read.ndim != 2 or len(read) != len(dataclasses.fields(cls)):
-            raise DatasetError(f"{path} holds {read.dtype}{list(read.shape)}, not int64[3, keys]; {_AGAIN}")
-        keys, sums, counts = read
-        if (keys[1:] <= keys[:-1]).any() or (sums < 0).any() or (sums > counts).any():
+        of_numbers = read.dtype == _RECORD and read.ndim == 1
+        if not of_numbers and (read.dtype != _INT64 or read.ndim != 2 or len(read) != 3):
+            raise DatasetError(
+                f"{path} holds {read.dtype}{list(read.shape)}, neither int64[3, keys] nor records of key, sum and"
+                f" count; {_AGAIN}"
+            )
+        keys, sums, counts = map(np.array, [read[name] for name in (_KEY, _SUM, _COUNT)] if of_numbers else read)
+        possible = (np.isfinite(sums) & (counts > 0)) if of_numbers else ((sums >= 0) & (sums <= counts))
+        if (keys[1:] <= keys[:-1]).any() or not possible.all():
             raise DatasetError(f"{path} does not hold ascending keys with sums of labels and their counts; {_AGAIN}")
         return cls(keys, sums, counts)
 
     def look_up(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(n,) int64 sums and counts of (n,) uint64 keys, 0 for those that are not there."""
+        """(n,) sums and (n,) counts of (n,) uint64 keys, 0 for those that are not there."""
         if not len(self.keys):
             return np.zeros(len(keys), np.int64), np.zeros(len(keys), np.int64)
         wanted = keys.view(np.int64)
@@ -134,7 +147,7 @@ def write_target_means(
     """Adds the columns of a log's target means to its examples: raw values, or an earlier dataset's.
 
     Takes the memory of two external sorts, ``bucket_rows`` examples of one column each, and 24 bytes for each key that
-    is written. Disk takes 50 bytes for each training example while the work goes on.
+    is written. Disk takes 60 bytes for each training example while the work goes on.
 
     Args:
       source: The log's format.
@@ -174,9 +187,11 @@ def write_target_means(
             )
         sorting = work / f"means-{number:04d}"
         sorting.mkdir()
-        trained = _sorted(source, mean, spill, sorting, train_rows, bucket_rows)
+        labels = _Labels.of(source, mean, spill, train_rows)
+        trained = _sorted(source, mean, spill, labels, sorting, train_rows, bucket_rows)
         own, by_key = _counted(
             trained,
+            labels,
             sorting,
             folds=_folds(mean, timed=source.timed, split_by=split_by),
             window=(duration_seconds(mean.window) or 0) * source.ticks,
@@ -185,7 +200,7 @@ def write_target_means(
         )
         file = f"means/{mean.title}.npy"
         _save(by_key, folder / file)
-        features = _features(mean, file, sha256_of(folder / file), _prior(trained, train_rows))
+        features = _features(mean, file, sha256_of(folder / file), _prior(labels, train_rows))
         known |= {feature.name: feature for feature in features}
         read = [by_key.plain(name).read(0, by_key.rows) for name in (_KEY, _SUM, _COUNT)]
         _append(spill, work, features, LabelCounts(*read), file, own, train_rows)
@@ -216,12 +231,52 @@ def _features(mean: TargetMean, file: str, digest: str, prior: float) -> tuple[D
     return first, second
 
 
+@dataclasses.dataclass(frozen=True)
+class _Labels:
+    """The column of a label, read as whole numbers, of which int64 holds any sum.
+
+    Attributes:
+      column: The labels of all examples.
+      unit: The power of two in whose multiples labels that are numbers are added up; None of labels of 0 and 1. Labels
+        are rounded to it: a million of float32 are exact down to 1e-5 of the largest, others to 1e-12 of it.
+    """
+
+    column: PlainColumn
+    unit: float | None
+
+    @classmethod
+    def of(cls, source: LogFormat, mean: TargetMean, spill: Spill, rows: int) -> _Labels:
+        """The label of a target mean, of which the first ``rows`` are added up."""
+        column = spill.plain(LABEL if mean.label in ("", *source.tasks[:1]) else task_name(mean.label))
+        if not source.numeric_label:
+            return cls(column, None)
+        starts = range(0, rows, _READ_ROWS)
+        largest = max(float(np.abs(column.read(start, min(start + _READ_ROWS, rows))).max()) for start in starts)
+        return cls(column, math.ldexp(1.0, math.frexp(largest * rows)[1] - _SUM_BITS))
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """(stop - start,) int64 labels in units; ``_UNKNOWN`` where they are not known."""
+        labels = self.column.read(start, stop).astype(np.float64)
+        if self.unit is not None:
+            return np.rint(labels / self.unit).astype(np.int64)
+        return np.where(labels < 0, _UNKNOWN, labels.astype(np.int64))
+
+    def sums(self, sums: np.ndarray) -> np.ndarray:
+        """Sums of labels from int64 sums of units: int64, or float64 of numbers."""
+        return sums if self.unit is None else sums * self.unit
+
+
 def _sorted(
-    source: LogFormat, mean: TargetMean, spill: Spill, folder: pathlib.Path, train_rows: int, step: int
+    source: LogFormat,
+    mean: TargetMean,
+    spill: Spill,
+    labels: _Labels,
+    folder: pathlib.Path,
+    train_rows: int,
+    step: int,
 ) -> Spill:
     """The training examples key by key, each key's in their order."""
-    label = spill.plain(LABEL if mean.label in ("", *source.tasks[:1]) else task_name(mean.label))
-    columns = {_KEY: _INT64, _AT: _INT64, _MOMENT: _INT64, _TARGET: np.dtype(np.int8)}
+    columns = {_KEY: _INT64, _AT: _INT64, _MOMENT: _INT64, _TARGET: _INT64}
     trained = Spill(folder / "trained", columns, {})
     for start in range(0, train_rows, step):
         stop = min(start + step, train_rows)
@@ -229,27 +284,36 @@ def _sorted(
         keys = _combined(mean.of, lambda name, a=start, b=stop: spill.plain(keys_name(name)).read(a, b)).view(np.int64)
         moments = spill.plain(TIME).read(start, stop) if source.timed else at
         order = np.argsort(keys, kind="stable")
-        read = {_KEY: keys, _AT: at, _MOMENT: moments, _TARGET: label.read(start, stop).astype(np.int8)}
+        read = {_KEY: keys, _AT: at, _MOMENT: moments, _TARGET: labels.read(start, stop)}
         trained.append({name: column[order] for name, column in read.items()})
     trained.finish()
     return trained.sorted_by_time(folder / "by_key", _KEY, step)
 
 
-def _prior(trained: Spill, rows: int) -> float:
+def _prior(labels: _Labels, rows: int) -> float:
     """The mean of the labels that are known; 0 where none is."""
     total = count = 0
     for start in range(0, rows, _READ_ROWS):
-        labels = trained.plain(_TARGET).read(start, start + _READ_ROWS)
-        total, count = total + int((labels > 0).sum()), count + int((labels >= 0).sum())
-    return total / count if count else 0.0
+        read = labels.read(start, min(start + _READ_ROWS, rows))
+        known = read[read != _UNKNOWN]
+        total, count = total + int(known.sum()), count + len(known)
+    return total * (labels.unit or 1) / count if count else 0.0
 
 
 def _counted(
-    trained: Spill, folder: pathlib.Path, *, folds: int, window: int, min_count: int, bucket_rows: int
+    trained: Spill,
+    labels: _Labels,
+    folder: pathlib.Path,
+    *,
+    folds: int,
+    window: int,
+    min_count: int,
+    bucket_rows: int,
 ) -> tuple[Spill, Spill]:
     """Sums and counts for every training example, in their order, and for every key, in ascending order."""
-    own = Spill(folder / "own", {_AT: _INT64, _SUM: _INT64, _COUNT: _INT64}, {})
-    by_key = Spill(folder / "keys", {_KEY: _INT64, _SUM: _INT64, _COUNT: _INT64}, {})
+    sums = _INT64 if labels.unit is None else _FLOAT64
+    own = Spill(folder / "own", {_AT: _INT64, _SUM: sums, _COUNT: _INT64}, {})
+    by_key = Spill(folder / "keys", {_KEY: _INT64, _SUM: sums, _COUNT: _INT64}, {})
     columns = [mapped(trained.plain(name)) for name in (_KEY, _MOMENT, _TARGET, _AT)]
     latest = max(int(columns[1][at : at + bucket_rows].max()) for at in range(0, trained.rows, bucket_rows))
     state, folded = np.zeros(7, np.int64), np.zeros((max(folds, 1), 2), np.int64)
@@ -259,8 +323,9 @@ def _counted(
         num_keys = _count(*columns, start, stop, folds, window, latest, min_count, state, folded, counted, groups)
         at = trained.plain(_AT).read(start, stop)
         order = np.argsort(at)
-        own.append({_AT: at[order], _SUM: counted[0, order], _COUNT: counted[1, order]})
-        by_key.append(dict(zip((_KEY, _SUM, _COUNT), groups[:, :num_keys], strict=True)))
+        own.append({_AT: at[order], _SUM: labels.sums(counted[0, order]), _COUNT: counted[1, order]})
+        keys, totals, counts = groups[:, :num_keys]
+        by_key.append({_KEY: keys, _SUM: labels.sums(totals), _COUNT: counts})
     for spill in (own, by_key):
         spill.finish()
     return own.sorted_by_time(folder / "in_order", _AT, bucket_rows), by_key
@@ -274,7 +339,7 @@ def _count(keys, moments, labels, at, start, stop, folds, window, latest, min_co
     hold them.
 
     Args:
-      keys, moments, labels, at: The columns; a label below 0 is not known and counts nowhere.
+      keys, moments, labels, at: The columns; a label that is ``_UNKNOWN`` counts nowhere.
       start: The first example, where the call before this one stopped.
       stop: Behind the last one.
       folds: How many folds there are; 0 for what is earlier.
@@ -293,7 +358,7 @@ def _count(keys, moments, labels, at, start, stop, folds, window, latest, min_co
             folded[:] = 0
             end, total, count = i, 0, 0
             while end < keys.shape[0] and keys[end] == keys[i]:
-                if labels[end] >= 0:
+                if labels[end] != _UNKNOWN:
                     fold = np.int64(mix64(np.uint64(at[end]) ^ _FOLD_SEED) % np.uint64(folds)) if folds > 0 else 0
                     folded[fold, 0] += labels[end]
                     folded[fold, 1] += 1
@@ -311,12 +376,12 @@ def _count(keys, moments, labels, at, start, stop, folds, window, latest, min_co
             counted[0, i - start], counted[1, i - start] = state[5] - folded[fold, 0], state[6] - folded[fold, 1]
         else:
             while moments[state[2]] < moments[i]:
-                if labels[state[2]] >= 0:
+                if labels[state[2]] != _UNKNOWN:
                     state[3] += labels[state[2]]
                     state[4] += 1
                 state[2] += 1
             while window > 0 and moments[state[1]] < moments[i] - window:
-                if labels[state[1]] >= 0:
+                if labels[state[1]] != _UNKNOWN:
                     state[3] -= labels[state[1]]
                     state[4] -= 1
                 state[1] += 1
@@ -327,13 +392,21 @@ def _count(keys, moments, labels, at, start, stop, folds, window, latest, min_co
 
 
 def _save(by_key: Spill, path: pathlib.Path) -> None:
-    """Writes keys, sums and counts as one array, (3, keys) int64."""
-    header = {"descr": "<i8", "fortran_order": False, "shape": (3, by_key.rows)}
+    """Writes keys, sums and counts as one array: (3, keys) int64, or (keys,) records where sums are float64."""
+    starts = range(0, by_key.rows, _READ_ROWS)
+    of_numbers = by_key.plain(_SUM).dtype == _FLOAT64
+    descr, shape = (_RECORD.descr, (by_key.rows,)) if of_numbers else ("<i8", (3, by_key.rows))
     with path.open("wb") as file:
-        np.lib.format.write_array_header_1_0(file, header)
-        for name in (_KEY, _SUM, _COUNT):
-            for start in range(0, by_key.rows, _READ_ROWS):
+        np.lib.format.write_array_header_1_0(file, {"descr": descr, "fortran_order": False, "shape": shape})
+        if not of_numbers:
+            for name, start in itertools.product(by_key.columns, starts):
                 file.write(by_key.plain(name).read(start, start + _READ_ROWS).data)
+            return
+        for start in starts:
+            records = np.empty(min(_READ_ROWS, by_key.rows - start), _RECORD)
+            for name in by_key.columns:
+                records[name] = by_key.plain(name).read(start, start + _READ_ROWS)
+            file.write(records.data)
 
 
 def _append(

@@ -18,9 +18,9 @@ Compress tables of a trained model into tensor trains (TT-SVD), and write a run 
 CHECKPOINT is a run folder (its best checkpoint where it keeps one, else the latest), a folder of checkpoints that
 Run.save wrote, or one checkpoint in either; OUT is of the same kind. Tables may have been trained on devices or in host
 memory; their rows are read from the checkpoint's files, some at a time. Prints each table's error and compression, and
-AUC and log loss before and after on the splits valid and test; the same goes into OUT/report/compression.json. To train
-on, raise epochs: `jrec train OUT/config.toml epochs=2 --resume`; what Run.save wrote goes on by Run.restore. The slots
-of the cores begin fresh."""
+AUC and log loss (RMSE and MAE where the label is a number) before and after on the splits valid and test; the same goes
+into OUT/report/compression.json. To train on, raise epochs: `jrec train OUT/config.toml epochs=2 --resume`; what
+Run.save wrote goes on by Run.restore. The slots of the cores begin fresh."""
 EPILOG = """examples:
   jrec compress runs/kaggle --rank 32 --largest 7 --out runs/kaggle_tt32
   jrec compress runs/kaggle --rank 64 --min-rows 1000000 --out runs/kaggle_tt64
@@ -29,7 +29,8 @@ EPILOG = """examples:
   jrec compress runs/kaggle --rank 32 --largest 7 --whole-rows 10000 --out runs/kaggle_hot_rows_whole
 """
 REPORT_FILE = "compression.json"
-METRICS = ("auc", "log_loss")
+METRICS = {"auc": "AUC", "log_loss": "log loss", "rmse": "RMSE", "mae": "MAE"}
+"""The metrics to print, of those that the labels have."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -85,8 +86,8 @@ def run(args: argparse.Namespace) -> int:
 
 def report(done: Compression) -> dict[str, Any]:
     """The content of ``compression.json``."""
+    from jrec.app.report.ranking import evaluated
     from jrec.app.tables import described_tables, tables_total
-    from jrec.metrics import evaluate
 
     tables = {}
     for name, table in done.tables.items():
@@ -101,8 +102,8 @@ def report(done: Compression) -> dict[str, Any]:
         "step": done.run.saved.step,
         "tables": tables,
         "tables_total": tables_total(described_tables(done.run.layout.tables, done.run.config.tables.tt.cache)),
-        "before": {split: evaluate(scores).to_dict() for split, scores in done.before.items()},
-        "after": {split: evaluate(scores).to_dict() for split, scores in done.after.items()},
+        "before": {split: evaluated(scores).to_dict() for split, scores in done.before.items()},
+        "after": {split: evaluated(scores).to_dict() for split, scores in done.after.items()},
     }
 
 
@@ -123,9 +124,13 @@ def summary(content: dict[str, Any]) -> str:
         f"all tables: {total['bytes']:,} bytes instead of {total['uncompressed_bytes']:,}, {total['compression']:,.1f}"
         " times fewer parameters"
     )
-    lines.append(f"{'split':<8}{'AUC before':>12}{'after':>9}{'log loss before':>17}{'after':>9}")
+    shown = [key for key in METRICS if any(key in metrics for metrics in content["before"].values())]
+    lines.append(f"{'split':<8}" + "".join(f"{f'{METRICS[key]} before':>17}{'after':>10}" for key in shown))
     for split, before in content["before"].items():
         after = content["after"][split]
-        cells = [f"{m[name]:.4f}" if m[name] is not None else "-" for name in METRICS for m in (before, after)]
-        lines.append(f"{split:<8}{cells[0]:>12}{cells[1]:>9}{cells[2]:>17}{cells[3]:>9}")
+        lines.append(f"{split:<8}" + "".join(f"{_cell(before[key]):>17}{_cell(after[key]):>10}" for key in shown))
     return "\n".join(lines)
+
+
+def _cell(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}" if abs(value) < 100 else f"{value:.6g}"

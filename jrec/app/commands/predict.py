@@ -31,7 +31,7 @@ why_1_change, by how much, and so on to K. Memory does not grow with the input.
 
 A model that ranks items reads histories (model.kind "hstu" or "sasrec"), of a Parquet file that column alone, or the
 user's columns ("two_tower"), and writes the --k best items for each: row, rank (from 1), item (its value) and score (a
-cosine)."""
+cosine). --why K then tells which of the user's features, and which items of the history (HISTORY=ITEM), move it."""
 EPILOG = """examples:
   jrec predict runs/kaggle test.txt.gz --out scores.parquet
   jrec predict runs/clicks tomorrow.parquet --out scores.csv
@@ -40,7 +40,9 @@ EPILOG = """examples:
   jrec predict runs/clicks tomorrow.parquet --max-unknown 0.3 --out scores.csv
   jrec predict runs/clicks tomorrow.csv --join users=new_users.csv --out scores.csv
   jrec predict runs/next histories.parquet --k 20 --out best.parquet
+  jrec predict runs/next histories.parquet --k 5 --why 2 --out best.parquet
   jrec predict runs/kaggle data/kaggle_tuesday --split test --out scores.parquet
+  jrec predict runs/kaggle data/kaggle_tuesday --split test --why 3 --out why.csv
   jrec predict runs/terabyte day_23.gz --devices 8 --plan serving_plan --out scores.parquet
 """
 
@@ -63,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--why",
         type=COUNT,
         metavar="K",
-        help="of a raw log: beside each score the K features whose absence would change it most (docs/importance.md)",
+        help="beside each score the K features whose absence would change it most (docs/importance.md)",
     )
     add_join(parser)
     parser.add_argument(
@@ -120,8 +122,6 @@ def _run(args: argparse.Namespace, company: Company) -> int:
         raise ConfigError(f"--max-unknown is of raw logs, but {args.input[0]} is a dataset; leave it out")
     if args.keep and dataset:
         raise ConfigError(f"--keep copies columns of raw logs, but {args.input[0]} is a dataset; leave it out")
-    if args.why is not None and dataset:
-        raise ConfigError(f"--why is of raw logs, but {args.input[0]} is a dataset; give the log, or leave it out")
     read = [*args.input, args.checkpoint, args.data or "", args.plan, *by_name(args.join).values()]
     check_score_file(out)
     check_output(out, inputs=read)
@@ -147,7 +147,7 @@ def _run(args: argparse.Namespace, company: Company) -> int:
 
 def _predicted(args: argparse.Namespace, loaded: LoadedRun, dataset: bool) -> Iterator[Piece]:
     if dataset:
-        return loaded.of_dataset(args.split or (), k=args.k)
+        return loaded.of_dataset(args.split or (), k=args.k, why=args.why)
     joined = by_name(args.join)
     return loaded.of_log(args.input, k=args.k, joined=joined, report=_say, max_unknown=args.max_unknown, why=args.why)
 

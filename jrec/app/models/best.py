@@ -15,6 +15,8 @@ from jrec.app.evaluate import RestoredRun
 from jrec.app.models.next_items import SEEN
 from jrec.app.models.predictor import Piece, Predictor
 from jrec.app.models.rank_items import ItemRanker
+from jrec.app.why import Reasons
+from jrec.app.why_best import BestExplainer
 from jrec.batch import Batch
 from jrec.data.columns import ListColumn
 from jrec.data.encoded_columns import EncodedColumns
@@ -40,6 +42,7 @@ class Best(Piece):
       scores: (n, k) float32, the best first; -inf where fewer items are left.
       rows: (n, k) integers, the items' rows; -1 there.
       values: The values of the items' table by row; None where it has no vocabulary.
+      reasons: What the scores depend on most, (n, k, …); None where nobody asked.
     """
 
     split: str
@@ -47,6 +50,7 @@ class Best(Piece):
     scores: np.ndarray
     rows: np.ndarray
     values: pa.Array | None
+    reasons: Reasons | None = None
 
     @property
     @override
@@ -55,10 +59,12 @@ class Best(Piece):
 
     @override
     def columns(self) -> tuple[np.ndarray, dict[str, Any]]:
-        """The columns rank (from 1), item and score."""
+        """The columns rank (from 1), item and score, and why_1, …"""
         there = self.rows >= 0
         line, rank = np.nonzero(there)
-        return line, {"rank": (rank + 1).astype(np.int32), "item": self.items(there), "score": self.scores[there]}
+        reasons = {} if self.reasons is None else self.reasons.at(there).columns()
+        best = {"rank": (rank + 1).astype(np.int32), "item": self.items(there), "score": self.scores[there]}
+        return line, {**best, **reasons}
 
     def items(self, which: Any) -> pa.Array:
         """The items at ``rows[which]``, null for -1; rows where the table has no vocabulary."""
@@ -114,22 +120,30 @@ class RankingPredictor(Predictor):
     def pack(self, encoded: EncodedColumns, batch_size: int) -> Batch:
         return self.packer.pack(self.packer.prepare(encoded.by_name()), batch_size)
 
-    @override
-    def of_batch(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
-        users, count = self._users(batch), int(batch.mask.sum())
-        scores, rows = self._ranker.best(users, np.asarray(batch.extras[SEEN]), self._k)
-        return scores[:count], rows[:count]
-
-    def _users(self, batch: Batch) -> np.ndarray:
-        """(batch, dim) float32: the users' vectors.
+    def users(self, batch: Batch) -> tuple[np.ndarray, int]:
+        """(batch, dim) float32 vectors of users, and how many of them are of examples, the first ones.
 
         Raises:
-          DivergedError: If one of an example is NaN or infinite.
+          DivergedError: If a vector is NaN or infinite.
         """
         outputs: Any = self.run.run.predictions.of_batch(batch)
-        users = np.asarray(jax.device_get(outputs["user"]))
-        check_finite(users[: int(batch.mask.sum())])
-        return users
+        users, count = np.asarray(jax.device_get(outputs["user"])), int(batch.mask.sum())
+        check_finite(users[:count])
+        return users, count
+
+    def item_vectors(self, rows: np.ndarray) -> np.ndarray:
+        """(…, dim) float32 vectors of ranked items, any of row -1; a score is their product with a user's."""
+        return self._ranker.vectors(rows)
+
+    @override
+    def explainer(self, k: int) -> BestExplainer:
+        return BestExplainer(self, k)
+
+    @override
+    def of_batch(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+        users, count = self.users(batch)
+        scores, rows = self._ranker.best(users, np.asarray(batch.extras[SEEN]), self._k)
+        return scores[:count], rows[:count]
 
     def candidates(self, columns: object, examples: int, unknown: UnknownValues) -> ListColumn:
         """By example the rows of the items that columns name.
@@ -153,7 +167,8 @@ class RankingPredictor(Predictor):
         users = [np.zeros((0, self._ranker.dim), np.float32)]
         for begin in range(0, encoded.examples, batch_size):
             end = min(begin + batch_size, encoded.examples)
-            users.append(self._users(self.pack(encoded.cut(begin, end), batch_size))[: end - begin])
+            of_batch, count = self.users(self.pack(encoded.cut(begin, end), batch_size))
+            users.append(of_batch[:count])
         return self._ranker.candidate_scores(np.concatenate(users), candidates)
 
     @override
@@ -163,9 +178,10 @@ class RankingPredictor(Predictor):
     @override
     def piece(self, outputs: Any, *, split: str = "", first: int = 0, labels: Any = None, weights: Any = None) -> Best:
         scores, rows = outputs
-        return Best(split=split, first=first, scores=scores, rows=rows, values=self._values)
+        return Best(split=split, first=first, scores=scores, rows=rows, values=self.values)
 
     @functools.cached_property
-    def _values(self) -> pa.Array | None:
+    def values(self) -> pa.Array | None:
+        """The values of the items' table by row; None where it has no vocabulary."""
         config, schema = self.run.config, self.run.schema
         return table_values(pathlib.Path(config.data.path), schema, self.kind.item_table(config.model, schema))

@@ -172,14 +172,6 @@ class ClickKind[S: Section](ModelKind[S]):
         return dataclasses.replace(source, numbers=run.config.model.as_numbers)
 
     @override
-    def check_compress(self, model: ModelConfig, subject: str) -> None:
-        if model.as_numbers is not None:
-            raise ConfigError(
-                f"{subject} predicts numbers, whose AUC `jrec compress` could not compare; train it with a tensor train"
-                " from the start (tables.overrides.NAME.tier = 'tt')"
-            )
-
-    @override
     def sections(self, config: TrainConfig, scores: Mapping[str, AnyScores]) -> dict[str, Any]:
         from jrec.app.report.numbers import sections
 

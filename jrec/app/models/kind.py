@@ -110,7 +110,7 @@ class ModelKind[S: Section](abc.ABC):
         del subject
 
     def check_compress(self, model: ModelConfig, subject: str) -> None:
-        """Refuses to compress a model that has no AUC to compare; errors as of ``check_plan``."""
+        """Refuses to compress a model that scores no lines; errors as of ``check_plan``."""
         del model, subject
 
     # The dataset

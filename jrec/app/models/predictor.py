@@ -117,17 +117,13 @@ class Predictor(abc.ABC):
             f"the run's model.kind is {self.kind.name!r}, which has no probabilities; ask for its best items"
         )
 
+    @abc.abstractmethod
     def explainer(self, k: int) -> Explainer:
         """Tells which ``k`` features a score depends on most.
 
         Raises:
-          ConfigError: If the model has no scores of examples, or reads fewer features.
+          ConfigError: If the model reads fewer features.
         """
-        del k
-        raise ConfigError(
-            f"the run's model.kind is {self.kind.name!r}, which ranks items; only of scores jrec tells why, and"
-            " `jrec eval --importance` how important features are to rankings"
-        )
 
     def pack(self, encoded: EncodedColumns, batch_size: int) -> Batch:
         """A batch of up to ``batch_size`` examples."""

@@ -87,6 +87,10 @@ class ItemRanker:
         places = ListColumn(candidates.offsets, self._place[candidates.values])
         return scores_of(lambda numbers: vectors[numbers], users, places)
 
+    def vectors(self, rows: np.ndarray) -> np.ndarray:
+        """(…, dim) float32 vectors of items by row; of -1, any."""
+        return np.asarray(self._vectors[self._place[rows]])
+
     def scores(
         self, predictions: Iterable[tuple[Mapping[str, Any], Batch]], on_batch: Callable[[], None] = lambda: None
     ) -> RankScores:

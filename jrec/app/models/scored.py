@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from jrec.app.models.predictor import Piece, Predictor
-from jrec.app.why import Explainer, Reasons
+from jrec.app.why import Reasons, ScoreExplainer
 from jrec.batch import Batch
 from jrec.data.encoded_columns import EncodedColumns
 from jrec.metrics import check_finite
@@ -113,8 +113,8 @@ class ClickPredictor(Predictor):
         )
 
     @override
-    def explainer(self, k: int) -> Explainer:
-        return Explainer(self, k)
+    def explainer(self, k: int) -> ScoreExplainer:
+        return ScoreExplainer(self, k)
 
     @override
     def logits(self, outputs: Any) -> ByTask:

@@ -165,7 +165,7 @@ class Number(Target):
         from jrec.app.baselines.measure import measure, wanted
 
         assert schema.folder is not None  # ``comparison_sections`` has looked
-        compared = whole and wanted(config.evaluate.baselines, schema)
+        compared = whole and config.schedule == "plain" and wanted(config.evaluate.baselines, schema)
         return {"baselines": measure(schema.folder, schema, list(scores))} if compared else {}
 
     @override
@@ -182,7 +182,6 @@ class Number(Target):
                 f" their mean {numbers.mean:g}; choose 'squared' or 'huber'"
             )
         odd = {
-            "schedule": config.schedule if config.schedule != "plain" else "",
             "evaluate.group": config.evaluate.group,
             "model.calibrate": model.calibrate,
             "model.label_smoothing": model.label_smoothing,

@@ -140,9 +140,9 @@ def schedules(content: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) 
     rate = Mark(kind="steps", color="train", x=[made[0]["start"], *steps], y=[s["rate"] for s in made], name="rate")
     x = Axis(label="step", low=0, high=steps[-1])
     low, high = _range([loss])
-    yield chart(
-        [loss], title="Log loss by schedule", x=x, y=Axis(label="log loss (nats per example)", low=low, high=high)
-    )
+    title, unit = ("RMSE", "unit of the label") if "numbers" in content else ("Log loss", "nats per example")
+    y = Axis(label=f"{title} ({unit})", low=low, high=high)
+    yield chart([loss], title=f"{title} by schedule", x=x, y=y)
     y = Axis(label="rate (% of an epoch's batches)", low=0, high=105)
     yield chart([rate], title="Rate of hot and cold batches by schedule", x=x, y=y)
 

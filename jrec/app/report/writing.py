@@ -87,7 +87,7 @@ _UNITS = {
     "bytes_to_host": "bytes of rows and slots, in the static sizes in which they travel",
     "megabytes": "millions of bytes of a table's rows and sums that a step moves between devices, without padding",
     "rates": "per cent of an epoch's batches, by schedule",
-    "test_losses": "nats per example, after each schedule",
+    "test_losses": "nats per example, or RMSE of labels that are numbers, after each schedule",
     "paper_synchronization": "bytes of all hot rows and slots, once at each switch between hot and cold batches",
 }
 

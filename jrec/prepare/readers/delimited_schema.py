@@ -512,8 +512,6 @@ def _check_made(schema: DelimitedSchema, wrong: Callable[[str], DatasetError]) -
                 f"{subject}: label is {mean.label!r}; "
                 + (f"it must be one of {known}" if known else "leave it out, since the log has one label")
             )
-        if any(label.numeric for label in schema.all_labels):
-            raise wrong(f"{subject} counts clicks, but [label] is of kind 'number'; leave the target mean out")
         if not schema.all_labels:
             raise wrong(f"{subject} is of the label, but there is no [label]; add one, or leave the target mean out")
         if not 0 < mean.smoothing < math.inf:
