@@ -191,6 +191,19 @@ def test_values_of_a_row_are_bounded(kind):
         bodies.rows_of(content, kind, max_rows=9, max_bytes=10_000, max_values=4)
 
 
+@pytest.mark.parametrize("dtype", [pa.list_(pa.int8()), pa.large_list(pa.int8()), pa.list_(pa.int8(), 5)])
+def test_values_of_a_request_are_bounded_as_those_of_a_row(dtype):
+    """Of JSON by its commas: a list of one byte takes many times that where it is encoded."""
+    content = stream(pa.table({"items": pa.array([[1] * 5] * 32, dtype)}))
+    assert bodies.rows_of(content, bodies.ARROW, max_rows=99, max_bytes=10_000, max_values=10).count == 32
+    with pytest.raises(
+        bodies.TooManyRowsError, match="column 'items' has 160 values, but at most 144 may be; send sev"
+    ):
+        bodies.rows_of(content, bodies.ARROW, max_rows=99, max_bytes=10_000, max_values=9)
+    with pytest.raises(bodies.TooManyRowsError, match="column 'items' has 5 values in a row, but at most 4 may be"):
+        bodies.rows_of(content, bodies.ARROW, max_rows=99, max_bytes=10_000, max_values=4)
+
+
 @pytest.mark.parametrize("k", ["0", "1001", "-1", "x", "1e2", "", "9" * 400])
 def test_numbers_of_items_that_are_refused(k):
     assert bodies.wanted_items(None) == 10

@@ -9,6 +9,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute
 
+from jrec.data.arrow_values import is_list
 from jrec.errors import JrecError
 from jrec.serving.answers import Answer
 from jrec.serving.http.arrow import table_of
@@ -117,9 +118,13 @@ def _check_values(columns: Any, most: int) -> None:
             _refuse_longer(name, max((len(value) for value in column if type(value) is list), default=0), most)
         return
     for name, column in zip(columns.column_names, columns.columns, strict=True):
-        lists = pa.types.is_list(column.type) or pa.types.is_large_list(column.type)
-        longest = _compute.max(_compute.list_value_length(column)).as_py() if lists else 0
-        _refuse_longer(name, longest or 0, most)
+        if is_list(column.type):
+            lengths = _compute.list_value_length(column)
+            _refuse_longer(name, _compute.max(lengths).as_py() or 0, most)
+            if (values := _compute.sum(lengths).as_py() or 0) > _MANY_ROWS * most:
+                raise TooManyRowsError(
+                    f"column {name!r} has {values:,} values, but at most {_MANY_ROWS * most:,} may be; send several"
+                )
 
 
 def _refuse_longer(name: str, longest: int, most: int) -> None:
