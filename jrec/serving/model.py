@@ -8,7 +8,7 @@ import functools
 import os
 import pathlib
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -285,21 +285,27 @@ class Model:
         ranked = self._check_ranks()
         if encoded.candidates is not None:
             raise ValueError(f"the columns have {CANDIDATES!r}; call candidate_scores, or leave them out")
-        _, numbers, ids, _ = encoded
-        self._check_current(encoded)
-        left_out = ranked.left_out(ids.get(ranked.retrieval.history), len(numbers))
+
+        def nearest_to(users: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            left_out = ranked.left_out(encoded.ids.get(ranked.retrieval.history), len(users))
+            return self._nearest(users, ranked.retrieval.table, k, left_out=left_out, unit=True)
+
+        (scores, rows), manifest = self._of_users(encoded, nearest_to)
+        there = np.isfinite(scores)
+        items = [ranked.named(line[kept]) for line, kept in zip(rows, there, strict=True)]
+        kept = [line[kept].tolist() for line, kept in zip(scores, there, strict=True)]
+        return Best(kept, items, manifest)
+
+    def _of_users[T](self, encoded: Encoded, then: Callable[[np.ndarray], T]) -> tuple[T, Manifest]:
+        """What ``then`` makes of users' vectors, and of items' rows of the same version, which no delta changes."""
         while True:
-            request = self._looked_up(numbers, ids)
+            self._check_current(encoded)
+            request = self._looked_up(encoded.dense, encoded.ids)
             users = self._scores(request)["user"]
             with self._rows_lock:  # a delta in between would have users of one version and items of another
                 self._check_current(encoded)
                 if self._loaded is request.loaded:
-                    scores, rows = self._nearest(users, ranked.retrieval.table, k, left_out=left_out, unit=True)
-                    break
-        there = np.isfinite(scores)
-        items = [ranked.named(line[kept]) for line, kept in zip(rows, there, strict=True)]
-        kept = [line[kept].tolist() for line, kept in zip(scores, there, strict=True)]
-        return Best(kept, items, request.loaded.manifest)
+                    return then(users), request.loaded.manifest
 
     def candidate_scores(self, columns: object) -> CandidateScores:
         """Scores of the items that each row names, by a model that ranks items: what a reranker asks for.
@@ -324,16 +330,12 @@ class Model:
         table, candidates = self._check_ranks().retrieval.table, encoded.candidates
         if candidates is None:
             raise NoCandidatesError(self.raw_columns)
-        self._check_current(encoded)
-        while True:
-            request = self._looked_up(encoded.dense, encoded.ids)
-            users = self._scores(request)["user"]
-            with self._rows_lock:  # as of ``best_of``
-                self._check_current(encoded)
-                if self._loaded is request.loaded:
-                    rows_of = functools.partial(self._loaded.tables.rows_of, table, threads=self._threads)
-                    scores = scores_of(unit_rows(rows_of), users, candidates)
-                    return CandidateScores(scores, request.loaded.manifest)
+
+        def scored(users: np.ndarray) -> list[list[float | None]]:
+            rows_of = functools.partial(self._loaded.tables.rows_of, table, threads=self._threads)
+            return scores_of(unit_rows(rows_of), users, candidates)
+
+        return CandidateScores(*self._of_users(encoded, scored))
 
     def user_vectors(self, columns: object) -> np.ndarray:
         """(examples, dim) float32: vectors whose products with ``item_vectors`` are the scores of ``best``.
