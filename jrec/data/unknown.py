@@ -214,7 +214,7 @@ class UnknownValues(UnknownCounts):
         """Counts values that are no feature's: (n,) uint64 keys, and which of them training saw, (n,) bool."""
         present = keys != MISSING
         unknown = keys[present & ~known]
-        self.count(name, np.count_nonzero(present), unknown.size, _texts(unknown, None), trained=trained)
+        self.count(name, int(np.count_nonzero(present)), unknown.size, _texts(unknown, None), trained=trained)
 
     def add_rows(self, feature: CategoricalFeature, rows: Column) -> None:
         """Counts the values of a feature by their rows, (n,) or lists, as a dataset's blocks hold them."""
