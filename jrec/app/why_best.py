@@ -95,12 +95,7 @@ class BestExplainer(Explainer):
 
     def _scores(self, encoded: EncodedColumns, lines: np.ndarray, items: np.ndarray, batch_size: int) -> np.ndarray:
         """(n, k) float32 cosines of n users with the items, (examples, k, dim), of the example that each is of."""
-        parts = [np.empty((0, items.shape[1]), np.float32)]
-        for begin in range(0, encoded.examples, batch_size):
-            piece = encoded.cut(begin, min(begin + batch_size, encoded.examples))
-            users, count = self._predictor.users(self._predictor.pack(piece, batch_size))
-            parts.append(np.einsum("nd,nkd->nk", users[:count], items[lines[begin : begin + count]]))
-        return np.concatenate(parts)
+        return np.einsum("nd,nkd->nk", self._predictor.users_of(encoded, batch_size), items[lines])
 
     def _history_items(self, encoded: EncodedColumns) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
         """The different items of the examples' histories: of each its example, its row and its number in the example.

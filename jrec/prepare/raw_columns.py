@@ -87,7 +87,7 @@ def keys_of_lists(field: Field, column: Any, key_seed: int) -> ListColumn:
     """
     form = form_of(field.name, column, categories=True)
     if form.offsets is None:
-        if not len(form.values) or (form.present is not None and not form.present.any()):  # nothing has no type
+        if _is_nothing(form):
             return ListColumn(np.zeros(len(form.values) + 1, np.int64), np.empty(0, np.uint64))
         raise DatasetError(f"column {field.name!r} holds one value an example, but lists are wanted")
     return ListColumn(form.bounds.copy(), _keys(field, form, key_seed))
@@ -130,10 +130,15 @@ def _read(field: Field, form: Form, key_seed: int) -> Column:
     return without_missing(column, field, key_seed) if field.kind in ("text", "texts") and field.missing else column
 
 
+def _is_nothing(form: Form) -> bool:
+    """Whether no value is there, which has no type either."""
+    return not len(form.values) or (form.present is not None and not form.present.any())
+
+
 def _split(field: Field, form: Form) -> Form:
     """Lists that are texts with separators; a blank is the empty list."""
-    if not form.is_text and (not form.values.size or (form.present is not None and not form.present.any())):
-        return Form(np.empty(0, np.int64), np.zeros(len(form.values) + 1, np.int64))  # nothing has no type
+    if not form.is_text and _is_nothing(form):
+        return Form(np.empty(0, np.int64), np.zeros(len(form.values) + 1, np.int64))
     if not form.is_text:
         raise DatasetError(
             f"column {field.name!r} holds one {form.values.dtype} an example, but lists are wanted: give ragged lists,"

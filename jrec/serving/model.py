@@ -232,11 +232,16 @@ class Model:
         ids = checked_features(ids, loaded.manifest.features, loaded.tables.rows, len(dense))
         return Encoded(loaded, dense, ids, self._candidates(loaded, columns, len(dense)))
 
+    @property
+    def takes_candidates(self) -> bool:
+        """Whether a request may name items to score: the model ranks items, and no feature has the column's name."""
+        return self.ranks and CANDIDATES not in self.raw_columns
+
     def has_candidates(self, columns: object) -> bool:
         """Whether columns, or what was encoded of them, name items to score, in place of asking for the best."""
         if isinstance(columns, Encoded):
             return columns.candidates is not None
-        return self.ranks and CANDIDATES not in self.raw_columns and CANDIDATES in by_name(columns)
+        return self.takes_candidates and CANDIDATES in by_name(columns)
 
     def _candidates(self, loaded: _Loaded, columns: object, examples: int) -> ListColumn | None:
         if (ranked := self._ranked) is None:

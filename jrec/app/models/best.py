@@ -131,6 +131,15 @@ class RankingPredictor(Predictor):
         check_finite(users[:count])
         return users, count
 
+    def users_of(self, encoded: EncodedColumns, batch_size: int) -> np.ndarray:
+        """(examples, dim) float32 vectors of users, ``batch_size`` predicted at a time; errors as of ``users``."""
+        parts = [np.zeros((0, self._ranker.dim), np.float32)]
+        for begin in range(0, encoded.examples, batch_size):
+            piece = encoded.cut(begin, min(begin + batch_size, encoded.examples))
+            users, count = self.users(self.pack(piece, batch_size))
+            parts.append(users[:count])
+        return np.concatenate(parts)
+
     def item_vectors(self, rows: np.ndarray) -> np.ndarray:
         """(…, dim) float32 vectors of ranked items, any of row -1; a score is their product with a user's."""
         return self._ranker.vectors(rows)
@@ -164,12 +173,7 @@ class RankingPredictor(Predictor):
         Raises:
           DivergedError: If a user's vector is NaN or infinite.
         """
-        users = [np.zeros((0, self._ranker.dim), np.float32)]
-        for begin in range(0, encoded.examples, batch_size):
-            end = min(begin + batch_size, encoded.examples)
-            of_batch, count = self.users(self.pack(encoded.cut(begin, end), batch_size))
-            users.append(of_batch[:count])
-        return self._ranker.candidate_scores(np.concatenate(users), candidates)
+        return self._ranker.candidate_scores(self.users_of(encoded, batch_size), candidates)
 
     @override
     def nothing(self) -> tuple[np.ndarray, np.ndarray]:

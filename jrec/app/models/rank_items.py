@@ -20,6 +20,7 @@ from jrec.mesh.route import AXIS
 from jrec.metrics import check_finite
 from jrec.nn.ranking import BLOCK, ranks, top_k
 from jrec.serving.candidates import scores_of
+from jrec.serving.nearest import of_unit_length
 
 _SCORES = 1 << 24  # that are held at once
 _LEAST = 256
@@ -38,9 +39,8 @@ class ItemRanker:
         table = ranking_kind(config.model).item_table(config.model, schema)
         if reading.catalogue is None:
             self._rows = np.delete(np.arange(table.rows), [] if table.oov_row is None else table.oov_row)
-            vectors = np.asarray(run.table(table.name), np.float32)[self._rows]
-            # Scores are cosines, as ``item_vectors`` has them. A row of zeros stays one, in place of NaN.
-            vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), np.float32(1e-6))
+            # Scores are cosines, as ``item_vectors`` has them.
+            vectors = of_unit_length(np.asarray(run.table(table.name), np.float32)[self._rows])
         else:
             self._rows, vectors = reading.catalogue.rows, item_vectors(reading)
         self._vectors = jnp.asarray(vectors)

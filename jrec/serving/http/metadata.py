@@ -16,7 +16,7 @@ def described_model(model: Model) -> dict[str, Any]:
     """
     manifest = model.manifest
     inputs = [_tensor(name, own.datatype, [-1] * own.axes) for name, own in model.columns.items()]
-    if model.ranks and CANDIDATES not in model.raw_columns:
+    if model.takes_candidates:
         inputs.append({**_tensor(CANDIDATES, "BYTES", [-1, -1]), "parameters": {"optional": True}})
     return {
         "name": manifest.run,
