@@ -95,7 +95,7 @@ def _trainer(data: pathlib.Path, size: int, *overrides: str) -> Iterator[Callabl
     keys += ["data.workers=1", "data.prefetch=1"]  # what is made ahead in the other side's turn is not counted
     read = open_data(load_config("criteo-kaggle", [*keys, *overrides]))
     layout = build_layout(read.config, read.schema)
-    run = make_run(read.config, read.schema, layout, total_steps=1)
+    run = make_run(read.config, read.schema, layout, total_steps=1_000_000)  # of a schedule that goes on
     step = run.compile()
     feed = run.feed(train_loader(read.config, read.schema, layout), workers=1, prefetch=1)
 
