@@ -193,7 +193,8 @@ def test_neither_batches_nor_places_of_rows_change_it(trained, keys, tmp_path, c
         other = train_command(tmp_path, data, *begun, "evaluate.final_splits=[]", *keys, text=CONFIG)
         section = jrec.load_run(other).importance()
     expected = changes(jrec.load_run(run).importance())
-    assert changes(section) == {name: pytest.approx(pair, abs=1e-6) for name, pair in expected.items()}
+    # Two examples whose scores are alike but for rounding may change places, which moves AUC by a pair of many.
+    assert changes(section) == {name: pytest.approx(pair, abs=1e-5) for name, pair in expected.items()}
 
 
 def test_a_sample_is_of_the_whole_split(trained):
