@@ -15,8 +15,16 @@ from typing import Any
 import numpy as np
 from jax.typing import ArrayLike
 
+from jrec.data.blocks import known_labels
 from jrec.data.schema import DatasetError
-from jrec.regression import Numbers, NumberScores, check_finite, checked_weights
+from jrec.regression import (
+    NumberEvaluation,
+    Numbers,
+    NumberScores,
+    check_finite,
+    checked_weights,
+    evaluate_numbers,
+)
 
 UNITS = {
     "examples": "count",
@@ -50,21 +58,16 @@ class Scores:
     logits: np.ndarray
     labels: np.ndarray
     weights: np.ndarray | None = None
-    tasks: Mapping[str, Scores] = dataclasses.field(default_factory=dict)
+    tasks: Mapping[str, Scores | NumberScores] = dataclasses.field(default_factory=dict)
 
     def cut(self, chosen: slice | np.ndarray) -> Scores:
         """The scores of some examples, without tasks."""
         weights = None if self.weights is None else self.weights[chosen]
         return Scores(logits=self.logits[chosen], labels=self.labels[chosen], weights=weights)
 
-    def of(self, task: str) -> Scores:
-        """The scores of a task; of the first, or the only one, where it is ""."""
-        return self.tasks[task] if task else self
 
-    @staticmethod
-    def by_task(tasks: Mapping[str, Scores]) -> Scores:
-        """The scores of several tasks, the first of which is the one that counts where one must."""
-        return dataclasses.replace(next(iter(tasks.values())), tasks=dict(tasks))
+LabelScores = Scores | NumberScores
+"""Of labels of 0 and 1, or of numbers; of several labels the first task's, with ``tasks``."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -165,6 +168,10 @@ class ScoreAccumulator:
         self._labels.append(truth)
         self._weights.append(weights.copy())
 
+    def known(self, labels: np.ndarray) -> np.ndarray:
+        """(batch,) bool: which labels are known, where examples have several."""
+        return known_labels(labels, numeric=self._numbers is not None)
+
     def scores(self) -> Scores:
         """All batches so far, in order, of labels of 0 and 1."""
         logits, weights = self._collected()
@@ -176,6 +183,10 @@ class ScoreAccumulator:
         outputs, weights = self._collected()
         labels = np.concatenate([np.empty(0, np.float32), *self._labels])
         return NumberScores(predictions=self._numbers.predictions(outputs), labels=labels, weights=weights)
+
+    def label_scores(self) -> LabelScores:
+        """``scores``, or ``number_scores`` of labels that are numbers."""
+        return self.scores() if self._numbers is None else self.number_scores()
 
     def _collected(self) -> tuple[np.ndarray, np.ndarray | None]:
         """Logits, and weights if they are not all 1."""
@@ -225,9 +236,22 @@ def evaluate(scores: Scores) -> Evaluation:
     )
 
 
-def evaluate_tasks(scores: Scores) -> dict[str, Evaluation]:
+LabelEvaluation = Evaluation | NumberEvaluation
+
+
+def evaluate_labels(scores: LabelScores) -> LabelEvaluation:
+    """``evaluate``, or ``evaluate_numbers``."""
+    return evaluate(scores) if isinstance(scores, Scores) else evaluate_numbers(scores)
+
+
+def evaluate_tasks(scores: LabelScores) -> dict[str, LabelEvaluation]:
     """The metrics of every task of which any label is known; {} where examples have one label."""
-    return {task: evaluate(own) for task, own in scores.tasks.items() if own.labels.size}
+    return {task: evaluate_labels(own) for task, own in scores.tasks.items() if own.labels.size}
+
+
+def by_task(tasks: Mapping[str, LabelScores]) -> LabelScores:
+    """The scores of several tasks, the first of which is the one that counts where one must."""
+    return dataclasses.replace(next(iter(tasks.values())), tasks=dict(tasks))
 
 
 def sigmoid(logits: np.ndarray) -> np.ndarray:

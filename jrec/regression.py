@@ -7,6 +7,7 @@ weight 1. A metric that the data leave undefined is None and never NaN.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -17,6 +18,8 @@ from jrec.errors import DivergedError
 # Only for types: a manifest of an export, which names ``Numbers``, is read before JAX is loaded.
 if TYPE_CHECKING:
     from jax.typing import ArrayLike
+
+    from jrec.metrics import Scores
 
 UNITS = {
     "mean_label": "units of the label",
@@ -71,11 +74,18 @@ class NumberScores:
       predictions: (examples,) float32.
       labels: (examples,) float32.
       weights: (examples,) float32 above 0; None where all count alike.
+      tasks: Where examples have several labels, as of ``Scores``.
     """
 
     predictions: np.ndarray
     labels: np.ndarray
     weights: np.ndarray | None = None
+    tasks: Mapping[str, Scores | NumberScores] = dataclasses.field(default_factory=dict)
+
+    def cut(self, chosen: slice | np.ndarray) -> NumberScores:
+        """The scores of some examples, without tasks."""
+        weights = None if self.weights is None else self.weights[chosen]
+        return NumberScores(predictions=self.predictions[chosen], labels=self.labels[chosen], weights=weights)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ class Fake:
     raw_columns, unknown, items, history_cache = ("x",), None, 0, None
 
     def __init__(self, version="a"):
-        self.manifest = types.SimpleNamespace(id=version * 64, run="run", step=1, numbers=None)
+        self.manifest = types.SimpleNamespace(id=version * 64, run="run", step=1, numbers_by_label={})
         self.go, self.begun, self.batches = threading.Event(), threading.Event(), []
 
     def encoded(self, columns):

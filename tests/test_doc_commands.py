@@ -202,8 +202,11 @@ def write_logs(folder):
     (folder / "shop.csv").write_text(f"user,country,item,kind,price,at,click\n{views}")
     for name, text in zip(("shop", "din"), toml_blocks("docs/din.md"), strict=True):
         (folder / f"{name}.toml").write_text(text)
-    lines = "".join(f"{n % 2},{'' if n % 2 == 0 else n % 3 // 2},{n % 7},u{n % 40},i{n % 9}\n" for n in range(1000))
-    (folder / "log.csv").write_text(f"click,bought,price,user,item\n{lines}")
+    lines = "".join(
+        f"{n % 2},{'' if n % 2 == 0 else n % 3 // 2},{'' if n % 2 == 0 else n % 11},{n % 7},u{n % 40},i{n % 9}\n"
+        for n in range(1000)
+    )
+    (folder / "log.csv").write_text(f"click,bought,seconds,price,user,item\n{lines}")
     for name, text in zip(("columns", "tasks"), toml_blocks("docs/several_labels.md"), strict=True):
         (folder / f"{name}.toml").write_text(text)
     ratings = "".join(f"{n % 5 + n % 7 / 7:.2f},{n % 3},{n % 11},u{n % 40},i{n % 9}\n" for n in range(1000))

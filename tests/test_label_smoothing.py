@@ -59,10 +59,10 @@ def test_several_labels_leave_unknown_ones_out():
 def test_a_configuration_of_one_label_trains_by_it():
     logits, labels = np.array([0.5, -2.0, 1.0]), np.array([1, 0, 1])
     plain, smoothed = ModelConfig(), ModelConfig(label_smoothing=0.2)
-    loss = target_of(smoothed).loss(smoothed)
+    loss = target_of(smoothed).loss()
     expected = cross_entropy(logits, np.array([0.9, 0.1, 0.9])).mean()
     assert float(loss(jnp.asarray(logits, jnp.float32), batch_of(labels, np.ones(3)))) == pytest.approx(expected)
-    assert target_of(plain).loss(plain) is binary_cross_entropy
+    assert target_of(plain).loss() is binary_cross_entropy
 
 
 @pytest.fixture(scope="module")

@@ -77,8 +77,6 @@ def test_scores_are_of_known_labels():
         assert found.auc == pytest.approx(auc(logits, labels))
         assert found.log_loss == pytest.approx(log_loss(logits, labels))
     assert evaluate(scores) == evaluate_tasks(scores)["click"]
-    assert scores.of("") is scores
-    assert scores.of("purchase") is scores.tasks["purchase"]
 
 
 def test_a_task_without_known_labels_has_no_metrics():
@@ -239,10 +237,3 @@ def test_the_best_step_is_that_of_the_named_task(dataset, tmp_path):
 def test_scores_of_one_label_know_no_task():
     scores = Scores(logits=np.array([0.5, -0.5], np.float32), labels=np.array([True, False]))
     assert evaluate_tasks(scores) == {}
-    assert scores.of("") is scores
-
-
-def test_init_is_refused(dataset, tmp_path, capsys):
-    assert cli.main(["init", str(dataset / "data"), "--out", str(tmp_path / "first.toml")]) == 2
-    assert "tries models of one label, but" in capsys.readouterr().err
-    assert not (tmp_path / "first.toml").exists()

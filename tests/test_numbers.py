@@ -284,7 +284,6 @@ def test_a_run_is_not_scored_by_labels_of_another_kind(folder, run, tmp_path):
 @pytest.mark.parametrize(("text", "message"), [
     (SCHEMA.replace('"number"', '"numbers"'), "kind of label 'rating' is 'numbers'; choose one of binary, number"),
     (SCHEMA.replace("[[dense]]", "positive_at_least = 4\n[[dense]]", 1), "leave positive_values and positive_at"),
-    (SCHEMA.replace("[label]", "[[labels]]") + '[[labels]]\ncolumn = "w"\n', "make it the only label"),
 ])  # fmt: skip
 def test_schemas_that_do_not_fit(folder, capsys, text, message):
     import re

@@ -1,11 +1,14 @@
 """Slices of a split: sums by block equal those of all examples at once, computed plainly."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
-from jrec import metrics
+from jrec import metrics, regression
+from jrec.app.report.judgement import is_off
 from jrec.app.report.slices import add_block, slicers
-from jrec.data.schema import CategoricalFeature, Schema, Table
+from jrec.data.schema import CategoricalFeature, LabelNumbers, Schema, Table
 
 TABLES = (Table(name="kind", rows=4), Table(name="item", rows=2500, oov_row=7), Table(name="key", rows=9, growing=True))
 
@@ -71,3 +74,32 @@ def test_a_slice_of_one_label_has_no_entropy(schema):
     (entry,) = some[0].describe({})
     assert entry["calibration"] is None
     assert entry["normalized_entropy"] is None
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_slices_of_numbers(schema, examples, weighted):
+    columns, logits, _ = examples
+    random = np.random.default_rng(2)
+    labels = (2 * logits + random.normal(size=5000)).astype(np.float32)
+    weights = random.exponential(size=5000).astype(np.float32) if weighted else None
+    scores = regression.NumberScores(predictions=logits, labels=labels, weights=weights)
+    some = slicers(dataclasses.replace(schema, numbers=LabelNumbers(least=-9, mean=0, deviation=1)))[:1]
+    for begin in range(0, 5000, 300):
+        span = slice(begin, begin + 300)
+        add_block(some, {name: column[span] for name, column in columns.items()}, scores.cut(span))
+    for row, entry in enumerate(some[0].describe({})):
+        chosen = columns["kind"] == row
+        whole = regression.evaluate_numbers(scores.cut(chosen))
+        for name in ("examples", "mean_label", "mean_prediction", "rmse"):
+            assert entry[name] == pytest.approx(getattr(whole, name), rel=1e-6)
+        error = logits[chosen].astype(float) - labels[chosen]
+        w = np.ones(chosen.sum()) if weights is None else weights[chosen].astype(float)
+        assert entry["deviations"] == pytest.approx(np.sum(w * error) / np.sqrt(np.sum((w * error) ** 2)), rel=1e-6)
+
+
+def test_a_slice_is_off_by_its_error():
+    """A mean of numbers may be 0, so that no share of it says how far off a prediction is."""
+    one = {"mean_label": 0.0, "rmse": 2.0, "deviations": 9.0}
+    assert is_off({**one, "mean_prediction": 0.3})
+    assert not is_off({**one, "mean_prediction": 0.1})
+    assert not is_off({**one, "mean_prediction": 0.3, "deviations": 3.0})

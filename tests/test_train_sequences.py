@@ -234,13 +234,31 @@ def test_predictions_are_the_best_items(trained, capsys):
         loaded.best({"history": [[]]}, k=ITEMS + 1)
     with pytest.raises(ConfigError, match="'hstu', which has no probabilities"):
         loaded.predict({"history": [[]]})
-    assert cli.main(["compress", run, "--rank", "4", "--largest", "1", "--out", str(folder / "small")]) != 0
-    assert "is of model.kind 'hstu', whose AUC" in capsys.readouterr().err
     assert cli.main(["init", str(folder / "data"), "--quick", "--out", str(folder / "init.toml")]) == 0
     assert load_config(folder / "init.toml").model.kind == "hstu"
     planned = ["plan", str(folder / "data"), "--hardware", "h200x8", "--devices", "2", "--out", str(folder / "plan")]
     assert cli.main([*planned, "--config", str(folder / "next.toml")]) != 0
     assert "has model.kind 'hstu', whose lookups no profile counts" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_trained_model_is_compressed(trained, tmp_path, capsys):
+    report, _, folder, _ = trained
+    run, small = str(folder / "run"), tmp_path / "small"
+    assert cli.main(["compress", run, "--rank", "6", "--tables", "item", "--out", str(small), "--quiet"]) == 0
+    printed, content = capsys.readouterr().out, json.loads((small / "report" / "compression.json").read_text())
+    assert content["before"] == {split: report["splits"][split] for split in ("valid", "test")}
+    assert content["tables"]["item"]["compression"] > 1
+    after = content["after"]["test"]
+    assert 0 < after["hr@10"] != content["before"]["test"]["hr@10"]
+    assert "HR@10 before" in printed
+    assert f"{after['ndcg@2']:.4f}" in printed
+    assert cli.main(["eval", str(small), str(folder / "data"), "--split", "test", "--json"]) == 0
+    scored = json.loads(capsys.readouterr().out)
+    assert {key: scored[key] for key in after} == after
+    assert len(jrec.load_run(small).best({"history": [["item 9"]]}, k=3)[1][0]) == 3
+    assert cli.main(["train", str(small / "config.toml"), "epochs=14", "--resume"]) == 0
+    assert json.loads((small / "report" / "metrics.json").read_text())["splits"]["test"]["hr@10"] > 0.5
 
 
 @pytest.mark.slow

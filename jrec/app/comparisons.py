@@ -17,7 +17,7 @@ from jrec.app.report.slices import EACH, Slicer, add_block, slicers
 from jrec.data.blocks import LABEL, Column
 from jrec.data.parquet import read_batches
 from jrec.data.schema import DatasetError, Schema
-from jrec.metrics import Scores
+from jrec.metrics import LabelScores, Scores
 
 
 def comparison_sections(
@@ -40,13 +40,12 @@ def comparison_sections(
     return config.model.of_kind.comparisons(config, schema, scores, whole=whole, slices=slices)
 
 
-def of_clicks(
-    config: TrainConfig, schema: Schema, scores: Mapping[str, AnyScores], *, whole: bool, slices: bool
+def of_labels(
+    config: TrainConfig, schema: Schema, scores: Mapping[str, LabelScores], *, whole: bool, slices: bool
 ) -> dict[str, Any]:
-    """``comparison_sections`` of models of clicks, on a dataset that is read from a folder."""
+    """``comparison_sections`` of models that score lines, on a dataset that is read from a folder."""
     folder, sections = schema.folder, {}
     assert folder is not None
-    scores = {split: one for split, one in scores.items() if isinstance(one, Scores)}
     if whole and config.schedule == "plain" and wanted(config.evaluate.baselines, schema):
         sections["baselines"] = measure(folder, schema, list(scores))
     group, last, described = config.evaluate.group, list(scores)[-1], {}
@@ -60,6 +59,7 @@ def of_clicks(
             if group:
                 groups.append(np.asarray(columns[group])[: own.labels.size])
         if group:
+            assert isinstance(one, Scores)  # groups are of clicks
             described[split] = _groups(folder, schema, group, one, np.concatenate(groups).astype(np.int64))
         if sliced:
             sections["slices"] = {"split": split, "slices": _slices(folder, schema, some)}
@@ -69,8 +69,8 @@ def of_clicks(
 
 
 def _scored(
-    folder: pathlib.Path, schema: Schema, split: str, scores: Scores
-) -> Iterator[tuple[Mapping[str, Column], Scores]]:
+    folder: pathlib.Path, schema: Schema, split: str, scores: LabelScores
+) -> Iterator[tuple[Mapping[str, Column], LabelScores]]:
     """The blocks that were scored, each with the scores of its examples, of which the last block may have more."""
     blocks, begin = Split(folder, schema, split), 0
     for columns in blocks.read(blocks.blocks):
@@ -78,7 +78,8 @@ def _scored(
             return
         span = slice(begin, begin + len(columns[LABEL]))
         own = scores.cut(span)
-        if not np.array_equal(np.asarray(columns[LABEL])[: own.labels.size] > 0, own.labels):
+        labels = np.asarray(columns[LABEL])[: own.labels.size]
+        if not np.array_equal(labels if schema.numbers is not None else labels > 0, own.labels):
             raise DatasetError(
                 f"the labels of split {split!r} in {folder} are not those that were scored; was the dataset replaced"
                 " meanwhile?"

@@ -151,7 +151,6 @@ def compress_run(
     if run_at(out) is not None and not overwrite:
         raise ConfigError(f"{out} holds a run already; replace it with --overwrite, or choose another --out")
     run = open_run(checkpoint, data)
-    run.config.model.of_kind.check_compress(run.config.model, str(checkpoint))
     run.schema.check_numbered("`jrec compress` gives rows common cores")
     selected = _selected(run, selection)
     tables, rows = {}, 0

@@ -6,10 +6,11 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from jrec.app.config import MultiTaskSection, TrainConfig
-from jrec.app.models.targets import target_of
+from jrec.app.config.model import NumbersSection
+from jrec.app.models.targets import Number, targets_of
 from jrec.app.run_record import find_run
 from jrec.data.fae import FaeManifest, is_fae_folder
-from jrec.data.schema import DatasetError, Schema
+from jrec.data.schema import DatasetError, LabelNumbers, Schema
 from jrec.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -99,14 +100,14 @@ def with_tasks(config: TrainConfig, schema: Schema) -> TrainConfig:
     Raises:
       ConfigError: If it says something of tasks that the dataset has not, or asks for what is of one label.
     """
-    config = _with_target(config, schema)
+    _check_lines(config, schema)
     model, stopping = config.model, config.evaluate.early_stopping
     heads, path = model.multi_task, config.data.path
     if not schema.tasks:
         one_label = {"model.multi_task": heads != MultiTaskSection(), "evaluate.early_stopping.task": stopping.task}
         for key in (key for key, is_set in one_label.items() if is_set):
             raise ConfigError(f"{key} is set, but {path} has one label; leave it out, or prepare [[labels]]")
-        return config
+        return _with_targets(config, schema)
     if heads.tasks not in ((), schema.tasks):
         raise ConfigError(
             f"model.multi_task.tasks is {list(heads.tasks)}, but the labels of {path} are {list(schema.tasks)}; leave"
@@ -121,8 +122,18 @@ def with_tasks(config: TrainConfig, schema: Schema) -> TrainConfig:
         raise ConfigError(
             f"evaluate.early_stopping.task is {stopping.task!r}, but the labels of {path} are {', '.join(schema.tasks)}"
         )
+    for key, is_set in (
+        ("loss", model.loss not in ("auto", "log_loss")),
+        ("numbers", model.numbers != NumbersSection()),
+    ):
+        if is_set:
+            own = "losses" if key == "loss" else key
+            raise ConfigError(
+                f"model.{key} is set, but {path} has several labels; set model.multi_task.{own}.{schema.tasks[0]}, or"
+                " another label's"
+            )
     heads = dataclasses.replace(heads, tasks=schema.tasks)
-    return dataclasses.replace(config, model=dataclasses.replace(model, multi_task=heads))
+    return _with_targets(dataclasses.replace(config, model=dataclasses.replace(model, multi_task=heads)), schema)
 
 
 def check_tasks(config: TrainConfig, schema: Schema) -> None:
@@ -132,18 +143,20 @@ def check_tasks(config: TrainConfig, schema: Schema) -> None:
       DatasetError: Names the labels of both.
     """
     _check_lines(config, schema)
-    if schema.labels and (schema.numbers is not None) != (config.model.as_numbers is not None):
-        has, trained = ("a number", "a click") if schema.numbers is not None else ("a click", "a number")
-        raise DatasetError(
-            f"the label of {schema.folder or schema.name} is {has} where the run was trained with {trained}; prepare it"
-            " by the schema file of the training data, or with --no-labels to predict it"
-        )
     own = config.model.multi_task.tasks
     if schema.labels and own != schema.tasks:
         has, trained = ([*tasks] if tasks else "one label" for tasks in (schema.tasks, own))
         raise DatasetError(
             f"{schema.folder or schema.name} has {has} where the run was trained with {trained}; prepare it by the"
             " schema file of the training data, or with --no-labels to predict it"
+        )
+    numeric, trained = schema.numbers_by_label.keys(), config.model.numbers_by_label.keys()
+    if schema.labels and (differ := sorted(numeric ^ trained)):
+        has, had = ("a number", "a click") if differ[0] in numeric else ("a click", "a number")
+        label = f"label {differ[0]!r}" if differ[0] else "the label"
+        raise DatasetError(
+            f"{label} of {schema.folder or schema.name} is {has} where the run was trained with {had}; prepare it by"
+            " the schema file of the training data, or with --no-labels to predict it"
         )
 
 
@@ -165,42 +178,82 @@ def with_capacities(config: TrainConfig, schema: Schema) -> TrainConfig:
     return dataclasses.replace(config, tables=config.tables.with_capacities(rows))
 
 
-def _with_target(config: TrainConfig, schema: Schema) -> TrainConfig:
-    """The configuration with the loss, the scale and the metric of labels that are numbers, which it may leave open.
+def _with_targets(config: TrainConfig, schema: Schema) -> TrainConfig:
+    """The configuration with the losses, scales and the metric of labels that are numbers, which it may leave open.
 
     Raises:
       ConfigError: If it says something that does not go with the labels.
     """
-    _check_lines(config, schema)
-    model, kind = config.model, config.model.of_kind
-    if not kind.scores_lines:
+    model = config.model
+    if not model.of_kind.scores_lines:
         return config
-    if (numbers := schema.numbers) is not None:
-        loss, own = "squared" if model.loss == "auto" else model.loss, model.numbers
-        counts = loss == "poisson"
-        location, scale = (0.0, numbers.mean) if counts else (numbers.mean, numbers.deviation)
-        own = dataclasses.replace(
-            own,
-            location=location if own.location is None else own.location,
-            scale=(scale if scale > 0 else 1.0) if own.scale is None else own.scale,
+    numbers, heads = schema.numbers_by_label, model.multi_task
+    if schema.tasks:
+        losses = {task: heads.losses.get(task, "squared") for task in numbers}
+        heads = dataclasses.replace(
+            heads,
+            losses={**heads.losses, **losses},
+            numbers=dict(heads.numbers)
+            | {
+                task: _settled(heads.numbers.get(task, NumbersSection()), losses[task], one, task)
+                for task, one in numbers.items()
+            },
         )
-        if counts and own.location:
+        model = dataclasses.replace(model, multi_task=heads)
+    elif numbers:
+        loss = "squared" if model.loss == "auto" else model.loss
+        own = _settled(model.numbers, loss, numbers[""])
+        model = dataclasses.replace(model, loss=loss, numbers=own)
+    config = dataclasses.replace(config, model=model)
+    targets, stopping, path = targets_of(model), config.evaluate.early_stopping, config.data.path
+    for task, target in targets.items():
+        target.check_label(f"{path} ({task})" if task else path, numbers.get(task))
+    first, *_ = targets
+    numeric = [isinstance(target, Number) for target in targets.values()]
+    of_clicks = {"evaluate.group": config.evaluate.group, "model.calibrate": model.calibrate} if numeric[0] else {}
+    of_clicks |= {"model.label_smoothing": model.label_smoothing} if all(numeric) else {}
+    for key, value in of_clicks.items():
+        if value:
             raise ConfigError(
-                f"model.numbers.location is {own.location:g}, but model.loss 'poisson' has none; leave it out"
+                f"{key} is {value!r}, which is of clicks, but the label of {path} is a number; leave it out"
             )
-        config = dataclasses.replace(config, model=dataclasses.replace(model, loss=loss, numbers=own))
-    target, stopping = target_of(config.model), config.evaluate.early_stopping
-    target.check_data(config, schema)
-    if stopping.metric not in target.metrics:
+    if odd := sorted(heads.numbers.keys() - numbers.keys()):
+        raise ConfigError(
+            f"model.multi_task.numbers.{odd[0]} is set, but that label of {path} is 0 and 1; leave it out"
+        )
+    metrics = targets[stopping.task or first].metrics
+    if stopping.metric not in metrics:
         # The section's default is a metric of clicks; another one is the user's choice.
         if stopping.metric != type(stopping).metric:
             raise ConfigError(
-                f"evaluate.early_stopping.metric is {stopping.metric!r}, which the label of {config.data.path} does not"
-                f" have; choose one of {', '.join(target.metrics)}"
+                f"evaluate.early_stopping.metric is {stopping.metric!r}, which the label"
+                f" {f'{stopping.task or first!r} ' if schema.tasks else ''}of {path} does not have; choose one of"
+                f" {', '.join(metrics)}"
             )
-        stopping = dataclasses.replace(stopping, metric=target.metrics[0])
+        stopping = dataclasses.replace(stopping, metric=metrics[0])
         config = dataclasses.replace(config, evaluate=dataclasses.replace(config.evaluate, early_stopping=stopping))
     return config
+
+
+def _settled(section: NumbersSection, loss: str, numbers: LabelNumbers, task: str = "") -> NumbersSection:
+    """How outputs become numbers: as the section says, or by what the labels are like where that says "auto".
+
+    Raises:
+      ConfigError: If it has a location for counts.
+    """
+    counts = loss == "poisson"
+    location, scale = (0.0, numbers.mean) if counts else (numbers.mean, numbers.deviation)
+    section = dataclasses.replace(
+        section,
+        location=location if section.location is None else section.location,
+        scale=(scale if scale > 0 else 1.0) if section.scale is None else section.scale,
+    )
+    if counts and section.location:
+        where, key = "model.numbers", "model.loss"
+        if task:
+            where, key = f"model.multi_task.numbers.{task}", f"model.multi_task.losses.{task}"
+        raise ConfigError(f"{where}.location is {section.location:g}, but {key} 'poisson' has none; leave it out")
+    return section
 
 
 def _check_lines(config: TrainConfig, schema: Schema) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import pathlib
 import time
 from typing import Any
@@ -17,11 +16,11 @@ from jrec.app.processes.mesh_processes import SilentLog
 from jrec.app.progress import TrainingProgress
 from jrec.app.progressive import Window, moment
 from jrec.app.report.logs import PROGRESSIVE, MetricLog
-from jrec.app.report.ranking import AnyEvaluation, AnyScores, evaluated
+from jrec.app.report.ranking import AnyEvaluation, AnyScores, evaluated, evaluated_by_task
 from jrec.app.run_length import epoch_batches
 from jrec.app.watch import BestStep, EvaluationPlan
 from jrec.data.schema import Schema
-from jrec.metrics import Evaluation, Scores, evaluate_tasks, log_loss
+from jrec.metrics import Evaluation, Scores, log_loss
 from jrec.regression import NumberScores, evaluate_numbers
 from jrec.run.processes import first
 from jrec.run.run import Run
@@ -133,14 +132,16 @@ class Evaluator:
     def _measured(self, scores: AnyScores, *, refined: bool = True) -> dict[str, AnyEvaluation]:
         """The metrics by task; the first task, or the only one, has the name ""."""
         measured: dict[str, AnyEvaluation] = {"": evaluated(scores)}
-        if not isinstance(scores, Scores):
-            return measured
         # ``scores`` itself is the first task's, which "" has already.
-        measured |= dict(itertools.islice(evaluate_tasks(scores).items(), 1, None))
+        first_task = next(iter(self._config.model.multi_task.tasks), "")
+        measured |= {task: own for task, own in evaluated_by_task(scores).items() if task != first_task}
         stopping = self._config.evaluate.early_stopping
         # Only where steps are compared by it: it takes a fit of its own.
         if refined and stopping.metric == "refinement" and isinstance(decides := measured.get(self._task), Evaluation):
-            measured[self._task] = dataclasses.replace(decides, refinement=refinement(scores.of(self._task)))
+            assert isinstance(scores, Scores | NumberScores)
+            own = scores.tasks[self._task] if self._task else scores
+            assert isinstance(own, Scores)  # of which the metric is
+            measured[self._task] = dataclasses.replace(decides, refinement=refinement(own))
         return measured
 
     def sections(self, training_seconds: float) -> dict[str, Any]:

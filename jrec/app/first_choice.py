@@ -43,7 +43,7 @@ def first_choice(
       The configuration, as TOML, and its page, as HTML.
 
     Raises:
-      DatasetError: If the dataset cannot be used, or has several labels.
+      DatasetError: If the dataset cannot be used.
       ConfigError: If it has no training examples, or neither a label nor a history, or its items cannot be ranked.
       KeyboardInterrupt: On SIGINT or SIGTERM during a trial.
     """
@@ -84,5 +84,4 @@ def _rules(data: str, schema: Schema, next_item: bool, two_towers: str) -> Rules
         return first_towers.facts_of(data, schema, two_towers)
     if next_item or not schema.labels:
         return first_ranking.facts_of(data, schema)
-    schema.check_one_label("`jrec init` tries models of one label")
     return first_config.facts_of(data, schema)

@@ -45,7 +45,8 @@ class Facts(Rules["Candidate"]):
       history_tables: The tables that these features read.
       growing: The tables that grow.
       unmet_oov: The tables whose row for values outside the vocabulary no training example reads.
-      numeric: Whether the label is a number.
+      numeric: Whether the label, or the first of several, is a number.
+      tasks: The labels where there are several.
     """
 
     tables: dict[str, int]
@@ -57,6 +58,7 @@ class Facts(Rules["Candidate"]):
     growing: frozenset[str] = frozenset()
     unmet_oov: frozenset[str] = frozenset()
     numeric: bool = False
+    tasks: tuple[str, ...] = ()
 
     @property
     @override
@@ -70,9 +72,10 @@ class Facts(Rules["Candidate"]):
     @property
     @override
     def summary(self) -> str:
+        decides = f" Of the labels {', '.join(self.tasks)} the first decides." if self.tasks else ""
         return (
             f"{self.examples:,} training examples, {self.lookups:,.1f} ids each, {self.rows:,} rows, {self.dense} dense"
-            " features."
+            f" features.{decides}"
         )
 
     @override
@@ -132,6 +135,7 @@ class Candidate(Choice):
       kind: "dlrm", or "tbsm" over the dataset's histories.
       rate: The learning rate of dense parameters.
       dropout: Of the hidden layers.
+      experts: Of several labels, how many experts they share.
     """
 
     interaction: str
@@ -144,6 +148,7 @@ class Candidate(Choice):
     kind: str = "dlrm"
     rate: float = 0.001
     dropout: float = 0.0
+    experts: int = 1
 
     @override
     def variants(self) -> Iterator[Candidate]:
@@ -158,6 +163,8 @@ class Candidate(Choice):
         if self.top:
             dropout = 0.0 if self.dropout else _DROPOUT
             yield self.changed("dropout", f"dropout {dropout:g}", dropout=dropout)
+        if self.experts > 1:
+            yield self.changed("experts", f"{2 * self.experts} experts", experts=2 * self.experts)
         for factor in (2.0, 0.5):
             yield self.changed("rate", f"dense rate {factor * self.rate:.3g}", rate=factor * self.rate)
 
@@ -196,6 +203,7 @@ def facts_of(folder: str | os.PathLike[str], schema: Schema) -> Facts:
         growing=schema.growing,
         unmet_oov=frozenset(unmet),
         numeric=schema.numbers is not None,
+        tasks=schema.tasks,
     )
 
 
@@ -218,6 +226,15 @@ def _histories(features: Sequence[CategoricalFeature]) -> dict[str, str]:
 
 def candidates(facts: Facts) -> list[Candidate]:
     """The kinds of model that may suit a dataset; the first is what the rules choose when nothing is tried."""
+    fit = _candidates(facts)
+    if not facts.tasks:
+        return fit
+    fit = [candidate for candidate in fit if candidate.top]  # whose hidden layers are what the tasks share
+    mixed = dataclasses.replace(fit[0], name=f"{fit[0].name}, four experts with a gate for each label", experts=4)
+    return [fit[0], mixed, *fit[1:]]
+
+
+def _candidates(facts: Facts) -> list[Candidate]:
     large, often = facts.examples >= LARGE, facts.visits >= _OFTEN
     dim = 32 if facts.examples >= 100_000_000 else 16
     top = (512, 256) if large else (64, 32)
@@ -333,7 +350,10 @@ def _model(facts: Facts, candidate: Candidate) -> Iterator[Key]:
     if candidate.dropout:
         yield Key(section="model", name="dropout", value=candidate.dropout, reason="better on valid than without")
     yield Key(section="model", name="pooling", value="mean", reason="of lists: their length says nothing by itself")
-    if facts.valid and not facts.numeric:
+    if candidate.experts > 1:
+        why = "each label reads a mixture of them by a gate of its own"
+        yield Key(section="model.multi_task", name="experts", value=candidate.experts, reason=why)
+    if facts.valid and not facts.numeric and not facts.tasks:
         why = "by a scale fitted on valid: training makes probabilities too extreme before it makes rankings worse"
         yield Key(section="model", name="calibrate", value=True, reason=why)
     why = f"quantiles in training: a curve of up to {_PIECES} pieces in place of a slope, whatever the scale"

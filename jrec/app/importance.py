@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jrec.app.loaders import eval_batch_size
-from jrec.app.report.ranking import evaluated
+from jrec.app.report.ranking import evaluated, evaluated_by_task
 from jrec.data.blocks import Column, ShardReader, weight_column
 from jrec.data.columns import concatenate, gather, gather_all
 from jrec.data.loader import check_split
 from jrec.data.packers import packed
 from jrec.data.packing_kernels import permutation
 from jrec.errors import ConfigError
-from jrec.metrics import Scores, evaluate_tasks
 
 if TYPE_CHECKING:
     from jrec.app.config import TrainConfig
@@ -107,7 +106,7 @@ def feature_importance(
       "split", "examples" (how many were scored), "drawn_from" (how many there are), "repeats", "seconds", "columns" (by
       metric a heading and a unit); "metrics" (of the values as they are); and "features": of each "feature", "kind", by
       metric the mean change, and under "METRIC_deviation" its standard deviation, None of one repeat. Features descend
-      by the first metric. Of several labels the last two are the first label's, and under "tasks" each label's own.
+      by the first metric. Of several labels the last three are the first label's, and under "tasks" each label's own.
 
     Raises:
       ConfigError: As ``permuted_features``.
@@ -123,10 +122,9 @@ def feature_importance(
     chosen, total = _sample(schema, split, options.sample, limit * batch_size)
     scoring = _Scoring(reading, batch_size)
     columns = _read(schema, split, scoring.packer.columns, chosen, config.data.threads)
-    changes = kind.importance_metrics(config)
     passes = 1 + len(units) * options.repeats
     with progress.evaluating(f"importance on {split}", passes * -(-len(chosen) // batch_size)) as advance:
-        before = _metrics(scoring.scores(columns, advance), changes)
+        before = _metrics(scoring.scores(columns, advance))
         after: dict[str, list[_Metrics]] = {unit: [] for unit in units}
         for unit, names in units.items():
             moved = {name: columns[name] for name in _columns_of(schema, names) if name in columns}
@@ -134,9 +132,9 @@ def feature_importance(
                 # The same order for every feature, so that a feature's figures do not depend on which others there are.
                 order = permutation(len(chosen), _SEED, repeat)
                 permuted = gather_all(moved, order)
-                after[unit].append(_metrics(scoring.scores({**columns, **permuted}, advance), changes))
+                after[unit].append(_metrics(scoring.scores({**columns, **permuted}, advance)))
     kinds = {unit: " + ".join(dict.fromkeys(_kind(schema, name) for name in names)) for unit, names in units.items()}
-    by_task = {task: _described(task, before, after, kinds, changes) for task in before}
+    by_task = {task: _described(task, before, after, kinds, kind.importance_metrics(config, task)) for task in before}
     first, *_ = by_task.values()
     return {
         "split": split,
@@ -144,13 +142,12 @@ def feature_importance(
         "drawn_from": total,
         "repeats": options.repeats,
         "seconds": time.perf_counter() - begin,
-        "columns": {metric: [heading, unit] for metric, (_, heading, unit) in changes.items()},
         **first,
         **({"tasks": by_task} if len(by_task) > 1 else {}),
     }
 
 
-_Metrics = Mapping[str, Mapping[str, float | None]]
+_Metrics = Mapping[str, Mapping[str, Any]]
 """By task, "" where there is one label, the metrics by key."""
 
 
@@ -229,10 +226,9 @@ def _kind(schema: Schema, name: str) -> str:
     return "value" if feature.one_hot else "list"
 
 
-def _metrics(scores: AnyScores, wanted: Collection[str]) -> _Metrics:
-    by_task = evaluate_tasks(scores) if isinstance(scores, Scores) else {}
-    each = by_task or {"": evaluated(scores)}
-    return {task: {key: evaluation.to_dict()[key] for key in wanted} for task, evaluation in each.items()}
+def _metrics(scores: AnyScores) -> _Metrics:
+    each = evaluated_by_task(scores) or {"": evaluated(scores)}
+    return {task: evaluation.to_dict() for task, evaluation in each.items()}
 
 
 def _described(
@@ -242,7 +238,7 @@ def _described(
     kinds: Mapping[str, str],
     changes: Mapping[str, tuple[int, str, str]],
 ) -> dict[str, Any]:
-    """The metrics and the features of a task, in the order of their importance."""
+    """The columns, the metrics and the features of a task, in the order of their importance."""
     features: list[dict[str, Any]] = []
     for unit, repeats in after.items():
         line: dict[str, Any] = {"feature": unit, "kind": kinds[unit]}
@@ -254,7 +250,11 @@ def _described(
         features.append(line)
     decisive = next(iter(changes))
     features.sort(key=lambda line: -(line[decisive] or 0.0))
-    return {"metrics": dict(before[task]), "features": features}
+    return {
+        "columns": {metric: [heading, unit] for metric, (_, heading, unit) in changes.items()},
+        "metrics": {metric: before[task][metric] for metric in changes},
+        "features": features,
+    }
 
 
 def _difference(sign: int, before: float | None, after: float | None) -> float | None:

@@ -138,7 +138,7 @@ class LoadedRun:
           DatasetError: If a column is missing, or a value is none that a log may have; names column, example, value.
             If more values are unknown than may be; names feature, share and some of the values.
         """
-        return predictions(self.logits(columns, max_unknown=max_unknown), self.restored.config.model.as_numbers)
+        return predictions(self.logits(columns, max_unknown=max_unknown), self.restored.config.model.numbers_by_label)
 
     def logits(self, columns: object, *, max_unknown: float | None = None) -> Any:
         """Logits, (examples,) float32 or a dictionary by task, of raw columns; see ``predict``.

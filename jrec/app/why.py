@@ -138,7 +138,7 @@ class ScoreExplainer(Explainer):
             for name in self.names
         ]
         if isinstance(logits, Mapping):
-            return {task: self._most(logits[task], [by_task[task] for by_task in without]) for task in logits}
+            return {task: self._most(logits[task], [by_task[task] for by_task in without], task) for task in logits}
         return self._most(logits, without)
 
     @override
@@ -160,8 +160,8 @@ class ScoreExplainer(Explainer):
         tasks = self._predictor.tasks
         return dataclasses.replace(piece, reasons=dict.fromkeys(tasks, none) if tasks else none)
 
-    def _most(self, logits: np.ndarray, without: list[np.ndarray]) -> Reasons:
-        scores, *less = (predictions(outputs, self._predictor.numbers) for outputs in (logits, *without))
+    def _most(self, logits: np.ndarray, without: list[np.ndarray], task: str = "") -> Reasons:
+        scores, *less = (predictions(outputs, self._predictor.numbers, task) for outputs in (logits, *without))
         changes = scores[:, None] - np.stack(less, axis=1)
         # Stable: features that change a score as much come in their own order.
         order = np.argsort(-np.abs(changes), axis=1, kind="stable")[:, : self.k]

@@ -4,8 +4,8 @@ A shard is an ArrayRecord file. One record is one block: an Arrow IPC stream tha
 ``block_size`` examples, one column a feature. Columns are ``label`` and dense features in float32, one-hot features in
 the narrowest unsigned integer that holds ``rows - 1`` (keys of tables that grow in uint64), other categorical features
 as lists of those, and their weights as lists of float32 under ``NAME:weight``. Of several labels ``label`` is the
-first, and the others are columns of float32 called as their tasks; -1 is a label that is not known. Weights of
-examples are float32 under ``label:weight``.
+first, and the others are columns of float32 called as their tasks; -1 is a label that is not known, of labels that are
+numbers NaN. Weights of examples are float32 under ``label:weight``.
 
 ArrayRecord tells damaged bytes, not that a record is another shard's. So each record ends in a tag, 16 bytes of the
 SHA-256 of its stream, and the last record lists the tags of all blocks; the schema has the digest of that list. A block
@@ -73,6 +73,11 @@ def age_columns(schema: Schema) -> dict[str, int]:
 def label_columns(schema: Schema) -> tuple[str, ...]:
     """The columns of a block that no model reads, float32 all: of labels, and of examples' weights."""
     return (LABEL, *schema.tasks[1:], *([EXAMPLE_WEIGHT] if schema.weighted else []))
+
+
+def known_labels(labels: np.ndarray, *, numeric: bool) -> np.ndarray:
+    """(n,) bool: which of (n,) float32 labels are known, where examples have several; ``numeric`` ones are numbers."""
+    return ~np.isnan(labels) if numeric else labels >= 0
 
 
 def column_names(schema: Schema) -> list[str]:

@@ -64,6 +64,7 @@ def dataset_packer(
         dense=[f.name for f in schema.dense],
         weight=EXAMPLE_WEIGHT if schema.weighted and weighted else None,
         extras=(*schema.tasks[1:], *extras),
+        unknown_labels=bool(schema.tasks) and schema.numbers is not None,
         on_bad_id=on_bad_id,
         oov_rows={t.name: t.oov_row for t in schema.tables if not t.growing},
         orders=load_orders(folder, schema, read) | own,

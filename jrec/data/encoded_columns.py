@@ -23,8 +23,8 @@ class EncodedColumns:
         ``ListColumn`` of them.
       weights: By weighted feature, float32 weights, one for each value of its ``ListColumn``.
       labels: (examples,) float32 in {0, 1}; None where the examples have none.
-      tasks: Where there are several labels, all but the first (``labels``), by task; -1 is one that is not known.
-        Weights of examples are under ``EXAMPLE_WEIGHT``.
+      tasks: Where there are several labels, all but the first (``labels``), by task; which are known,
+        ``known_labels`` tells. Weights of examples are under ``EXAMPLE_WEIGHT``.
     """
 
     dense_names: tuple[str, ...]

@@ -128,6 +128,7 @@ class Packer:
     """Packs batches of one layout; made once, used from any thread.
 
     Arguments as of ``pack_batch``; ``unknown`` counts the values that have no row of their own in ``vocabularies``.
+    With ``unknown_labels`` a label may be NaN: the first of several, a number that is not known.
     """
 
     def __init__(
@@ -144,6 +145,7 @@ class Packer:
         vocabularies: Mapping[str, AnyVocabulary] | None = None,
         cast: CastPlace = "none",
         unknown: UnknownCounts | None = None,
+        unknown_labels: bool = False,
     ):
         if on_bad_id not in _POLICIES:
             raise ValueError(f"on_bad_id is {on_bad_id!r}; choose one of {', '.join(_POLICIES)}")
@@ -152,6 +154,7 @@ class Packer:
         self.layout = layout
         self.dense = tuple(dense)
         self.label, self.weight = label, weight
+        self.unknown_labels = unknown_labels
         self.extras = tuple(extras)
         self.cast: CastPlace = cast
         self.policy = _POLICIES[on_bad_id]
@@ -260,7 +263,7 @@ class _Pack:
             self._check_weights(mask[:n, 0])
         labels = np.zeros((size, 1), np.float32)
         if packer.label is not None:
-            self._numbers([packer.label], labels[:n])
+            self._numbers([packer.label], labels[:n], unknown=packer.unknown_labels)
         widths = [math.prod(self.columns.numbers[name].shape[1:]) for name in packer.dense]
         dense = np.zeros((size, sum(widths)), np.float32)
         self._numbers(packer.dense, dense[:n])
@@ -298,15 +301,16 @@ class _Pack:
         extra[: len(values)] = values
         return extra
 
-    def _numbers(self, names: Sequence[str], out: np.ndarray) -> None:
+    def _numbers(self, names: Sequence[str], out: np.ndarray, *, unknown: bool = False) -> None:
         numbers, stop = [self.columns.numbers[name] for name in names], 0
         for values in numbers:
             start, stop = stop, stop + math.prod(values.shape[1:])
             out[:, start:stop] = values.reshape(len(out), stop - start)
-        if np.isfinite(out).all():
+        if np.isfinite(out).all() or (unknown and not np.isinf(out).any()):
             return
-        name, values = next(named for named in zip(names, numbers, strict=True) if not np.isfinite(named[1]).all())
-        k, *place = np.argwhere(~np.isfinite(values))[0].tolist()
+        bad = np.isinf if unknown else lambda values: ~np.isfinite(values)
+        name, values = next(named for named in zip(names, numbers, strict=True) if bad(named[1]).any())
+        k, *place = np.argwhere(bad(values))[0].tolist()
         raise DatasetError(
             f"{name!r} is {values[k, *place]} in {self.where(k)}; replace or filter such values when the data is"
             " prepared"

@@ -34,7 +34,7 @@ VERSION = 2
 MAX_ROWS = 2**32
 MAX_LENGTH = 2**31 - 1
 UNKNOWN = -1.0
-"""Of several labels, one that is not known."""
+"""Of several labels, one of 0 and 1 that is not known; one that is a number is NaN then."""
 SCHEMA_FILE = "schema.json"
 LOG_ENDINGS = (".csv", ".tsv", ".txt", ".jsonl", ".parquet", ".arrow", ".feather", ".inter", ".gz", ".zst")
 """How names of logs end, for the advice of errors about one that stands in another place."""
@@ -246,7 +246,10 @@ class Split:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LabelNumbers:
-    """What labels that are numbers are like: the least of all, and mean and standard deviation in training."""
+    """What labels that are numbers are like: the least of all, and mean and standard deviation in training.
+
+    Of several labels those count that are known.
+    """
 
     least: float
     mean: float
@@ -268,10 +271,12 @@ class Schema:
       files: SHA-256 of files of counts and vocabularies, by path relative to the folder.
       folder: Where it was read from; None where it was not.
       labels: Whether the examples have labels; where they have none, the blocks' labels are zeros.
-      tasks: The names of the labels where examples have several, each of which may be ``UNKNOWN``; else (). The first
-        is the blocks' ``label``, the others have columns of their names.
+      tasks: The names of the labels where examples have several, each of which may be unknown
+        (``jrec.data.blocks.known_labels``); else (). The first is the blocks' ``label``, the others have columns of
+        their names.
       weighted: Whether examples have weights (``jrec.data.blocks.EXAMPLE_WEIGHT``).
-      numbers: What labels are like that are numbers; None of labels of 0 and 1.
+      numbers: What labels are like that are numbers, of several the first; None of labels of 0 and 1.
+      further_numbers: The same of the further labels that are numbers, by task.
     """
 
     name: str
@@ -288,6 +293,7 @@ class Schema:
     tasks: tuple[str, ...] = ()
     weighted: bool = False
     numbers: LabelNumbers | None = None
+    further_numbers: Mapping[str, LabelNumbers] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not 1 <= self.block_size <= MAX_LENGTH:
@@ -302,6 +308,8 @@ class Schema:
         for kind, all_names in (("feature", columns), ("table", names)):
             if repeated := sorted({n for n in all_names if all_names.count(n) > 1}):
                 raise DatasetError(f"{kind} name(s) {', '.join(repeated)} occur more than once in the schema")
+        if odd := sorted(self.further_numbers.keys() - {*self.tasks[1:]}):
+            raise DatasetError(f"the schema has numbers of {odd[0]!r}, which is none of its further labels")
         if (file := next((f for f in self._named_files() if not stays_inside(f)), None)) is not None:
             raise DatasetError(f"the schema names file {file!r}, which is no path inside the dataset's folder")
 
@@ -318,7 +326,8 @@ class Schema:
             readers.setdefault(feature.table, []).append(f"{feature.name}{more}")
         splits = ", ".join(f"{name} {split.examples:,}" for name, split in self.splits.items())
         labels = f", labels {', '.join(self.tasks)}" if self.tasks else "" if self.labels else ", no labels"
-        labels += ", labels are numbers" if self.numbers else ""
+        labels += f" (numbers: {', '.join(self.numbers_by_label)})" if self.tasks and self.numbers_by_label else ""
+        labels += ", labels are numbers" if self.numbers and not self.tasks else ""
         labels += ", weighted" if self.weighted else ""
         dense = f"; dense: {', '.join(f.name for f in self.dense)[:80]}" if self.dense else ""
         rows = [
@@ -336,6 +345,12 @@ class Schema:
         for table in self.tables:
             named = (f"{table.name}.npy", table.counts, table.vocabulary, table.bijection and table.bijection.file)
             yield from (file for file in named if file is not None)
+
+    @property
+    def numbers_by_label(self) -> dict[str, LabelNumbers]:
+        """What labels are like that are numbers, by task, or by "" where there is one label."""
+        first = {} if self.numbers is None else {next(iter(self.tasks), ""): self.numbers}
+        return {**first, **self.further_numbers}
 
     @property
     def feature_names(self) -> list[str]:
@@ -431,30 +446,6 @@ class Schema:
         if not self.labels:
             raise DatasetError(f"{self.folder or self.name} has no labels; prepare it with them, or use `jrec predict`")
 
-    def check_one_label(self, need: str) -> None:
-        """Raises DatasetError where examples have several labels.
-
-        Args:
-          need: What needs one label, as the beginning of a sentence: "`jrec init` tries models of one label".
-        """
-        if self.tasks:
-            raise DatasetError(
-                f"{need}, but {self.folder or self.name} has {len(self.tasks)}: {', '.join(self.tasks)}; write a"
-                " configuration with [model.multi_task] by hand"
-            )
-
-    def check_clicks(self, need: str) -> None:
-        """Raises DatasetError where labels are numbers.
-
-        Args:
-          need: What needs labels of 0 and 1, as the beginning of a sentence.
-        """
-        if self.numbers is not None:
-            raise DatasetError(
-                f"{need}, but the label of {self.folder or self.name} is a number; write a configuration by hand"
-                " (docs/targets.md), or say in [label] from where on it is a click (positive_at_least)"
-            )
-
     def check_file(self, folder: str | os.PathLike[str], file: str) -> pathlib.Path:
         """The path of a file of counts or a vocabulary, after comparing its checksum where the schema has one.
 
@@ -488,6 +479,8 @@ class Schema:
             del content["weighted"]
         if self.numbers is None:
             del content["numbers"]
+        if not self.further_numbers:
+            del content["further_numbers"]
         for kind, keys in _OPTIONAL.items():
             content[kind] = [{k: v for k, v in f.items() if v is not None or k not in keys} for f in content[kind]]
         save_json(path, content, kind=FORMAT, version=VERSION, sealed=True)
@@ -524,6 +517,7 @@ class Schema:
         content.setdefault("tasks", [])
         content.setdefault("weighted", False)
         content.setdefault("numbers", None)
+        content.setdefault("further_numbers", {})
         for kind, keys in _OPTIONAL.items():
             for feature in content[kind] if isinstance(content.get(kind), list) else ():
                 if isinstance(feature, dict):

@@ -94,27 +94,43 @@ class MultiTaskHeads(nnx.Module):
         return dict(zip(self.config.tasks, logits, strict=True))
 
 
-def multi_task_loss(weights: Mapping[str, float], *, label: str | None = None, label_smoothing: float = 0.0) -> Loss:
-    """The sum of the tasks' binary cross entropies, each a mean over the examples that have the task's label, and over
-    a model's members.
+def multi_task_loss(
+    weights: Mapping[str, float],
+    *,
+    label: str | None = None,
+    label_smoothing: float = 0.0,
+    number_losses: Mapping[str, Loss] | None = None,
+) -> Loss:
+    """The sum of the tasks' losses, each a mean over the examples that have the task's label, and over members.
 
-    A label below 0 is missing, as a purchase is where nothing was clicked; NaN is not taken. On a mesh each mean is
-    taken over the whole batch.
+    A task's loss is the binary cross entropy, or, where its labels are numbers, what ``number_losses`` says. A label
+    below 0 is missing, as a purchase is where nothing was clicked, and NaN is not taken; of numbers, as of how long
+    somebody watched, NaN is the missing one. On a mesh each mean is taken over the whole batch.
 
     Args:
       weights: How much each task counts. Its label is the column of that name, which batches carry as one of
         ``extras`` (``run.feed(..., label=None, extras=list(weights))``).
       label: The task whose label is ``Batch.labels``, as in the batches of a dataset with several; None for none.
-      label_smoothing: As of ``smoothed_labels``, of every task's labels.
+      label_smoothing: As of ``smoothed_labels``, of every task's labels of 0 and 1.
+      number_losses: By task whose labels are numbers its loss of (batch,) outputs, a mean over the examples by
+        ``Batch.mask``: ``squared_error``, ``huber()``, ``poisson``, or one of these scaled by ``of_numbers``.
 
     Returns:
       A loss of what ``MultiTaskHeads`` returns, for ``Run.compile`` or ``train_step``.
 
     Raises:
-      ValueError: If there are no tasks, or a weight is negative or not finite; in the step, if a task has no logits.
+      ValueError: If there are no tasks, a weight is negative or not finite, or ``number_losses`` has another task; in
+        the step, if a task has no logits.
+
+    Example:
+      >>> numbers = {"seconds": jrec.nn.huber(delta=2.0)}
+      >>> loss = multi_task_loss({"click": 1.0, "seconds": 0.1}, label="click", number_losses=numbers)
     """
+    number_losses = number_losses or {}
     if not weights or not all(0 <= weight < float("inf") for weight in weights.values()):
         raise ValueError(f"weights={dict(weights)} must have a number of at least 0 for each task, of at least one")
+    if unknown := sorted(number_losses.keys() - weights.keys()):
+        raise ValueError(f"number_losses has {unknown[0]!r}, but the tasks are {', '.join(weights)}")
 
     def loss(outputs: Mapping[str, jax.Array], batch: Batch) -> jax.Array:
         if absent := sorted(weights.keys() - outputs.keys()):
@@ -122,9 +138,22 @@ def multi_task_loss(weights: Mapping[str, float], *, label: str | None = None, l
         total = jnp.zeros((), jnp.float32)
         for task, weight in weights.items():
             labels = (batch.labels if task == label else batch.extras[task]).astype(jnp.float32)
+            if (own := number_losses.get(task)) is not None:
+                total += weight * _mean_of_known(own, outputs[task], labels, batch)
+                continue
             smoothed = smoothed_labels(labels, label_smoothing)
             losses = of_members(optax.sigmoid_binary_cross_entropy, outputs[task], smoothed)
             total += weight * mean_of_positions(losses[:, None], (labels >= 0)[:, None], batch.mask)
         return total
 
     return loss
+
+
+def _mean_of_known(loss: Loss, outputs: jax.Array, labels: jax.Array, batch: Batch) -> jax.Array:
+    """A loss over the examples whose number is known, of all devices."""
+    known = ~jnp.isnan(labels)
+    # Labels of 0, since NaN times a mask of 0 is NaN.
+    own = dataclasses.replace(batch, labels=jnp.where(known, labels, 0), mask=jnp.where(known, batch.mask, 0))
+    # This device's mean, as the loss of each of its examples, has their sum.
+    each = jnp.broadcast_to(loss(outputs, own), batch.mask.shape)
+    return mean_of_positions(each[:, None], known[:, None], batch.mask)

@@ -42,6 +42,11 @@ def task_name(task: str) -> str:
     return f"task/{task}"
 
 
+def label_name(source: LogFormat, task: str) -> str:
+    """The spill's column of a label; of the first, or the only one, where ``task`` is ""."""
+    return LABEL if task in ("", *source.tasks[:1]) else task_name(task)
+
+
 def weights_name(feature: str) -> str:
     """The spill's column of a feature's weights."""
     return f"weights/{feature}"

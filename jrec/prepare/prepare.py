@@ -20,7 +20,7 @@ from typing import Any
 from jrec import environment
 from jrec.data import blocks
 from jrec.data.moments import save_moments
-from jrec.data.schema import CategoricalFeature, DatasetError, NoExamplesError, Schema, Split, Table
+from jrec.data.schema import CategoricalFeature, DatasetError, LabelNumbers, NoExamplesError, Schema, Split, Table
 from jrec.data.texts import TextStore, budget_of
 from jrec.data.vocabulary_file import file_digests
 from jrec.outputs import new_folder
@@ -34,6 +34,7 @@ from jrec.prepare.ingest import (
     Log,
     fill_spill,
     keys_name,
+    label_name,
     new_spill,
     weights_name,
 )
@@ -217,7 +218,11 @@ class _Preparation:
         no_matter = self.source.tasks or self.options.split_by == LEAVE_ONE_OUT  # of lines that are all to be found
         if self.earlier is None and self.options.labels and not no_matter:
             check_labels(spill.plain(LABEL), bounds[0], self.source.label)
-        numbers = label_numbers(spill.plain(LABEL), bounds[0]) if self.source.numeric_label else None
+        numbers = {
+            task: self._label_numbers(spill, bounds[0], task)
+            for task in self.source.tasks or ("",)
+            if task in self.source.numeric_labels
+        }
         with self.progress.stage("counting labels", len(self.source.target_means)) as advance:
             self.source = write_target_means(
                 self.source, spill, work, self.folder,
@@ -244,7 +249,8 @@ class _Preparation:
             labels=self.options.labels,
             tasks=self.source.tasks,
             weighted=self.source.weighted,
-            numbers=numbers,
+            numbers=numbers.pop(next(iter(self.source.tasks), ""), None),
+            further_numbers=numbers,
             provenance={
                 **provenance,
                 "inputs": read + self.source.joined_inputs(),
@@ -255,6 +261,22 @@ class _Preparation:
             | {f.statistic.file: f.statistic.digest for f in self.source.dense if f.statistic is not None}
             | times,
         )
+
+    def _label_numbers(self, spill: Spill, train_rows: int, task: str) -> LabelNumbers:
+        """What a label that is a number is like; where no line of a later log knows it, what it was like in training.
+
+        Raises:
+          DatasetError: If no line knows it, and there is no earlier dataset.
+        """
+        numbers = label_numbers(spill.plain(label_name(self.source, task)), train_rows)
+        if numbers is None and self.earlier is not None:
+            numbers = self.earlier.schema.numbers_by_label.get(task)
+        if numbers is None:
+            raise DatasetError(
+                f"label {task!r} is known of none of the {train_rows:,} training examples, so that there is nothing to"
+                " learn; leave its [[labels]] out, or say in missing_values only what stands for a missing value"
+            )
+        return numbers
 
     def _spooled(self, folder: pathlib.Path) -> dict[str, list[Input]]:
         """The inputs by split, pipes among them spooled to files of the folder."""

@@ -156,21 +156,24 @@ def check_labels(labels: PlainColumn, train_rows: int, column: str | None) -> No
     )
 
 
-def label_numbers(labels: PlainColumn, train_rows: int) -> LabelNumbers:
-    """What labels that are numbers are like.
+def label_numbers(labels: PlainColumn, train_rows: int) -> LabelNumbers | None:
+    """What labels that are numbers are like; None where no example that counts has a known one.
 
     Args:
-      labels: The labels of all examples; the column is finished.
+      labels: The labels of all examples, of several NaN where one is not known; the column is finished.
       train_rows: How many of them are for training; of 0, all count.
     """
     train_rows = train_rows or labels.rows
     count, mean, squares, least = 0, 0.0, 0.0, math.inf
     for start in range(0, labels.rows, _READ_ROWS):
         part = labels.read(start, min(start + _READ_ROWS, labels.rows)).astype(np.float64)
-        least = min(least, float(part.min()))
-        if (part := part[: max(0, train_rows - start)]).size:
+        least = min(least, float(part[~np.isnan(part)].min(initial=math.inf)))
+        part = part[: max(0, train_rows - start)]
+        if (part := part[~np.isnan(part)]).size:
             # Chan et al., "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances", 1979.
             gap, total = part.mean() - mean, count + part.size
             squares += ((part - part.mean()) ** 2).sum() + gap**2 * count * part.size / total
             mean, count = mean + gap * part.size / total, total
+    if not count:
+        return None
     return LabelNumbers(least=least, mean=float(mean), deviation=math.sqrt(squares / count))

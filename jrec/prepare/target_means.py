@@ -32,7 +32,7 @@ from jrec.data.schema import DatasetError, DenseFeature, Schema, Statistic
 from jrec.files import sha256_of
 from jrec.kernel_cache import compiled
 from jrec.outputs import link
-from jrec.prepare.ingest import LABEL, TIME, dense_name, keys_name, task_name
+from jrec.prepare.ingest import TIME, dense_name, keys_name, label_name
 from jrec.prepare.readers.dense import apply
 from jrec.prepare.readers.log_format import LogFormat, TargetMean
 from jrec.prepare.spill import BUCKET_ROWS, PlainColumn, Spill, mapped
@@ -247,19 +247,21 @@ class _Labels:
     @classmethod
     def of(cls, source: LogFormat, mean: TargetMean, spill: Spill, rows: int) -> _Labels:
         """The label of a target mean, of which the first ``rows`` are added up."""
-        column = spill.plain(LABEL if mean.label in ("", *source.tasks[:1]) else task_name(mean.label))
-        if not source.numeric_label:
+        column = spill.plain(label_name(source, mean.label))
+        if (mean.label or next(iter(source.tasks), "")) not in source.numeric_labels:
             return cls(column, None)
         starts = range(0, rows, _READ_ROWS)
-        largest = max(float(np.abs(column.read(start, min(start + _READ_ROWS, rows))).max()) for start in starts)
+        largest = 0.0
+        for start in starts:
+            sizes = np.abs(column.read(start, min(start + _READ_ROWS, rows)))
+            largest = max(largest, float(sizes[~np.isnan(sizes)].max(initial=0.0)))  # NaN is not known
         return cls(column, math.ldexp(1.0, math.frexp(largest * rows)[1] - _SUM_BITS))
 
     def read(self, start: int, stop: int) -> np.ndarray:
         """(stop - start,) int64 labels in units; ``_UNKNOWN`` where they are not known."""
         labels = self.column.read(start, stop).astype(np.float64)
-        if self.unit is not None:
-            return np.rint(labels / self.unit).astype(np.int64)
-        return np.where(labels < 0, _UNKNOWN, labels.astype(np.int64))
+        unknown, whole = (labels < 0, labels) if self.unit is None else (np.isnan(labels), np.rint(labels / self.unit))
+        return np.where(unknown, _UNKNOWN, np.where(unknown, 0, whole).astype(np.int64))
 
     def sums(self, sums: np.ndarray) -> np.ndarray:
         """Sums of labels from int64 sums of units: int64, or float64 of numbers."""

@@ -12,8 +12,8 @@ import numpy as np
 from jrec.batch import Batch
 from jrec.data.packers import packed
 from jrec.data.packing import Packer
-from jrec.metrics import Evaluation, ScoreAccumulator, Scores, evaluate
-from jrec.regression import NumberEvaluation, Numbers, NumberScores, evaluate_numbers
+from jrec.metrics import LabelEvaluation, LabelScores, ScoreAccumulator, by_task, evaluate_labels
+from jrec.regression import Numbers
 from jrec.run.predictions import Predictions
 
 
@@ -22,8 +22,8 @@ def evaluated(
     batches: Iterable[Any],
     packer: Packer,
     batch_size: int | None,
-    numbers: Numbers | None = None,
-) -> Evaluation | NumberEvaluation | dict[str, Evaluation]:
+    numbers: Numbers | Mapping[str, Numbers] | None = None,
+) -> LabelEvaluation | dict[str, LabelEvaluation]:
     """See ``Run.evaluate``.
 
     Args:
@@ -31,18 +31,18 @@ def evaluated(
       batches: Columns or packed batches.
       packer: Packs columns.
       batch_size: How many examples of columns are predicted at once; None for as many as the first item has.
-      numbers: How outputs are numbers, where labels are.
+      numbers: How outputs are numbers, where labels are; of several labels by task.
     """
     pairs = ((predictions.of_batch(batch), batch) for batch in _packed(batches, packer, batch_size))
     first = next(pairs, None)
     tasks = () if first is None else _tasks(*first)
     pairs = itertools.chain([] if first is None else [first], pairs)
-    if numbers is not None:
-        if tasks:
-            raise ValueError(f"labels that are numbers are of models with one, but it has {', '.join(tasks)}")
-        return evaluate_numbers(collected_numbers(pairs, numbers))
-    scores = collected(pairs, tasks=tasks)
-    return {task: evaluate(scores.of(task)) for task in tasks} if tasks else evaluate(scores)
+    by_label = numbers if isinstance(numbers, Mapping) else {} if numbers is None else {"": numbers}
+    if first is not None and (odd := sorted(by_label.keys() - {*(tasks or ("",))})):
+        known = f"of {', '.join(tasks)}: give a mapping by their names" if tasks else "of one: give it without a name"
+        raise ValueError(f"numbers are of label {odd[0]!r}, but the model's outputs are {known}")
+    scores = collected(pairs, tasks=tasks, numbers=by_label)
+    return {task: evaluate_labels(scores.tasks[task]) for task in tasks} if tasks else evaluate_labels(scores)
 
 
 def _tasks(logits: Any, batch: Batch) -> tuple[str, ...]:
@@ -68,46 +68,25 @@ def collected(
     predictions: Iterable[tuple[Any, Batch]],
     *,
     tasks: Sequence[str] = (),
+    numbers: Mapping[str, Numbers] | None = None,
     check: bool = True,
     on_batch: Callable[[], None] = lambda: None,
-) -> Scores:
+) -> LabelScores:
     """The scores of this process's examples.
 
     Args:
       predictions: Pairs of logits and batch, in order; with several processes, the logits of all their batches and the
         process's own batch. Of several tasks logits are dictionaries.
       tasks: The names of the labels, of which batches have the first as their ``labels``; () where there is one.
+      numbers: How outputs are numbers, by task whose labels are; under "" where there is one label.
       check: Whether a logit that is NaN or infinite raises; ``shared_scores`` checks the logits of all processes.
       on_batch: Called after each batch.
 
     Raises:
       DivergedError: If ``check`` and a logit is NaN or infinite.
     """
-    accumulators = {task: ScoreAccumulator(check=check) for task in tasks or ("",)}
-    _accumulate(predictions, accumulators, on_batch)
-    scores = {task: accumulator.scores() for task, accumulator in accumulators.items()}
-    return Scores.by_task(scores) if tasks else scores[""]
-
-
-def collected_numbers(
-    predictions: Iterable[tuple[Any, Batch]],
-    numbers: Numbers,
-    *,
-    check: bool = True,
-    on_batch: Callable[[], None] = lambda: None,
-) -> NumberScores:
-    """The scores of this process's examples whose labels are numbers; arguments and errors as of ``collected``."""
-    accumulator = ScoreAccumulator(check=check, numbers=numbers)
-    _accumulate(predictions, {"": accumulator}, on_batch)
-    return accumulator.number_scores()
-
-
-def _accumulate(
-    predictions: Iterable[tuple[Any, Batch]],
-    accumulators: Mapping[str, ScoreAccumulator],
-    on_batch: Callable[[], None],
-) -> None:
-    """Adds predictions to accumulators by task, "" where there is one label."""
+    numbers = numbers or {}
+    accumulators = {task: ScoreAccumulator(check=check, numbers=numbers.get(task)) for task in tasks or ("",)}
     first_task = next(iter(accumulators))
     waiting: tuple[Any, Batch] | None = None
 
@@ -119,7 +98,7 @@ def _accumulate(
             labels, mask = np.asarray(batch.labels), np.asarray(batch.mask)
             if task:
                 labels = labels if task == first_task else np.asarray(batch.extras[task])
-                mask = mask * (labels >= 0)
+                mask = mask * accumulator.known(labels)
             accumulator.update(all_logits[begin : begin + examples], labels, mask)
 
     for logits, batch in predictions:
@@ -130,6 +109,8 @@ def _accumulate(
         on_batch()
     if waiting is not None:
         add(*waiting)
+    scores = {task: accumulator.label_scores() for task, accumulator in accumulators.items()}
+    return by_task(scores) if tasks else scores[""]
 
 
 def _packed(batches: Iterable[Any], packer: Packer, batch_size: int | None) -> Iterator[Batch]:

@@ -78,7 +78,7 @@ class Exportable:
       requested: The features of a request to a model that ranks items.
       vectors: The table of the ranked items' vectors, which is in no layout; None for none. Only it and the tables of
         ``requested`` are then exported, and no delta.
-      numbers: How outputs are numbers, of a model of numbers.
+      numbers: How outputs are numbers, by task whose label is one; under "" of a model of one label that is.
       items: (items,) int64, which row of ``retrieval.items`` each of ``vectors`` is of; None without vectors.
     """
 
@@ -95,7 +95,7 @@ class Exportable:
     vectors: TableConfig | None = None
     items: np.ndarray | None = None
     widths: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    numbers: Numbers | None = None
+    numbers: Mapping[str, Numbers] = dataclasses.field(default_factory=dict)
 
     @property
     def num_dense(self) -> int:
@@ -224,7 +224,8 @@ def write_export(
         tables={},
         files={},
         retrieval=source.retrieval,
-        numbers=source.numbers,
+        numbers=source.numbers.get(""),
+        task_numbers={task: own for task, own in source.numbers.items() if task},
     )
     _check_names(source)
     if base is not None:

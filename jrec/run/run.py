@@ -20,12 +20,12 @@ from jrec.data.growing_tables import GrowingTables
 from jrec.data.packing import CastPlace, OnBadId, Packer
 from jrec.data.unknown import UnknownCounts
 from jrec.host import HostTable
-from jrec.metrics import Evaluation
+from jrec.metrics import LabelEvaluation
 from jrec.nn import SparseOptimizer, binary_cross_entropy
 from jrec.nn.optimizer import Loss, SparseModel
 from jrec.ops.layout import layout_shown
 from jrec.outputs import check_local, kind_of
-from jrec.regression import NumberEvaluation, Numbers
+from jrec.regression import Numbers
 from jrec.run.evaluation import evaluated
 from jrec.run.feeds.batches import Position
 from jrec.run.feeds.in_place import reads_in_place
@@ -266,9 +266,9 @@ class Run:
         batch_size: int | None = None,
         on_bad_id: OnBadId = "raise",
         max_unknown: float | None = None,
-        numbers: Numbers | None = None,
+        numbers: Numbers | Mapping[str, Numbers] | None = None,
         **packing: Any,
-    ) -> Evaluation | NumberEvaluation | dict[str, Evaluation]:
+    ) -> LabelEvaluation | dict[str, LabelEvaluation]:
         """AUC, log loss, normalized entropy, calibration and more of predictions, beside the labels; see ``predict``.
 
         ``run.evaluate([columns], dense=["price"]).auc`` is of some columns.
@@ -278,11 +278,13 @@ class Run:
             ``jrec.data.Loader``. Every process gives the same ones.
           dense: Names of the float features, in the order the model takes them.
           label: Name of the labels, 0 or 1. Where ``logits`` returns a dictionary by label, as ``jrec.nn.MultiTask``
-            does, of the first; ``extras`` then names the columns of the others, of which -1 is not known.
+            does, of the first; ``extras`` then names the columns of the others, of which -1 is not known, and NaN of
+            labels that are numbers.
           batch_size: How many examples are predicted at once; None for as many as the first item has.
           on_bad_id: See ``pack_batch``.
           max_unknown: See ``predict``.
-          numbers: Where labels are numbers, how outputs are (``jrec.regression.Numbers()`` for the outputs themselves).
+          numbers: Where labels are numbers, how outputs are (``jrec.regression.Numbers()`` for the outputs themselves);
+            of several labels a mapping, by the names of those that are numbers.
           **packing: Further arguments of ``pack_batch``, such as ``weight``.
 
         Returns:

@@ -67,10 +67,13 @@ class Scored(NamedTuple):
         return np.logical_and.reduce([np.isfinite(own) for own in scores])
 
     def columns(self) -> dict[str, Any]:
-        """``scores``, or ``predictions`` of a model of numbers; of several tasks by task."""
-        scores = self.scores
-        by_task = isinstance(scores, Mapping)
-        return {f"{self._name}s": {task: own.tolist() for task, own in scores.items()} if by_task else scores.tolist()}
+        """``scores``, or ``predictions`` of what is a number; of several tasks by task."""
+        if not isinstance(self.scores, Mapping):
+            return {f"{_kind('', self.manifest)}s": self.scores.tolist()}
+        columns: dict[str, Any] = {}
+        for task, own in self.scores.items():
+            columns.setdefault(f"{_kind(task, self.manifest)}s", {})[task] = own.tolist()
+        return columns
 
     def predictions(self) -> list[Any]:
         """A score, or an object of them by task."""
@@ -80,16 +83,20 @@ class Scored(NamedTuple):
         return [dict(zip(self.scores, row, strict=True)) for row in zip(*lists, strict=True)]
 
     def arrays(self) -> dict[str, pa.Array]:
-        """A float32 column ``score``, or ``prediction``; of several tasks ``score_TASK``."""
+        """A float32 column for each task; see ``column_name``."""
         import pyarrow as pa
 
-        if isinstance(self.scores, Mapping):
-            return {f"score_{task}": pa.array(own, pa.float32()) for task, own in self.scores.items()}
-        return {self._name: pa.array(self.scores, pa.float32())}
+        by_task = self.scores if isinstance(self.scores, Mapping) else {"": self.scores}
+        return {column_name(task, self.manifest): pa.array(own, pa.float32()) for task, own in by_task.items()}
 
-    @property
-    def _name(self) -> str:
-        return "score" if self.manifest.numbers is None else "prediction"
+
+def column_name(task: str, manifest: Manifest) -> str:
+    """``score``, or ``prediction`` of what is a number; of several tasks ``score_TASK``."""
+    return f"{_kind(task, manifest)}_{task}" if task else _kind(task, manifest)
+
+
+def _kind(task: str, manifest: Manifest) -> str:
+    return "prediction" if task in manifest.numbers_by_label else "score"
 
 
 class Best(NamedTuple):

@@ -72,7 +72,7 @@ def read_manifest(folder: pathlib.Path) -> Manifest:
         raise ExportError(f"{folder} is not a folder; give one that `jrec export` made")
     path = folder / MANIFEST
     content = load_json(path, kind=FORMAT, version=VERSION, error=ExportError, remedy=_REMEDY, sealed=True)
-    known = {"retrieval": None, "numbers": None, "widths": {}, **content}
+    known = {"retrieval": None, "numbers": None, "task_numbers": {}, "widths": {}, **content}
     if isinstance(known["retrieval"], dict):
         known["retrieval"] = {"items": "", **known["retrieval"]}
     manifest = decode(known, Manifest, where=str(path), error=ExportError, remedy=_REMEDY)
@@ -197,7 +197,7 @@ def check_follows(
 
 def difference(before: Manifest, after: Manifest) -> str | None:
     """How two exports' models differ, in words; None where both are of one model."""
-    for name in ("rows", "dtype", "dense", "widths", "features", "retrieval", "numbers"):
+    for name in ("rows", "dtype", "dense", "widths", "features", "retrieval", "numbers", "task_numbers"):
         was, now = getattr(before, name), getattr(after, name)
         if was != now:
             return "rows mean other values (another dataset)" if name == "rows" else f"{name} is {now}, not {was}"

@@ -143,7 +143,8 @@ class Manifest:
       tables: Parts by table.
       files: SHA-256 of every file but the manifest, by path.
       retrieval: How the model ranks items; None for a model that does not.
-      numbers: How outputs are numbers, of a model of numbers; None of others.
+      numbers: How outputs are numbers, of a model of one label that is a number; None of others.
+      task_numbers: The same of several labels, by task whose label is a number.
     """
 
     id: str
@@ -160,6 +161,12 @@ class Manifest:
     retrieval: Retrieval | None = None
     widths: Mapping[str, int] = dataclasses.field(default_factory=dict)
     numbers: Numbers | None = None
+    task_numbers: Mapping[str, Numbers] = dataclasses.field(default_factory=dict)
+
+    @property
+    def numbers_by_label(self) -> Mapping[str, Numbers]:
+        """How outputs are numbers, by task whose label is one; under "" where there is one label."""
+        return self.task_numbers if self.numbers is None else {"": self.numbers}
 
     @functools.cached_property
     def dense_columns(self) -> tuple[str, ...]:
@@ -209,6 +216,8 @@ def _content(manifest: Manifest) -> dict[str, object]:
         del content["widths"]
     if manifest.numbers is None:
         del content["numbers"]
+    if not manifest.task_numbers:
+        del content["task_numbers"]
     if manifest.retrieval is None:
         del content["retrieval"]
     elif not manifest.retrieval.items:

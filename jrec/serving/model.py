@@ -18,7 +18,7 @@ from jrec.data.columns import ListColumn
 from jrec.data.unknown import UnknownValues
 from jrec.errors import JrecError
 from jrec.regression import Numbers
-from jrec.serving.answers import Answer, Best, CandidateScores, Scored
+from jrec.serving.answers import Answer, Best, CandidateScores, Scored, column_name
 from jrec.serving.candidates import CANDIDATES, NoCandidatesError, checked, scores_of, unit_rows
 from jrec.serving.checks import check_follows, load_manifest, verify
 from jrec.serving.encode import (
@@ -204,7 +204,7 @@ class Model:
     def __call__(self, columns: object) -> Any:
         """Probabilities, (examples,) float32, of a model with one logit an example; of several tasks by task.
 
-        A model of labels that are numbers gives numbers (``manifest.numbers``).
+        A model of labels that are numbers gives numbers (``manifest.numbers_by_label``).
 
         Args:
           columns: Raw columns by name, as the log has them that the dataset was made of: NumPy arrays, lists, Arrow or
@@ -261,7 +261,7 @@ class Model:
             self._check_current(request)
             looked_up = self._look_up(request.dense, request.ids)
         manifest = looked_up.loaded.manifest
-        return Scored(predictions(self._scores(looked_up), manifest.numbers), manifest)
+        return Scored(predictions(self._scores(looked_up), manifest.numbers_by_label), manifest)
 
     def _check_current(self, request: Encoded) -> None:
         if request.loaded.export != self._loaded.export:
@@ -394,9 +394,7 @@ class Model:
         """What an answer holds, by name: scores, by task where there are several, a number, or the best items."""
         if self.ranks:
             return {"items": Column("BYTES", 2), "scores": Column("FP32", 2)}
-        if self.manifest.numbers is not None:
-            return {"prediction": Column("FP32", 1)}
-        return {f"score_{task}" if task else "score": Column("FP32", 1) for task in self.tasks or ("",)}
+        return {column_name(task, self.manifest): Column("FP32", 1) for task in self.tasks or ("",)}
 
     def answer(self, encoded: Encoded, k: int) -> Answer:
         """``scored_of``, or of a model that ranks items ``candidate_scores_of`` or ``best_of``."""
@@ -610,15 +608,21 @@ class Model:
         return program.joined(batches)
 
 
-def predictions(outputs: Any, numbers: Numbers | None) -> Any:
-    """Float32 numbers of outputs, or, without ``numbers``, probabilities of logits."""
-    return probabilities(outputs) if numbers is None else numbers.predictions(outputs)
+def predictions(outputs: Any, numbers: Mapping[str, Numbers], task: str = "") -> Any:
+    """What a model says of examples: float32 probabilities of logits, or numbers.
+
+    Args:
+      outputs: An array, or a mapping of them by task.
+      numbers: How outputs are numbers, by task whose label is one; under "" where there is one label.
+      task: Whose outputs they are, of an array.
+    """
+    if isinstance(outputs, Mapping):
+        return {name: predictions(own, numbers, name) for name, own in outputs.items()}
+    return numbers[task].predictions(outputs) if task in numbers else probabilities(outputs)
 
 
-def probabilities(logits: Any) -> Any:
-    """Float32 probabilities of logits, an array or a mapping of them by task."""
-    if isinstance(logits, Mapping):
-        return {task: probabilities(own) for task, own in logits.items()}
+def probabilities(logits: np.ndarray) -> np.ndarray:
+    """Float32 probabilities of logits."""
     with np.errstate(over="ignore"):  # 1 / infinity is 0
         return (1 / (1 + np.exp(-logits.astype(np.float64)))).astype(np.float32)
 

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
-from jrec.data.blocks import EXAMPLE_WEIGHT, LABEL, Column, ListColumn, ShardReader, weight_column
+from jrec.data.blocks import EXAMPLE_WEIGHT, LABEL, Column, ListColumn, ShardReader, known_labels, weight_column
 from jrec.data.columns import gather_all
 from jrec.data.keys import buckets
-from jrec.data.schema import UNKNOWN, CategoricalFeature, Schema
+from jrec.data.schema import CategoricalFeature, Schema
 
 MAX_SLOTS = 1 << 21
 """Slots of one feature. Rows of a table descend by frequency, so what shares the last slot are its rarest rows."""
@@ -52,7 +52,7 @@ class Split:
     """
 
     def __init__(self, folder: str | os.PathLike[str], schema: Schema, split: str):
-        self._tasks, self._weighted = bool(schema.tasks), schema.weighted
+        self._tasks, self._weighted, self._numeric = bool(schema.tasks), schema.weighted, schema.numbers is not None
         self._readers = [ShardReader(folder, shard) for shard in schema.splits[split].shards]
         self.blocks: list[BlockAt] = [(s, b) for s, reader in enumerate(self._readers) for b in range(len(reader))]
 
@@ -62,7 +62,7 @@ class Split:
             columns = self._readers[shard].read(block)
             scored = np.ones(len(columns[LABEL]), bool)
             if self._tasks:
-                scored &= columns[LABEL] != UNKNOWN
+                scored &= known_labels(np.asarray(columns[LABEL]), numeric=self._numeric)
             if self._weighted:
                 scored &= columns[EXAMPLE_WEIGHT] != 0
             yield columns if scored.all() else gather_all(columns, np.flatnonzero(scored))

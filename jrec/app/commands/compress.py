@@ -18,8 +18,9 @@ Compress tables of a trained model into tensor trains (TT-SVD), and write a run 
 CHECKPOINT is a run folder (its best checkpoint where it keeps one, else the latest), a folder of checkpoints that
 Run.save wrote, or one checkpoint in either; OUT is of the same kind. Tables may have been trained on devices or in host
 memory; their rows are read from the checkpoint's files, some at a time. Prints each table's error and compression, and
-AUC and log loss (RMSE and MAE where the label is a number) before and after on the splits valid and test; the same goes
-into OUT/report/compression.json. To train on, raise epochs: `jrec train OUT/config.toml epochs=2 --resume`; what
+AUC and log loss (RMSE and MAE where the label is a number, HR, NDCG and MRR of a model that ranks items) before and
+after on the splits valid and test, of several labels the first one's; the same goes into
+OUT/report/compression.json. To train on, raise epochs: `jrec train OUT/config.toml epochs=2 --resume`; what
 Run.save wrote goes on by Run.restore. The slots of the cores begin fresh."""
 EPILOG = """examples:
   jrec compress runs/kaggle --rank 32 --largest 7 --out runs/kaggle_tt32
@@ -29,8 +30,8 @@ EPILOG = """examples:
   jrec compress runs/kaggle --rank 32 --largest 7 --whole-rows 10000 --out runs/kaggle_hot_rows_whole
 """
 REPORT_FILE = "compression.json"
-METRICS = {"auc": "AUC", "log_loss": "log loss", "rmse": "RMSE", "mae": "MAE"}
-"""The metrics to print, of those that the labels have."""
+METRICS = {"auc": "AUC", "log_loss": "log loss", "rmse": "RMSE", "mae": "MAE", "mrr": "MRR"}
+"""The metrics to print, of those that the model has, beside HR@k and NDCG@k."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -124,8 +125,9 @@ def summary(content: dict[str, Any]) -> str:
         f"all tables: {total['bytes']:,} bytes instead of {total['uncompressed_bytes']:,}, {total['compression']:,.1f}"
         " times fewer parameters"
     )
-    shown = [key for key in METRICS if any(key in metrics for metrics in content["before"].values())]
-    lines.append(f"{'split':<8}" + "".join(f"{f'{METRICS[key]} before':>17}{'after':>10}" for key in shown))
+    keys = dict.fromkeys(key for metrics in content["before"].values() for key in metrics)
+    shown = {key: METRICS.get(key, key.upper()) for key in keys if key in METRICS or "@" in key}
+    lines.append(f"{'split':<8}" + "".join(f"{f'{name} before':>17}{'after':>10}" for name in shown.values()))
     for split, before in content["before"].items():
         after = content["after"][split]
         lines.append(f"{split:<8}" + "".join(f"{_cell(before[key]):>17}{_cell(after[key]):>10}" for key in shown))

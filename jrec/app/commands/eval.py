@@ -100,11 +100,10 @@ def _run(args: argparse.Namespace, company: Company) -> int:
     from jrec.app.processes.mesh_processes import one_of_many
     from jrec.app.report import write_report
     from jrec.app.report.logs import METRICS_FILE
-    from jrec.app.report.ranking import evaluated
+    from jrec.app.report.ranking import evaluated, evaluated_by_task
     from jrec.app.report.terminal import judgement_lines, score_lines
     from jrec.app.report.writing import PAGE_FILE
     from jrec.app.run_record import find_run
-    from jrec.metrics import Scores, evaluate_tasks
     from jrec.run.processes import first
 
     if args.group:
@@ -117,7 +116,7 @@ def _run(args: argparse.Namespace, company: Company) -> int:
     if not first():
         return 0
     metrics = evaluated(result.scores).to_dict()
-    if isinstance(result.scores, Scores) and (by_task := evaluate_tasks(result.scores)):
+    if by_task := evaluated_by_task(result.scores):
         metrics["tasks"] = {task: evaluation.to_dict() for task, evaluation in by_task.items()}
     config, scores = result.config, {args.split: result.scores}
     if args.group:

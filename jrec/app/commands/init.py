@@ -16,7 +16,8 @@ loss on the valid split is taken; --quick goes by the numbers alone, and --minut
 one: dims, rates, weight decay and dropout, one at a time. Where pairs of ids have click rates of their own, it says so,
 and which lines of the log's schema would make features of them. A dataset without labels that has histories, or any
 with --next-item, gets a model of the next item: HSTU with and without times, or SASRec, by NDCG. --two-towers ITEM asks
-for retrieval by features instead: which of them the item decides is found in the data, the others are the user's.
+for retrieval by features instead: which of them the item decides is found in the data, the others are the user's. Of
+several labels the first decides; where it is a number, trials are compared by RMSE.
 
 Probabilities are calibrated on the valid split, and dense features are read by pieces between their quantiles, so that
 their scale does not matter. Edit the file as you like; `jrec train CONFIG` trains it, and the report compares the model

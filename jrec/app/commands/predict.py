@@ -25,9 +25,9 @@ from (files, folders, URIs, - for standard input), Parquet files of its columns,
 (`jrec prepare --vocabulary-from`). Values that training did not see are scored as unknown; of a raw log the command
 says how many each column has, and warns where they are many more than in training. Scores come in the order of the
 input: row (its number from 0), score (the probability) and logit; label where the input has one; split where it is
-a dataset. A run with several labels has score_TASK, logit_TASK and label_TASK of each; one whose label is a number has
-prediction in place of score and logit. --why K adds why_1, the feature whose absence would change the score most,
-why_1_change, by how much, and so on to K. Memory does not grow with the input.
+a dataset. A run with several labels has score_TASK, logit_TASK and label_TASK of each. What is a number has prediction,
+or prediction_TASK, in place of score and logit. --why K adds why_1, the feature whose absence would change the score
+most, why_1_change, by how much, and so on to K. Memory does not grow with the input.
 
 A model that ranks items reads histories (model.kind "hstu" or "sasrec"), of a Parquet file that column alone, or the
 user's columns ("two_tower"), and writes the --k best items for each: row, rank (from 1), item (its value) and score (a

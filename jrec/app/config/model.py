@@ -30,44 +30,6 @@ class FeatureOverride(Section):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MultiTaskSection(Section):
-    """``[model.multi_task]``: the heads of a dataset with several labels (``jrec.nn.MultiTaskConfig``).
-
-    The layers of ``model.top_mlp`` but its last, the logit, are what the tasks share.
-
-    Attributes:
-      tasks: The tasks, which are the dataset's labels; the first is the one by which steps are compared, unless
-        ``evaluate.early_stopping.task`` names another. Empty takes them from the dataset.
-      experts: 1 for a shared bottom. More for MMoE: as many MLPs of the layers that are shared, of whose outputs each
-        task reads a mean with weights by a gate of its own.
-      tower_mlp: Widths of each task's own layers before its logit; empty for none.
-      weights: How much each task's loss counts, by task; 1 unless given. The loss is the sum of these times the mean
-        cross entropy over the examples whose label of the task is known.
-    """
-
-    tasks: tuple[str, ...] = ()
-    experts: Annotated[int, Range(minimum=1, maximum=1024)] = 1
-    tower_mlp: tuple[Width, ...] = (32,)
-    weights: Mapping[str, Amount] = dataclasses.field(default_factory=dict)
-
-    @override
-    def check(self) -> None:
-        if not all(self.tasks) or len(set(self.tasks)) < len(self.tasks):
-            raise ConfigError(f"model.multi_task.tasks is {list(self.tasks)}; name each task once")
-        if self.tasks and (unknown := sorted(self.weights.keys() - {*self.tasks})):
-            raise ConfigError(
-                f"model.multi_task.weights names {unknown[0]!r}, but the tasks are {', '.join(self.tasks)}"
-            )
-        if self.tasks and not any(self.weight_by_task.values()):
-            raise ConfigError("model.multi_task.weights are all 0, so that there is nothing to train; raise one")
-
-    @property
-    def weight_by_task(self) -> dict[str, float]:
-        """The weight of every task."""
-        return {task: self.weights.get(task, 1.0) for task in self.tasks}
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class NumbersSection(Section):
     """``[model.numbers]``: how outputs become numbers, where the label is one (``jrec.regression.Numbers``).
 
@@ -82,11 +44,65 @@ class NumbersSection(Section):
     scale: Annotated[float, Range(minimum=0), Auto()] | None = None
     huber_delta: Amount = 1.0
 
-    @override
-    def check(self) -> None:
+    def check_above_0(self, where: str) -> None:
+        """Raises ConfigError where what has to be above 0 is 0; ``where`` is the section's name."""
         for key in ("scale", "huber_delta"):
             if getattr(self, key) == 0:
-                raise ConfigError(f"model.numbers.{key} is 0.0; it must be above 0")
+                raise ConfigError(f"{where}.{key} is 0.0; it must be above 0")
+
+    def by(self, loss: str) -> Numbers:
+        """How outputs that are trained by a loss are numbers, once "auto" is settled."""
+        from jrec.regression import Numbers
+
+        location = 0.0 if self.location is None else self.location
+        scale = 1.0 if self.scale is None else self.scale
+        return Numbers(link="log" if loss == "poisson" else "identity", location=location, scale=scale)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MultiTaskSection(Section):
+    """``[model.multi_task]``: the heads of a dataset with several labels (``jrec.nn.MultiTaskConfig``).
+
+    The layers of ``model.top_mlp`` but its last, the logit, are what the tasks share.
+
+    Attributes:
+      tasks: The tasks, which are the dataset's labels; the first is the one by which steps are compared, unless
+        ``evaluate.early_stopping.task`` names another. Empty takes them from the dataset.
+      experts: 1 for a shared bottom. More for MMoE: as many MLPs of the layers that are shared, of whose outputs each
+        task reads a mean with weights by a gate of its own.
+      tower_mlp: Widths of each task's own layers before its logit; empty for none.
+      weights: How much each task's loss counts, by task; 1 unless given. The loss is the sum of these times the mean
+        loss over the examples whose label of the task is known: cross entropy, or what ``losses`` says.
+      losses: By task whose label is a number, what training makes smaller: "squared" error, unless given, "huber" or
+        "poisson", as of ``model.loss``.
+      numbers: By task whose label is a number, how outputs become numbers, as ``model.numbers``.
+    """
+
+    tasks: tuple[str, ...] = ()
+    experts: Annotated[int, Range(minimum=1, maximum=1024)] = 1
+    tower_mlp: tuple[Width, ...] = (32,)
+    weights: Mapping[str, Amount] = dataclasses.field(default_factory=dict)
+    losses: Mapping[str, Literal["squared", "huber", "poisson"]] = dataclasses.field(default_factory=dict)
+    numbers: Mapping[str, NumbersSection] = dataclasses.field(default_factory=dict)
+
+    @override
+    def check(self) -> None:
+        if not all(self.tasks) or len(set(self.tasks)) < len(self.tasks):
+            raise ConfigError(f"model.multi_task.tasks is {list(self.tasks)}; name each task once")
+        for key in ("weights", "losses", "numbers"):
+            if self.tasks and (unknown := sorted(getattr(self, key).keys() - {*self.tasks})):
+                raise ConfigError(
+                    f"model.multi_task.{key} names {unknown[0]!r}, but the tasks are {', '.join(self.tasks)}"
+                )
+        for task, section in self.numbers.items():
+            section.check_above_0(f"model.multi_task.numbers.{task}")
+        if self.tasks and not any(self.weight_by_task.values()):
+            raise ConfigError("model.multi_task.weights are all 0, so that there is nothing to train; raise one")
+
+    @property
+    def weight_by_task(self) -> dict[str, float]:
+        """The weight of every task."""
+        return {task: self.weights.get(task, 1.0) for task in self.tasks}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -139,8 +155,8 @@ class ModelConfig(Section):
       numbers: How outputs become numbers, where the label is one.
       factory: A function that makes another network, as "package.module:function", see ``jrec.app.models.factory``; ""
         for none. Of the keys above only ``embedding_dim``, ``pooling``, ``table_dtype``, ``features``,
-        ``label_smoothing``, ``loss``, ``numbers``, ``multi_task.weights`` and, for "two_tower", ``kind`` and its
-        section are then read.
+        ``label_smoothing``, ``loss``, ``numbers``, ``weights``, ``losses`` and ``numbers`` of ``multi_task`` and, for
+        "two_tower", ``kind`` and its section are then read.
       options: The factory's own keyword arguments.
     """
 
@@ -175,6 +191,7 @@ class ModelConfig(Section):
     @override
     def check(self) -> None:
         kind = self.of_kind
+        self.numbers.check_above_0("model.numbers")
         self._settle_sections(kind)
         if self.factory:
             self._check_factory(kind)
@@ -206,22 +223,20 @@ class ModelConfig(Section):
         return kinds.kind_of(self)
 
     @property
-    def as_numbers(self) -> Numbers | None:
-        """How outputs are numbers; None of a model of clicks."""
-        if self.loss in ("auto", "log_loss"):
-            return None
-        from jrec.regression import Numbers
-
-        location = 0.0 if self.numbers.location is None else self.numbers.location
-        scale = 1.0 if self.numbers.scale is None else self.numbers.scale
-        return Numbers(link="log" if self.loss == "poisson" else "identity", location=location, scale=scale)
+    def numbers_by_label(self) -> dict[str, Numbers]:
+        """How outputs are numbers, by task whose label is one; under "" where there is one label."""
+        if self.multi_task.tasks:
+            heads = self.multi_task
+            losses = {task: heads.losses[task] for task in heads.tasks if task in heads.losses}
+            return {task: heads.numbers.get(task, NumbersSection()).by(loss) for task, loss in losses.items()}
+        return {} if self.loss in ("auto", "log_loss") else {"": self.numbers.by(self.loss)}
 
     def _check_factory(self, kind: kinds.ModelKind[Any]) -> None:
         """Refuses keys that only the networks of jrec read."""
         if not re.fullmatch(r"\w+(\.\w+)*:\w+(\.\w+)*", self.factory):
             raise ConfigError(f"model.factory is {self.factory!r}, not package.module:function")
         of_kind = ("kind", kind.section_name) if kind.takes_factory else ("label_smoothing", "loss", "numbers")
-        if dataclasses.replace(self.multi_task, tasks=(), weights={}) == MultiTaskSection():
+        if dataclasses.replace(self.multi_task, tasks=(), weights={}, losses={}, numbers={}) == MultiTaskSection():
             of_kind = (*of_kind, "multi_task")
         if odd := self._set_besides((*kinds.FACTORY_KEYS, *of_kind)):
             raise ConfigError(

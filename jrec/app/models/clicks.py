@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, override
 
 from jrec.app.models.kind import ModelKind
-from jrec.app.models.targets import TARGETS, target_of
+from jrec.app.models.targets import Number, Probability, target_of, targets_of
 from jrec.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class ClickKind[S: Section](ModelKind[S]):
     histories step by step, which features those are (``unpooled``).
     """
 
-    metrics = tuple(dict.fromkeys(metric for target in TARGETS.values() for metric in target.metrics))
+    metrics = (*Probability.metrics, *Number.metrics)
     scores_lines = True
 
     @override
@@ -104,12 +104,21 @@ class ClickKind[S: Section](ModelKind[S]):
         return layout_of(config, schema, plan, features)
 
     @override
-    def importance_metrics(self, config: TrainConfig) -> Mapping[str, tuple[int, str, str]]:
-        return target_of(config.model).importance
+    def importance_metrics(self, config: TrainConfig, task: str = "") -> Mapping[str, tuple[int, str, str]]:
+        return targets_of(config.model)[task].importance if task else target_of(config.model).importance
 
     @override
     def loss(self, model: ModelConfig, schema: Schema) -> Loss:
-        return target_of(model).loss(model)
+        if not (heads := model.multi_task).tasks:
+            return target_of(model).loss()
+        from jrec.nn import multi_task_loss
+
+        return multi_task_loss(
+            heads.weight_by_task,
+            label=heads.tasks[0],
+            label_smoothing=model.label_smoothing,
+            number_losses={task: own.loss() for task, own in targets_of(model).items() if isinstance(own, Number)},
+        )
 
     @override
     def identity(self, model: ModelConfig, num_dense: int) -> dict[str, Any]:
@@ -118,10 +127,13 @@ class ClickKind[S: Section](ModelKind[S]):
             # Keys of the loss are no part of what a prediction is.
             for key in ("label_smoothing", "loss", "numbers"):
                 keys.pop(key, None)
-            keys.get("multi_task", {}).pop("weights", None)
-            return keys | target_of(model).identity(model)
+            for key in _OF_LOSS:
+                keys.get("multi_task", {}).pop(key, None)
+            return keys | _identity_of_numbers(model)
         keys = dataclasses.asdict(model)
-        del keys["factory"], keys["options"], keys["sections"], keys["multi_task"]["weights"]
+        del keys["factory"], keys["options"], keys["sections"]
+        for key in _OF_LOSS:
+            del keys["multi_task"][key]
         del keys["label_smoothing"], keys["loss"], keys["numbers"]
         # Keys are left out at the values that earlier versions had without them, and where nothing reads them, so that
         # checkpoints of these versions still fit.
@@ -135,7 +147,7 @@ class ClickKind[S: Section](ModelKind[S]):
         if model.interaction != "dcn":
             del keys["cross_layers"], keys["cross_rank"]
         del keys["dot_with"]
-        return keys | target_of(model).identity(model)
+        return keys | _identity_of_numbers(model)
 
     @override
     def packer(
@@ -149,7 +161,11 @@ class ClickKind[S: Section](ModelKind[S]):
     def scores(
         self, predictions: Iterable[tuple[Any, Batch]], reading: Reading, *, check: bool, on_batch: Callable[[], None]
     ) -> AnyScores:
-        return target_of(reading.config.model).scores(predictions, reading, check=check, on_batch=on_batch)
+        from jrec.run.evaluation import collected
+
+        model = reading.config.model
+        tasks, numbers = model.multi_task.tasks, model.numbers_by_label
+        return collected(predictions, tasks=tasks, numbers=numbers, check=check, on_batch=on_batch)
 
     @override
     def running_auc(self, config: TrainConfig, devices: int | None) -> RunningAuc | NoRunningAuc:
@@ -165,17 +181,34 @@ class ClickKind[S: Section](ModelKind[S]):
     def comparisons(
         self, config: TrainConfig, schema: Schema, scores: Mapping[str, AnyScores], *, whole: bool, slices: bool
     ) -> dict[str, Any]:
-        return target_of(config.model).comparisons(config, schema, scores, whole=whole, slices=slices)
+        from jrec.app.comparisons import of_labels
+        from jrec.app.report.ranking import RankScores
+
+        own = {split: one for split, one in scores.items() if not isinstance(one, RankScores)}
+        return of_labels(config, schema, own, whole=whole, slices=slices)
 
     @override
     def exportable(self, run: RestoredRun, source: Exportable) -> Exportable:
-        return dataclasses.replace(source, numbers=run.config.model.as_numbers)
+        return dataclasses.replace(source, numbers=run.config.model.numbers_by_label)
 
     @override
     def sections(self, config: TrainConfig, scores: Mapping[str, AnyScores]) -> dict[str, Any]:
         from jrec.app.report.numbers import sections
 
-        return sections(config.model, scores)
+        target = target_of(config.model)
+        return sections(target) if scores and isinstance(target, Number) else {}
+
+
+_OF_LOSS = ("weights", "losses", "numbers")
+"""Keys of ``model.multi_task`` that are no part of what a prediction is."""
+
+
+def _identity_of_numbers(model: ModelConfig) -> dict[str, Any]:
+    """What a checkpoint records of how outputs are numbers."""
+    by_label = {task: dataclasses.asdict(numbers) for task, numbers in model.numbers_by_label.items()}
+    if "" in by_label:
+        return {"numbers": by_label[""]}
+    return {"task_numbers": by_label} if by_label else {}
 
 
 def pooled_features(model: ModelConfig, schema: Schema, unpooled: Collection[str] = ()) -> list[FeatureConfig]:

@@ -109,10 +109,6 @@ class ModelKind[S: Section](abc.ABC):
         """
         del subject
 
-    def check_compress(self, model: ModelConfig, subject: str) -> None:
-        """Refuses to compress a model that scores no lines; errors as of ``check_plan``."""
-        del model, subject
-
     # The dataset
 
     def schema(self, model: ModelConfig, schema: Schema) -> Schema:
@@ -235,7 +231,7 @@ class ModelKind[S: Section](abc.ABC):
         return functools.partial(self.scores, reading=reading)
 
     @abc.abstractmethod
-    def importance_metrics(self, config: TrainConfig) -> Mapping[str, tuple[int, str, str]]:
+    def importance_metrics(self, config: TrainConfig, task: str = "") -> Mapping[str, tuple[int, str, str]]:
         """The metrics that tell how important features are, by key of ``Evaluation.to_dict``; the first sorts them.
 
         Each with 1 where a rise makes it worse, or -1 where a fall does, and what texts call that change, and its unit.

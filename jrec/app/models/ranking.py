@@ -90,13 +90,6 @@ class RankingKind[S: Section](ModelKind[S]):
         )
 
     @override
-    def check_compress(self, model: ModelConfig, subject: str) -> None:
-        raise ConfigError(
-            f"{subject} is of model.kind {self.name!r}, whose AUC `jrec compress` could not compare; train it with a"
-            " tensor train from the start (tables.overrides.NAME.tier = 'tt')"
-        )
-
-    @override
     def keeps_ids(self, model: ModelConfig) -> str:
         return self.item(model)
 
@@ -149,7 +142,7 @@ class RankingKind[S: Section](ModelKind[S]):
         return scores
 
     @override
-    def importance_metrics(self, config: TrainConfig) -> dict[str, tuple[int, str, str]]:
+    def importance_metrics(self, config: TrainConfig, task: str = "") -> dict[str, tuple[int, str, str]]:
         from jrec.app.report.ranking import metric_names
 
         first = config.evaluate.at[0]

@@ -12,6 +12,7 @@ import numpy as np
 from jrec.app.models.predictor import Piece, Predictor
 from jrec.app.why import Reasons, ScoreExplainer
 from jrec.batch import Batch
+from jrec.data.blocks import known_labels
 from jrec.data.encoded_columns import EncodedColumns
 from jrec.metrics import check_finite
 from jrec.regression import Numbers
@@ -31,7 +32,7 @@ class Scored(Piece):
       labels: Of the same form, or None where the examples have none; of several labels -1 is one that is not known.
       reasons: The features that the scores depend on most, by task where there are several; None where nobody asked.
       weights: (n,) float32, of a log that has weights; else None.
-      numbers: How outputs are numbers, of a model of numbers.
+      numbers: How outputs are numbers, by task whose label is one; under "" where there is one label.
     """
 
     split: str
@@ -40,7 +41,7 @@ class Scored(Piece):
     labels: ByTask | None
     reasons: Reasons | Mapping[str, Reasons] | None = None
     weights: np.ndarray | None = None
-    numbers: Numbers | None = None
+    numbers: Mapping[str, Numbers] = dataclasses.field(default_factory=dict)
 
     @property
     @override
@@ -56,20 +57,25 @@ class Scored(Piece):
     def columns(self) -> tuple[np.ndarray, dict[str, Any]]:
         """The columns label (where known), score and logit, and why_1, …; of several tasks each by task, NAME_TASK.
 
-        A model of numbers has the column prediction in place of score and logit.
+        What is a number has the column prediction in place of score and logit.
         """
         import pyarrow as pa
 
-        columns = {}
-        named = [("label", self.labels), ("score", self.predictions), ("logit", self.logits)]
-        if self.numbers is not None:
-            named[1:] = [("prediction", self.predictions)]
-        for column, numbers in named:
-            if isinstance(numbers, Mapping):
-                for task, own in numbers.items():
-                    columns[f"{column}_{task}"] = pa.array(own, mask=own < 0) if column == "label" else own
-            elif numbers is not None:  # all examples of an input have labels, or none
-                columns[column] = numbers
+        columns: dict[str, Any] = {}
+        for column, values in (
+            ("label", self.labels),
+            ("score", self.predictions),
+            ("prediction", self.predictions),
+            ("logit", self.logits),
+        ):
+            by_task = values if isinstance(values, Mapping) else {} if values is None else {"": values}
+            for task, own in by_task.items():
+                numeric, name = task in self.numbers, f"{column}_{task}" if task else column
+                if column == "label":
+                    # Of one label all examples of an input have theirs, or none.
+                    columns[name] = pa.array(own, mask=~known_labels(own, numeric=numeric)) if task else own
+                elif numeric == (column == "prediction"):
+                    columns[name] = own
         if isinstance(self.reasons, Mapping):
             for task, own in self.reasons.items():
                 columns |= own.columns(f"_{task}")
@@ -82,9 +88,9 @@ class ClickPredictor(Predictor):
     """Logits, and the labels beside them."""
 
     @property
-    def numbers(self) -> Numbers | None:
-        """How outputs are numbers, of a model of numbers."""
-        return self.run.config.model.as_numbers
+    def numbers(self) -> Mapping[str, Numbers]:
+        """How outputs are numbers, by task whose label is one; under "" where there is one label."""
+        return self.run.config.model.numbers_by_label
 
     @property
     def tasks(self) -> tuple[str, ...]:

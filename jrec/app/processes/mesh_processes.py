@@ -15,7 +15,7 @@ from jrec.app.processes.interrupt import StopRequest
 from jrec.app.report.ranking import AnyScores, RankScores
 from jrec.app.run_folder import open_run_folder
 from jrec.errors import ConfigError, ProcessError
-from jrec.metrics import Scores, check_finite
+from jrec.metrics import LabelScores, by_task, check_finite
 from jrec.regression import NumberScores
 from jrec.run.processes import first, wait_for_all
 
@@ -30,20 +30,18 @@ def shared_scores(scores: AnyScores) -> AnyScores:
     """
     if isinstance(scores, RankScores):
         return dataclasses.replace(scores, ranks=_of_all(scores.ranks))
-    if isinstance(scores, NumberScores):
-        predictions, labels = _of_all(scores.predictions), _of_all(scores.labels)
-        check_finite(predictions, "predictions")
-        return NumberScores(
-            predictions=predictions, labels=labels, weights=_weights_of_all(scores.weights, scores.labels)
-        )
     if scores.tasks:
-        return Scores.by_task({task: _shared(own) for task, own in scores.tasks.items()})
+        return by_task({task: _shared(own) for task, own in scores.tasks.items()})
     return _shared(scores)
 
 
-def _shared(scores: Scores) -> Scores:
-    labels = _of_all(scores.labels.astype(np.uint8)).astype(bool)
+def _shared(scores: LabelScores) -> LabelScores:
     weights = _weights_of_all(scores.weights, scores.labels)
+    if isinstance(scores, NumberScores):
+        predictions, labels = _of_all(scores.predictions), _of_all(scores.labels)
+        check_finite(predictions, "predictions")
+        return NumberScores(predictions=predictions, labels=labels, weights=weights)
+    labels = _of_all(scores.labels.astype(np.uint8)).astype(bool)
     scores = dataclasses.replace(scores, logits=_of_all(scores.logits), labels=labels, weights=weights)
     # Only now, so that all processes raise: one that raised before would leave the others in the collective.
     check_finite(scores.logits)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from jrec.app.report import numbers
 from jrec.app.report.judgement import metric_by_split
 from jrec.app.report.logs import SCHEDULE
 from jrec.app.report.svg import Axis, Mark, around, chart
@@ -34,28 +35,38 @@ def learning_curves(content: Mapping[str, Any], records: Sequence[Mapping[str, A
         ("Log loss by step", "log_loss", "loss", "log loss (nats per example)"),
         ("AUC by step", "auc", "running_auc", "AUC"),
     ]
+    by_number = {"": records} if "numbers" in content else {}
     if "ranking" in content:  # whose loss is of sampled items, and none of its evaluations'
         first = next(iter(content["ranking"]["at"]))
         shown = [
             ("Loss by step", "", "loss", "loss of sampled items (nats per position)"),
             (f"NDCG@{first} by step", f"ndcg@{first}", "", f"NDCG@{first}"),
         ]
-    if "numbers" in content:
-        shown = [
-            ("Loss by step", "", "loss", "loss (of outputs before scale)"),
-            ("RMSE by step", "rmse", "", "RMSE (units of the label)"),
-        ]
-    for title, metric, key, unit in shown:
-        logged = [(r["step"], r[key]) for r in records if r.get(key) is not None]
+    elif tasks := content.get("tasks", {}):
+        numeric = [task for task, own in tasks.items() if numbers.are_of_numbers(own["splits"])]
+        clicks = [(shown[0][0], "log_loss", "", shown[0][3]), shown[1]] if len(numeric) < len(tasks) else []
+        shown = [("Loss by step", "", "loss", "sum of the tasks' losses by weight"), *clicks]
+        by_number = {f", {task}": _of_task(records, task, tasks) for task in numeric}
+    elif by_number:
+        shown = [("Loss by step", "", "loss", "loss (of outputs before scale)")]
+    charted = [(records, *one) for one in shown]
+    # A chart of its own for each number, since each has its unit.
+    charted += [
+        (own, f"RMSE by step{task}", "rmse", "", "RMSE (units of the label)") for task, own in by_number.items()
+    ]
+    for logs, title, metric, key, unit in charted:
+        if not logs:
+            continue
+        logged = [(r["step"], r[key]) for r in logs if r.get(key) is not None]
         steps, values = np.array(logged, float).reshape(-1, 2).T
         curves = list(_training(steps, values, "train, running" if metric == "auc" else "train, moving median"))
-        curves += _evaluations(records, metric)
+        curves += _evaluations(logs, metric)
         if not curves:
             continue
-        marks = [*curves, *_across(content, metric, {r["split"] for r in records})]
+        marks = [*curves, *_across(content, metric, {r["split"] for r in logs})]
         if scored is not None:
             marks.append(Mark(kind="down", color="grey", x=(scored,), dash="dash3", name=f"scored step {scored:,}"))
-        last = max(r["step"] for r in records)
+        last = max(r["step"] for r in logs)
         low, high = _range(marks)
         y = Axis(label=unit, low=low, high=high)
         yield chart(marks, title=title, x=Axis(label=f"step of {size:,} examples", low=0, high=last), y=y)
@@ -145,6 +156,12 @@ def schedules(content: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) 
     yield chart([loss], title=f"{title} by schedule", x=x, y=y)
     y = Axis(label="rate (% of an epoch's batches)", low=0, high=105)
     yield chart([rate], title="Rate of hot and cold batches by schedule", x=x, y=y)
+
+
+def _of_task(records: Sequence[Mapping[str, Any]], task: str, tasks: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """The records of a task's evaluations; the first one's bear no name."""
+    name = "" if task == next(iter(tasks)) else task
+    return [record for record in records if record["split"].partition("/")[2] == name]
 
 
 def _training(steps: np.ndarray, values: np.ndarray, name: str) -> Iterator[Mark]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jrec.app.report.elements import Cell, paragraph, side_by_side, table
@@ -28,25 +28,25 @@ def lines(content: Mapping[str, Any]) -> Iterator[str]:
     """
     if (section := content.get("importance")) is None:
         return
-    columns, width = section["columns"], len("-0.00000 ± 0.00000")
-    widths = [max(width, *map(len, texts)) + 2 for texts in columns.values()]
+    width = len("-0.00000 ± 0.00000")
     for name, inside in _by_task(section):
+        columns = inside["columns"]
+        widths = [max(width, *map(len, texts)) + 2 for texts in columns.values()]
         features, decisive = inside["features"], next(iter(columns))
         first = max(8, *(len(line["feature"]) for line in features)) + 2
         second = max(5, *(len(line["kind"]) for line in features)) + 2
 
-        def row(feature: str, kind: str, cells: Iterable[str], first: int = first, second: int = second) -> str:
-            shown = "".join(f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=True))
-            return f"{feature:<{first}}{kind:<{second}}{shown}"
+        def row(cells: Iterable[str], widths: Sequence[int] = (first, second, *widths)) -> str:
+            return "".join(f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=True))
 
         yield f"importance on {name}: {_measured_on(section)}"
-        yield row("feature", "kind", (heading for heading, _ in columns.values())).rstrip()
-        yield row("", "", (unit for _, unit in columns.values())).rstrip()
+        yield row(("feature", "kind", *(heading for heading, _ in columns.values()))).rstrip()
+        yield row(("", "", *(unit for _, unit in columns.values()))).rstrip()
         longest = max(0.0, *(line[decisive] or 0.0 for line in features))
         for line in features[:_SHOWN]:
             share = max(0.0, line[decisive] or 0.0) / longest if longest else 0.0
             cells = (_cell(line, metric) for metric in columns)
-            yield (row(line["feature"], line["kind"], cells) + "█" * round(_BAR * share)).rstrip()
+            yield (row((line["feature"], line["kind"], *cells)) + "█" * round(_BAR * share)).rstrip()
         if len(features) > _SHOWN:
             yield f"{len(features) - _SHOWN:,} features more, each with less: --json or --out"
 
@@ -60,18 +60,18 @@ def parts(content: Mapping[str, Any]) -> Iterator[str]:
         f" the model scores worse, on {_measured_on(section)}. Features that say the same share what it is worth, so"
         " that each of them may show little."
     )
-    columns = {"feature": "", "kind": ""}
-    for heading, unit in section["columns"].values():
-        columns |= {heading: unit, f"{heading}, deviation": "of the repeats"}
-    decisive, (heading, unit) = next(iter(section["columns"].items()))
     for name, inside in _by_task(section):
+        columns = {"feature": "", "kind": ""}
+        for heading, unit in inside["columns"].values():
+            columns |= {heading: unit, f"{heading}, deviation": "of the repeats"}
+        decisive, (heading, unit) = next(iter(inside["columns"].items()))
         charted = [line for line in inside["features"][:_CHARTED] if line[decisive] is not None]
         bars = [(line["feature"], line[decisive], line[f"{decisive}_deviation"] or 0.0) for line in charted]
         title = f"Importance of features on {name}"
         if bars:  # not where the metric is not defined, as of a split without a click that ranks by AUC
             yield from side_by_side([bar_chart(bars, title=title, unit=f"{heading} ({unit})", color=section["split"])])
         rows: list[list[Cell]] = [
-            [line["feature"], line["kind"], *(line[key] for m in section["columns"] for key in (m, f"{m}_deviation"))]
+            [line["feature"], line["kind"], *(line[key] for m in inside["columns"] for key in (m, f"{m}_deviation"))]
             for line in inside["features"]
         ]
         yield table(title, columns, rows)

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from jrec.app.report import progressive
+from jrec.app.report import numbers, progressive
 from jrec.app.report.advice import WORSE, advise, scored, valid_losses
 from jrec.app.report.terminal import BASELINES, own_words
 
@@ -47,7 +47,9 @@ def judge(content: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> d
     if not content["splits"]:
         return {"warnings": [], "advice": []}
     if (own := own_words(content)) is not None:
-        return own.findings(content)
+        findings = own.findings(content)
+        further = (finding.text for finding in (*_slices(content), *_tasks(content.get("tasks", {}))))
+        return {**findings, "warnings": [*findings["warnings"], *further]}
     split, metrics = list(content["splits"].items())[-1]
     baselines = {
         name: metric_by_split(content, name).get(split, {}) for name in ("auc", "log_loss", "calibration_error")
@@ -73,6 +75,10 @@ def _tasks(tasks: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:
         splits = tasks[task]["splits"]
         if not splits:
             yield Finding(kind="data", text=f"{task}: no example of the splits has a known label of it")
+            continue
+        if numbers.are_of_numbers(splits):
+            warnings = numbers.findings(tasks[task])["warnings"]
+            yield from (Finding(kind="data", text=f"{task}: {text}") for text in warnings)
             continue
         split, metrics = list(splits.items())[-1]
         none: Baselines = {name: {} for name in ("auc", "log_loss", "calibration_error")}
@@ -163,19 +169,25 @@ def _slices(content: Mapping[str, Any]) -> Iterator[Finding]:
     off = [one for one in section["slices"] if is_off(one)]
     if off:
         worst = max(off, key=lambda one: abs(one["deviations"]))
+        numeric, mean = "rmse" in worst, worst["mean_prediction"]
+        truth, key, form = ("mean label", "mean_label", ".4g") if numeric else ("click rate", "base_rate", ".4f")
+        share = f"{100 * _SLICE_OFF:.0f} %{' of its RMSE' if numeric else ''}"
         text = (
             f"in {len(off):,} of {len(section['slices']):,} slices of {section['split']} the mean prediction is off by"
-            f" more than {100 * _SLICE_OFF:.0f} %, most surely where {worst['feature']} is {worst['slice']}: mean"
-            f" prediction {worst['mean_prediction']:.4f}, click rate {worst['base_rate']:.4f},"
-            f" {worst['examples']:,} examples"
+            f" more than {share}, most surely where {worst['feature']} is {worst['slice']}: mean prediction"
+            f" {mean:{form}}, {truth} {worst[key]:{form}}, {worst['examples']:,} examples"
         )
         yield Finding(kind="data", text=text)
 
 
 def is_off(one: Mapping[str, Any]) -> bool:
-    """Whether a slice's mean prediction is further from its click rate than chance has it."""
-    gap = abs(one["mean_prediction"] - one["base_rate"])
-    return abs(one["deviations"]) > _SURE and gap > _SLICE_OFF * one["base_rate"]
+    """Whether a slice's mean prediction is further from its click rate, or its mean label, than chance has it.
+
+    And by more than a tenth of the rate; of numbers, whose mean may be 0, of the slice's RMSE.
+    """
+    numeric = "rmse" in one
+    gap = abs(one["mean_prediction"] - one["mean_label" if numeric else "base_rate"])
+    return abs(one["deviations"]) > _SURE and gap > _SLICE_OFF * one["rmse" if numeric else "base_rate"]
 
 
 def _evictions(growing: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:

@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from jrec.regression import NumberScores, residual_bins
-
 if TYPE_CHECKING:
-    from jrec.app.config import ModelConfig
-    from jrec.app.report.ranking import AnyScores
+    from jrec.app.models.targets import Number
 
 METRICS = {
     "rmse": ("RMSE", "units of the label"),
@@ -29,24 +26,31 @@ BASELINES = {"mean": "the mean", "value_mean": "mean by value"}
 _OFF = 0.05  # of the labels' deviation from their mean, by which the mean prediction may be off
 
 
-def sections(model: ModelConfig, scores: Mapping[str, AnyScores]) -> dict[str, Any]:
-    """Sections of ``metrics.json``: "numbers", and by split the "residuals"; {} where no label is a number."""
-    own = {split: one for split, one in scores.items() if isinstance(one, NumberScores)}
-    if not own:
-        return {}
-    return {
-        "numbers": {"loss": model.loss, **model.numbers.to_dict()},
-        "residuals": {split: residual_bins(one).to_dict() for split, one in own.items()},
-    }
+def sections(target: Number) -> dict[str, Any]:
+    """The section "numbers" of ``metrics.json``."""
+    return {"numbers": {"loss": target.loss_name, **target.numbers.to_dict()}}
+
+
+def are_of_numbers(splits: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Whether metrics by split are those of a label that is a number."""
+    return any("rmse" in metrics for metrics in splits.values())
 
 
 def lines(content: Mapping[str, Any]) -> Iterator[str]:
-    """The metrics of every split beside the baselines', for the terminal."""
-    yield f"{'split':<24}" + "".join(f"{name:>18}" for name, _ in METRICS.values())
-    for split, metrics in content["splits"].items():
-        yield f"{split:<24}" + _cells(metrics)
-        for name, of_baseline in baselines(content, split).items():
-            yield f"{f'  {name}, {split}':<24}" + _cells(of_baseline)
+    """The metrics of every split beside the baselines', for the terminal; of several labels those that are numbers."""
+    tasks = content.get("tasks") or {"": content}
+    rows: dict[str, Mapping[str, Any]] = {}
+    for split in content["splits"]:
+        for task, inside in tasks.items():
+            if are_of_numbers(scored := {split: inside["splits"].get(split, {})}):
+                rows |= {f"{split}, {task}" if task else split: scored[split]}
+        rows |= {f"  {name}, {split}": own for name, own in baselines(content, split).items()}  # of the first label
+    width = max((24, *(len(name) + 2 for name in rows)))
+    if rows:
+        yield f"{'split':<{width}}" + "".join(f"{name:>18}" for name, _ in METRICS.values())
+    for name, metrics in rows.items():
+        cells = (f"{'-' if metrics.get(key) is None else format(metrics[key], '.4g'):>18}" for key in METRICS)
+        yield f"{name:<{width}}" + "".join(cells)
 
 
 def baselines(content: Mapping[str, Any], split: str) -> dict[str, Mapping[str, float]]:
@@ -75,7 +79,3 @@ def findings(content: Mapping[str, Any]) -> dict[str, list[str]]:
                 f"the mean prediction on {split} is {metrics['mean_prediction']:.4g}, {gap:+.4g} from the mean label"
             )
     return {"warnings": warnings, "advice": advice}
-
-
-def _cells(metrics: Mapping[str, Any]) -> str:
-    return "".join(f"{'-' if metrics.get(key) is None else format(metrics[key], '.4g'):>18}" for key in METRICS)

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from jrec.data.schema import DatasetError
-from jrec.metrics import Evaluation, Scores, evaluate
+from jrec.metrics import LabelEvaluation, LabelScores, evaluate_labels, evaluate_tasks
 from jrec.nn.ranking import ranking_metrics
-from jrec.regression import NumberEvaluation, NumberScores, evaluate_numbers
 
 NEVER = np.iinfo(np.int32).max
 """The rank of an item that has no row of its own, so that no model can name it."""
@@ -75,9 +74,9 @@ class RankingEvaluation:
         return {**self.metrics, **{name: getattr(self, name) for name in counts}}
 
 
-AnyScores = Scores | NumberScores | RankScores
+AnyScores = LabelScores | RankScores
 
-AnyEvaluation = Evaluation | NumberEvaluation | RankingEvaluation
+AnyEvaluation = LabelEvaluation | RankingEvaluation
 
 
 def evaluated(scores: AnyScores) -> AnyEvaluation:
@@ -87,10 +86,8 @@ def evaluated(scores: AnyScores) -> AnyEvaluation:
       DatasetError: If there are no examples.
       DivergedError: If a logit is NaN or infinite.
     """
-    if isinstance(scores, Scores):
-        return evaluate(scores)
-    if isinstance(scores, NumberScores):
-        return evaluate_numbers(scores)
+    if not isinstance(scores, RankScores):
+        return evaluate_labels(scores)
     if not scores.ranks.size:
         raise DatasetError(
             "there are no examples to evaluate: the split, or what was read of it, is empty, or has no line with label"
@@ -103,6 +100,11 @@ def evaluated(scores: AnyScores) -> AnyEvaluation:
         metrics=ranking_metrics(np.where(scores.ranks >= LEFT_OUT, np.inf, scores.ranks), scores.at),
         first=scores.at[0],
     )
+
+
+def evaluated_by_task(scores: AnyScores) -> dict[str, AnyEvaluation]:
+    """The metrics of every task of which any label is known, the first task's first; {} where there is one label."""
+    return {} if isinstance(scores, RankScores) else {**evaluate_tasks(scores)}
 
 
 def metric_names(at: tuple[int, ...] | list[int]) -> dict[str, tuple[str, str]]:

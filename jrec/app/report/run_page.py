@@ -49,6 +49,13 @@ _SLICE = {
     "log_loss": ("log loss", "nats per example"),
     "normalized_entropy": ("normalized entropy", "log loss / entropy of the slice's click rate"),
 }
+_NUMBER_SLICE = {
+    "examples": ("examples", "count"),
+    "mean_label": ("mean label", "units of the label"),
+    "mean_prediction": ("mean prediction", "units of the label"),
+    "deviations": ("off by", "standard deviations"),
+    "rmse": ("RMSE", "units of the label"),
+}
 _SHOWN = {"format", "version", "name", "splits", "units", "config", "judgement", "reliability", "groups", "slices",
           "baselines", "ceiling", "tasks", "importance", "progressive"}  # fmt: skip
 _MANY = 12  # slices that are shown unfolded
@@ -137,17 +144,21 @@ def _tasks(content: Mapping[str, Any]) -> Iterator[str]:
         f"Examples have several labels. All other sections are of the first, {first}; each task's metrics are of the"
         " examples whose label of it is known."
     )
-    columns, keys = {"": "", **dict((_METRICS | _OWN).values())}, list(_METRICS | _OWN)
+    of_numbers = {task: numbers.are_of_numbers(one["splits"]) for task, one in tasks.items()}
     for split in reversed(content["splits"]):
-        scored = {task: one["splits"][split] for task, one in tasks.items() if split in one["splits"]}
-        rows = [[task, *_metrics(keys, metrics)] for task, metrics in scored.items()]
-        yield table(f"Tasks on the {split} split", columns, rows)
+        for numeric in sorted(set(of_numbers.values())):
+            named = numbers.METRICS | numbers.OTHERS if numeric else _METRICS | _OWN
+            scored = {task: one["splits"].get(split) for task, one in tasks.items() if of_numbers[task] == numeric}
+            rows = [[task, *_metrics(list(named), metrics)] for task, metrics in scored.items() if metrics is not None]
+            title = f"Tasks that are numbers, on the {split} split" if numeric else f"Tasks on the {split} split"
+            if rows:
+                yield table(title, {"": "", **dict(named.values())}, rows)
     for task in further_tasks:
-        named = {
-            part: {f"{split}, {task}": one for split, one in tasks[task][part].items()}
-            for part in ("splits", "reliability")
+        own = {
+            part: {f"{split}, {task}": one for split, one in tasks[task].get(part, {}).items()}
+            for part in ("splits", "reliability", "residuals")
         }
-        yield from side_by_side(charts.calibration({**content, **named}))
+        yield from side_by_side(charts.residuals(own) if of_numbers[task] else charts.calibration({**content, **own}))
 
 
 def _named(content: Mapping[str, Any]) -> tuple[dict[str, tuple[str, str]], dict[str, tuple[str, str]]]:
@@ -195,10 +206,11 @@ def _slices(content: Mapping[str, Any]) -> Iterator[str]:
     slices = sorted(section["slices"], key=lambda one: -abs(one["deviations"]))
     if not slices:
         return
+    truth, share = ("mean label", "10 % of their RMSE") if "rmse" in slices[0] else ("click rate", "10 %")
     yield paragraph(
         f"Slices of the {section['split']} split by the values of features with few values, and by the frequency in"
-        " training of the others' values. Those come first whose mean prediction is most surely not their click rate;"
-        " marked are those that are also off by more than 10 %."
+        f" training of the others' values. Those come first whose mean prediction is most surely not their {truth};"
+        f" marked are those that are also off by more than {share}."
     )
     yield _slice_table(f"Slices furthest from calibrated, of {len(slices):,}", slices[:_MANY])
     if len(slices) > _MANY:
@@ -206,9 +218,10 @@ def _slices(content: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _slice_table(caption: str, slices: Sequence[Mapping[str, Any]]) -> str:
-    rows = [[one["feature"], one["slice"], *(one[key] for key in _SLICE)] for one in slices]
+    named = _NUMBER_SLICE if "rmse" in slices[0] else _SLICE
+    rows = [[one["feature"], one["slice"], *(one[key] for key in named)] for one in slices]
     marks = {at: "off" for at, one in enumerate(slices) if is_off(one)}
-    return table(caption, {"feature": "", "slice": "", **dict(_SLICE.values())}, rows, marks=marks)
+    return table(caption, {"feature": "", "slice": "", **dict(named.values())}, rows, marks=marks)
 
 
 def _groups(content: Mapping[str, Any]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Log loss and calibration within slices of a split: by the values of features that have few, by their frequency else.
+"""How right a model is within slices of a split: by the values of features that have few, by their frequency else.
 
 Rows of a table descend by their frequency in training, so a band of rows is a band of frequencies. Slices are summed
 up block by block, so that any number of examples takes the memory of one.
@@ -7,14 +7,15 @@ up block by block, so that any number of examples takes the memory of one.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from jrec.data.blocks import Column
 from jrec.data.schema import CategoricalFeature, Schema, Table
-from jrec.metrics import Scores, entropy, sigmoid
+from jrec.metrics import LabelScores, entropy, sigmoid
+from jrec.regression import NumberScores
 
 EACH = 12
 """Rows of a table up to which each has a slice of its own."""
@@ -28,23 +29,25 @@ class Slicer:
       feature: The feature's name.
       table: Its table.
       edges: (slices + 1,) int64, ascending: slice ``i`` has rows ``edges[i]`` to ``edges[i + 1] - 1``.
-      sums: (slices + 1, 6) float64: examples, and sums of weights, positives, predictions, their variances and log
-        losses; the last is of values that training lacks, which the table's OOV row stands for.
+      sums: (slices + 1, 6) float64: examples, and sums of weights, labels, predictions, variances of a label less its
+        prediction, and losses; the last is of values that training lacks, which the table's OOV row stands for.
+      numeric: Whether labels are numbers, whose loss is the squared error, or 0 and 1, whose loss is log loss.
     """
 
     feature: str
     table: Table
     edges: np.ndarray
     sums: np.ndarray
+    numeric: bool
 
     @staticmethod
     def of(schema: Schema, feature: CategoricalFeature) -> Slicer:
         """Without examples."""
-        table = schema.table(feature.table)
+        table, numeric = schema.table(feature.table), schema.numbers is not None
         edges = np.arange(table.rows + 1) if table.rows <= EACH else _decades(table.rows)
-        return Slicer(feature=feature.name, table=table, edges=edges, sums=np.zeros((len(edges), 6)))
+        return Slicer(feature=feature.name, table=table, edges=edges, sums=np.zeros((len(edges), 6)), numeric=numeric)
 
-    def add(self, ids: np.ndarray, summands: list[np.ndarray | None]) -> None:
+    def add(self, ids: np.ndarray, summands: Sequence[np.ndarray | None]) -> None:
         """Counts examples: (examples,) rows, and by column of ``sums`` what each adds, None for 1."""
         which = np.searchsorted(self.edges, ids, side="right") - 1
         if self.table.oov_row is not None:
@@ -58,21 +61,11 @@ class Slicer:
         Args:
           names: What texts call a row.
         """
-        for at, (examples, weight, positives, predicted, variance, loss) in enumerate(self.sums.tolist()):
-            if not examples:
-                continue
-            own = entropy(min(1.0, positives / weight))
-            yield {
-                "feature": self.feature,
-                "slice": self._name(at, names),
-                "examples": int(examples),
-                "base_rate": positives / weight,
-                "mean_prediction": predicted / weight,
-                "calibration": predicted / positives if positives else None,
-                "deviations": (predicted - positives) / max(variance, 1e-12) ** 0.5,
-                "log_loss": loss / weight,
-                "normalized_entropy": loss / weight / own if own else None,
-            }
+        described = _numbers if self.numeric else _clicks
+        for at, (examples, *sums) in enumerate(self.sums.tolist()):
+            if examples:
+                named = {"feature": self.feature, "slice": self._name(at, names), "examples": int(examples)}
+                yield named | described(*sums)
 
     def _name(self, at: int, names: Mapping[int, str]) -> str:
         if at == len(self.edges) - 1:
@@ -81,6 +74,27 @@ class Slicer:
         if first == last:
             return names.get(first, f"row {first}")
         return f"rows {first:,} to {last:,} by frequency"
+
+
+def _clicks(weight: float, positives: float, predicted: float, variance: float, loss: float) -> dict[str, Any]:
+    own = entropy(min(1.0, positives / weight))
+    return {
+        "base_rate": positives / weight,
+        "mean_prediction": predicted / weight,
+        "calibration": predicted / positives if positives else None,
+        "deviations": (predicted - positives) / max(variance, 1e-12) ** 0.5,
+        "log_loss": loss / weight,
+        "normalized_entropy": loss / weight / own if own else None,
+    }
+
+
+def _numbers(weight: float, labels: float, predicted: float, variance: float, loss: float) -> dict[str, Any]:
+    return {
+        "mean_label": labels / weight,
+        "mean_prediction": predicted / weight,
+        "deviations": (predicted - labels) / variance**0.5 if variance else 0.0,
+        "rmse": (loss / weight) ** 0.5,
+    }
 
 
 def _decades(rows: int) -> np.ndarray:
@@ -95,12 +109,17 @@ def slicers(schema: Schema) -> list[Slicer]:
     return [Slicer.of(schema, feature) for feature in fit]
 
 
-def add_block(some: list[Slicer], columns: Mapping[str, Column], scores: Scores) -> None:
+def add_block(some: Sequence[Slicer], columns: Mapping[str, Column], scores: LabelScores) -> None:
     """Counts the scored examples of a block in all slices."""
-    labels, z, p = scores.labels, scores.logits.astype(np.float64), sigmoid(scores.logits)
-    w = np.ones(len(labels)) if scores.weights is None else scores.weights.astype(np.float64)
-    losses = np.logaddexp(0.0, np.where(labels, -z, z))
-    # The variance of a sum of independent clicks, each by its weight.
-    summands = [None, w, w * labels, w * p, w**2 * p * (1 - p), w * losses]
+    weights = scores.weights
+    w = np.ones(scores.labels.size) if weights is None else weights.astype(np.float64)
+    if isinstance(scores, NumberScores):
+        y, p = scores.labels.astype(np.float64), scores.predictions.astype(np.float64)
+        losses = variances = (p - y) ** 2
+    else:
+        y, z, p = scores.labels, scores.logits.astype(np.float64), sigmoid(scores.logits)
+        losses, variances = np.logaddexp(0.0, np.where(y, -z, z)), p * (1 - p)
+    # The variance of a sum of independent labels, each by its weight.
+    summands = [None, w, w * y, w * p, w**2 * variances, w * losses]
     for one in some:
-        one.add(np.asarray(columns[one.feature])[: len(labels)].astype(np.int64), summands)
+        one.add(np.asarray(columns[one.feature])[: y.size].astype(np.int64), summands)

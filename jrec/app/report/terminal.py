@@ -30,10 +30,7 @@ def summary(content: Mapping[str, Any]) -> str:
     Args:
       content: The content of ``metrics.json``.
     """
-    if (own := own_words(content)) is not None:
-        lines = [*own.lines(content), *_step_lines(content)]
-    else:
-        lines = [*_click_lines(content), *_step_lines(content), *_baseline_lines(content), *_group_lines(content)]
+    lines = [*_metric_lines(content), *_step_lines(content), *_baseline_lines(content), *_group_lines(content)]
     lines += [*progressive.lines(content, _progressive_names(content)), *importance.lines(content)]
     for name, group in content["parameters"].items():
         if "host_rows" in group:
@@ -64,17 +61,30 @@ def score_lines(content: Mapping[str, Any]) -> list[str]:
     Args:
       content: As ``metrics.json`` has it: splits, ceiling, and of tasks, ranking, baselines and groups what there is.
     """
-    if (own := own_words(content)) is not None:
-        return [*own.lines(content), *importance.lines(content)]
-    return [*_click_lines(content), *_baseline_lines(content), *_group_lines(content), *importance.lines(content)]
+    return [
+        *_metric_lines(content),
+        *_baseline_lines(content),
+        *_group_lines(content),
+        *importance.lines(content),
+    ]
+
+
+def _metric_lines(content: Mapping[str, Any]) -> list[str]:
+    """The metrics of every split, or of several labels by split and task."""
+    if "ranking" in content:
+        return list(ranking.lines(content))
+    return [*_click_lines(content), *numbers.lines(content)]
 
 
 def _click_lines(content: Mapping[str, Any]) -> Iterator[str]:
-    """The metrics of every split, or of several labels by split and task, beside the teacher's ceiling."""
-    scored: dict[str, Mapping[str, Any]] = content["splits"]
-    if (tasks := content.get("tasks")) is not None:
-        pairs = ((split, task) for split in scored for task in tasks if split in tasks[task]["splits"])
-        scored = {f"{split}, {task}": tasks[task]["splits"][split] for split, task in pairs}
+    """The metrics of labels of 0 and 1, beside the teacher's ceiling; nothing where all are numbers."""
+    scored: dict[str, Mapping[str, Any]] = {}
+    for split in content["splits"]:
+        for task, inside in (content.get("tasks") or {"": content}).items():
+            if "auc" in (metrics := inside["splits"].get(split, {})):
+                scored[f"{split}, {task}" if task else split] = metrics
+    if not scored and numbers.are_of_numbers(content["splits"]):
+        return
     width = max(8, *(len(name) + 2 for name in scored), 0)
     yield f"{'split':<{width}}{'AUC':>9}{'ceiling':>9}{'log loss':>10}{'NE':>9}{'accuracy':>10}{'calibration':>13}"
     for name, metrics in scored.items():
@@ -173,7 +183,7 @@ def _cell(value: float | None, width: int) -> str:
 
 def _baseline_lines(content: Mapping[str, Any]) -> Iterator[str]:
     """The baselines' metrics, for the terminal."""
-    if "baselines" not in content:
+    if "baselines" not in content or own_words(content) is not None:  # whose own lines have them
         return
     baselines = content["baselines"]
     for split in content["splits"]:

@@ -42,12 +42,13 @@ from jrec.app.config import TrainConfig
 from jrec.app.report import progressive
 from jrec.app.report.judgement import judge
 from jrec.app.report.logs import read_records
-from jrec.app.report.ranking import AnyScores, evaluated
+from jrec.app.report.ranking import AnyScores, RankScores, evaluated
 from jrec.app.report.run_page import run_page
 from jrec.app.tables import describe_tables, tables_total
 from jrec.data.schema import Schema
 from jrec.metrics import UNITS, Scores, reliability_bins, sigmoid
 from jrec.outputs import check_local, write_file
+from jrec.regression import NumberScores, residual_bins
 
 if TYPE_CHECKING:
     from jrec.sharding import Plan
@@ -168,7 +169,8 @@ def write_report(
 
 
 def _scored(scores: Mapping[str, AnyScores]) -> dict[str, Any]:
-    """Metrics and bins of calibration, by split."""
+    """Metrics, and bins of calibration or, of numbers, of residuals, by split."""
+    residuals = {split: residual_bins(one).to_dict() for split, one in scores.items() if isinstance(one, NumberScores)}
     return {
         "splits": {split: evaluated(one).to_dict() for split, one in scores.items()},
         "reliability": {
@@ -176,12 +178,13 @@ def _scored(scores: Mapping[str, AnyScores]) -> dict[str, Any]:
             for split, one in scores.items()
             if isinstance(one, Scores)
         },
+        **({"residuals": residuals} if residuals else {}),
     }
 
 
 def _tasks(scores: Mapping[str, AnyScores]) -> dict[str, Any]:
     """By task what ``_scored`` has of the splits in which any of its labels is known."""
-    by_split = {split: one.tasks for split, one in scores.items() if isinstance(one, Scores)}
+    by_split = {split: one.tasks for split, one in scores.items() if not isinstance(one, RankScores)}
     names = dict.fromkeys(task for tasks in by_split.values() for task in tasks)
     return {
         task: _scored({split: tasks[task] for split, tasks in by_split.items() if tasks[task].labels.size})

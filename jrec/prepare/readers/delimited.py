@@ -58,7 +58,9 @@ class Delimited(LogFormat):
         self._labels = schema.all_labels
         self.label = self._labels[0].column if self._labels else ""
         self.tasks, self.task_fields = schema.tasks, tuple(label.column for label in schema.labels)
-        self.numeric_label = any(label.numeric for label in self._labels)
+        names = schema.tasks or ("",)
+        numeric = zip(names, self._labels, strict=False)
+        self.numeric_labels = frozenset(name for name, label in numeric if label.numeric)
         self.weighted, self._weight = schema.weight is not None, schema.weight.column if schema.weight else ""
         self._predicted = False
         self.complete = frozenset(d.feature for d in schema.dense if d.missing is None)
@@ -253,9 +255,13 @@ class Delimited(LogFormat):
 
     def check(self, parsed: ParsedBlock) -> None:
         """Rejects rows whose values cannot be what the schema says."""
-        if self.numeric_label and self.label in parsed.columns:
-            wrong = ~(np.abs(parsed.numbers(self.label)) <= _FLOAT32_MAX)
-            parsed.reject(wrong, self.label, "is no finite number that float32 holds")
+        for label in self._labels:
+            if label.numeric and label.column in parsed.columns:
+                values = parsed.numbers(label.column)
+                wrong = ~(np.abs(values) <= _FLOAT32_MAX)
+                if self.tasks:  # where a blank is a label that is not known
+                    wrong &= ~np.isnan(values)
+                parsed.reject(wrong, label.column, "is no finite number that float32 holds")
         if self.weighted and self._weight in parsed.columns:
             weights = parsed.numbers(self._weight)
             wrong = ~((weights >= 0) & (weights <= _FLOAT32_MAX))
@@ -314,7 +320,7 @@ class Delimited(LogFormat):
         )
 
     def _labels_of(self, parsed: ParsedBlock, label: LabelColumn) -> np.ndarray:
-        """(rows,) float32 in {-1, 0, 1}; of several labels NaN where one is not known, as where the file lacks it."""
+        """(rows,) float32 in {-1, 0, 1}, or numbers; of several NaN is not known, as where the file lacks one."""
         if label.column not in parsed.columns:
             return np.full(parsed.rows, np.nan if self.tasks else 0, np.float32)
         values = parsed.numbers(label.column)
@@ -323,15 +329,12 @@ class Delimited(LogFormat):
         return values.astype(np.float32)
 
     def assemble(self, converted: Iterator[Chunk]) -> Iterator[Chunk]:
-        """The same chunks, in whose labels -1 is 0, and of several labels -1 is one that is not known.
+        """The same chunks, in whose labels of 0 and 1 -1 is 0, and of several -1 is one that is not known.
 
         Raises:
           DatasetError: If the log has both, since -1 may then stand for something else.
         """
         self._zero, self._minus = set(), set()
-        if self.numeric_label:
-            yield from converted
-            return
         for chunk in converted:
             labels = self._assembled(0, chunk.labels)
             tasks = {name: self._assembled(k, chunk.tasks[name]) for k, name in enumerate(self.tasks[1:], 1)}
@@ -340,6 +343,8 @@ class Delimited(LogFormat):
 
     def _assembled(self, number: int, labels: np.ndarray) -> np.ndarray:
         column = self._labels[number].column if self._labels else ""
+        if self._labels and self._labels[number].numeric:
+            return labels
         if (labels == 0).any():
             self._zero.add(column)
         if (labels < 0).any():

@@ -423,17 +423,12 @@ def _check(schema: DelimitedSchema, path: str) -> None:
     if schema.weight and not schema.all_labels:
         raise wrong("there is a [weight], but no [label], whose loss it is of; add one, or leave [weight] out")
     for label in schema.all_labels:
+        where = "[label]" if schema.label else f"[[labels]] of column {label.column!r}"
         if label.kind not in LABEL_KINDS:
             raise wrong(f"kind of label {label.column!r} is {label.kind!r}; choose one of {', '.join(LABEL_KINDS)}")
         if label.numeric and (label.positive_values or label.positive_at_least is not None):
-            raise wrong("[label] of kind 'number' is no click; leave positive_values and positive_at_least out")
-        if label.numeric and schema.labels:
-            raise wrong(
-                f"[[labels]] of column {label.column!r} is of kind 'number', but a model of several labels predicts"
-                " clicks; make it the only label, as [label], or say from where on it is a click (positive_at_least)"
-            )
+            raise wrong(f"{where} of kind 'number' is no click; leave positive_values and positive_at_least out")
         if label.positive_values and label.positive_at_least is not None:
-            where = "[label]" if schema.label else f"[[labels]] of column {label.column!r}"
             raise wrong(f"{where} has positive_values and positive_at_least; give one of them")
     if schema.values not in (CANONICAL, AS_WRITTEN):
         raise wrong(f"values is {schema.values!r}; choose {CANONICAL!r} or {AS_WRITTEN!r}")

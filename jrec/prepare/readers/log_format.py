@@ -93,14 +93,15 @@ class Chunk:
     """Examples of a log.
 
     Attributes:
-      labels: (n,) float32 in {0, 1}, or numbers; zeros where the log has none.
+      labels: (n,) float32 in {0, 1}, or numbers; zeros where the log has none. Of several the first.
       dense: By feature, (n,) float32, transformed and finite; float64 raw values of unfitted features.
       keys: By feature, (n,) uint64, or a list of them for features with ``many``; float64 numbers of unfitted features.
       weights: By weighted feature, lists of finite float32 of the lengths of its keys.
       times: (n,) int64 by which examples are ordered, or None where the order of the files is the order of time.
       texts: By feature, the texts whose keys are hashes.
       tasks: By task but the first, (n,) float32 labels of a log with several, whose ``labels`` are the first task's; -1
-        is a label that is not known, in ``labels`` too. Under ``EXAMPLE_WEIGHT`` the weights of a log that has them.
+        is a label that is not known, in ``labels`` too, or NaN of one that is a number. Under ``EXAMPLE_WEIGHT`` the
+        weights of a log that has them.
     """
 
     labels: np.ndarray
@@ -127,7 +128,7 @@ class LogFormat:
       tasks: The names of the labels where there are several, the first of which are ``Chunk.labels``; else ().
       task_fields: Their fields.
       weighted: Whether examples have weights.
-      numeric_label: Whether the label is a number, and not 0 or 1.
+      numeric_labels: The tasks whose labels are numbers, and not 0 or 1; "" of the only label.
       complete: The dense features of which no value may be missing in a log.
       histories: By feature that preparation makes of all lines, what it is made of; chunks lack these features.
       target_means: What preparation makes of labels and keys of all lines; chunks lack these dense features.
@@ -145,7 +146,7 @@ class LogFormat:
     tasks: tuple[str, ...] = ()
     task_fields: tuple[str, ...] = ()
     weighted: bool = False
-    numeric_label: bool = False
+    numeric_labels: frozenset[str] = frozenset()
     complete: frozenset[str] = frozenset()
     histories: Mapping[str, History] = {}
     target_means: tuple[TargetMean, ...] = ()
@@ -164,7 +165,7 @@ class LogFormat:
         other.labels = labels
         if labels == "none":
             other.tasks, other.task_fields = (), ()
-            other.weighted = other.numeric_label = False
+            other.weighted, other.numeric_labels = False, frozenset()
         return other
 
     @property
