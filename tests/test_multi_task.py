@@ -162,7 +162,12 @@ def columns(seed, count=BATCH):
             "purchase": purchase, "like": -np.ones(count, int)}  # fmt: skip
 
 
-def trained(devices, experts):
+def with_a_number(columns):
+    """The columns, in which "like" is a number that is known where there was a click."""
+    return {**columns, "like": np.where(columns["click"] == 1, columns["item"] / 4, np.nan).astype(np.float32)}
+
+
+def trained(devices, experts, numeric):
     layout = jrec.EmbeddingLayout.build(
         [jrec.TableConfig(name=name, rows=rows, dim=8) for name, rows in ROWS.items()],
         [jrec.FeatureConfig(name=name, table=name) for name in ROWS],
@@ -171,9 +176,11 @@ def trained(devices, experts):
     optimizer = jrec.nn.SparseOptimizer(model, dense=optax.adagrad(0.1), embedding=jrec.ops.Adagrad(learning_rate=0.3))
     mesh = None if devices == 1 else jax.make_mesh((devices,), ("d",), devices=jax.devices()[:devices])
     with jrec.distribute(model, optimizer, mesh=mesh) as run:
-        step = run.compile(loss=multi_task_loss(WEIGHTS))
+        weights, own = ({**WEIGHTS, "like": 1.0}, {"like": jrec.nn.huber()}) if numeric else (WEIGHTS, None)
+        step = run.compile(loss=multi_task_loss(weights, number_losses=own))
+        read = (columns(seed, BATCH - 3 * (seed == 2)) for seed in range(STEPS))
         feed = run.feed(
-            (columns(seed, BATCH - 3 * (seed == 2)) for seed in range(STEPS)), label=None, dense=["price"],
+            map(with_a_number, read) if numeric else read, label=None, dense=["price"],
             batch_size=BATCH, extras=list(TASKS),
         )  # fmt: skip
         losses = [float(step(batch)[0]) for batch in feed]
@@ -181,12 +188,12 @@ def trained(devices, experts):
         return losses, run.predict(wanted, dense=["price"]), {name: run.table(name) for name in ROWS}
 
 
-@pytest.mark.parametrize("experts", [1, 3])
-def test_a_model_is_the_same_on_any_number_of_devices(experts):
-    losses, scores, tables = trained(1, experts)
+@pytest.mark.parametrize(("experts", "numeric"), [(1, True), (3, False)])
+def test_a_model_is_the_same_on_any_number_of_devices(experts, numeric):
+    losses, scores, tables = trained(1, experts, numeric)
     assert losses[-1] < losses[0]
     for devices in (2, 4):
-        other_losses, other_scores, other_tables = trained(devices, experts)
+        other_losses, other_scores, other_tables = trained(devices, experts, numeric)
         np.testing.assert_allclose(other_losses, losses, rtol=1e-5)
         for task in TASKS:
             np.testing.assert_allclose(other_scores[task], scores[task], rtol=1e-4, atol=1e-5)
