@@ -178,7 +178,7 @@ def test_a_folder_in_use_and_an_empty_table_are_refused(tmp_path):
 def test_a_log_in_the_order_of_its_labels_has_a_label_beyond_the_first_lines(tmp_path):
     path = tmp_path / "log.csv"
     path.write_text("click,user\n" + "0,u1\n0,u2\n" * 6000 + "1,u1\n1,u3\n")
-    (tmp_path / "log.toml").write_text(guess_schema(str(path), label="click"))
+    (tmp_path / "log.toml").write_text(guess_schema(str(path), labels=["click"]))
     schema = load_schema(str(tmp_path / "log.toml"))
     assert schema.label is not None
     assert schema.label.column == "click"

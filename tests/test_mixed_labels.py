@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -481,3 +482,28 @@ def test_rules_for_several_labels(number_first, folder):
     one = dataclasses.replace(facts, tasks=())
     assert [candidate for candidate in one.candidates() if not candidate.top]
     assert all(candidate.experts == 1 for candidate in one.candidates())
+
+
+def test_fit_takes_several_labels(tmp_path):
+    columns = log(900)
+    rows = pd.DataFrame({**asked(columns), **{name: values(columns, name) for name in TASKS}})
+    own = {"model.members": 1, "log.tensorboard": False}
+    numbers = list(TASKS[1:])
+    model = jrec.fit(rows, label=list(TASKS), numeric=numbers, quick=True, quiet=True, epochs=3, config=own)
+    found = model.predict(rows.drop(columns=list(TASKS)))
+    assert list(found) == list(TASKS)
+    assert ((found["click"] > 0) & (found["click"] < 1)).all()
+    assert abs(found["profit"].mean() - rows.profit.mean()) < 60
+    measured = model.evaluate(rows)
+    assert measured["auc"] == measured["tasks"]["click"]["auc"] > 0.6
+    profit = values(columns, "profit")
+    known = ~np.isnan(profit)
+    assert measured["tasks"]["profit"]["examples"] == known.sum()
+    assert measured["tasks"]["profit"]["rmse"] == pytest.approx(rmse(found["profit"][known], profit[known]), rel=1e-5)
+    assert list(model.metrics["test"]["tasks"]) == list(TASKS)
+    rows.to_csv(tmp_path / "rows.csv", index=False)
+    of_file = model.predict(str(tmp_path / "rows.csv"))
+    np.testing.assert_allclose(of_file["views"], found["views"], rtol=1e-5)
+    assert model.evaluate(rows.drop(columns="views"))["tasks"].keys() == {"click", "profit"}
+    with pytest.raises(ConfigError, match="numeric names 'seconds', but the labels are click"):
+        jrec.fit(rows, label="click", numeric=["seconds"], quick=True, quiet=True)

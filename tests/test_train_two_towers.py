@@ -242,6 +242,20 @@ def test_predictions_are_the_best_items(trained):
 
 
 @pytest.mark.slow
+def test_a_trained_model_is_compressed(trained, tmp_path, capsys):
+    report, _, folder = trained
+    run, small = str(folder / "run"), tmp_path / "small"
+    assert cli.main(["compress", run, "--rank", "4", "--tables", "user", "--out", str(small), "--quiet"]) == 0
+    assert "NDCG@10 before" in capsys.readouterr().out
+    content = json.loads((small / "report" / "compression.json").read_text())
+    assert content["before"]["test"] == report["splits"]["test"]
+    assert content["tables"]["user"]["compression"] > 1
+    assert cli.main(["eval", str(small), str(folder / "data"), "--split", "test", "--json"]) == 0
+    scored = json.loads(capsys.readouterr().out)
+    assert {key: scored[key] for key in content["after"]["test"]} == content["after"]["test"]
+
+
+@pytest.mark.slow
 def test_an_export_serves_the_best_items(trained, tmp_path):
     _, _, folder = trained
     run, whole = folder / "run", tmp_path / "whole"

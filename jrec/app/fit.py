@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import pathlib
 import shutil
@@ -35,8 +36,8 @@ _LOG, _SCHEMA, _DATA, _CONFIG, _RUN = "log", "schema.toml", "data", "model.toml"
 def fit(
     data: InputLike | Sequence[InputLike] | Mapping[str, Any],
     *,
-    label: str = "",
-    numeric: bool = False,
+    label: str | Sequence[str] = "",
+    numeric: bool | Sequence[str] = False,
     time: str = "",
     weight: str = "",
     schema: str | os.PathLike[str] | None = None,
@@ -48,15 +49,17 @@ def fit(
     quiet: bool = False,
     callbacks: Sequence[Callback] = (),
 ) -> FittedModel:
-    """Trains a model of a table's label, one of two values or a number.
+    """Trains a model of a table's label, one of two values or a number, or of several labels.
 
     Guesses a schema, prepares a dataset, chooses a configuration and trains as ``jrec prepare csv``, ``jrec init`` and
     ``jrec train`` do: these commands with the files of ``folder`` give the same bits.
 
     Args:
       data: A table (of pandas, polars, Arrow, …), columns by name, or paths of Parquet, CSV or JSON lines files.
-      label: The column to predict, of two values.
-      numeric: Whether the label is a number, such as a rating or a price, and predictions are numbers.
+      label: The column to predict, of two values. Or several, of which a line may lack any: all are learnt side by
+        side, and the first decides (docs/several_labels.md).
+      numeric: Whether the label is a number, such as a rating or a price, and predictions are numbers. Of several
+        labels the names of those that are.
       time: The column that says when a line was; "" to guess it. The last tenth of the lines is then the test split,
         the tenth before it is for early stopping. Without times, these are drawn at random.
       weight: The column of how much each line counts, in training and in metrics: finite numbers of at least 0; "" for
@@ -86,6 +89,10 @@ def fit(
       >>> model.predict(new_clicks)  # doctest: +SKIP
       array([0.0312, 0.4471], dtype=float32)
     """
+    labels = [label] if isinstance(label, str) and label else [*label]
+    numbers = (labels if numeric else []) if isinstance(numeric, bool) else [*numeric]
+    if odd := [name for name in numbers if name not in labels]:
+        raise ConfigError(f"numeric names {odd[0]!r}, but the labels are {', '.join(labels) or 'none'}")
     if bool(label) == (schema is not None):
         raise ConfigError(
             f"label is {label!r} and schema is {schema}; give label, the column to predict, or schema, a file that"
@@ -106,7 +113,7 @@ def fit(
         with contextlib.ExitStack() as named:
             for one in inputs:
                 named.enter_context(one.errors_by_name())
-            guess = {"label": label, "numeric": numeric, "time": time, "weight": weight}
+            guess = {"labels": labels, "numeric": numbers, "time": time, "weight": weight}
             _prepare(inputs, place, guess, schema=schema, quiet=quiet, say=say)
         own = {"epochs": epochs, "max_steps": None if epochs is None else 0, "seed": seed} | dict(config or {})
         metrics = _train(place, own, quick=quick, quiet=quiet, say=say, callbacks=callbacks)
@@ -126,6 +133,7 @@ class FittedModel:
       folder: What was made: ``schema.toml``, the dataset ``data``, ``model.toml``, the run ``run`` with its report.
       run: The run, for what ``predict`` does not give (``jrec.load_run``).
       metrics: By split, "valid" and "test", its metrics by name, "auc" and "log_loss" among them, or "rmse" and "r2".
+        Of several labels they are the first one's, and under "tasks" each label's own.
     """
 
     def __init__(self, folder: pathlib.Path, run: LoadedRun, metrics: dict[str, dict[str, Any]]):
@@ -150,8 +158,10 @@ class FittedModel:
         ]
         return Shown((f"jrec model of {features} ({tables} of {rows}), {examples}", f"folder: {self.folder}"), splits)
 
-    def predict(self, data: InputLike | Sequence[InputLike] | Mapping[str, Any]) -> np.ndarray:
+    def predict(self, data: InputLike | Sequence[InputLike] | Mapping[str, Any]) -> Any:
         """Probabilities, or of a label that is a number such numbers, (rows,) float32, in the order of the rows.
+
+        Of several labels by name.
 
         Values that training did not see are read as unknown; a warning names some where they are many.
 
@@ -163,7 +173,11 @@ class FittedModel:
         """
         if not _are_paths(data):
             return self.run.predict(with_index(data))
-        return np.concatenate([np.empty(0, np.float32), *(piece.predictions for piece in self._scored(data))])
+        pieces, tasks = [piece.predictions for piece in self._scored(data)], self._tasks
+        none = np.empty(0, np.float32)
+        if tasks:
+            return {task: np.concatenate([none, *(piece[task] for piece in pieces)]) for task in tasks}
+        return np.concatenate([none, *pieces])
 
     def evaluate(self, data: InputLike | Sequence[InputLike] | Mapping[str, Any]) -> dict[str, Any]:
         """Metrics on other rows, by name as in ``metrics``.
@@ -174,22 +188,28 @@ class FittedModel:
         Raises:
           DatasetError: As ``predict``; if the label is absent.
         """
-        from jrec.metrics import ScoreAccumulator, evaluate
-        from jrec.regression import NumberScores, evaluate_numbers
+        from jrec.metrics import ScoreAccumulator, evaluate_labels
 
         pieces = list(self._scored(data if _are_paths(data) else _table(data)))
         if not pieces or any(piece.labels is None for piece in pieces):
             raise ConfigError("the data to evaluate has no rows, or no label column; give rows with their labels")
-        if self.run.restored.schema.numbers is not None:
-            predictions, labels = (
-                np.concatenate(part) for part in zip(*((p.predictions, p.labels) for p in pieces), strict=True)
-            )
-            weights = None if pieces[0].weights is None else np.concatenate([p.weights for p in pieces])
-            return evaluate_numbers(NumberScores(predictions=predictions, labels=labels, weights=weights)).to_dict()
-        accumulated = ScoreAccumulator()
-        for piece in pieces:
-            accumulated.update(piece.logits, piece.labels, piece.weights)
-        return evaluate(accumulated.scores()).to_dict()
+        numbers, tasks = self.run.restored.config.model.numbers_by_label, self._tasks
+        scores = {task: ScoreAccumulator(numbers=numbers.get(task)) for task in tasks or ("",)}
+        for piece, (task, scored) in itertools.product(pieces, scores.items()):
+            logits, labels = (part[task] if task else part for part in (piece.logits, piece.labels))
+            known = scored.known(labels) if task else np.ones(len(labels), bool)
+            weights = None if piece.weights is None else piece.weights[known]
+            scored.update(logits[known], labels[known], weights)
+        every = {task: scored.label_scores() for task, scored in scores.items()}
+        metrics = {task: evaluate_labels(own).to_dict() for task, own in every.items() if own.labels.size or not task}
+        if not metrics:
+            raise ConfigError("the data to evaluate knows no label of any row; give rows with labels")
+        first = metrics.get(tasks[0] if tasks else "", {})
+        return {**first, "tasks": metrics} if tasks else first
+
+    @property
+    def _tasks(self) -> tuple[str, ...]:
+        return self.run.restored.config.model.multi_task.tasks
 
     def save(self, folder: str | os.PathLike[str], *, dtype: Dtype | None = None, overwrite: bool = False) -> None:
         """Writes the model for ``jrec.serving.load`` and ``jrec serve``, as ``jrec export`` does.
@@ -339,4 +359,8 @@ def _train(
     if not quiet:
         sys.stderr.write(f"{summary(content)}\n")
     say(f"{outcome.step:,} steps; report: {report}")
-    return content["splits"]
+    tasks = content.get("tasks", {})
+    return {
+        split: metrics | ({"tasks": {task: own["splits"].get(split) for task, own in tasks.items()}} if tasks else {})
+        for split, metrics in content["splits"].items()
+    }

@@ -34,8 +34,8 @@ def guess_schema(
     path: str,
     other_files: Sequence[str] = (),
     *,
-    label: str = "",
-    numeric: bool = False,
+    labels: Sequence[str] = (),
+    numeric: Collection[str] = (),
     time: str = "",
     weight: str = "",
 ) -> str:
@@ -44,14 +44,14 @@ def guess_schema(
     Args:
       path: The log's first file, text or Parquet; its first lines are read.
       other_files: The log's other files, of which only the names of their folders matter.
-      label: The column that is the label; "" to guess it.
-      numeric: Whether that label is a number.
+      labels: The columns that are labels; none to guess one.
+      numeric: Which of them are numbers.
       time: The column that says when a line was; "" to guess whether there is one.
       weight: The column of the examples' weights; "" for none.
 
     Raises:
       DatasetError: If the file cannot be read again, as a pipe, or has no lines of at least two fields; if it lacks
-        ``label``, ``time`` or ``weight``, or the values of one cannot be a label or times.
+        a label, ``time`` or ``weight``, or the values of one cannot be a label or times.
     """
     if is_stream(path):
         raise DatasetError(
@@ -82,12 +82,14 @@ def guess_schema(
     if weight:
         left.remove(_column(left, weight, path))
         head.append(f"\n[weight]\ncolumn = {toml(weight)}")
-    if label:
-        column = _column(left, label, path)
-        label = stated_label(column, path, numeric=numeric)
+    if labels:
+        stated = [_column(left, name, path) for name in labels]
+        options = {"several": len(labels) > 1}
+        label = "\n".join(stated_label(c, path, numeric=c.name in numeric, **options) for c in stated)
     else:
         label, column = guess_label(left)
-    left = [c for c in left if c is not column]
+        stated = [column]
+    left = [c for c in left if c not in stated]
     time, column = _stated_time(_column(left, time, path), path) if time else _time(left)
     left = [c for c in left if c is not column]
     if column is None and table:

@@ -62,24 +62,26 @@ def guess_label(columns: Sequence[Column]) -> tuple[str, Column | None]:
     return f"{text}\n# [label]\n# column = ", None
 
 
-def stated_label(column: Column, path: str, *, numeric: bool = False) -> str:
-    """The schema's text about the label that the user named.
+def stated_label(column: Column, path: str, *, numeric: bool = False, several: bool = False) -> str:
+    """The schema's text about a label that the user named.
 
     Args:
       column: The column.
       path: The log, for errors.
       numeric: Whether it is a number.
+      several: Whether there are others, so that some lines may lack it.
 
     Raises:
       DatasetError: If its values cannot be a label's.
     """
+    section = "[[labels]]" if several else "[label]"
     count, some = len(column.distinct), ", ".join(sorted(column.distinct)[:5])
     fault = ""
     if not column.values:
         fault = "has no value: the log is empty"
     elif column.lists:
         fault = "holds lists, and a label is one value"
-    elif column.blanks:
+    elif column.blanks and not several:
         fault = "is missing in some lines; leave these lines out"
     elif numeric:
         fault = "" if column.numeric else f"is no number in all lines ({some}, …)"
@@ -91,9 +93,9 @@ def stated_label(column: Column, path: str, *, numeric: bool = False) -> str:
     if fault:
         raise DatasetError(f"{path}: the label {column.name!r} {fault}")
     if numeric:
-        return f'\n[label]\ncolumn = {toml(column.name)}\nkind = "number"'
+        return f'\n{section}\ncolumn = {toml(column.name)}\nkind = "number"'
     # The first lines of a log in the order of its labels have one, and preparing refuses a log of one label.
-    return _two_valued(column, "") if count == 2 else f"\n[label]\ncolumn = {toml(column.name)}"
+    return _two_valued(column, "", section) if count == 2 else f"\n{section}\ncolumn = {toml(column.name)}"
 
 
 def _others(chosen: Column, columns: Sequence[Column | None]) -> str:
@@ -101,8 +103,8 @@ def _others(chosen: Column, columns: Sequence[Column | None]) -> str:
     return f"{', '.join(names)} may be, too"
 
 
-def _two_valued(column: Column, question: str) -> str:
-    lines = f"\n[label]\ncolumn = {toml(column.name)}"
+def _two_valued(column: Column, question: str, section: str = "[label]") -> str:
+    lines = f"\n{section}\ncolumn = {toml(column.name)}"
     if not column.is_label:
         high, low, sure = _positive_of(column.values)
         if not sure:
