@@ -37,7 +37,7 @@ NOT_RUN = {
     r"jrec train CONFIG ": "only the end of a command; tests/test_mesh_checkpoint.py, tests/test_run_length.py",
     r"jrec train .* model=my_package": "the package is the reader's; tests/test_own_model.py",
     r"jrec train .*'?log\.to=": "needs a tracker's package; tests/test_trackers.py",
-    r"jrec train .*(evaluate\.progressive|data\.half_life)=": "a log with times; tests/test_order_of_time.py, test_half_life.py",
+    r"jrec train .*(evaluate\.progressive|data\.half_life)=": "a log with times; test_order_of_time.py",
     r"jrec predict runs/next .*--why ": "a run of another page; tests/test_why_best.py",
     r"jrec import-dlrm |jrec eval runs/imported ": "a file of PyTorch's; tests/test_import_dlrm.py",
     r"jrec \S+ runs/script|jrec train shop.toml": "a run of the page's program; tests/test_library_page.py",
