@@ -141,8 +141,8 @@ def _tasks(content: Mapping[str, Any]) -> Iterator[str]:
         return
     first, *further_tasks = tasks
     yield paragraph(
-        f"Examples have several labels. What names none of them is of the first, {first}; each task's metrics are of the"
-        " examples whose label of it is known."
+        f"Examples have several labels. What names none of them is of the first, {first}; each task's metrics are of"
+        " the examples whose label of it is known."
     )
     of_numbers = {task: numbers.are_of_numbers(one["splits"]) for task, one in tasks.items()}
     for split in reversed(content["splits"]):
