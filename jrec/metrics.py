@@ -132,10 +132,12 @@ class ScoreAccumulator:
     Args:
       check: Whether a logit that is NaN or infinite raises at once.
       numbers: How outputs are numbers, where labels are; None for logits, and labels of 0 and 1.
+      several: Whether the label is one of several, so that it may be unknown (``known_labels``); such examples are left
+        out.
     """
 
-    def __init__(self, *, check: bool = True, numbers: Numbers | None = None) -> None:
-        self._check, self._numbers = check, numbers
+    def __init__(self, *, check: bool = True, numbers: Numbers | None = None, several: bool = False) -> None:
+        self._check, self._numbers, self._several = check, numbers, several
         self._logits: list[np.ndarray] = []
         self._labels: list[np.ndarray] = []
         self._weights: list[np.ndarray] = []
@@ -153,24 +155,20 @@ class ScoreAccumulator:
           DivergedError: If ``check`` and a logit is NaN or infinite.
         """
         scores, truth = np.asarray(logits, np.float32), np.asarray(labels)
-        weights = np.ones(scores.shape, np.float32)
-        if mask is not None:
-            weights = np.asarray(mask, np.float32)
+        weights = np.ones(scores.shape, np.float32) if mask is None else np.asarray(mask, np.float32)
+        if weights.shape != scores.shape:
+            raise ValueError(f"mask has shape {weights.shape}, but logits have {scores.shape}")
+        if truth.shape == scores.shape and (mask is not None or self._several):
             keep = weights != 0
-            if keep.shape != scores.shape:
-                raise ValueError(f"mask has shape {keep.shape}, but logits have {scores.shape}")
-            if truth.shape == scores.shape:
-                scores, truth, weights = scores[keep], truth[keep], weights[keep]
+            if self._several:
+                keep &= known_labels(truth, numeric=self._numbers is not None)
+            scores, truth, weights = scores[keep], truth[keep], weights[keep]
         truth = _binary(truth, scores) if self._numbers is None else _alike(truth.astype(np.float32), scores)
         if self._check:
             check_finite(scores)
         self._logits.append(scores.copy())
         self._labels.append(truth)
         self._weights.append(weights.copy())
-
-    def known(self, labels: np.ndarray) -> np.ndarray:
-        """(batch,) bool: which labels are known, where examples have several."""
-        return known_labels(labels, numeric=self._numbers is not None)
 
     def scores(self) -> Scores:
         """All batches so far, in order, of labels of 0 and 1."""

@@ -12,6 +12,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from test_prepare_weights import prepare as prepare_log
+from test_prepare_weights import write
 from train_command import train_command
 
 import jrec
@@ -92,22 +94,13 @@ def log(rows=1_500, seed=0):
     }
 
 
-def write(path, columns):
-    lines = [",".join(columns), *map(",".join, zip(*columns.values(), strict=True))]
-    path.write_text("\n".join(lines) + "\n")
-
-
 def asked(columns):
     """What a request says of lines."""
     return {"user": columns["user"], "item": columns["item"], "price": [*map(float, columns["price"])]}
 
 
 def prepare(folder, columns, out, *options, schema=SCHEMA):
-    (folder / f"{out}.toml").write_text(schema)
-    write(folder / f"{out}.csv", columns)
-    arguments = ["--schema", str(folder / f"{out}.toml"), "--input", str(folder / f"{out}.csv")]
-    options = options or ("--min-count", "1")
-    return cli.main(["prepare", "csv", *arguments, "--out", str(folder / out), "--quiet", *options])
+    return prepare_log(folder, write(folder / f"{out}.csv", columns), out, *options, schema=schema)
 
 
 def values(columns, name):
@@ -390,7 +383,6 @@ def test_the_first_label_may_be_a_number(folder, number_first, capsys):
     records = [json.loads(line) for line in (number_first / "metrics.jsonl").read_text().splitlines()]
     assert {record["split"] for record in records} >= {"valid", "valid/click", "valid/views"}
     capsys.readouterr()
-    (folder / "again.toml").write_text((number_first / "config.toml").read_text())
     assert cli.main(["eval", str(number_first), str(folder / "first"), "--split", "valid"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["tasks"]["click"]["auc"] > 0.6
 

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from test_prepare_weights import prepare as prepare_log
 from test_prepare_weights import write
 from train_command import train_command
 
@@ -71,10 +72,7 @@ def log(rows=1_500, seed=0, counts=False):
 
 
 def prepare(folder, columns, out, *options, schema=SCHEMA):
-    (folder / "columns.toml").write_text(schema)
-    path = write(folder / f"{out}.csv", columns)
-    arguments = ["--schema", str(folder / "columns.toml"), "--input", str(path), "--out", str(folder / out)]
-    return cli.main(["prepare", "csv", *arguments, "--min-count", "1", "--quiet", *options])
+    return prepare_log(folder, write(folder / f"{out}.csv", columns), out, *options, schema=schema)
 
 
 @pytest.fixture(scope="module")

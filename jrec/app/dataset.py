@@ -122,12 +122,11 @@ def with_tasks(config: TrainConfig, schema: Schema) -> TrainConfig:
         raise ConfigError(
             f"evaluate.early_stopping.task is {stopping.task!r}, but the labels of {path} are {', '.join(schema.tasks)}"
         )
-    for key, is_set in (
-        ("loss", model.loss not in ("auto", "log_loss")),
-        ("numbers", model.numbers != NumbersSection()),
+    for key, own, is_set in (
+        ("loss", "losses", model.loss not in ("auto", "log_loss")),
+        ("numbers", "numbers", model.numbers != NumbersSection()),
     ):
         if is_set:
-            own = "losses" if key == "loss" else key
             raise ConfigError(
                 f"model.{key} is set, but {path} has several labels; set model.multi_task.{own}.{schema.tasks[0]}, or"
                 " another label's"

@@ -194,12 +194,10 @@ class FittedModel:
         if not pieces or any(piece.labels is None for piece in pieces):
             raise ConfigError("the data to evaluate has no rows, or no label column; give rows with their labels")
         numbers, tasks = self.run.restored.config.model.numbers_by_label, self._tasks
-        scores = {task: ScoreAccumulator(numbers=numbers.get(task)) for task in tasks or ("",)}
+        scores = {task: ScoreAccumulator(numbers=numbers.get(task), several=bool(tasks)) for task in tasks or ("",)}
         for piece, (task, scored) in itertools.product(pieces, scores.items()):
             logits, labels = (part[task] if task else part for part in (piece.logits, piece.labels))
-            known = scored.known(labels) if task else np.ones(len(labels), bool)
-            weights = None if piece.weights is None else piece.weights[known]
-            scored.update(logits[known], labels[known], weights)
+            scored.update(logits, labels, piece.weights)
         every = {task: scored.label_scores() for task, scored in scores.items()}
         metrics = {task: evaluate_labels(own).to_dict() for task, own in every.items() if own.labels.size or not task}
         if not metrics:

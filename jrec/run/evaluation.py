@@ -86,7 +86,9 @@ def collected(
       DivergedError: If ``check`` and a logit is NaN or infinite.
     """
     numbers = numbers or {}
-    accumulators = {task: ScoreAccumulator(check=check, numbers=numbers.get(task)) for task in tasks or ("",)}
+    accumulators = {
+        task: ScoreAccumulator(check=check, numbers=numbers.get(task), several=bool(tasks)) for task in tasks or ("",)
+    }
     first_task = next(iter(accumulators))
     waiting: tuple[Any, Batch] | None = None
 
@@ -96,9 +98,8 @@ def collected(
             all_logits = np.asarray(logits[task] if task else logits)
             begin = 0 if all_logits.size == examples else jax.process_index() * examples
             labels, mask = np.asarray(batch.labels), np.asarray(batch.mask)
-            if task:
-                labels = labels if task == first_task else np.asarray(batch.extras[task])
-                mask = mask * accumulator.known(labels)
+            if task not in ("", first_task):
+                labels = np.asarray(batch.extras[task])
             accumulator.update(all_logits[begin : begin + examples], labels, mask)
 
     for logits, batch in predictions:

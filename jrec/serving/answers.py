@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 import numpy as np
@@ -68,11 +68,12 @@ class Scored(NamedTuple):
 
     def columns(self) -> dict[str, Any]:
         """``scores``, or ``predictions`` of what is a number; of several tasks by task."""
+        numbers = self.manifest.numbers_by_label
         if not isinstance(self.scores, Mapping):
-            return {f"{_kind('', self.manifest)}s": self.scores.tolist()}
+            return {f"{_kind('', numbers)}s": self.scores.tolist()}
         columns: dict[str, Any] = {}
         for task, own in self.scores.items():
-            columns.setdefault(f"{_kind(task, self.manifest)}s", {})[task] = own.tolist()
+            columns.setdefault(f"{_kind(task, numbers)}s", {})[task] = own.tolist()
         return columns
 
     def predictions(self) -> list[Any]:
@@ -87,16 +88,17 @@ class Scored(NamedTuple):
         import pyarrow as pa
 
         by_task = self.scores if isinstance(self.scores, Mapping) else {"": self.scores}
-        return {column_name(task, self.manifest): pa.array(own, pa.float32()) for task, own in by_task.items()}
+        numbers = self.manifest.numbers_by_label
+        return {column_name(task, numbers): pa.array(own, pa.float32()) for task, own in by_task.items()}
 
 
-def column_name(task: str, manifest: Manifest) -> str:
-    """``score``, or ``prediction`` of what is a number; of several tasks ``score_TASK``."""
-    return f"{_kind(task, manifest)}_{task}" if task else _kind(task, manifest)
+def column_name(task: str, numbers: Collection[str]) -> str:
+    """``score``, or ``prediction`` where the task is among ``numbers``; of several tasks ``score_TASK``."""
+    return f"{_kind(task, numbers)}_{task}" if task else _kind(task, numbers)
 
 
-def _kind(task: str, manifest: Manifest) -> str:
-    return "prediction" if task in manifest.numbers_by_label else "score"
+def _kind(task: str, numbers: Collection[str]) -> str:
+    return "prediction" if task in numbers else "score"
 
 
 class Best(NamedTuple):

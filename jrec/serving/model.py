@@ -394,7 +394,8 @@ class Model:
         """What an answer holds, by name: scores, by task where there are several, a number, or the best items."""
         if self.ranks:
             return {"items": Column("BYTES", 2), "scores": Column("FP32", 2)}
-        return {column_name(task, self.manifest): Column("FP32", 1) for task in self.tasks or ("",)}
+        numbers = self.manifest.numbers_by_label
+        return {column_name(task, numbers): Column("FP32", 1) for task in self.tasks or ("",)}
 
     def answer(self, encoded: Encoded, k: int) -> Answer:
         """``scored_of``, or of a model that ranks items ``candidate_scores_of`` or ``best_of``."""

@@ -16,6 +16,7 @@ from jrec.data.blocks import known_labels
 from jrec.data.encoded_columns import EncodedColumns
 from jrec.metrics import check_finite
 from jrec.regression import Numbers
+from jrec.serving.answers import column_name
 from jrec.serving.model import predictions
 
 ByTask = np.ndarray | Mapping[str, np.ndarray]
@@ -61,27 +62,26 @@ class Scored(Piece):
         """
         import pyarrow as pa
 
+        labels, logits, predicted = map(_by_task, (self.labels, self.logits, self.predictions))
         columns: dict[str, Any] = {}
-        for column, values in (
-            ("label", self.labels),
-            ("score", self.predictions),
-            ("prediction", self.predictions),
-            ("logit", self.logits),
-        ):
-            by_task = values if isinstance(values, Mapping) else {} if values is None else {"": values}
-            for task, own in by_task.items():
-                numeric, name = task in self.numbers, f"{column}_{task}" if task else column
-                if column == "label":
-                    # Of one label all examples of an input have theirs, or none.
-                    columns[name] = pa.array(own, mask=~known_labels(own, numeric=numeric)) if task else own
-                elif numeric == (column == "prediction"):
-                    columns[name] = own
+        for task, own in labels.items():  # of one label all examples of an input have theirs, or none
+            unknown = ~known_labels(own, numeric=task in self.numbers) if task else None
+            columns[f"label_{task}" if task else "label"] = own if unknown is None else pa.array(own, mask=unknown)
+        for task in sorted(predicted, key=self.numbers.__contains__):  # scores, then numbers
+            columns[column_name(task, self.numbers)] = predicted[task]
+        for task in (task for task in logits if task not in self.numbers):
+            columns[f"logit_{task}" if task else "logit"] = logits[task]
         if isinstance(self.reasons, Mapping):
             for task, own in self.reasons.items():
                 columns |= own.columns(f"_{task}")
         elif self.reasons is not None:
             columns |= self.reasons.columns()
         return np.arange(self.examples), columns
+
+
+def _by_task(values: ByTask | None) -> Mapping[str, np.ndarray]:
+    """Numbers of examples by task, under "" where there is one label; none of None."""
+    return values if isinstance(values, Mapping) else {} if values is None else {"": values}
 
 
 class ClickPredictor(Predictor):

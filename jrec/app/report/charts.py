@@ -15,12 +15,15 @@ from jrec.app.watch import LOSSES
 
 POINTS = 300
 """At which a curve of the training batches is drawn at most."""
+Records = Sequence[Mapping[str, Any]]
+"""Records of ``metrics.jsonl``."""
 _COLORS = ("train", "valid", "test")
+_RMSE = "RMSE (units of the label)"
 _RARE = 0.1  # click rate below which axes are logarithmic
 _MANY = 20  # values of a chart, from which the most extreme do not count for its range
 
 
-def learning_curves(content: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def learning_curves(content: Mapping[str, Any], records: Records) -> Iterator[str]:
     """Log loss and AUC by step, beside the baselines and the teacher; nothing where nothing was logged.
 
     Args:
@@ -31,30 +34,7 @@ def learning_curves(content: Mapping[str, Any], records: Sequence[Mapping[str, A
         return
     size = content["config"]["data"]["batch_size"]
     scored = content["training"].get("scored_step")
-    shown = [
-        ("Log loss by step", "log_loss", "loss", "log loss (nats per example)"),
-        ("AUC by step", "auc", "running_auc", "AUC"),
-    ]
-    by_number = {"": records} if "numbers" in content else {}
-    if "ranking" in content:  # whose loss is of sampled items, and none of its evaluations'
-        first = next(iter(content["ranking"]["at"]))
-        shown = [
-            ("Loss by step", "", "loss", "loss of sampled items (nats per position)"),
-            (f"NDCG@{first} by step", f"ndcg@{first}", "", f"NDCG@{first}"),
-        ]
-    elif tasks := content.get("tasks", {}):
-        numeric = [task for task, own in tasks.items() if numbers.are_of_numbers(own["splits"])]
-        clicks = [(shown[0][0], "log_loss", "", shown[0][3]), shown[1]] if len(numeric) < len(tasks) else []
-        shown = [("Loss by step", "", "loss", "sum of the tasks' losses by weight"), *clicks]
-        by_number = {f", {task}": _of_task(records, task, tasks) for task in numeric}
-    elif by_number:
-        shown = [("Loss by step", "", "loss", "loss (of outputs before scale)")]
-    charted = [(records, *one) for one in shown]
-    # A chart of its own for each number, since each has its unit.
-    charted += [
-        (own, f"RMSE by step{task}", "rmse", "", "RMSE (units of the label)") for task, own in by_number.items()
-    ]
-    for logs, title, metric, key, unit in charted:
+    for logs, title, metric, key, unit in _curves(content, records):
         if not logs:
             continue
         logged = [(r["step"], r[key]) for r in logs if r.get(key) is not None]
@@ -158,7 +138,29 @@ def schedules(content: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) 
     yield chart([rate], title="Rate of hot and cold batches by schedule", x=x, y=y)
 
 
-def _of_task(records: Sequence[Mapping[str, Any]], task: str, tasks: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+def _curves(content: Mapping[str, Any], records: Records) -> Iterator[tuple[Records, str, str, str, str]]:
+    """What each learning curve shows: records, its title, the metric of evaluations, the key of steps, and the unit."""
+    log_loss, nats = "Log loss by step", "log loss (nats per example)"
+    auc = (records, "AUC by step", "auc", "running_auc", "AUC")
+    if "ranking" in content:  # whose loss is of sampled items, and none of its evaluations'
+        first = next(iter(content["ranking"]["at"]))
+        yield records, "Loss by step", "", "loss", "loss of sampled items (nats per position)"
+        yield records, f"NDCG@{first} by step", f"ndcg@{first}", "", f"NDCG@{first}"
+    elif tasks := content.get("tasks", {}):
+        numeric = [task for task, own in tasks.items() if numbers.are_of_numbers(own["splits"])]
+        yield records, "Loss by step", "", "loss", "sum of the tasks' losses by weight"
+        if len(numeric) < len(tasks):
+            yield from ((records, log_loss, "log_loss", "", nats), auc)
+        for task in numeric:  # a chart of its own for each number, since each has its unit
+            yield _of_task(records, task, tasks), f"RMSE by step, {task}", "rmse", "", _RMSE
+    elif "numbers" in content:
+        yield records, "Loss by step", "", "loss", "loss (of outputs before scale)"
+        yield records, "RMSE by step", "rmse", "", _RMSE
+    else:
+        yield from ((records, log_loss, "log_loss", "loss", nats), auc)
+
+
+def _of_task(records: Records, task: str, tasks: Mapping[str, Any]) -> Records:
     """The records of a task's evaluations; the first one's bear no name."""
     name = "" if task == next(iter(tasks)) else task
     return [record for record in records if record["split"].partition("/")[2] == name]
