@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from jrec.concordance import concordance
 from jrec.data.schema import DatasetError
 from jrec.errors import DivergedError
 
@@ -26,6 +27,7 @@ UNITS = {
     "rmse": "units of the label, root of the mean squared error",
     "mae": "units of the label, mean absolute error",
     "r2": "share of the labels' variance that is explained; 0 is no better than their mean",
+    "xauc": "share of the pairs of examples with unlike labels that predictions order as labels do, ties counting half",
     "poisson_deviance": "nats per example, twice the log-likelihood ratio to predictions equal to the labels",
 }
 _BINS = 20
@@ -101,6 +103,7 @@ class NumberEvaluation:
     rmse: float
     mae: float
     r2: float | None
+    xauc: float | None
     poisson_deviance: float | None
     undefined: dict[str, str]
     weight: float | None = None
@@ -126,7 +129,7 @@ def evaluate_numbers(scores: NumberScores) -> NumberEvaluation:
     undefined = {}
     r2 = r2_score(predictions, labels, weights=weights)
     if r2 is None:
-        undefined["r2"] = f"all labels are {labels[0]:g}"
+        undefined |= dict.fromkeys(("r2", "xauc"), f"all labels are {labels[0]:g}")
     deviance = None
     if (labels < 0).any():
         undefined["poisson_deviance"] = f"a label is {labels.min():g}, and counts are at least 0"
@@ -141,6 +144,7 @@ def evaluate_numbers(scores: NumberScores) -> NumberEvaluation:
         rmse=rmse(predictions, labels, weights=weights),
         mae=mae(predictions, labels, weights=weights),
         r2=r2,
+        xauc=concordance(predictions, labels, weights),
         poisson_deviance=deviance,
         undefined=undefined,
         weight=None if weights is None else float(weights.sum()),

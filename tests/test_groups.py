@@ -1,5 +1,6 @@
-"""GAUC and log loss by group against scores of each group by itself, and in a run's report."""
+"""GAUC and log loss, or XGAUC and RMSE, by group against scores of each group by itself, and in a run's report."""
 
+import itertools
 import json
 
 import hypothesis.extra.numpy as hnp
@@ -10,10 +11,12 @@ from hypothesis import given
 from prepared_logs import prepared
 from train_command import train_command
 
-from jrec import metrics
+from jrec import metrics, regression
 from jrec.app.report.groups import describe_groups, score_groups
 from jrec.cli import main
+from jrec.concordance import ordered_pairs
 from jrec.metrics import Scores
+from jrec.regression import NumberScores
 
 TEXT = """
 [data]
@@ -48,13 +51,62 @@ def test_every_group_is_scored_as_if_it_stood_alone(data):
         own = groups == group
         auc = metrics.auc(scores.logits[own], scores.labels[own])
         assert found.examples[at] == own.sum()
-        assert found.positives[at] == scores.labels[own].sum()
-        assert found.log_loss[at] == pytest.approx(metrics.log_loss(scores.logits[own], scores.labels[own]))
+        assert found.level[at] == scores.labels[own].sum()
+        assert found.error[at] == pytest.approx(metrics.log_loss(scores.logits[own], scores.labels[own]))
         assert found.defined[at] == (auc is not None)
         if auc is not None:
-            assert found.auc[at] == auc
+            assert found.ranking[at] == auc
             total, weight = total + auc * own.sum(), weight + own.sum()
-    assert found.gauc == (pytest.approx(total / weight) if weight else None)
+    assert found.mean == (pytest.approx(total / weight) if weight else None)
+
+
+@st.composite
+def grouped_numbers(draw):
+    size, few = draw(st.integers(0, 60)), st.sampled_from([-2.5, -1.0, 0.0, 1.0, 2.0, 3.0, 7.5])
+    predictions, labels = (draw(hnp.arrays(np.float32, size, elements=few)) for _ in range(2))
+    weights = draw(st.none() | hnp.arrays(np.float32, size, elements=st.sampled_from([0.5, 1.0, 3.0])))
+    scores = NumberScores(predictions=predictions, labels=labels, weights=weights)
+    return scores, draw(hnp.arrays(np.int64, size, elements=st.integers(0, 5)))
+
+
+def xauc_by_pairs(scores):
+    """XAUC of all pairs of examples, one by one; None where no labels differ."""
+    ordered = total = 0.0
+    weights = np.ones(scores.labels.size) if scores.weights is None else scores.weights
+    for (p, y, w), (q, z, v) in itertools.permutations(zip(scores.predictions, scores.labels, weights, strict=True), 2):
+        if y > z:
+            total += w * v
+            ordered += w * v * (1.0 if p > q else 0.5 if p == q else 0.0)
+    return ordered / total if total else None
+
+
+@given(grouped_numbers())
+def test_every_group_of_numbers_is_scored_as_if_it_stood_alone(data):
+    scores, groups = data
+    found = score_groups(scores, groups)
+    total = weight = 0.0
+    for at, group in enumerate(found.groups):
+        own = scores.cut(groups == group)
+        alone, xauc = regression.evaluate_numbers(own), xauc_by_pairs(own)
+        assert alone.xauc == (None if xauc is None else pytest.approx(xauc))
+        assert found.examples[at] == alone.examples
+        assert found.level[at] == pytest.approx(alone.mean_label)
+        assert found.error[at] == pytest.approx(alone.rmse)
+        assert found.defined[at] == (xauc is not None)
+        if xauc is not None:
+            assert found.ranking[at] == pytest.approx(xauc)
+            total, weight = total + xauc * found.weights[at], weight + found.weights[at]
+    assert found.mean == (pytest.approx(total / weight) if weight else None)
+
+
+def test_pairs_are_counted_exactly_among_many_distinct_labels():
+    random = np.random.default_rng(0)
+    labels, predictions = random.permutation(3_000), random.permutation(3_000).astype(np.float64)
+    later = np.triu(np.ones((3_000, 3_000), bool), 1)
+    by_label = predictions[np.argsort(labels)]
+    ordered = int(np.count_nonzero((by_label[:, None] < by_label) & later))
+    (twice,), (pairs,) = ordered_pairs(predictions, labels, np.zeros(3_000, int), np.ones(3_000, int))
+    assert (twice, pairs) == (2 * ordered, 3_000 * 2_999 // 2)
 
 
 def test_what_is_reported_of_a_split():

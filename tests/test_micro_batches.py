@@ -164,6 +164,24 @@ def test_a_loss_of_the_whole_batch_is_refused(placement):
         assert (run.table("user") != before).any()  # by the step of the whole batch
 
 
+def test_sums_over_the_slices_do_not_run_the_model_twice():
+    """What a loss asks of the whole batch is summed in a loop of its own, of which only masks and labels are left."""
+    texts = []
+    for loss in (nn.binary_cross_entropy, mean_of_clicks):
+        model, optimizer = distribute_cases.modules(layout_of())
+        batch = jrec.data.pack_batch(layout_of(), distribute_cases.columns(0), dense=DENSE)
+        take = nnx.jit(lambda m, o, b, loss=loss: train_step_on(m, o, {}, b, loss=loss, micro_batches=2).loss)
+        texts.append(take.lower(model, optimizer, jax.tree.map(jax.numpy.asarray, batch)).compile().as_text())
+    assert texts[0].count("dot") > 0
+    assert texts[1].count("dot") == texts[0].count("dot")
+    assert texts[1].count(" while(") > texts[0].count(" while(")
+
+
+def mean_of_clicks(logits, batch):
+    losses = optax.sigmoid_binary_cross_entropy(logits, batch.labels)
+    return nn.mean_of_positions(losses[:, None], batch.labels[:, None] > 0, batch.mask)
+
+
 def test_slices_have_the_ids_and_weights_of_their_examples():
     """For models that read the bags themselves, in either form."""
     layout, count, size = test_accumulation.LAYOUT, 3, 12

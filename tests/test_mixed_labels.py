@@ -369,7 +369,8 @@ def number_first(folder):
     first, second, rest = SCHEMA.split("[[labels]]")[1:]
     schema = "".join(f"[[labels]]{part}" for part in (second, first, rest))
     assert prepare(folder, log(), "first", schema=schema) == 0
-    return train_command(folder, folder / "first", "epochs=3", "mesh.devices=2", out="first_run", text=CONFIG)
+    options = ("epochs=3", "mesh.devices=2", "data.micro_batches=2", "evaluate.group=user")
+    return train_command(folder, folder / "first", *options, out="first_run", text=CONFIG)
 
 
 def test_the_first_label_may_be_a_number(folder, number_first, capsys):
@@ -378,6 +379,7 @@ def test_the_first_label_may_be_a_number(folder, number_first, capsys):
     assert content["splits"]["test"] == content["tasks"]["profit"]["splits"]["test"]
     assert content["splits"]["test"]["r2"] > 0.4
     assert content["numbers"]["loss"] == "squared"
+    assert 0.5 < content["groups"]["splits"]["test"]["xgauc"] < 1
     assert content["baselines"]["mean"]["splits"]["test"]["rmse"] > content["splits"]["test"]["rmse"]
     assert "Tasks on the test split" in (number_first / "report" / "report.html").read_text()
     records = [json.loads(line) for line in (number_first / "metrics.jsonl").read_text().splitlines()]
@@ -392,7 +394,7 @@ def test_the_terminal_shows_all(run, number_first, content):
 
     lines = summary(content).splitlines()
     assert re.match(r"split +AUC", lines[0])
-    assert any(re.match(r"test, profit +[\d.]+ +[\d.]+ +[\d.]+ +- *$", line) for line in lines)
+    assert any(re.match(r"test, profit +[\d.]+ +[\d.]+ +[\d.]+ +[\d.]+ +- *$", line) for line in lines)
     assert any(line.startswith("test, baselines: logistic regression") for line in lines)
     first = summary(json.loads((number_first / "report" / "metrics.json").read_text())).splitlines()
     assert any(line.startswith("test, click") for line in first)

@@ -167,7 +167,7 @@ def with_a_number(columns):
     return {**columns, "like": np.where(columns["click"] == 1, columns["item"] / 4, np.nan).astype(np.float32)}
 
 
-def trained(devices, experts, numeric):
+def trained(devices, experts, numeric, micro_batches=1):
     layout = jrec.EmbeddingLayout.build(
         [jrec.TableConfig(name=name, rows=rows, dim=8) for name, rows in ROWS.items()],
         [jrec.FeatureConfig(name=name, table=name) for name in ROWS],
@@ -177,7 +177,7 @@ def trained(devices, experts, numeric):
     mesh = None if devices == 1 else jax.make_mesh((devices,), ("d",), devices=jax.devices()[:devices])
     with jrec.distribute(model, optimizer, mesh=mesh) as run:
         weights, own = ({**WEIGHTS, "like": 1.0}, {"like": jrec.nn.huber()}) if numeric else (WEIGHTS, None)
-        step = run.compile(loss=multi_task_loss(weights, number_losses=own))
+        step = run.compile(loss=multi_task_loss(weights, number_losses=own), micro_batches=micro_batches)
         read = (columns(seed, BATCH - 3 * (seed == 2)) for seed in range(STEPS))
         feed = run.feed(
             map(with_a_number, read) if numeric else read, label=None, dense=["price"],
@@ -189,11 +189,11 @@ def trained(devices, experts, numeric):
 
 
 @pytest.mark.parametrize(("experts", "numeric"), [(1, True), (3, False)])
-def test_a_model_is_the_same_on_any_number_of_devices(experts, numeric):
+def test_a_model_is_the_same_on_any_number_of_devices_and_in_slices(experts, numeric):
     losses, scores, tables = trained(1, experts, numeric)
     assert losses[-1] < losses[0]
-    for devices in (2, 4):
-        other_losses, other_scores, other_tables = trained(devices, experts, numeric)
+    for devices, slices in ((2, 1), (4, 1), (1, 4), (2, 2)):  # each knows other numbers of labels than the whole
+        other_losses, other_scores, other_tables = trained(devices, experts, numeric, slices)
         np.testing.assert_allclose(other_losses, losses, rtol=1e-5)
         for task in TASKS:
             np.testing.assert_allclose(other_scores[task], scores[task], rtol=1e-4, atol=1e-5)

@@ -104,6 +104,33 @@ def test_the_dataset_says_what_its_labels_are(folder):
     assert Schema.load(folder / "counts").numbers.least == 0
 
 
+def test_groups_of_numbers_are_reported(folder, tmp_path, capsys):
+    options = ("evaluate.group=user", "evaluate.early_stopping.metric=xauc", "epochs=2")
+    run = train_command(tmp_path, folder / "data", *options, text=CONFIG)
+    content, printed = json.loads((run / "report" / "metrics.json").read_text()), capsys.readouterr().out
+    of_test = content["groups"]["splits"]["test"]
+    scored = evaluate_checkpoint(run, folder / "data", split="test").scores
+    assert isinstance(scored, NumberScores)
+    assert content["splits"]["test"]["xauc"] == pytest.approx(regression.evaluate_numbers(scored).xauc)
+    assert 0.5 < of_test["xgauc"] < 1
+    assert f"test, by user: XGAUC {of_test['xgauc']:.4f} of {of_test['groups']} groups with unlike labels" in printed
+    least = min(row["xauc"] for row in of_test["worst"])
+    assert f"worst of 10 examples or more, XAUC (examples): {of_test['worst'][0]['group']} {least:.3f} (" in printed
+    page = (run / "report" / "report.html").read_text()
+    for text in (
+        "XAUC within groups by user",
+        f"XGAUC {of_test['xgauc']:.4f}",
+        "mean label",
+        of_test["best"][0]["group"],
+    ):
+        assert text in page
+    values = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    by_step = {record["step"]: record["xauc"] for record in values if record["split"] == "valid"}
+    assert content["training"].get("scored_step", 38) == max(by_step, key=by_step.__getitem__)
+    assert cli.main(["eval", str(run), str(folder / "data"), "--group", "item"]) == 0
+    assert json.loads(capsys.readouterr().out)["groups"]["splits"]["test"]["groups"] == 12  # the items
+
+
 def test_statistics_of_many_labels_in_pieces(monkeypatch):
     from jrec.prepare import splits
 
@@ -229,7 +256,6 @@ def test_counts_are_exponentials(folder, counts):
     ("model.loss=log_loss", "which is of clicks, but the label of .* is a number; choose one of squared"),
     ("model.calibrate=true", "model.calibrate is True, which is of clicks"),
     ("model.label_smoothing=0.1", "model.label_smoothing is 0.1, which is of clicks"),
-    ("evaluate.group=user", "evaluate.group is 'user', which is of clicks"),
     ("evaluate.early_stopping.metric=log_loss", "metric is 'log_loss', which the label of .* does not have"),
     ("model.numbers.scale=0.0", "model.numbers.scale is 0.0; it must be above 0"),
     ("model.kind=two_tower", "two_tower"),
@@ -348,7 +374,7 @@ def test_compression_compares_rmse(folder, run, tmp_path, capsys):
         assert f"{rmse:.4f}" in printed
     assert content["after"]["test"]["rmse"] > content["before"]["test"]["rmse"] * 1.01
     assert "RMSE before" in printed
-    assert "AUC" not in printed
+    assert " AUC" not in printed
 
 
 def test_hot_and_cold_batches_are_scheduled_by_rmse(folder, tmp_path):

@@ -101,8 +101,9 @@ def test_residual_bins():
 
 def test_undefined_metrics_and_bad_scores():
     one = evaluate_numbers(NumberScores(predictions=np.array([1.0, 0.0]), labels=np.array([2.0, 2.0])))
-    assert (one.r2, one.poisson_deviance) == (None, None)
-    assert one.undefined == {"r2": "all labels are 2", "poisson_deviance": "a prediction is 0, and rates are above 0"}
+    assert (one.r2, one.xauc, one.poisson_deviance) == (None, None, None)
+    alike = dict.fromkeys(("r2", "xauc"), "all labels are 2")
+    assert one.undefined == {**alike, "poisson_deviance": "a prediction is 0, and rates are above 0"}
     below = evaluate_numbers(NumberScores(predictions=np.array([1.0, 3.0]), labels=np.array([-2.0, 2.0])))
     assert below.undefined == {"poisson_deviance": "a label is -2, and counts are at least 0"}
     with pytest.raises(DatasetError, match="no examples"):

@@ -17,7 +17,7 @@ from jrec.app.report.slices import EACH, Slicer, add_block, slicers
 from jrec.data.blocks import LABEL, Column
 from jrec.data.parquet import read_batches
 from jrec.data.schema import DatasetError, Schema
-from jrec.metrics import LabelScores, Scores
+from jrec.metrics import LabelScores
 
 
 def comparison_sections(
@@ -59,7 +59,6 @@ def of_labels(
             if group:
                 groups.append(np.asarray(columns[group])[: own.labels.size])
         if group:
-            assert isinstance(one, Scores)  # groups are of clicks
             described[split] = _groups(folder, schema, group, one, np.concatenate(groups).astype(np.int64))
         if sliced:
             sections["slices"] = {"split": split, "slices": _slices(folder, schema, some)}
@@ -104,7 +103,7 @@ def _slices(folder: pathlib.Path, schema: Schema, some: Sequence[Slicer]) -> lis
     return described
 
 
-def _groups(folder: pathlib.Path, schema: Schema, name: str, scores: Scores, groups: np.ndarray) -> dict[str, Any]:
+def _groups(folder: pathlib.Path, schema: Schema, name: str, scores: LabelScores, groups: np.ndarray) -> dict[str, Any]:
     table = schema.table(next(f.table for f in schema.categorical if f.name == name))
 
     def names(rows: Sequence[int]) -> list[str]:

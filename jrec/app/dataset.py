@@ -113,11 +113,6 @@ def with_tasks(config: TrainConfig, schema: Schema) -> TrainConfig:
             f"model.multi_task.tasks is {list(heads.tasks)}, but the labels of {path} are {list(schema.tasks)}; leave"
             " it out"
         )
-    if config.data.micro_batches > 1:
-        raise ConfigError(
-            f"data.micro_batches is {config.data.micro_batches}, but {path} has several labels, of which slices of a"
-            " batch know unlike numbers, so that their losses are not the batch's; leave it out"
-        )
     if stopping.task and stopping.task not in schema.tasks:
         raise ConfigError(
             f"evaluate.early_stopping.task is {stopping.task!r}, but the labels of {path} are {', '.join(schema.tasks)}"
@@ -209,7 +204,7 @@ def _with_targets(config: TrainConfig, schema: Schema) -> TrainConfig:
         target.check_label(f"{path} ({task})" if task else path, numbers.get(task))
     first, *_ = targets
     numeric = [isinstance(target, Number) for target in targets.values()]
-    of_clicks = {"evaluate.group": config.evaluate.group, "model.calibrate": model.calibrate} if numeric[0] else {}
+    of_clicks = {"model.calibrate": model.calibrate} if numeric[0] else {}
     of_clicks |= {"model.label_smoothing": model.label_smoothing} if all(numeric) else {}
     for key, value in of_clicks.items():
         if value:

@@ -230,14 +230,11 @@ def _check_compared(config: TrainConfig, schema: Schema) -> None:
 
 
 def check_group(group: str, schema: Schema, *, key: str) -> None:
-    """Refuses groups by what is no categorical feature with one id an example, and of numbers; "" groups nothing.
+    """Refuses groups by what is no categorical feature with one id an example; "" groups nothing.
 
     Raises:
       ConfigError: Names ``key``, its value and the features that fit.
     """
-    if group and schema.numbers is not None:
-        label = f"label {schema.tasks[0]!r}" if schema.tasks else "label"
-        raise ConfigError(f"{key} is {group!r}, but groups are of clicks, and the {label} is a number; leave it out")
     fitting = [feature.name for feature in schema.categorical if feature.one_hot]
     if group and group not in fitting:
         near = difflib.get_close_matches(group, fitting, n=1)

@@ -11,7 +11,7 @@ import contextlib
 import contextvars
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -24,17 +24,38 @@ from jrec.mesh.route import AXIS
 from jrec.nn.optimizer import Loss
 from jrec.regression import Numbers
 
-_IN_SLICES = contextvars.ContextVar("_IN_SLICES", default=False)
+
+class SliceSums:
+    """The sums over a batch that a loss asks for while it sees one slice, in the order in which it asks.
+
+    Args:
+      whole: What they are over all slices and devices; None while they are only collected, from each slice.
+
+    Attributes:
+      asked: The terms of this slice.
+    """
+
+    def __init__(self, whole: Sequence[jax.Array] | None):
+        self._whole = whole
+        self.asked: list[jax.Array] = []
+
+    def total(self, term: jax.Array) -> jax.Array:
+        """The sum that this slice's term is of; the term itself while sums are collected."""
+        self.asked.append(term)
+        return term if self._whole is None else self._whole[len(self.asked) - 1]
+
+
+_SLICES: contextvars.ContextVar[SliceSums | None] = contextvars.ContextVar("_SLICES", default=None)
 
 
 @contextlib.contextmanager
-def in_slices(sliced: bool) -> Iterator[None]:
-    """Within it ``all_examples`` raises, if ``sliced``."""
-    token = _IN_SLICES.set(sliced)
+def in_slices(sums: SliceSums | None) -> Iterator[None]:
+    """Within it a loss sees a slice of the batch, and ``all_examples`` raises; None for a whole batch."""
+    token = _SLICES.set(sums)
     try:
         yield
     finally:
-        _IN_SLICES.reset(token)
+        _SLICES.reset(token)
 
 
 def all_examples(values: jax.Array) -> jax.Array:
@@ -47,16 +68,31 @@ def all_examples(values: jax.Array) -> jax.Array:
     Raises:
       ConfigError: In a step in ``micro_batches``, of which each has only some examples.
     """
-    if _IN_SLICES.get():
+    if _SLICES.get() is not None:
         raise ConfigError(
             "the loss or the model asks for all examples of the batch (jrec.nn.all_examples), as losses with negatives"
             " from the batch do, but micro_batches show them only some at a time; leave micro_batches out"
         )
+    return _of_all_devices(values)
+
+
+def _of_all_devices(values: jax.Array) -> jax.Array:
     try:
         jax.lax.axis_size(AXIS)
     except NameError:
         return values
     return jax.lax.all_gather(values, AXIS, tiled=True)
+
+
+def over_devices(term: jax.Array) -> jax.Array:
+    """The sum of all devices' terms, () each, in a step on a mesh; on one device the term."""
+    return jnp.sum(_of_all_devices(term[None]))
+
+
+def _over_batch(term: jax.Array) -> jax.Array:
+    """The sum of the terms of all parts of a batch: of devices, and of slices where a step shows it in slices."""
+    slices = _SLICES.get()
+    return over_devices(term) if slices is None else slices.total(term)
 
 
 def masked_mean(losses: jax.Array, mask: jax.Array) -> jax.Array:
@@ -76,10 +112,11 @@ def nonzero(total: jax.Array) -> jax.Array:
 
 
 def mean_of_positions(losses: jax.Array, counts: jax.Array, mask: jax.Array) -> jax.Array:
-    """The mean of a loss over the positions of histories, () float32; on a mesh, over the whole batch's positions.
+    """The mean of a loss over the positions of histories, () float32, of the whole batch.
 
-    A step adds the devices' losses by their shares of the examples; histories on one device may be longer than on
-    another, so here each device's sum is divided by the positions that it would have were they alike.
+    A step adds the losses of devices and of ``micro_batches`` by their shares of the examples; histories of one part
+    may be longer than of another, so here each part's sum is divided by the positions that it would have were they
+    alike.
 
     Args:
       losses: (batch, length) float32.
@@ -89,8 +126,7 @@ def mean_of_positions(losses: jax.Array, counts: jax.Array, mask: jax.Array) -> 
     weights = counts.astype(losses.dtype) * mask.astype(losses.dtype)[:, None]
     own = jnp.sum(jnp.where(weights > 0, losses * weights, 0))
     examples = jnp.sum(mask.astype(losses.dtype))
-    every_example = nonzero(jnp.sum(all_examples(examples[None])))
-    positions = nonzero(jnp.sum(all_examples(jnp.sum(weights)[None])))
+    every_example, positions = nonzero(_over_batch(examples)), nonzero(_over_batch(jnp.sum(weights)))
     return own * (every_example / nonzero(examples)) / positions
 
 

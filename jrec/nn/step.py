@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -22,7 +22,7 @@ from flax import nnx
 from jrec.batch import Batch
 from jrec.mesh.communication import Communication
 from jrec.mesh.route import AXIS
-from jrec.nn.losses import binary_cross_entropy, in_slices, nonzero
+from jrec.nn.losses import SliceSums, binary_cross_entropy, in_slices, nonzero, over_devices
 from jrec.nn.micro_batches import MicroBatches
 from jrec.nn.module_state import Changed, arrays_of, check_independent, logits_of, pure_logits, put, replaced, shared
 from jrec.nn.optimizer import Loss, SparseOptimizer
@@ -226,20 +226,18 @@ def _gradients(
         device = jax.lax.axis_index(AXIS)
 
     def part(
-        params: Any, activations: Activations, changed: Changed, batch: Batch
+        params: Any, activations: Activations, changed: Changed, batch: Batch, sums: SliceSums | None = None
     ) -> tuple[jax.Array, tuple[Any, Changed]]:
-        with in_slices(micro_batches > 1):
+        with in_slices(sums):
             outputs, changed = logits(params, changed, activations, batch, device)
             value = loss(outputs, batch)
         return value if total is None else value * (jnp.sum(batch.mask) / total), (outputs, changed)
 
-    one = jax.value_and_grad(part, argnums=(0, 1), has_aux=True)
-
     def work(params: Any, activations: Activations) -> Any:
         if micro_batches == 1:
-            return one(params, activations, {}, batch)
+            return jax.value_and_grad(part, argnums=(0, 1), has_aux=True)(params, activations, {}, batch)
         slices = MicroBatches(model.embeddings.layout, batch, activations, micro_batches)
-        return _accumulated(one, params, slices, arrays_of(model))
+        return _accumulated(part, params, slices, arrays_of(model))
 
     computed = work if communication is None else communication.where_computed(work)
     (value, (outputs, changed)), gradients = computed(params, activations)
@@ -252,29 +250,40 @@ def _gradients(
     return (value, outputs), gradients
 
 
-def _accumulated(one: Any, params: Any, slices: MicroBatches, arrays: Mapping[str, jax.Array]) -> Any:
-    """What ``one`` gives for the whole batch, from one slice after another.
+def _accumulated(part: Callable[..., Any], params: Any, slices: MicroBatches, arrays: Mapping[str, jax.Array]) -> Any:
+    """Loss, (logits, changed arrays) and gradients of the whole batch, from one slice after another.
 
     Args:
-      one: A function of parameters, activations, changed arrays and batch to loss, (logits, changed arrays) and
-        gradients.
+      part: A function of parameters, activations, changed arrays, batch and ``SliceSums`` to loss and (logits, changed
+        arrays).
       params: The parameters.
       slices: The slices.
       arrays: The model's arrays by path; those that are changed go on from slice to slice.
     """
+    one = jax.value_and_grad(part, argnums=(0, 1), has_aux=True)
 
-    def of_first(params: Any) -> Changed:
-        activations, batch = slices.of(jax.tree.map(lambda array: array[0], slices.slices))
-        return one(params, activations, {}, batch)[0][1][1]
+    def asked(a_slice: Any) -> tuple[list[jax.Array], Changed]:
+        """The slice's terms of the sums that the loss asks for, and what the slice changes."""
+        activations, batch = slices.of(a_slice)
+        collected = SliceSums(None)
+        _, (_, changed) = part(params, activations, {}, batch, collected)
+        return collected.asked, changed
 
     def step(carry: tuple[jax.Array, Changed, Any], a_slice: Any) -> tuple[Any, tuple[Any, dict[str, jax.Array]]]:
         value, changed, dense = carry
         activations, batch = slices.of(a_slice)
-        (own, (outputs, changed)), (own_dense, gradients) = one(replaced(params, changed), activations, changed, batch)
+        (own, (outputs, changed)), (own_dense, gradients) = one(
+            replaced(params, changed), activations, changed, batch, SliceSums(sums)
+        )
         return (value + own, changed, jax.tree.map(jnp.add, dense, own_dense)), (outputs, gradients)
 
     # A scan's carry has one structure throughout, so what a slice changes must be known before the first one runs.
-    changed = {name: arrays[name] for name in jax.eval_shape(of_first, params)}
+    terms, changes = jax.eval_shape(asked, jax.tree.map(lambda array: array[0], slices.slices))
+    sums: list[jax.Array] = []
+    if terms:  # of the labels and masks as a rule, so that the compiler leaves the model out of this scan
+        _, of_slices = jax.lax.scan(lambda carry, a_slice: (carry, asked(a_slice)[0]), None, slices.slices)
+        sums = [over_devices(jnp.sum(each, axis=0)) for each in of_slices]
+    changed = {name: arrays[name] for name in changes}
     start = (jnp.float32(0), changed, jax.tree.map(jnp.zeros_like, params))
     (value, changed, dense), (outputs, gradients) = jax.lax.scan(step, start, slices.slices)
     return (value, (slices.joined(outputs), changed)), (dense, slices.joined_bags(gradients))

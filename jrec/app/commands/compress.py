@@ -30,7 +30,7 @@ EPILOG = """examples:
   jrec compress runs/kaggle --rank 32 --largest 7 --whole-rows 10000 --out runs/kaggle_hot_rows_whole
 """
 REPORT_FILE = "compression.json"
-METRICS = {"auc": "AUC", "log_loss": "log loss", "rmse": "RMSE", "mae": "MAE", "mrr": "MRR"}
+METRICS = {"auc": "AUC", "log_loss": "log loss", "rmse": "RMSE", "mae": "MAE", "xauc": "XAUC", "mrr": "MRR"}
 """The metrics to print, of those that the model has, beside HR@k and NDCG@k."""
 
 

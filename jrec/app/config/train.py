@@ -110,7 +110,7 @@ class EarlyStoppingSection(Section):
     Attributes:
       metric: The metric of the first of ``evaluate.splits`` by which steps are compared: "auc", "log_loss", or
         "refinement", the log loss that the best scale and shift of the logits leave, whatever the split's click rate
-        and training's are; of labels that are numbers "rmse", for which "auc" then stands, "mae" or
+        and training's are; of labels that are numbers "rmse", for which "auc" then stands, "mae", "xauc" or
         "poisson_deviance"; of a model that ranks items "ndcg", "hr" (both at the first of
         ``evaluate.at``) or "mrr", and "auc", the default, stands for "ndcg".
       patience: Evaluations in a row without a better one after which training ends; 0 never ends it early.
@@ -118,7 +118,9 @@ class EarlyStoppingSection(Section):
         and of frequent labels, and change with ``model.multi_task.weights``.
     """
 
-    metric: Literal["auc", "log_loss", "refinement", "rmse", "mae", "poisson_deviance", "ndcg", "hr", "mrr"] = "auc"
+    metric: Literal["auc", "log_loss", "refinement", "rmse", "mae", "xauc", "poisson_deviance", "ndcg", "hr", "mrr"] = (
+        "auc"
+    )
     patience: Count = 0
     task: str = ""
 

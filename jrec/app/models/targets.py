@@ -101,7 +101,7 @@ class Number(Target):
     """Labels are numbers; outputs become numbers by ``numbers``, whose "auto" is settled."""
 
     numbers: NumbersSection
-    metrics = ("rmse", "mae", "poisson_deviance")
+    metrics = ("rmse", "mae", "xauc", "poisson_deviance")
     importance = {  # noqa: RUF012 (a Mapping to its users)
         "rmse": (1, "RMSE rises by", "unit of the label"),
         "mae": (1, "MAE rises by", "unit of the label"),

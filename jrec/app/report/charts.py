@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from jrec.app.report import numbers
+from jrec.app.report.groups import words
 from jrec.app.report.judgement import metric_by_split
 from jrec.app.report.logs import SCHEDULE
 from jrec.app.report.svg import Axis, Mark, around, chart
@@ -99,23 +100,24 @@ def residuals(content: Mapping[str, Any]) -> Iterator[str]:
 
 
 def groups(content: Mapping[str, Any]) -> Iterator[str]:
-    """How AUC within a group is spread over the examples of groups with both labels."""
+    """How AUC, or XAUC, within a group is spread over the examples of groups with unlike labels."""
     section = content.get("groups", {"splits": {}})
-    marks, top = [], 0.0
+    marks, top, ranking = [], 0.0, ""
     for split, one in section["splits"].items():
         shares = np.array(one["histogram"], float)
         if not shares.sum():
             continue
         shares /= shares.sum()
         top = max(top, float(shares.max()))
+        mean, ranking = words(one).mean, words(one).ranking.upper()
         edges = np.linspace(0, 1, len(shares) + 1).tolist()
         marks.append(Mark(kind="steps", color=_color(split), x=edges, y=shares.tolist(), name=split))
-        name = f"{split}, GAUC {one['gauc']:.4f}"
-        marks.append(Mark(kind="down", color=_color(split), x=(one["gauc"],), dash="dash2", name=name))
+        name = f"{split}, {mean.upper()} {one[mean]:.4f}"
+        marks.append(Mark(kind="down", color=_color(split), x=(one[mean],), dash="dash2", name=name))
     if marks:
         y = Axis(label="share of examples", low=0, high=top * 1.05)
-        title = f"AUC within groups by {section['feature']}"
-        yield chart(marks, title=title, x=Axis(label="AUC within the group", low=0, high=1), y=y)
+        title = f"{ranking} within groups by {section['feature']}"
+        yield chart(marks, title=title, x=Axis(label=f"{ranking} within the group", low=0, high=1), y=y)
 
 
 def schedules(content: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> Iterator[str]:

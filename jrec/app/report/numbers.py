@@ -12,6 +12,7 @@ METRICS = {
     "rmse": ("RMSE", "units of the label"),
     "mae": ("MAE", "units of the label"),
     "r2": ("R2", "share of the variance"),
+    "xauc": ("XAUC", "0 to 1"),
     "poisson_deviance": ("Poisson deviance", "nats per example"),
 }
 """By key of ``NumberEvaluation.to_dict``, what texts call it, and its unit."""

@@ -22,7 +22,7 @@ from jrec.app.report.elements import (
     table,
     tiles,
 )
-from jrec.app.report.groups import LEAST
+from jrec.app.report.groups import LEAST, words
 from jrec.app.report.judgement import is_off
 from jrec.app.report.terminal import BASELINES
 
@@ -227,17 +227,17 @@ def _slice_table(caption: str, slices: Sequence[Mapping[str, Any]]) -> str:
 def _groups(content: Mapping[str, Any]) -> Iterator[str]:
     section = content.get("groups", {"splits": {}})
     yield from side_by_side(charts.groups(content))
-    columns = {section.get("feature", ""): "", "examples": "count", "clicks": "count", "AUC": "0 to 1",
-               "log loss": "nats per example"}  # fmt: skip
     for split, one in section["splits"].items():
         share = f"{100 * one['coverage']:.1f} % of the examples"
+        called = words(one)
         yield paragraph(
-            f"{split}, by {section['feature']}: GAUC {measured(one['gauc'])} of {one['groups']:,} groups with both"
-            f" labels, {share}; {one['groups_of_one_label']:,} groups have one label only."
+            f"{split}, by {section['feature']}: {called.mean.upper()} {measured(one[called.mean])} of"
+            f" {one['groups']:,} groups with {called.enough}, {share}; {one['groups_of_one_label']:,} groups have one"
+            " label only."
         )
+        columns = {section["feature"]: "", **called.units}
         for kind in ("best", "worst"):
-            rows = [[row["group"], row["examples"], row["positives"], row["auc"], row["log_loss"]]
-                    for row in one[kind]]  # fmt: skip
+            rows = [[row["group"], *called.cells(row)] for row in one[kind]]
             if rows:
                 yield table(f"{split}: the {kind} groups of {LEAST} examples or more", columns, rows)
 

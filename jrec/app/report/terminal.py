@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jrec.app.report import importance, numbers, progressive, ranking
-from jrec.app.report.groups import LEAST
+from jrec.app.report.groups import LEAST, words
 
 BASELINES = {
     "logistic_regression": "logistic regression",
@@ -215,24 +215,25 @@ def _step_lines(content: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _group_lines(content: Mapping[str, Any]) -> Iterator[str]:
-    """GAUC and the best and the worst groups, for the terminal.
+    """GAUC or XGAUC and the best and the worst groups, for the terminal.
 
     Args:
       content: The content of ``metrics.json``.
     """
     groups = content.get("groups", {"splits": {}})
     for split, one in groups["splits"].items():
-        if one["gauc"] is None:
-            yield f"{split}, by {groups['feature']}: no group has both labels"
+        called = words(one)
+        if one[called.mean] is None:
+            yield f"{split}, by {groups['feature']}: no group has {called.enough}"
             continue
         yield (
-            f"{split}, by {groups['feature']}: GAUC {one['gauc']:.4f} of {one['groups']:,} groups with both labels,"
-            f" {100 * one['coverage']:.1f} % of the examples"
+            f"{split}, by {groups['feature']}: {called.mean.upper()} {one[called.mean]:.4f} of {one['groups']:,} groups"
+            f" with {called.enough}, {100 * one['coverage']:.1f} % of the examples"
         )
         for kind in ("best", "worst"):
             if rows := one[kind]:
-                shown = ", ".join(f"{row['group']} {row['auc']:.3f} ({row['examples']:,})" for row in rows)
-                yield f"  {kind} of {LEAST} examples or more, AUC (examples): {shown}"
+                shown = ", ".join(f"{row['group']} {row[called.ranking]:.3f} ({row['examples']:,})" for row in rows)
+                yield f"  {kind} of {LEAST} examples or more, {called.ranking.upper()} (examples): {shown}"
 
 
 def _growing_lines(growing: Mapping[str, Mapping[str, Any]]) -> list[str]:

@@ -17,7 +17,7 @@ split the bins of its calibration. Each part of a run may give sections of its o
 ``progressive``: of windows of time their metrics before the model learnt from them (``jrec.app.report.progressive``)
 ``evaluations``: how many took place during training, when, and their share of the time
 ``baselines``: metrics of logistic regression and of popularity, or of orders of items (``jrec.app.baselines``)
-``groups``: AUC and log loss within the values of ``evaluate.group`` (``jrec.app.report.groups``)
+``groups``: AUC and log loss, or XAUC and RMSE, within the values of ``evaluate.group`` (``jrec.app.report.groups``)
 ``slices``: log loss and calibration within slices of the last split (``jrec.app.report.slices``)
 ``importance``: by how much the model scores worse without each feature (``jrec.app.importance``)
 ``numbers``: the loss, and how outputs become numbers, where labels are numbers (``jrec.app.report.numbers``)
@@ -70,8 +70,9 @@ _UNITS = {
     "steps": "count",
     "scored_step": "the step of the checkpoint that was scored, where it is not the last",
     "gauc": "AUC within the values of evaluate.group, weighted by examples; of values with both labels",
+    "xgauc": "XAUC within the values of evaluate.group, weighted by examples; of values with unlike labels",
     "deviations": "standard deviations of the number of clicks, by which that of the predictions is off",
-    "coverage": "share of a split's examples in groups with both labels",
+    "coverage": "share of a split's examples in groups with unlike labels",
     "share": "evaluations' seconds during training by these and training's",
     "seconds": "seconds of training, without evaluations and checkpoints",
     "examples_per_second": "examples per second of training",
