@@ -1,8 +1,9 @@
 """Test AUC, log loss and calibration of what `jrec init` writes, against tuned logistic regression and LightGBM.
 
-Each log is prepared, `jrec init` writes one configuration, and `jrec train` trains it, as it is, once a seed. The
-peers, scikit-learn's logistic regression, LightGBM and CatBoost, are fitted to the same splits of the same columns, as
-`jrec prepare` made them, and choose their parameters by log loss on valid, from the grids in
+Each log is prepared, `jrec init` writes one configuration, and `jrec train` trains it, as it is, once a seed. Where
+`jrec init` proposes target means, they are added to the log's schema, and kept where its trials are better on valid, as
+`jrec.fit` does. The peers, scikit-learn's logistic regression, LightGBM and CatBoost, are fitted to the same splits of
+the log's own columns, as `jrec prepare` made them, and choose their parameters by log loss on valid, from the grids in
 benchmarks/peers/tabular.py. Beside them are the baselines of jrec's own reports; of sequences, the rule "is the
 target's category in the history?"; and of synthetic logs the ceiling, the metrics of the teacher that drew the labels.
 Logs that are held out played no part in any choice.
@@ -13,6 +14,7 @@ Examples:
   python -m benchmarks.quality
   python -m benchmarks.quality --log kaggle frappe --seeds 0
   python -m benchmarks.quality --peers-only
+  python -m benchmarks.quality --log frappe --also others.jsonl
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import re
 import shutil
 import statistics
 import time
@@ -52,24 +55,37 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="one training a seed (default: 0 1 2)")
     parser.add_argument("--work", type=pathlib.Path, default=harness.ROOT / "build" / "quality", help="what is kept")
     parser.add_argument("--packages", type=pathlib.Path, default=quality_logs.PACKAGES, help="downloaded packages")
+    also = "results of other logs, which count in the mean ranks"
+    parser.add_argument("--also", nargs="+", type=pathlib.Path, default=[], metavar="FILE", help=also)
     parser.add_argument("--peers-only", action="store_true", help="only fit the peers, for a later run")
     arguments = parser.parse_args()
     logs = ["avazu"] if arguments.quick else arguments.log
     seeds = arguments.seeds[:1] if arguments.quick else arguments.seeds
     with harness.Report(arguments, "quality") as report, client.start_or_skip(_PEER) as peer:
-        judged = []
+        judged = _measured_before(arguments.also)
         for name in logs:
             folder = (arguments.work / name).resolve()
+            places = quality_logs.Places(packages=arguments.packages, work=folder)
             try:
-                _make(quality_logs.LOGS[name], quality_logs.Places(packages=arguments.packages, work=folder))
+                _make(quality_logs.LOGS[name], places)
             except quality_logs.AbsentError as absent:
                 report.note(f"{name} skipped: {absent}")
                 continue
             found = {} if peer is None else _peers(peer, folder, seeds)
             if not arguments.peers_only:
-                found |= _jrec(report, name, folder, seeds)
-                judged.append(_report(report, name, found, None if peer is None else peer.versions))
-        _ranks(report, [one for one in judged if all(model in one for model in RANKED)])
+                found |= _jrec(report, name, places, seeds)
+                judged[_case(name)] = _report(report, name, found, None if peer is None else peer.versions)
+        _ranks(report, [one for one in judged.values() if all(model in one for model in RANKED)])
+
+
+def _measured_before(files: Sequence[pathlib.Path]) -> dict[str, dict[str, dict[str, float]]]:
+    """By log, the means by model and metric that are in files of results."""
+    judged: dict[str, dict[str, dict[str, float]]] = {}
+    for line in (json.loads(text) for file in files for text in file.read_text(encoding="utf-8").splitlines()):
+        if match := re.fullmatch(r"test (\w+), (.+), mean", line["metric"]):
+            metric, model = match.groups()
+            judged.setdefault(line["case"], {}).setdefault(model, {})[metric] = line["value"]
+    return judged
 
 
 def _make(log: quality_logs.Log, places: quality_logs.Places) -> None:
@@ -134,19 +150,31 @@ def _lists(columns: Sequence[Column]) -> dict[str, np.ndarray]:
     return {"offsets": np.concatenate([[0], np.cumsum(lengths)]), "values": values.astype(np.int32)}
 
 
-def _jrec(report: harness.Report, name: str, folder: pathlib.Path, seeds: Sequence[int]) -> dict[str, list[Metrics]]:
+def _jrec(
+    report: harness.Report, name: str, places: quality_logs.Places, seeds: Sequence[int]
+) -> dict[str, list[Metrics]]:
     """Metrics of jrec's models, one a seed, and of its report's baselines."""
+    folder = places.work
     own = folder / f"jrec-{harness.commit()}"
     if own.name.endswith("-dirty"):
         shutil.rmtree(own, ignore_errors=True)  # made by some other state of the checkout
     config = own / "init.toml"
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(folder.parent / "compiled"))  # seeds share programs
 
-    def chosen() -> float:
+    def chosen() -> dict[str, float]:
+        """Writes the configuration; how long it took, and how many target means it proposed and valid kept."""
         begin = time.perf_counter()
         own.mkdir(parents=True, exist_ok=True)
         run_jrec("init", str(folder / "data"), "--out", str(config), "--overwrite")
-        return time.perf_counter() - begin
+        if kept := proposed(config.read_text(encoding="utf-8")):
+            arguments = quality_logs.with_sections(kept, quality_logs.LOGS[name].arguments(places))
+            run_jrec(*arguments, "--out", str(own / "data"), "--quiet", "--overwrite")
+            run_jrec("init", str(own / "data"), "--out", str(own / "means.toml"), "--overwrite")
+            if best_trial(own / "means.toml") < best_trial(config):
+                (own / "means.toml").replace(config)
+            else:
+                kept = ""
+        return {"seconds": time.perf_counter() - begin, "means": kept.count("[[target_mean]]")}
 
     def trained(seed: int) -> dict[str, Any]:
         out = own / f"run{seed}"
@@ -158,7 +186,9 @@ def _jrec(report: harness.Report, name: str, folder: pathlib.Path, seeds: Sequen
         shutil.rmtree(out)  # checkpoints
         return {"content": content, "seconds": seconds}
 
-    report.add(_case(name), "time of jrec init", harness.kept(own / "init.json", chosen), "s")
+    choice = harness.kept(own / "init.json", chosen)
+    report.add(_case(name), "time of jrec init", choice["seconds"], "s")
+    report.add(_case(name), "target means that jrec init proposed and valid kept", choice["means"], "count")
     runs = [harness.kept(own / f"seed{seed}.json", lambda seed=seed: trained(seed)) for seed in seeds]
     report.add(_case(name), "time of jrec train, mean", statistics.mean(run["seconds"] for run in runs), "s")
     contents = [run["content"] for run in runs]
@@ -174,6 +204,18 @@ def _jrec(report: harness.Report, name: str, folder: pathlib.Path, seeds: Sequen
     if (ceiling := Schema.load(folder / "data").ceiling.get("test")) is not None:
         found["ceiling"] = [ceiling]
     return found
+
+
+def proposed(config: str) -> str:
+    """The sections for the log's schema that a configuration's first comment proposes; "" for none."""
+    lines = [line.removeprefix("#").strip() for line in config.splitlines() if line.startswith("#   ")]
+    return "".join(f"{line}\n" for line in lines if line == "[[target_mean]]" or line.startswith("of = "))
+
+
+def best_trial(config: pathlib.Path) -> float:
+    """The log loss on valid that the first comment of a configuration says of the best trial."""
+    scores = re.findall(r"^#   (\d\.\d+)  ", config.read_text(encoding="utf-8"), re.MULTILINE)
+    return min(map(float, scores))
 
 
 def _case(name: str) -> str:

@@ -154,13 +154,15 @@ def _restaurants(made: str = "") -> Callable[[Places], list[str]]:
         with tarfile.open(places.package("causaldata-*.tar.gz")) as archive:
             lines = csv.DictReader(io.StringIO(_member(archive, "restaurant_data.csv").decode()))
         rows = ([int(int(line["inspection_score"]) >= 95), *(line[name] for name in ids)] for line in lines)
-        return _with(made, _csv(places, {"good": "label", **dict.fromkeys(ids, "id")}, rows, "--split-by", "random"))
+        return with_sections(
+            made, _csv(places, {"good": "label", **dict.fromkeys(ids, "id")}, rows, "--split-by", "random")
+        )
 
     return arguments
 
 
-def _with(made: str, arguments: list[str]) -> list[str]:
-    """The arguments of ``_csv`` with further sections of the schema."""
+def with_sections(made: str, arguments: list[str]) -> list[str]:
+    """The arguments of a csv log, with further sections in its schema's file."""
     schema = pathlib.Path(arguments[arguments.index("--schema") + 1])
     schema.write_text(schema.read_text(encoding="utf-8") + made, encoding="utf-8")
     return arguments
@@ -259,7 +261,7 @@ def _pairs(made: str = "") -> Callable[[Places], list[str]]:
         clicks = draw.random(len(popular)) < rates[popular]
         rows = ([int(y), f"u{u}", f"i{i}"] for y, u, i in zip(clicks, users[popular], items[popular], strict=True))
         columns = {"clicked": "label", "user": "id", "item": "id"}
-        return _with(made, _csv(places, columns, rows, "--split-by", "random"))
+        return with_sections(made, _csv(places, columns, rows, "--split-by", "random"))
 
     return arguments
 

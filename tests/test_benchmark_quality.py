@@ -4,12 +4,15 @@ import argparse
 import io
 import json
 import pathlib
+import tomllib
+import types
 
 import numpy as np
 import pytest
 import shop_logs
 
 from benchmarks import harness, quality, quality_logs
+from jrec.app.first_rules import Metric, Proposal, render
 from jrec.data.blocks import LABEL, ListColumn, ShardReader
 from jrec.data.schema import Schema
 from jrec.prepare.readers import load_schema
@@ -52,6 +55,30 @@ def test_ranks_are_means_over_logs_and_ties_share_the_better_one():
     assert [found[f"auc, {model}"] for model in quality.RANKED] == [2, 1.5, 2, 4]
     assert [found[f"log_loss, {model}"] for model in quality.RANKED] == [2, 2, 2, 4]
     assert [found[f"calibration_error, {model}"] for model in quality.RANKED] == [1, 1, 1, 1]
+
+
+def test_means_measured_before_are_read_by_log(tmp_path):
+    line = {"case": "frappe", "metric": "test log_loss, logistic regression, mean", "value": 0.25}
+    others = [line | {"metric": "time of jrec init"}, line | {"metric": "test auc, jrec, worst seed"}]
+    more = line | {"case": "kaggle, held out", "metric": "test auc, jrec, mean", "value": 0.77}
+    path = tmp_path / "lines.jsonl"
+    path.write_text("".join(json.dumps(one) + "\n" for one in (line, *others, more)))
+    assert quality._measured_before([path]) == {
+        "frappe": {"logistic regression": {"log_loss": 0.25}},
+        "kaggle, held out": {"jrec": {"auc": 0.77}},
+    }
+
+
+def test_what_init_proposes_is_taken_from_its_comment(tmp_path):
+    metric = Metric(key="log_loss", name="log loss", unit="nats per example")
+    proposal = Proposal(why=("Some pairs",), sections='[[target_mean]]\nof = ["a", "b"]  # 3.0%\n')
+    scores = ["  0.2705  products", "  0.2882  cross layers"]
+    rules = types.SimpleNamespace(summary="100 training examples", warnings=tuple, metric=metric)
+    text = render("a log", [], rules, [*scores, *proposal.lines])
+    (tmp_path / "init.toml").write_text(text)
+    assert tomllib.loads(quality.proposed(text)) == {"target_mean": [{"of": ["a", "b"]}]}
+    assert quality.best_trial(tmp_path / "init.toml") == 0.2705
+    assert not quality.proposed(render("a log", [], rules, scores))
 
 
 def test_synthetic_pairs_are_one_log_with_and_without_their_means(tmp_path):

@@ -89,7 +89,6 @@ def counted(keys, labels, moments, train, *, folds=0, window=math.inf, least=1, 
     """
     lines = zip(keys[:train], labels[:train], moments[:train], range(train), strict=True)
     known = [line for line in lines if numbers or line[1] >= 0]
-    often = {k for k, n in collections.Counter(k for k, *_ in known).items() if n >= least}
     latest = max(moments[:train], default=0)
     made = []
     for i, (key, now) in enumerate(zip(keys, moments, strict=True)):
@@ -99,7 +98,7 @@ def counted(keys, labels, moments, train, *, folds=0, window=math.inf, least=1, 
             ys = [y for k, y, _, j in known if k == key and fold_of(j, folds) != fold_of(i, folds)]
         else:
             ys = [y for k, y, t, _ in known if k == key and now - window <= t < now]
-        made.append((math.fsum(ys), len(ys)) if key in often else (0, 0))
+        made.append((math.fsum(ys), len(ys)) if len(ys) >= least else (0, 0))
     return np.array(made, np.float64 if numbers else np.int64).reshape(-1, 2)
 
 
@@ -195,7 +194,7 @@ def test_sums_and_counts_of_random_columns(tmp_path, seed):
     (tmp_path / "data").mkdir()
     made = target_means.write_target_means(
         source, spill, tmp_path, tmp_path / "data",
-        train_rows=train, split_by="time", min_count=99, bucket_rows=int(draw.integers(1, 30)),
+        train_rows=train, split_by="time", bucket_rows=int(draw.integers(1, 30)),
     )  # fmt: skip
     if folds is None:
         folds = 0 if timed else target_means.FOLDS
@@ -221,7 +220,7 @@ of = ["user"]
 [[target_mean]]
 of = ["user_item"]
 name = "pair"
-min_count = 1
+min_count = 2
 [[target_mean]]
 of = ["user", "item"]
 name = "folded"
@@ -242,9 +241,9 @@ def test_a_dataset_has_the_features_that_raw_values_get(tmp_path, split_by, numb
         prior = np.mean([line["y"] for line in lines[:train]])
         moments, labels = [line["at"] for line in lines], [line["y"] for line in lines]
         for name, features, options in (
-            ("user", ("user",), {"least": 2}),
-            ("pair", ("user", "item"), {}),
-            ("folded", ("user", "item"), {"folds": 4, "least": 2}),
+            ("user", ("user",), {}),
+            ("pair", ("user", "item"), {"least": 2}),
+            ("folded", ("user", "item"), {"folds": 4}),
         ):
             keys = [tuple(line[n] for n in features) for line in lines]
             counts = counted(keys, labels, moments, train, numbers=numbers, **options)
@@ -289,7 +288,7 @@ def test_features_of_random_texts(lines, least):
         encoded = Encoder(schema).columns({"user": [line[1] for line in lines], "item": [line[2] for line in lines]})
     pairs = [(canonical_text(user), canonical_text(item)) for _, user, item in lines]
     labels = [label for label, *_ in lines]
-    counts = counted(pairs, labels, range(len(lines)), train, folds=3, least=least)
+    counts = counted(pairs, labels, range(len(lines)), train, folds=3)
     expected = expected_features(counts, np.mean(labels[:train]), train)
     for kind, values in zip(("mean", "count"), expected, strict=True):
         np.testing.assert_allclose(columns[f"item_user_{kind}"], values, rtol=1e-4, atol=1e-5)
@@ -351,7 +350,6 @@ of = ["user", "at_hour"]
 of = ["item", "colour", "user"]
 [[target_mean]]
 of = ["colour", "user_at_hour"]
-min_count = 1
 [[join]]
 file = "items.csv"
 key = "item"
@@ -378,14 +376,14 @@ column = "colour"
 
 def test_each_user_s_last_lines(tmp_path):
     text = TIMED + '[[categorical]]\ncolumn = "seen"\nhistory = {by = "user", of = "item", length = 3}\n'
-    text += '[[target_mean]]\nof = ["item"]\nmin_count = 1\n'
+    text += '[[target_mean]]\nof = ["item"]\n'
     path, options = written(tmp_path / "log.csv", log(8)), PrepareOptions(split_by="leave-one-out", min_count=1)
     schema = prepare(source_of(tmp_path, text), path, tmp_path / "data", options)
     counts = target_means.LabelCounts.load(tmp_path / "data", schema, "means/item.npy")
     assert counts.counts.sum() == schema.splits["train"].examples == len(USERS) - 1
 
 
-@pytest.mark.parametrize("known", ["folds = 5", "folds = 0"])
+@pytest.mark.parametrize("known", ["folds = 5", "folds = 20", "folds = 0"])
 def test_shuffled_labels_leave_nothing_to_see(tmp_path, known):
     """Of labels that have nothing to do with the ids, means that counted a line's own label would know it."""
     draw = np.random.default_rng(0)
@@ -394,7 +392,7 @@ def test_shuffled_labels_leave_nothing_to_see(tmp_path, known):
     lines = [
         {"y": y, "user": f"u{u}", "item": "i", "at": t} for t, (y, u) in enumerate(zip(labels, users, strict=True))
     ]
-    source = source_of(tmp_path, TIMED + f'[[target_mean]]\nof = ["user"]\n{known}\nmin_count = 1\n')
+    source = source_of(tmp_path, TIMED + f'[[target_mean]]\nof = ["user"]\n{known}\n')
     schema = prepare(source, written(tmp_path / "log.csv", lines), tmp_path / "data", PrepareOptions())
     _, columns = read_dataset(tmp_path / "data")
     train = schema.splits["train"].examples
@@ -406,7 +404,7 @@ def test_shuffled_labels_leave_nothing_to_see(tmp_path, known):
     assert auc(own.dense[:, 0], labels[:train]) > 0.65
 
 
-@pytest.mark.parametrize("known", ["folds = 5", "folds = 0"])
+@pytest.mark.parametrize("known", ["folds = 5", "folds = 20", "folds = 0"])
 def test_shuffled_numbers_leave_nothing_to_see(tmp_path, known):
     """A line fitted to training has no R2 on training, nor on valid, beyond the noise of one number."""
     draw = np.random.default_rng(0)
@@ -415,7 +413,7 @@ def test_shuffled_numbers_leave_nothing_to_see(tmp_path, known):
     lines = [
         {"y": y, "user": f"u{u}", "item": "i", "at": t} for t, (y, u) in enumerate(zip(labels, users, strict=True))
     ]
-    text = (TIMED + f'[[target_mean]]\nof = ["user"]\n{known}\nmin_count = 1\n').replace(*NUMBERS)
+    text = (TIMED + f'[[target_mean]]\nof = ["user"]\n{known}\n').replace(*NUMBERS)
     path, options = written(tmp_path / "log.csv", lines), PrepareOptions(split=(0.8, 0.1, 0.1))
     schema = prepare(source_of(tmp_path, text), path, tmp_path / "data", options)
     _, columns = read_dataset(tmp_path / "data")
@@ -591,11 +589,10 @@ def test_init_proposes_pairs_with_means_of_their_own(tmp_path, kind):
     found = telling_pairs(tmp_path / "data", schema)
     assert [pair.features for pair in found] == [("user", "item")] * (kind == "pairs")
     if kind != "pairs":
-        assert proposal(found, schema) == []
+        assert proposal(found, schema).lines == []
         return
     assert 0.2 < found[0].gain < 1
-    added = "\n".join(line for line in proposal(found, schema) if line.startswith("  "))
-    assert source_of(tmp_path, text + added).target_means[0].of == ("user", "item")
+    assert source_of(tmp_path, text + proposal(found, schema).sections).target_means[0].of == ("user", "item")
 
 
 def test_pairs_with_means_of_their_own_are_found(tmp_path):

@@ -1,5 +1,6 @@
 """`jrec.fit`: the same bits as the commands, predictions of any rows, and answers to data that cannot be learned."""
 
+import dataclasses
 import datetime
 import gc
 import re
@@ -10,10 +11,13 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 import shop_logs
+from test_crosses import pairs_with_means
 
 import jrec
 from jrec import cli
-from jrec.app.first_choice import first_choice
+from jrec.app import first_config
+from jrec.app.first_choice import FirstChoice, first_choice
+from jrec.app.first_config import candidates
 from jrec.errors import ConfigError, JrecError
 from jrec.prepare.readers import load_schema
 from jrec.prepare.readers.guess import guess_schema
@@ -135,8 +139,8 @@ def test_epochs_win_over_the_steps_of_a_trial(monkeypatch):
     """As a trial writes them, which was best after its first step."""
 
     def with_steps(*arguments, **options):
-        text, page = first_choice(*arguments, **options)
-        return text.replace("epochs =", "max_steps = 2\nepochs =", 1), page
+        choice = first_choice(*arguments, **options)
+        return dataclasses.replace(choice, config=choice.config.replace("epochs =", "max_steps = 2\nepochs =", 1))
 
     monkeypatch.setattr("jrec.app.first_choice.first_choice", with_steps)
     taken = {}
@@ -190,3 +194,25 @@ def test_messages_come_where_quiet_is_not_asked_for(capsys):
     assert shown.out == ""
     assert "jrec: guessed, please check:" in shown.err
     assert "log loss" in shown.err
+
+
+@pytest.mark.parametrize("better", [True, False])
+def test_target_means_of_pairs_are_tried_and_kept_where_they_are_better(tmp_path, monkeypatch, capsys, better):
+    lines = pairs_with_means(6_000)
+    table = {name: [line[name] for line in lines] for name in ("y", "user", "item")}
+    if not better:
+        monkeypatch.setattr(FirstChoice, "better_than", lambda one, other: False)
+    monkeypatch.setattr("jrec.app.first_trials.STEPS", 200)
+    monkeypatch.setattr(first_config, "candidates", lambda facts: candidates(facts)[:1])
+    model = jrec.fit(table, label="y", folder=tmp_path / "all", epochs=2)
+    said = capsys.readouterr().err
+    schema = model.run.restored.schema
+    assert [f.name for f in schema.dense] == ["user_item_mean", "user_item_count"] * better
+    assert ("[[target_mean]]" in (tmp_path / "all" / "schema.toml").read_text()) == better
+    assert ("model.dense_boundaries" in (tmp_path / "all" / "model.toml").read_text()) == better
+    kept = "kept" if better else "left out"
+    assert re.search(rf"valid log loss 0\.\d+ with them, 0\.\d+ without: they are {kept}\n", said)
+    names = {path.name for path in (tmp_path / "all").iterdir()}
+    assert names == {"log.arrow", "schema.toml", "data", "model.toml", "model.html", "run"}
+    assert model.metrics["test"]["auc"] > 0.8 * better
+    assert len(model.predict({"user": ["u1", "nobody"], "item": ["i3", "i4"]})) == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -9,11 +10,36 @@ from typing import Any
 from jrec.app import first_config, first_ranking, first_towers
 from jrec.app.first_config import LARGE
 from jrec.app.first_page import first_page
-from jrec.app.first_rules import Rules, render
+from jrec.app.first_rules import Metric, Proposal, Rules, render
 from jrec.data.schema import Schema
 
 TRIALS_SUFFIX = ".trials.jsonl"
 """Of the file beside a configuration that keeps the trials of a search."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FirstChoice:
+    """A configuration, and what led to it.
+
+    Attributes:
+      config: TOML.
+      page: HTML.
+      metric: What trials were compared by.
+      score: The best trial's; None where nothing was tried.
+      proposal: What the schema of the log could say besides.
+    """
+
+    config: str
+    page: str
+    metric: Metric
+    score: float | None
+    proposal: Proposal
+
+    def better_than(self, other: FirstChoice) -> bool:
+        """Whether its best trial was better than the other's, by the same metric and on the same examples."""
+        assert self.score is not None
+        assert other.score is not None
+        return self.metric.loss(self.score) < self.metric.loss(other.score)
 
 
 def first_choice(
@@ -25,7 +51,7 @@ def first_choice(
     minutes: float | None = None,
     next_item: bool = False,
     two_towers: str = "",
-) -> tuple[str, str]:
+) -> FirstChoice:
     """Chooses a configuration.
 
     Args:
@@ -39,9 +65,6 @@ def first_choice(
         without labels it always does.
       two_towers: The feature whose values two towers are to rank; "" for other models.
 
-    Returns:
-      The configuration, as TOML, and its page, as HTML.
-
     Raises:
       DatasetError: If the dataset cannot be used.
       ConfigError: If it has no training examples, or neither a label nor a history, or its items cannot be ranked.
@@ -51,7 +74,7 @@ def first_choice(
     rules = _rules(data, schema, next_item, two_towers)
     for line in rules.warnings():
         say(line)
-    chosen, notes, trials, metric = rules.candidates(), [], [], rules.metric
+    chosen, notes, trials, metric, proposal = rules.candidates(), [], [], rules.metric, Proposal()
     if not quick:
         from jrec.app.first_search import search  # loads JAX
         from jrec.app.first_trials import Trial, notes_of, try_all
@@ -72,11 +95,18 @@ def first_choice(
                 kept, dataset = pathlib.Path(out).with_suffix(TRIALS_SUFFIX), schema.identity
                 trials = search(data, rules, chosen, minutes=minutes, kept=kept, dataset=dataset, on_trial=tried)
             chosen, notes = [trial.candidate for trial in trials], notes_of(trials, metric)
-        notes += (proposed := rules.proposals(data, schema))
-        for line in proposed:
+        proposal = rules.proposal(data, schema)
+        notes += proposal.lines
+        for line in proposal.lines:
             say(line)
     keys = rules.config(data, chosen[0], best_step=trials[0].best_step if trials else 0)
-    return render(schema.title, keys, rules, notes), first_page(schema.title, out, keys, rules, chosen, trials)
+    return FirstChoice(
+        config=render(schema.title, keys, rules, notes),
+        page=first_page(schema.title, out, keys, rules, chosen, trials),
+        metric=metric,
+        score=trials[0].score if trials else None,
+        proposal=proposal,
+    )
 
 
 def _rules(data: str, schema: Schema, next_item: bool, two_towers: str) -> Rules[Any]:

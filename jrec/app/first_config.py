@@ -15,7 +15,7 @@ import numpy as np
 
 from jrec.app.baselines.examples import lists_of
 from jrec.app.config.typed_toml import toml_key
-from jrec.app.first_rules import Choice, Key, Metric, Rules, training_sample
+from jrec.app.first_rules import Choice, Key, Metric, Proposal, Rules, training_sample
 from jrec.data.schema import CategoricalFeature, Schema
 
 _PIECES = 16  # of a dense feature, about equally many examples in each
@@ -104,7 +104,7 @@ class Facts(Rules["Candidate"]):
         ]
 
     @override
-    def proposals(self, folder: str, schema: Schema) -> list[str]:
+    def proposal(self, folder: str, schema: Schema) -> Proposal:
         from jrec.app.pairs import proposal, telling_pairs
 
         return proposal(telling_pairs(folder, schema), schema)

@@ -62,6 +62,24 @@ class Metric:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Proposal:
+    """What the schema of a log could say besides, found by a look at the data.
+
+    Attributes:
+      why: Lines of text.
+      sections: TOML to add to the schema; "" for nothing.
+    """
+
+    why: tuple[str, ...] = ()
+    sections: str = ""
+
+    @property
+    def lines(self) -> list[str]:
+        """For a reader: why, and the sections."""
+        return [*self.why, *(f"  {line}" for line in self.sections.splitlines())]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Choice(abc.ABC):
     """A kind of model with rates that suit it.
 
@@ -132,10 +150,10 @@ class Rules[C: Choice](abc.ABC):
     def table(self) -> list[tuple[str, float, str]]:
         """Facts for the page: name, value and unit."""
 
-    def proposals(self, folder: str, schema: Schema) -> list[str]:
-        """What the log's schema could say, too, found by a look at the data; lines of text."""
+    def proposal(self, folder: str, schema: Schema) -> Proposal:
+        """What the log's schema could say besides."""
         del folder, schema
-        return []
+        return Proposal()
 
     def warnings(self) -> Iterator[str]:
         """What no configuration can make good, and its remedy."""

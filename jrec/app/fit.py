@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 import pathlib
@@ -27,6 +28,7 @@ from jrec.shown import Shown, counted
 
 if TYPE_CHECKING:
     from jrec.app.callbacks import Callback
+    from jrec.app.first_choice import FirstChoice
     from jrec.app.predict import LoadedRun
     from jrec.serving.format import Dtype
 
@@ -52,7 +54,8 @@ def fit(
     """Trains a model of a table's label, one of two values or a number, or of several labels.
 
     Guesses a schema, prepares a dataset, chooses a configuration and trains as ``jrec prepare csv``, ``jrec init`` and
-    ``jrec train`` do: these commands with the files of ``folder`` give the same bits.
+    ``jrec train`` do: these commands with the files of ``folder`` give the same bits. Where ``jrec init`` proposes
+    target means for a guessed schema (docs/crosses.md), they are tried, and kept where valid says that they are better.
 
     Args:
       data: A table (of pandas, polars, Arrow, …), columns by name, or paths of Parquet, CSV or JSON lines files.
@@ -113,10 +116,16 @@ def fit(
         with contextlib.ExitStack() as named:
             for one in inputs:
                 named.enter_context(one.errors_by_name())
-            guess = {"labels": labels, "numeric": numbers, "time": time, "weight": weight}
-            _prepare(inputs, place, guess, schema=schema, quiet=quiet, say=say)
-        own = {"epochs": epochs, "max_steps": None if epochs is None else 0, "seed": seed} | dict(config or {})
-        metrics = _train(place, own, quick=quick, quiet=quiet, say=say, callbacks=callbacks)
+            if schema is None:
+                guess = {"labels": labels, "numeric": numbers, "time": time, "weight": weight}
+                _guess(inputs, place, guess, say=say)
+            prepared = functools.partial(_prepare, inputs, place, quiet=quiet, say=say)
+            prepared(place / _SCHEMA if schema is None else schema)
+            own = {"epochs": epochs, "max_steps": None if epochs is None else 0, "seed": seed} | dict(config or {})
+            settings = {"out": str(place / _RUN), **({"log.progress": "off"} if quiet else {}), **own}
+            overrides = [f"{key}={toml_value(value)}" for key, value in settings.items() if value is not None]
+            _choose(place, overrides, prepared if schema is None else None, quick=quick, say=say)
+        metrics = _train(place, overrides, quiet=quiet, say=say, callbacks=callbacks)
 
         from jrec.app.predict import load_run
 
@@ -285,29 +294,36 @@ def _spooled(data: Any, place: pathlib.Path) -> list[Input]:
     ]
 
 
-def _prepare(
-    inputs: Sequence[Input],
-    place: pathlib.Path,
-    guess: Mapping[str, Any],
-    *,
-    schema: str | os.PathLike[str] | None,
-    quiet: bool,
-    say: Callable[[str], None],
+def _guess(
+    inputs: Sequence[Input], place: pathlib.Path, guess: Mapping[str, Any], *, say: Callable[[str], None]
 ) -> None:
-    """Makes the schema and the dataset."""
-    from jrec.prepare.joined import csv_source
-    from jrec.prepare.readers import load_schema
+    """Makes the schema."""
     from jrec.prepare.readers.guess import guess_schema, questions
     from jrec.prepare.readers.lines import check_inputs
 
     files = [one.file for one in inputs]
     check_inputs(files, keep_order=True)
-    if schema is None:
-        text = guess_schema(files[0], files[1:], **guess)
-        for question in questions(text):
-            say(f"guessed, please check: {question}")
-        schema = place / _SCHEMA
-        write_file(schema, text + "\n")
+    text = guess_schema(files[0], files[1:], **guess)
+    for question in questions(text):
+        say(f"guessed, please check: {question}")
+    write_file(place / _SCHEMA, text + "\n")
+
+
+def _prepare(
+    inputs: Sequence[Input],
+    place: pathlib.Path,
+    schema: str | os.PathLike[str],
+    *,
+    quiet: bool,
+    say: Callable[[str], None],
+) -> None:
+    """Makes the dataset."""
+    from jrec.prepare.joined import csv_source
+    from jrec.prepare.readers import load_schema
+    from jrec.prepare.readers.lines import check_inputs
+
+    files = [one.file for one in inputs]
+    check_inputs(files, keep_order=True)
     source = csv_source(load_schema(os.fspath(schema)))
     ordered = source.timed or source.histories
     prepare(
@@ -321,32 +337,74 @@ def _prepare(
     )
 
 
-def _train(
+def _choose(
     place: pathlib.Path,
-    own: Mapping[str, object],
+    overrides: Sequence[str],
+    prepared: Callable[[pathlib.Path], None] | None,
     *,
     quick: bool,
+    say: Callable[[str], None],
+) -> None:
+    """Chooses the configuration, and with ``prepared``, which makes the dataset of a schema, target means as well."""
+    from jrec.app.config import load_config
+    from jrec.app.first_choice import first_choice
+
+    path = place / _CONFIG
+    choose = functools.partial(first_choice, str(place / _DATA), str(path))
+    choice = choose(quick=True, say=say if quick else lambda line: None)
+    write_file(path, choice.config)
+    load_config(path, overrides)  # so that a mistake in it is answered before trials, which take minutes
+    if not quick:
+        choice = choose(quick=False, say=say)
+        if prepared is not None and choice.score is not None and choice.proposal.sections:
+            choice = _with_means(
+                place, choice, prepared, choose=functools.partial(choose, quick=False, say=say), say=say
+            )
+    write_file(path, choice.config)
+    write_file(path.with_suffix(".html"), choice.page)
+
+
+def _with_means(
+    place: pathlib.Path,
+    without: FirstChoice,
+    prepared: Callable[[pathlib.Path], None],
+    *,
+    choose: Callable[[], FirstChoice],
+    say: Callable[[str], None],
+) -> FirstChoice:
+    """Prepares the log with the target means that a choice proposes; keeps the better dataset, and its choice."""
+    data, schema, before, longer = place / _DATA, place / _SCHEMA, place / "without", place / "with.toml"
+    say("the same trials with these target means:")
+    write_file(longer, f"{schema.read_text(encoding='utf-8')}\n{without.proposal.sections}")
+    data.rename(before)
+    prepared(longer)
+    choice = choose()
+    better = choice.better_than(without)
+    shutil.rmtree(before if better else data)
+    if better:
+        longer.replace(schema)
+    else:
+        before.rename(data)
+        longer.unlink()
+    name, scores = choice.metric.name, f"{choice.score:.4f} with them, {without.score:.4f} without"
+    say(f"valid {name} {scores}: they are {'kept' if better else 'left out'}")
+    return choice if better else without
+
+
+def _train(
+    place: pathlib.Path,
+    overrides: Sequence[str],
+    *,
     quiet: bool,
     say: Callable[[str], None],
     callbacks: Sequence[Callback],
 ) -> dict[str, Any]:
-    """Chooses the configuration and trains; returns the metrics by split."""
+    """Trains by the configuration; returns the metrics by split."""
     from jrec.app.config import load_config
-    from jrec.app.first_choice import first_choice
     from jrec.app.preflight import check_start
     from jrec.app.report import summary
 
-    path = place / _CONFIG
-    settings = {"out": str(place / _RUN), **({"log.progress": "off"} if quiet else {}), **own}
-    overrides = [f"{key}={toml_value(value)}" for key, value in settings.items() if value is not None]
-    text, page = first_choice(str(place / _DATA), str(path), quick=True, say=say if quick else lambda line: None)
-    write_file(path, text)
-    load_config(path, overrides)  # so that a mistake in it is answered before trials, which take minutes
-    if not quick:
-        text, page = first_choice(str(place / _DATA), str(path), quick=False, say=say)
-    write_file(path, text)
-    write_file(path.with_suffix(".html"), page)
-    run = load_config(path, overrides)
+    run = load_config(place / _CONFIG, overrides)
     start = check_start(run, resume=False, overwrite=False)
 
     from jrec.app.reported_run import train_and_report  # loads JAX

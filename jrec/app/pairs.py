@@ -18,6 +18,7 @@ import numpy as np
 
 from jrec.app.baselines.examples import Split
 from jrec.app.config.typed_toml import toml_value
+from jrec.app.first_rules import Proposal
 from jrec.data.blocks import LABEL
 from jrec.data.schema import DatasetError, Schema
 
@@ -85,19 +86,18 @@ def telling_pairs(folder: str | os.PathLike[str], schema: Schema) -> list[Pair]:
     return chosen
 
 
-def proposal(pairs: Sequence[Pair], schema: Schema) -> list[str]:
-    """What to do about pairs of a dataset: lines to read, and to put into the schema of the log."""
+def proposal(pairs: Sequence[Pair], schema: Schema) -> Proposal:
+    """What to do about pairs of a dataset: target means, for the schema of the log."""
     if not pairs:
-        return []
+        return Proposal()
     mean, loss = ("click rate", "log loss") if schema.numbers is None else ("mean label", "squared error")
-    lines = [
+    why = (
         f"Some pairs of values have a {mean} that the values by themselves do not tell. Beside each is the share of",
         f"a linear model's {loss} on the valid split that it takes away. To use it, add the lines to the schema of",
         "the log and prepare it again; docs/crosses.md says when [[cross]] is better than [[target_mean]].",
-    ]
-    for pair in pairs:
-        lines += ["  [[target_mean]]", f"  of = {toml_value(pair.features)}  # {pair.gain:.1%}"]
-    return lines
+    )
+    means = (f"[[target_mean]]\nof = {toml_value(pair.features)}  # {pair.gain:.1%}\n" for pair in pairs)
+    return Proposal(why=why, sections="".join(means))
 
 
 def _open_pairs(schema: Schema) -> list[tuple[str, str]]:

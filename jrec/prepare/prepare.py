@@ -226,7 +226,7 @@ class _Preparation:
         with self.progress.stage("counting labels", len(self.source.target_means)) as advance:
             self.source = write_target_means(
                 self.source, spill, work, self.folder,
-                train_rows=bounds[0], split_by=self.options.split_by, min_count=self.options.min_count,
+                train_rows=bounds[0], split_by=self.options.split_by,
                 earlier=None if self.earlier is None else self.earlier.schema, advance=advance,
             )  # fmt: skip
         self.source = fit(self.source, spill, bounds[0])

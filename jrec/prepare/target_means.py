@@ -8,6 +8,9 @@ has the training examples of key K[i], of which a training example takes
 - those that are earlier than it, and with a window at most so much earlier. Examples of one moment do not count for
   each other.
 
+Where J has fewer than ``min_count`` examples it counts as empty, for training examples as for all others: a count has
+one meaning everywhere.
+
 Sums are of whole numbers, so that no order of adding changes them: labels of 0 and 1 as they are, labels that are
 numbers in multiples of a power of two, by which the sum of all takes 62 bits.
 
@@ -38,7 +41,8 @@ from jrec.prepare.readers.log_format import LogFormat, TargetMean
 from jrec.prepare.spill import BUCKET_ROWS, PlainColumn, Spill, mapped
 from jrec.progress import Advance
 
-FOLDS = 5
+FOLDS = 20
+"""By default: the more there are, the more nearly a training example counts what all others do."""
 _KEY, _AT, _MOMENT, _TARGET, _SUM, _COUNT = "key", "at", "moment", "target", "sum", "count"
 _INT64, _FLOAT64 = np.dtype(np.int64), np.dtype(np.float64)
 _RECORD = np.dtype([(_KEY, "<i8"), (_SUM, "<f8"), (_COUNT, "<i8")])
@@ -139,7 +143,6 @@ def write_target_means(
     *,
     train_rows: int,
     split_by: str,
-    min_count: int,
     earlier: Schema | None = None,
     advance: Advance = lambda done: None,
     bucket_rows: int = BUCKET_ROWS,
@@ -156,7 +159,6 @@ def write_target_means(
       folder: The dataset, which gets ``means/NAME.npy``.
       train_rows: How many examples are for training, the first ones.
       split_by: How they were chosen (``PrepareOptions``).
-      min_count: Rarer keys count as unknown ones, where a target mean does not say it.
       earlier: The dataset whose sums and counts all examples get.
       advance: Told how many target means are done.
       bucket_rows: Examples that are sorted at a time.
@@ -195,7 +197,7 @@ def write_target_means(
             sorting,
             folds=_folds(mean, timed=source.timed, split_by=split_by),
             window=(duration_seconds(mean.window) or 0) * source.ticks,
-            min_count=min_count if mean.min_count is None else mean.min_count,
+            min_count=mean.min_count,
             bucket_rows=bucket_rows,
         )
         file = f"means/{mean.title}.npy"
@@ -347,7 +349,7 @@ def _count(keys, moments, labels, at, start, stop, folds, window, latest, min_co
       folds: How many folds there are; 0 for what is earlier.
       window: How much earlier an example may be; 0 without a window.
       latest: The last moment of all.
-      min_count: Keys of fewer labels count as unknown.
+      min_count: Fewer labels, at least 1, count as none.
       state: (7,) int64, zeros at first, between calls: the end of the present key, the first example in the window, the
         first one that is not earlier, sum and count of what lies between, and of the present key.
       folded: (folds or 1, 2) int64, zeros at first: the present key's sum and count by fold.
@@ -370,7 +372,7 @@ def _count(keys, moments, labels, at, start, stop, folds, window, latest, min_co
                 end += 1
             state[0], state[1], state[2], state[3], state[4] = end, i, i, 0, 0
             state[5], state[6] = folded[:, 0].sum(), folded[:, 1].sum()
-            if count > 0 and state[6] >= min_count:
+            if count >= min_count:
                 groups[0, num_keys], groups[1, num_keys], groups[2, num_keys] = keys[i], total, count
                 num_keys += 1
         if folds > 0:
@@ -388,7 +390,7 @@ def _count(keys, moments, labels, at, start, stop, folds, window, latest, min_co
                     state[4] -= 1
                 state[1] += 1
             counted[0, i - start], counted[1, i - start] = state[3], state[4]
-        if state[6] < min_count:
+        if counted[1, i - start] < min_count:
             counted[0, i - start], counted[1, i - start] = 0, 0
     return num_keys
 

@@ -76,9 +76,9 @@ def run(args: argparse.Namespace) -> int:
             "next_item": args.next_item,
             "two_towers": args.two_towers,
         }
-        config, text = first_choice(args.data, args.out, say=_say, **options)
-        partial.write_text(config, encoding="utf-8")
-        page_partial.write_text(text, encoding="utf-8")
+        choice = first_choice(args.data, args.out, say=_say, **options)
+        partial.write_text(choice.config, encoding="utf-8")
+        page_partial.write_text(choice.page, encoding="utf-8")
     load_config(out)
     print(f"{out}: train it by `jrec train {out}`; what was tried, and why this: {page}")
     return 0

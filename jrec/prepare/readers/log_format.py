@@ -41,14 +41,14 @@ class TargetMean:
     ``{name}_mean`` is the label's mean in the lines of training with that value, as if ``smoothing`` more lines had the
     mean of all; ``{name}_count`` is the logarithm of 1 + their number. A line of training counts lines in other folds
     than its own, or with ``folds`` 0 those that are earlier, only of the last ``window`` if there is one ("7d").
-    Values in fewer than ``min_count`` lines of training are as unknown ones. ``label`` names one of several labels.
+    Fewer than ``min_count`` lines count as none. ``label`` names one of several labels.
     """
 
     of: tuple[str, ...]
     name: str = ""
     label: str = ""
     smoothing: float = 10.0
-    min_count: int | None = None
+    min_count: int = 1
     folds: int | None = None
     window: str = ""
 
