@@ -292,19 +292,14 @@ LOGS = {
     "pair_means": Log(
         arguments=_pairs('[[target_mean]]\nof = ["user", "item"]\n'), about="the same with the target mean of the pairs"
     ),
-    "restaurants": Log(
-        arguments=_restaurants(), about="restaurants' inspections, a score of 95 or more, random split", held_out=True
-    ),
+    "restaurants": Log(arguments=_restaurants(), about="restaurants' inspections, a score of 95 or more, random split"),
     "restaurant_means": Log(
         arguments=_restaurants(
             "".join(f"[[target_mean]]\nof = {keys}\n" for keys in ('["business_name"]', '["business_name", "Year"]'))
         ),
         about="the same with two target means",
-        held_out=True,
     ),
-    "verbagg": Log(
-        arguments=_verbagg, about="VerbAgg, answers to a questionnaire about anger, random split", held_out=True
-    ),
+    "verbagg": Log(arguments=_verbagg, about="VerbAgg, answers to a questionnaire about anger, random split"),
     "ratings": Log(arguments=_ratings, about="InstEval, students' ratings of lectures, random split", held_out=True),
     "movielens_side": Log(
         arguments=_movielens("--users", "ml1m_users.dat.gz", "--movies", "ml1m_movies.dat.gz"),
