@@ -63,11 +63,13 @@ class Log:
       arguments: Writes what the command reads besides its sources, and returns the command's arguments without --out.
       held_out: Whether nothing in jrec was chosen by it.
       about: What it is, in a few words.
+      again: Whether it is another log with more features, which counts in no mean rank.
     """
 
     arguments: Callable[[Places], list[str]]
     about: str
     held_out: bool = False
+    again: bool = False
 
 
 def _found(path: pathlib.Path, of: str) -> pathlib.Path:
@@ -290,7 +292,9 @@ LOGS = {
     ),
     "pairs": Log(arguments=_pairs(), about="synthetic, pairs with click rates of their own"),
     "pair_means": Log(
-        arguments=_pairs('[[target_mean]]\nof = ["user", "item"]\n'), about="the same with the target mean of the pairs"
+        arguments=_pairs('[[target_mean]]\nof = ["user", "item"]\n'),
+        about="the same with the target mean of the pairs",
+        again=True,
     ),
     "restaurants": Log(arguments=_restaurants(), about="restaurants' inspections, a score of 95 or more, random split"),
     "restaurant_means": Log(
@@ -298,6 +302,7 @@ LOGS = {
             "".join(f"[[target_mean]]\nof = {keys}\n" for keys in ('["business_name"]', '["business_name", "Year"]'))
         ),
         about="the same with two target means",
+        again=True,
     ),
     "verbagg": Log(arguments=_verbagg, about="VerbAgg, answers to a questionnaire about anger, random split"),
     "ratings": Log(arguments=_ratings, about="InstEval, students' ratings of lectures, random split", held_out=True),
