@@ -22,7 +22,8 @@ def read(path, **options):
     st.booleans(),
 )
 def test_every_line_once_whatever_the_block_size(tmp_path_factory, content, block_bytes, packed, ended):
-    hypothesis.assume(not content[0].startswith((b"\xef", b"\x1f", b"\xff", b"\xfe", b"P", b"(", b"B", b"\xfd", b"7")))
+    other_formats = (b"\xef", b"\x1f", b"\xff", b"\xfe", b"P", b"(", b"B", b"\xfd", b"7", b"ARROW1")
+    hypothesis.assume(not content[0].startswith(other_formats))
     text = b"\n".join(content) + (b"\n" if ended else b"")
     path = tmp_path_factory.mktemp("lines") / "log"
     path.write_bytes(gzip.compress(text) if packed else text)
