@@ -1,4 +1,4 @@
-"""Test AUC, log loss and calibration of what `jrec init` writes, against tuned logistic regression and LightGBM.
+"""Test AUC, log loss and calibration of what `jrec init` writes, against tuned peers.
 
 Each log is prepared, `jrec init` writes one configuration, and `jrec train` trains it, as it is, once a seed. Where
 `jrec init` proposes target means, they are added to the log's schema, and kept where its trials are better on valid, as

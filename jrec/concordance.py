@@ -36,11 +36,12 @@ def ordered_pairs(
         starts, twice, both = _of_two_labels(predictions, upper, blocks, weights)
         np.add.at(twice_ordered, groups[starts], twice)
         np.add.at(pairs, groups[starts], both)
-        blocks = 2 * blocks + upper
-        order = np.argsort(blocks, kind="stable")
-        groups, blocks, predictions, ranks, weights = (
-            some[order] for some in (groups, blocks, predictions, ranks, weights)
-        )
+        if bit:
+            blocks = 2 * blocks + upper
+            order = np.argsort(blocks, kind="stable")
+            groups, blocks, predictions, ranks, weights = (
+                some[order] for some in (groups, blocks, predictions, ranks, weights)
+            )
     return twice_ordered, pairs
 
 

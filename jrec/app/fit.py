@@ -22,6 +22,7 @@ from jrec.errors import ConfigError
 from jrec.outputs import write_file
 from jrec.prepare.prepare import prepare
 from jrec.prepare.prepare_options import PrepareOptions
+from jrec.prepare.readers.lines import check_inputs
 from jrec.prepare.readers.streams import InMemory, Input, InputLike, read_names, spool
 from jrec.progress import Progress
 from jrec.shown import Shown, counted
@@ -116,6 +117,7 @@ def fit(
         with contextlib.ExitStack() as named:
             for one in inputs:
                 named.enter_context(one.errors_by_name())
+            check_inputs([one.file for one in inputs], keep_order=True)
             if schema is None:
                 guess = {"labels": labels, "numeric": numbers, "time": time, "weight": weight}
                 _guess(inputs, place, guess, say=say)
@@ -299,11 +301,9 @@ def _guess(
 ) -> None:
     """Makes the schema."""
     from jrec.prepare.readers.guess import guess_schema, questions
-    from jrec.prepare.readers.lines import check_inputs
 
-    files = [one.file for one in inputs]
-    check_inputs(files, keep_order=True)
-    text = guess_schema(files[0], files[1:], **guess)
+    first, *further = (one.file for one in inputs)
+    text = guess_schema(first, further, **guess)
     for question in questions(text):
         say(f"guessed, please check: {question}")
     write_file(place / _SCHEMA, text + "\n")
@@ -320,15 +320,12 @@ def _prepare(
     """Makes the dataset."""
     from jrec.prepare.joined import csv_source
     from jrec.prepare.readers import load_schema
-    from jrec.prepare.readers.lines import check_inputs
 
-    files = [one.file for one in inputs]
-    check_inputs(files, keep_order=True)
     source = csv_source(load_schema(os.fspath(schema)))
     ordered = source.timed or source.histories
     prepare(
         source,
-        files,
+        [one.file for one in inputs],
         place / _DATA,
         PrepareOptions(split_by="time" if ordered else "random", keep_order=True),
         command="jrec.fit",
