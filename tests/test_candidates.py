@@ -1,9 +1,11 @@
 """Items that a request names: scored in their order, by a run and by a server, as in the ranking of all."""
 
 import json
+import re
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import test_train_sequences
 import test_train_two_towers
@@ -176,6 +178,71 @@ def test_what_names_no_candidates_is_refused(trained):
     encoder = run.encoder
     name = encoder.raw_columns[-1]
     assert encoder.named_rows(request, name, "item") is None  # a feature's column stays one, whatever it is called
+
+
+def written(path, columns):
+    """Columns as a file of the format that the path's ending says."""
+    table = pa.table(columns)
+    if path.suffix == ".parquet":
+        pq.write_table(table, path, row_group_size=2)
+    elif path.suffix == ".arrow":
+        with pa.ipc.new_file(path, table.schema) as file:
+            file.write_table(table, max_chunksize=2)
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in table.to_pylist()))
+    return str(path)
+
+
+def predicted(folder, *arguments, out):
+    assert cli.main(["predict", str(folder / "run"), *arguments, "--out", str(out), "--quiet"]) == 0
+    return pq.read_table(out)
+
+
+@pytest.mark.parametrize("ending", ["parquet", "arrow", "jsonl"])
+def test_jrec_predict_scores_the_candidates_that_files_name(ending, trained, tmp_path):
+    """A line for each, of several files too; before, the column was passed over and the best items were written."""
+    kind, run, _, folder = trained
+    columns = {**REQUESTS[kind], "candidates": CANDIDATES, "name": ["a", "b", "c"]}
+    want, count = run.candidate_scores(columns), len(CANDIDATES)
+    files = [written(tmp_path / f"{name}.{ending}", columns) for name in ("one", "two")]
+    scores = predicted(folder, *files, "--keep", "name", out=tmp_path / "scores.parquet")
+    assert scores.column_names == ["row", "name", "item", "score"]
+    rows = [row for row, items in enumerate(CANDIDATES * 2) for _ in items]
+    assert scores["row"].to_pylist() == rows
+    assert scores["name"].to_pylist() == ["abc"[row % count] for row in rows]
+    assert scores["item"].to_pylist() == [item for items in CANDIDATES * 2 for item in items]
+    assert_scores([scores["score"].to_pylist()], [[score for line in want * 2 for score in line]])
+    nothing = [written(tmp_path / "none.parquet", pa.table(columns).slice(0, 0))]
+    assert predicted(folder, *nothing, out=tmp_path / "no_scores.parquet").schema == scores.drop_columns("name").schema
+
+
+def test_jrec_predict_says_which_candidates_it_cannot_score(trained, tmp_path, capsys):
+    kind, run, _, folder = trained
+    columns = {**REQUESTS[kind], "candidates": CANDIDATES}
+    files = {
+        "lists": columns,
+        "without": REQUESTS[kind],
+        "numbers": {**REQUESTS[kind], "candidates": [[1], [2], [3]]},
+    }
+    paths = {name: written(tmp_path / f"{name}.parquet", of_file) for name, of_file in files.items()}
+    for arguments, message in (
+        ([paths["lists"], "--k", "3"], "k is of the best items, but .* names candidates; leave k or them out"),
+        ([paths["lists"], "--why", "1"], "why is of the best items, but .* names candidates; leave why or them out"),
+        (
+            [paths["without"], paths["lists"]],
+            "without.parquet has no column 'candidates' of lists, but .*lists.parquet",
+        ),
+        ([paths["lists"], paths["numbers"]], "numbers.parquet: column 'candidates' holds lists of int64, but in .* of"),
+        ([paths["lists"], "--max-unknown", "0.1"], r"candidates\b.* 16\.7% of 6"),
+    ):
+        out = tmp_path / "scores.csv"
+        assert cli.main(["predict", str(folder / "run"), *arguments, "--out", str(out), "--quiet"]) == 2
+        assert re.search(message, capsys.readouterr().err)
+        assert not out.exists()
+    # Of one value an example it is a column like others that the model does not read.
+    other = written(tmp_path / "one.parquet", {**REQUESTS[kind], "candidates": ["x", "y", "z"]})
+    best = predicted(folder, other, "--k", "2", out=tmp_path / "best.parquet")
+    assert best["item"].to_pylist() == [item for line in run.best(REQUESTS[kind], 2)[1] for item in line if item]
 
 
 def test_a_server_answers_each_request_as_it_asks(trained):

@@ -216,7 +216,8 @@ class LoadedRun:
         """Predictions for a raw log of the format of the training data, in the order of its lines, in bounded memory.
 
         Of a model that ranks items, files need only the columns of ``best``, but for text of a model of sequences,
-        which has all of the log.
+        which has all of the log. Where Parquet, Arrow or JSON lines files have a column "candidates" of lists, these
+        items are scored, as by ``candidate_scores``.
 
         Args:
           inputs: As ``jrec.prepare.prepare`` takes them.
@@ -227,17 +228,25 @@ class LoadedRun:
           why: How many features to tell of each score, those on which it depends most (``why``); None for none.
 
         Yields:
-          ``Scored``, or of a model that ranks items ``Best``.
+          ``Scored``, or of a model that ranks items ``Best`` or ``CandidatePiece``.
 
         Raises:
           DatasetError: If the format makes examples of several lines, or a line is malformed; after the last one, if
             more values are unknown than may be.
           ConfigError: If ``k`` is given, but the model ranks no items, or fewer; if ``why`` is, but it reads fewer
-            features.
+            features; if either is, but files name candidates.
         """
-        predictor = self._predictor.at(k)
-        explainer = None if why is None else predictor.explainer(why)
-        yield from self._predicted(predictor, self._encoded(predictor, inputs, joined, report, max_unknown), explainer)
+        predictor, paths, unknown = self._predictor.at(k), read_names(inputs), self._unknown()
+        if (pieces := predictor.of_candidates(paths, self.batch_size, unknown)) is None:
+            explainer = None if why is None else predictor.explainer(why)
+            pieces = self._predicted(predictor, self._pieces(predictor, paths, joined, report, unknown), explainer)
+        elif k is not None or why is not None:
+            name = "k" if k is not None else "why"
+            raise ConfigError(f"{name} is of the best items, but {paths[0]} names candidates; leave {name} or them out")
+        yield from pieces
+        for remark in unknown.remarks():
+            report(remark)
+        unknown.check(max_unknown)
 
     def _predicted(
         self, predictor: Predictor, pieces: Iterable[EncodedColumns], explainer: Explainer | None, split: str = ""
@@ -251,30 +260,15 @@ class LoadedRun:
             yield piece if explainer is None else explainer.explained(piece, encoded, self.batch_size)
             first += encoded.examples
 
-    def _encoded(
-        self,
-        predictor: Predictor,
-        inputs: InputLike | Sequence[InputLike],
-        joined: Mapping[str, str] | None,
-        report: Callable[[str], None],
-        max_unknown: float | None,
-    ) -> Iterator[EncodedColumns]:
-        """A raw log's examples, in its order, and what is to be said of their values."""
-        unknown = self._unknown()
-        yield from self._pieces(predictor, inputs, joined, report, unknown)
-        for remark in unknown.remarks():
-            report(remark)
-        unknown.check(max_unknown)
-
     def _pieces(
         self,
         predictor: Predictor,
-        inputs: InputLike | Sequence[InputLike],
+        paths: Sequence[str],
         joined: Mapping[str, str] | None,
         report: Callable[[str], None],
         unknown: UnknownValues,
     ) -> Iterator[EncodedColumns]:
-        paths = read_names(inputs)
+        """A raw log's examples, in its order."""
         if predictor.reads_every_parquet and all(is_table(path) for path in paths):
             return self._encoded_parquet(paths, predictor.encoder, unknown)
         reads_parquet = "schema" in self.restored.schema.provenance.get("format_options", {})  # the csv format

@@ -31,7 +31,9 @@ most, why_1_change, by how much, and so on to K. Memory does not grow with the i
 
 A model that ranks items reads histories (model.kind "hstu" or "sasrec"), of a Parquet file that column alone, or the
 user's columns ("two_tower"), and writes the --k best items for each: row, rank (from 1), item (its value) and score (a
-cosine). --why K then tells which of the user's features, and which items of the history (HISTORY=ITEM), move it."""
+cosine). --why K then tells which of the user's features, and which items of the history (HISTORY=ITEM), move it.
+Where Parquet, Arrow or JSON lines files have a column "candidates", lists of items, it writes the score of each of
+these instead: row, item and score, empty of an item that training did not see."""
 EPILOG = """examples:
   jrec predict runs/kaggle test.txt.gz --out scores.parquet
   jrec predict runs/clicks tomorrow.parquet --out scores.csv
@@ -41,6 +43,7 @@ EPILOG = """examples:
   jrec predict runs/clicks tomorrow.csv --join users=new_users.csv --out scores.csv
   jrec predict runs/next histories.parquet --k 20 --out best.parquet
   jrec predict runs/next histories.parquet --k 5 --why 2 --out best.parquet
+  jrec predict runs/next histories_and_candidates.parquet --out scores.parquet
   jrec predict runs/kaggle data/kaggle_tuesday --split test --out scores.parquet
   jrec predict runs/kaggle data/kaggle_tuesday --split test --why 3 --out why.csv
   jrec predict runs/terabyte day_23.gz --devices 8 --plan serving_plan --out scores.parquet

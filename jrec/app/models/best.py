@@ -6,12 +6,14 @@ import copy
 import dataclasses
 import functools
 import pathlib
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, override
 
 import jax
 import numpy as np
 
 from jrec.app.evaluate import RestoredRun
+from jrec.app.models.named_candidates import candidate_pieces, files_with_candidates
 from jrec.app.models.next_items import SEEN
 from jrec.app.models.predictor import Piece, Predictor
 from jrec.app.models.rank_items import ItemRanker
@@ -174,6 +176,11 @@ class RankingPredictor(Predictor):
           DivergedError: If a user's vector is NaN or infinite.
         """
         return self._ranker.candidate_scores(self.users_of(encoded, batch_size), candidates)
+
+    @override
+    def of_candidates(self, paths: Sequence[str], batch_size: int, unknown: UnknownValues) -> Iterator[Piece] | None:
+        named = files_with_candidates(paths, self.encoder)
+        return candidate_pieces(self, paths, batch_size, unknown) if named else None
 
     @override
     def nothing(self) -> tuple[np.ndarray, np.ndarray]:

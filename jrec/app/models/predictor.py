@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -16,6 +16,7 @@ from jrec.data.dataset_packer import pack_encoded
 from jrec.data.encoded_columns import EncodedColumns
 from jrec.data.growing import StoredKeys
 from jrec.data.packers import AnyPacker
+from jrec.data.unknown import UnknownValues
 from jrec.errors import ConfigError
 from jrec.prepare.encoder import Encoder
 
@@ -105,6 +106,10 @@ class Predictor(abc.ABC):
         if k is not None:
             raise ConfigError(f"the run's model.kind is {self.kind.name!r}, which ranks no items; ask for its scores")
         return self
+
+    def of_candidates(self, paths: Sequence[str], batch_size: int, unknown: UnknownValues) -> Iterator[Piece] | None:
+        """Scores of the items that the lines of files name, in place of the best of all; None where they name none."""
+        del paths, batch_size, unknown
 
     def logits(self, outputs: Any) -> Any:
         """Outputs as logits.
