@@ -28,6 +28,7 @@ from jrec.checkpoint.saved import SavedTable
 from jrec.checkpoint.settled import SETTLED
 from jrec.data.schema import Schema
 from jrec.errors import ConfigError, value_errors_are_config_errors
+from jrec.json_values import JsonObject
 from jrec.ops.layout import EmbeddingLayout, TableConfig
 from jrec.ops.tt import TTDecomposition, TTShape, tt_dense_chunks, tt_svd
 from jrec.ops.tt.shape import MAX_ROWS
@@ -297,7 +298,7 @@ def _write(
     trains = {name: table.cores for name, table in compressed.items() if table.cores}
     for name, cores in trains.items():
         learned |= {path: np.asarray(core) for path, core in core_arrays(layout, name, cores).items()}
-    meta: dict[str, Any] = {"meta": meta_of(run.saved)}
+    meta: JsonObject = {"meta": meta_of(run.saved)}
     if SETTLED in run.saved.manifest.meta:
         meta[SETTLED] = run.saved.manifest.meta[SETTLED]
     about = {"command": "jrec compress", "checkpoint": str(run.saved.folder)}

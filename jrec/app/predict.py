@@ -92,7 +92,7 @@ class LoadedRun:
         return Shown((head, *layout.heads), layout.rows)
 
     @functools.cached_property
-    def _predictor(self) -> Predictor:
+    def _predictor(self) -> Predictor[Any]:
         return self.restored.config.model.of_kind.predictor(self.restored)
 
     @property
@@ -149,7 +149,9 @@ class LoadedRun:
         predictor = self._predictor
         return predictor.logits(self._of_columns(predictor, columns, max_unknown))
 
-    def _of_columns(self, predictor: Predictor, columns: object, max_unknown: float | None) -> Any:
+    def _of_columns[Outputs](
+        self, predictor: Predictor[Outputs], columns: object, max_unknown: float | None
+    ) -> Outputs:
         unknown = self._unknown()
         encoded = predictor.encoder.columns(columns, unknown=unknown)
         self.unknown.take(unknown, max_unknown)
@@ -240,7 +242,7 @@ class LoadedRun:
         yield from self._predicted(predictor, self._encoded(predictor, inputs, joined, report, max_unknown), explainer)
 
     def _predicted(
-        self, predictor: Predictor, pieces: Iterable[EncodedColumns], explainer: Explainer | None, split: str = ""
+        self, predictor: Predictor[Any], pieces: Iterable[EncodedColumns], explainer: Explainer | None, split: str = ""
     ) -> Iterator[Piece]:
         """Predictions for examples that follow each other, and the reasons for them."""
         first = 0
@@ -253,7 +255,7 @@ class LoadedRun:
 
     def _encoded(
         self,
-        predictor: Predictor,
+        predictor: Predictor[Any],
         inputs: InputLike | Sequence[InputLike],
         joined: Mapping[str, str] | None,
         report: Callable[[str], None],
@@ -268,7 +270,7 @@ class LoadedRun:
 
     def _pieces(
         self,
-        predictor: Predictor,
+        predictor: Predictor[Any],
         inputs: InputLike | Sequence[InputLike],
         joined: Mapping[str, str] | None,
         report: Callable[[str], None],

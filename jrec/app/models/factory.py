@@ -80,7 +80,7 @@ def load_factory(name: str, key: str = "model.factory") -> Factory:
     """
     module_name, _, path = name.partition(":")
     module = _imported(module_name, key)
-    target: Any = module
+    target: object = module
     for part in path.split("."):
         if not hasattr(target, part):
             near = difflib.get_close_matches(part, vars(target), n=1)
@@ -131,7 +131,9 @@ def _check_options(factory: Factory, subject: str, options: Mapping[str, object]
     return named
 
 
-def _check_logits(model: Any, config: ModelConfig, layout: EmbeddingLayout, num_dense: int, subject: str) -> None:
+def _check_logits(
+    model: SparseModel, config: ModelConfig, layout: EmbeddingLayout, num_dense: int, subject: str
+) -> None:
     """Traces ``logits`` of a batch, so that a model of other shapes is refused before anything is made or read."""
     names = [f"dense {number}" for number in range(num_dense)]
     columns: dict[str, np.ndarray] = {name: np.zeros(_EXAMPLES, np.float32) for name in names}

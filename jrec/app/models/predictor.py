@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import functools
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Self
 
 import jax
 import numpy as np
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from jrec.app.why import Explainer
+    from jrec.data.dataset_packer import PackerOptions
+
+ByTask = np.ndarray | Mapping[str, np.ndarray]
+"""Numbers of examples, (n,) float32; by task where a run has several labels."""
 
 
 class Piece(abc.ABC):
@@ -42,7 +46,7 @@ class Piece(abc.ABC):
         """How many there are."""
 
     @abc.abstractmethod
-    def columns(self) -> tuple[np.ndarray, dict[str, Any]]:
+    def columns(self) -> tuple[np.ndarray, dict[str, np.ndarray | pa.Array]]:
         """The lines to write: of each its example, counted from ``first``, and further columns by name."""
 
     def table(self, *, splits: bool, csv: bool) -> pa.Table:
@@ -58,8 +62,8 @@ class Piece(abc.ABC):
         return pa.table({**named, "row": (lines + self.first).astype(np.int64), **own})
 
 
-class Predictor(abc.ABC):
-    """What a kind of model predicts with a restored run.
+class Predictor[Outputs](abc.ABC):
+    """What a kind of model predicts with a restored run: of a batch ``Outputs``, a tree of arrays.
 
     Args:
       run: The run.
@@ -78,7 +82,7 @@ class Predictor(abc.ABC):
     def packer(self) -> AnyPacker:
         """What packs examples."""
         run = self.run
-        options: dict[str, Any] = {"growing": self.growing} if self.growing else {}
+        options: PackerOptions = {"growing": self.growing} if self.growing else {}
         if run.schema.weighted:  # lines of weight 0 have predictions, too
             options["weighted"] = False
         return self.kind.packer(run.config, run.schema, run.layout, training=False, **options)
@@ -96,7 +100,7 @@ class Predictor(abc.ABC):
     reads_every_parquet = False
     """Whether Parquet files need only the columns of ``encoder``, whatever the format of the training data."""
 
-    def at(self, k: int | None) -> Predictor:
+    def at(self, k: int | None) -> Self:
         """The same that ranks ``k`` items; None for this one.
 
         Raises:
@@ -106,7 +110,7 @@ class Predictor(abc.ABC):
             raise ConfigError(f"the run's model.kind is {self.kind.name!r}, which ranks no items; ask for its scores")
         return self
 
-    def logits(self, outputs: Any) -> Any:
+    def logits(self, outputs: Outputs) -> ByTask:
         """Outputs as logits.
 
         Raises:
@@ -130,7 +134,7 @@ class Predictor(abc.ABC):
         return pack_encoded(self.packer, encoded, batch_size)
 
     @abc.abstractmethod
-    def of_batch(self, batch: Batch) -> Any:
+    def of_batch(self, batch: Batch) -> Outputs:
         """What the model says of the batch's examples: a tree of arrays whose first axis are these.
 
         Raises:
@@ -138,22 +142,30 @@ class Predictor(abc.ABC):
         """
 
     @abc.abstractmethod
-    def nothing(self) -> Any:
+    def nothing(self) -> Outputs:
         """The same of no example."""
 
     @abc.abstractmethod
-    def piece(self, outputs: Any, *, split: str = "", first: int = 0, labels: Any = None, weights: Any = None) -> Piece:
+    def piece(
+        self,
+        outputs: Outputs,
+        *,
+        split: str = "",
+        first: int = 0,
+        labels: ByTask | None = None,
+        weights: np.ndarray | None = None,
+    ) -> Piece:
         """Outputs as a piece; ``labels`` from one of the following, ``weights`` of a log, None for none."""
 
-    def labels_of(self, encoded: EncodedColumns) -> Any:
+    def labels_of(self, encoded: EncodedColumns) -> ByTask | None:
         """The labels of encoded examples."""
         del encoded
 
-    def labels_of_batch(self, batch: Batch) -> Any:
+    def labels_of_batch(self, batch: Batch) -> ByTask | None:
         """The labels of a dataset's batch."""
         del batch
 
-    def of_encoded(self, encoded: EncodedColumns, batch_size: int) -> Any:
+    def of_encoded(self, encoded: EncodedColumns, batch_size: int) -> Outputs:
         """``of_batch`` of any number of examples, ``batch_size`` at a time."""
         # So that no example at all gives empty arrays in the right tree.
         parts = [self.nothing()]
