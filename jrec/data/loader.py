@@ -21,6 +21,7 @@ from jrec.data.packing import CastPlace, OnBadId
 from jrec.data.schema import DatasetError, Schema
 from jrec.data.value_rows import TableVocabulary
 from jrec.errors import CheckpointError
+from jrec.json_values import JsonObject
 from jrec.ops.layout import EmbeddingLayout
 from jrec.optional_packages import explains_missing
 
@@ -221,7 +222,7 @@ class Loader:
         self,
         shared: Callable[[int], BatchSource | SharesSource],
         config: LoaderConfig,
-        identity: dict[str, Any],
+        identity: JsonObject,
         transform: Callable[[Batch], Any] | None = None,
         *,
         schema: Schema,
@@ -311,11 +312,11 @@ class Loader:
         self._position += 1
         return batch
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> JsonObject:
         """The position and what it depends on, as a small dictionary that JSON can hold."""
         return {"version": _STATE_VERSION, "position": self._position, **self._identity}
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: JsonObject) -> None:
         """Continues from a saved position; the batches from there on are bit-identical to the run's that saved it.
 
         Another number of processes shares that run's batches anew, as long as its batches together are as large.
@@ -341,7 +342,7 @@ class Loader:
             )
         self._move(position)
 
-    def _share_as(self, state: dict[str, Any]) -> None:
+    def _share_as(self, state: JsonObject) -> None:
         """Cuts the epochs into the shares of the processes that saved a position, however many processes there are now.
 
         Each of their batches was one batch of every share, and so are ours; every process takes its part of it.

@@ -50,7 +50,7 @@ def named_damage(path: str | os.PathLike[str], kind: str, remedy: str) -> Iterat
 class ParquetTable:
     """A Parquet file; pages are checked where its writer gave them checksums."""
 
-    def __init__(self, source: Any):
+    def __init__(self, source: str | os.PathLike[str] | pa.NativeFile):
         import pyarrow.parquet as pq
 
         options: dict[str, Any] = {"page_checksum_verification": True, "arrow_extensions_enabled": True}

@@ -149,7 +149,7 @@ def opened(path: str | os.PathLike[str], *, remedy: str = _COPY) -> Iterator[_Ta
         yield ParquetTable(source) if kind == "Parquet" else _Arrow(source)
 
 
-def _source(path: str) -> Any:
+def _source(path: str) -> pa.NativeFile:
     import pyarrow as pa
 
     return places.open_file(path) if places.is_remote(path) else pa.OSFile(path)
@@ -158,7 +158,7 @@ def _source(path: str) -> Any:
 class _Arrow:
     """An Arrow IPC file or stream. No checksum covers it; what does not make arrays is noticed."""
 
-    def __init__(self, source: Any):
+    def __init__(self, source: pa.NativeFile):
         import pyarrow as pa
 
         self._source = source
