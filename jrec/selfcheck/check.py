@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import IO, Any
 
 from jrec.errors import ConfigError, JrecError
+from jrec.json_values import JsonObject
 from jrec.ops.layout import EmbeddingLayout
 from jrec.ops.tt.shape import TTShape
 from jrec.ops.verdicts import (
@@ -209,9 +210,9 @@ def _how(code: int | None, seconds: int) -> str:
     return f"ended with exit code {code}" if code >= 0 else f"was ended by signal {-code}, {signal.strsignal(-code)}"
 
 
-def _events(output: IO[bytes]) -> dict[str, Any]:
+def _events(output: IO[bytes]) -> JsonObject:
     """The latest of everything that the child said."""
-    said: dict[str, Any] = {}
+    said: JsonObject = {}
     output.seek(0)
     for line in output:
         with contextlib.suppress(ValueError, TypeError):  # what a compiler or a driver prints

@@ -209,7 +209,7 @@ def encoder_of(folder: pathlib.Path, manifest: Manifest) -> RawValues | RowNumbe
 
 
 def model_inputs(
-    columns: Mapping[str, Any], manifest: Manifest, orders: Mapping[str, np.ndarray] | None = None
+    columns: Mapping[str, np.ndarray | ListColumn], manifest: Manifest, orders: Mapping[str, np.ndarray] | None = None
 ) -> tuple[np.ndarray, dict[str, Ids]]:
     """Dense features, (examples, num_dense) float32, and ids by feature.
 

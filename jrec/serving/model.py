@@ -38,6 +38,7 @@ from jrec.serving.ranked_items import RankedItems
 from jrec.serving.tables import ServedTables
 
 if TYPE_CHECKING:
+    import jax
     import pyarrow as pa
 
 BATCH_SIZES = (1, 4, 16, 64, 256, 1024, 4096)
@@ -553,7 +554,9 @@ class Model:
                 )
         return {table: rows_of_keys(folder, table, rows[table]) for table in self._growing}
 
-    def _histories(self, folder: pathlib.Path, manifest: Manifest, parameters: Mapping[str, Any]) -> Histories | None:
+    def _histories(
+        self, folder: pathlib.Path, manifest: Manifest, parameters: Mapping[str, jax.Array]
+    ) -> Histories | None:
         if not self._history_cache or APPEND not in manifest.files:
             return None
         return Histories(folder, manifest, self._history_cache, self._history_counts, parameters)
