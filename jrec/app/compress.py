@@ -8,7 +8,6 @@ import math
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -302,15 +301,17 @@ def _write(
     if SETTLED in run.saved.manifest.meta:
         meta[SETTLED] = run.saved.manifest.meta[SETTLED]
     about = {"command": "jrec compress", "checkpoint": str(run.saved.folder)}
-    options: dict[str, Any] = {"overwrite": overwrite, "inputs": [run.folder, run.config.data.path]}
+    inputs = [run.folder, run.config.data.path]
     with contextlib.ExitStack() as stack:
         if (made := run.record.made) is None:
-            folder = stack.enter_context(new_run_folder(_configuration(run, out, data, compressed), about, **options))
+            folder = stack.enter_context(
+                new_run_folder(_configuration(run, out, data, compressed), about, overwrite=overwrite, inputs=inputs)
+            )
             record = TrainedRun(folder)
             record.keep_dataset(run.trained_on)
             folder, learned = record.checkpoints, {**fresh_arrays(run.config, run.schema, layout), **learned}
         else:
-            folder = stack.enter_context(new_folder(out, about, kind=CHECKPOINTS, **options))
+            folder = stack.enter_context(new_folder(out, about, kind=CHECKPOINTS, overwrite=overwrite, inputs=inputs))
             dataset = run.trained_on if data is None else dataclasses.replace(run.trained_on, path=str(data))
             meta |= dataclasses.replace(made, tables=layout.tables, dataset=dataset).meta()
             meta[FRESH] = [*run.saved.manifest.meta.get(FRESH, ()), *trains]

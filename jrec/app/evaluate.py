@@ -219,7 +219,7 @@ class RestoredRun(OpenedRun):
         with _own_progress() as progress:
             return score_split(self.reading, split, limit=limit, progress=progress, unknown=unknown)
 
-    def importance(self, split: str, options: ImportanceOptions | None = None, *, limit: int = 0) -> dict[str, Any]:
+    def importance(self, split: str, options: ImportanceOptions | None = None, *, limit: int = 0) -> JsonObject:
         """How important the model's features are on a split; see ``feature_importance``."""
         self.run.flush()
         with _own_progress() as progress:

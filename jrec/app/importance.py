@@ -12,7 +12,7 @@ import dataclasses
 import difflib
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -91,7 +91,7 @@ def feature_importance(
     options: ImportanceOptions | None = None,
     limit: int = 0,
     progress: TrainingProgress,
-) -> dict[str, Any]:
+) -> JsonObject:
     """The section ``importance`` of a report, in JSON types; every process computes it.
 
     A change of a metric is positive where the permuted values make it worse. Its mean over the repeats is the

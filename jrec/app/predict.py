@@ -23,6 +23,7 @@ from jrec.data.encoded_columns import EncodedColumns, of_size
 from jrec.data.schema import SCHEMA_FILE, DatasetError
 from jrec.data.unknown import UnknownValues
 from jrec.errors import ConfigError
+from jrec.json_values import JsonObject
 from jrec.ops.layout import layout_shown
 from jrec.outputs import new_file
 from jrec.prepare.encoder import Encoder
@@ -159,7 +160,7 @@ class LoadedRun:
 
     def best(
         self, columns: object, k: int = 10, *, max_unknown: float | None = None
-    ) -> tuple[np.ndarray, list[list[Any]]]:
+    ) -> tuple[np.ndarray, list[list[str | int | None]]]:
         """The k best items of users, by a model that ranks items.
 
         Args:
@@ -326,7 +327,7 @@ class LoadedRun:
         repeats: int = REPEATS,
         groups: Sequence[Sequence[str]] = (),
         sample: int = SAMPLE,
-    ) -> dict[str, Any]:
+    ) -> JsonObject:
         """By how much the run scores a split of its dataset worse when a feature's values go to other examples.
 
         Args:

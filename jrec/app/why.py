@@ -22,8 +22,9 @@ from jrec.serving.model import predictions
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from jrec.app.models.predictor import ByTask, Piece, Predictor
+    from jrec.app.models.predictor import Piece, Predictor
     from jrec.app.models.scored import ClickPredictor, Scored
+    from jrec.serving.answers import ByTask
 
 Pairs = list[list[tuple[str, float]]]
 """By example the names of what its score depends on, each with its change, the greatest first."""

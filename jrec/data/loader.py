@@ -7,7 +7,7 @@ import functools
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,6 +24,9 @@ from jrec.errors import CheckpointError
 from jrec.json_values import JsonObject
 from jrec.ops.layout import EmbeddingLayout
 from jrec.optional_packages import explains_missing
+
+if TYPE_CHECKING:
+    import grain
 
 _STATE_VERSION = 1
 
@@ -233,7 +236,7 @@ class Loader:
         self._shared, self._source = shared, shared(identity["process_count"])
         self._identity = identity
         self._position = 0
-        self._iterator: Any = None
+        self._iterator: grain.DatasetIterator | None = None
 
     @property
     def batches_per_epoch(self) -> int:
@@ -377,7 +380,7 @@ class Loader:
         return [function for function in (self._transform, self._passed_through) if function is not None]
 
     @explains_missing
-    def _start(self) -> Any:
+    def _start(self) -> grain.DatasetIterator:
         import grain
 
         self._source.open()

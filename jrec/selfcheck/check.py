@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import IO, Any
+from typing import IO
 
 from jrec.errors import ConfigError, JrecError
 from jrec.json_values import JsonObject
@@ -191,8 +191,14 @@ def environment(platform: str) -> dict[str, str]:
 
 def _run(command: Sequence[str], output: IO[bytes], errors: IO[bytes], platform: str, seconds: float) -> int | None:
     """Runs a command; its exit code, or None where it did not end in time."""
-    streams: Any = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": errors}
-    process = subprocess.Popen(command, **streams, env=environment(platform), start_new_session=True)
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=errors,
+        env=environment(platform),
+        start_new_session=True,
+    )
     try:
         return process.wait(seconds)
     except subprocess.TimeoutExpired:

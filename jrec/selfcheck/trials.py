@@ -282,12 +282,13 @@ def _tt_products(kernel_class: KernelClass, sizes: Sizes) -> Trial:
 
     def run(implementation: Implementation) -> Callable[..., PyTree]:
         def products(below: jax.Array, core: jax.Array, level: Level, gradient: jax.Array) -> tuple[jax.Array, ...]:
-            named: Any = {"method": "grouped", "implementation": implementation}
-            out = expand(below, core, level, **named)
+            out = expand(below, core, level, method="grouped", implementation=implementation)
             count = jnp.asarray(below.shape[0], jnp.int32)
             real = jnp.arange(capacity, dtype=jnp.int32) < level.count
             out = jnp.where(real[:, None, None], out, 0)  # what padding holds is undefined
-            return out, *expand_transpose(gradient, below, core, level, below_count=count, **named)
+            return out, *expand_transpose(
+                gradient, below, core, level, below_count=count, method="grouped", implementation=implementation
+            )
 
         return products
 

@@ -13,6 +13,8 @@ from jrec.serving.format import Manifest
 if TYPE_CHECKING:
     import pyarrow as pa
 
+ByTask = np.ndarray | Mapping[str, np.ndarray]
+"""Numbers of examples, (n,) float32; by task where a model has several labels."""
 Item = str | int
 """An item's value as text, or its row where its table has no vocabulary."""
 
@@ -54,7 +56,7 @@ class Scored(NamedTuple):
       manifest: The manifest of the export, or of the last delta.
     """
 
-    scores: np.ndarray | Mapping[str, np.ndarray]
+    scores: ByTask
     manifest: Manifest
 
     def of_rows(self, rows: slice, k: int) -> Scored:

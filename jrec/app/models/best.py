@@ -13,7 +13,7 @@ import numpy as np
 
 from jrec.app.evaluate import RestoredRun
 from jrec.app.models.next_items import SEEN
-from jrec.app.models.predictor import ByTask, Piece, Predictor
+from jrec.app.models.predictor import Piece, Predictor
 from jrec.app.models.rank_items import ItemRanker
 from jrec.app.why import Reasons
 from jrec.app.why_best import BestExplainer
@@ -25,6 +25,7 @@ from jrec.data.vocabulary_file import table_values
 from jrec.errors import ConfigError
 from jrec.metrics import check_finite
 from jrec.prepare.encoder import Encoder
+from jrec.serving.answers import ByTask
 from jrec.serving.candidates import CANDIDATES, NoCandidatesError, checked
 
 if TYPE_CHECKING:

@@ -22,12 +22,13 @@ import pathlib
 import traceback
 from collections.abc import Callable, Collection, Mapping
 from types import ModuleType
-from typing import Any, cast
+from typing import cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jaxtyping import PyTree
 
 from jrec.app.config import ModelConfig
 from jrec.data.packing import pack_batch
@@ -35,6 +36,7 @@ from jrec.errors import ConfigError
 from jrec.nn import EmbeddingCollection
 from jrec.nn.optimizer import SparseModel
 from jrec.ops.layout import EmbeddingLayout
+from jrec.ops.types import Bags
 
 Factory = Callable[..., SparseModel]
 _OWN = ("embeddings", "num_dense", "rngs", "tasks")
@@ -146,7 +148,12 @@ def _check_logits(
     graph, state = nnx.split(model)
     named = {"mask": batch.mask} if "mask" in inspect.signature(model.logits).parameters else {}
 
-    def logits(dense: Any, activations: Any, bags: Any, named: Any) -> Any:
+    def logits(
+        dense: jax.Array,
+        activations: Mapping[str, jax.Array],
+        bags: Mapping[str, Bags],
+        named: Mapping[str, jax.Array],
+    ) -> PyTree:
         return nnx.merge(graph, state, copy=True).logits(dense, activations, bags, **named)
 
     try:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypedDict, Unpack
 
 from jrec.app.models import kinds
 from jrec.errors import ConfigError
+from jrec.json_values import JsonObject
 
 # Only for types: a configuration is checked, and its kind asked, before JAX is loaded (docs/resuming.md).
 if TYPE_CHECKING:
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from jrec.data.identity import Identity
     from jrec.data.packers import AnyPacker
     from jrec.data.schema import Schema
-    from jrec.json_values import JsonObject
     from jrec.nn.optimizer import Loss, SparseModel
     from jrec.nn.tt_stack import TTOptions
     from jrec.ops.dispatch import Implementation

@@ -18,15 +18,13 @@ from jrec.data.growing import StoredKeys
 from jrec.data.packers import AnyPacker
 from jrec.errors import ConfigError
 from jrec.prepare.encoder import Encoder
+from jrec.serving.answers import ByTask
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from jrec.app.why import Explainer
     from jrec.data.dataset_packer import PackerOptions
-
-ByTask = np.ndarray | Mapping[str, np.ndarray]
-"""Numbers of examples, (n,) float32; by task where a run has several labels."""
 
 
 class Piece(abc.ABC):

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, override
 import jax
 import numpy as np
 
-from jrec.app.models.predictor import ByTask, Piece, Predictor
+from jrec.app.models.predictor import Piece, Predictor
 from jrec.app.why import Reasons, ScoreExplainer
 from jrec.batch import Batch
 from jrec.data.blocks import known_labels
 from jrec.data.encoded_columns import EncodedColumns
 from jrec.metrics import check_finite
 from jrec.regression import Numbers
-from jrec.serving.answers import column_name
+from jrec.serving.answers import ByTask, column_name
 from jrec.serving.model import predictions
 
 if TYPE_CHECKING:

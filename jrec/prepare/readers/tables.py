@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -113,7 +113,7 @@ def partition(path: str) -> dict[str, str | None]:
     if not names:
         return {}
     schema = pa.schema([(name, pa.string()) for name in names])
-    partitioning: Any = ds.HivePartitioning(schema, null_fallback=_NULL_PARTITION, segment_encoding="uri")
+    partitioning = ds.HivePartitioning(schema, null_fallback=_NULL_PARTITION, segment_encoding="uri")
     return dict.fromkeys(names) | ds.get_partition_keys(partitioning.parse(path))
 
 

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, override
 
 from jrec.app.config.typed_toml import Section
 from jrec.app.models.clicks import ClickKind, check_interaction, dense_part
+from jrec.json_values import JsonObject
 
 if TYPE_CHECKING:
     from jrec.app.config import ModelConfig
     from jrec.app.models.kind import EmbeddingOptions
     from jrec.data.schema import Schema
-    from jrec.json_values import JsonObject
     from jrec.nn.optimizer import SparseModel
     from jrec.ops.layout import EmbeddingLayout
 

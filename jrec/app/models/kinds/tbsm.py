@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, override
 from jrec.app.config.typed_toml import Range, Section, Width
 from jrec.app.models.clicks import ClickKind, check_histories, check_interaction, dense_part
 from jrec.errors import ConfigError
+from jrec.json_values import JsonObject
 
 if TYPE_CHECKING:
     from jrec.app.config import ModelConfig
     from jrec.app.models.kind import EmbeddingOptions
     from jrec.data.schema import Schema
-    from jrec.json_values import JsonObject
     from jrec.nn.optimizer import SparseModel
     from jrec.ops.layout import EmbeddingLayout
 
