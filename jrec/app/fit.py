@@ -61,6 +61,7 @@ def fit(
 
     Args:
       data: A table (of pandas, polars, Arrow, …), columns by name, or paths of Parquet, CSV or JSON lines files.
+        Several tables or paths, in a list, follow each other.
       label: The column to predict, of two values. Or several, of which a line may lack any: all are learnt side by
         side, and the first decides (docs/several_labels.md).
       numeric: Whether the label is a number, such as a rating or a price, and predictions are numbers. Of several
@@ -183,7 +184,7 @@ class FittedModel:
         Raises:
           DatasetError: If a column is missing, or a value is none that it may have.
         """
-        if not _are_paths(data):
+        if not _is_log(data):
             return self.run.predict(with_index(data))
         pieces, tasks = [piece.predictions for piece in self._scored(data)], self._tasks
         none = np.empty(0, np.float32)
@@ -202,7 +203,7 @@ class FittedModel:
         """
         from jrec.metrics import ScoreAccumulator, evaluate_labels
 
-        pieces = list(self._scored(data if _are_paths(data) else _table(data)))
+        pieces = list(self._scored(data if _is_log(data) else _table(data)))
         if not pieces or any(piece.labels is None for piece in pieces):
             raise ConfigError("the data to evaluate has no rows, or no label column; give rows with their labels")
         numbers, tasks = self.run.restored.config.model.numbers_by_label, self._tasks
@@ -244,9 +245,9 @@ def _measured(name: str, value: float | None) -> str:
     return f"no {name}" if value is None else f"{name} {value:.4g}"
 
 
-def _are_paths(data: object) -> bool:
-    some = data if isinstance(data, list | tuple) else [data]
-    return all(isinstance(one, str | os.PathLike) for one in some)
+def _is_log(data: object) -> bool:
+    """Whether data are a path, or several paths or tables that follow each other, and not one table in memory."""
+    return isinstance(data, list | tuple | str | os.PathLike)
 
 
 def with_index(data: Any) -> Any:
