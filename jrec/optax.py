@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.core import Tracer
+from jax.typing import DTypeLike
 from jaxtyping import PyTree
 
 from jrec.ops.rounding import derived_key
@@ -236,5 +237,5 @@ def apply_updates(params: PyTree, updates: PyTree) -> PyTree:
     )
 
 
-def _dtype(leaf: jax.Array) -> jnp.dtype:
+def _dtype(leaf: jax.Array) -> DTypeLike:
     return jnp.float32 if is_row_gradients(leaf) else leaf.dtype

@@ -37,6 +37,7 @@ _EXACT = {"learning_rate": 0.1, "max_row_norm": 1.5}
 
 
 Arguments = tuple[PyTree, ...]
+"""What an op takes, trees of arrays."""
 
 
 class Wrong(Exception):  # noqa: N818, it is a judgement, not an error
