@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+from collections.abc import Iterable
+from typing import ClassVar, NoReturn
 
 import jax
 
@@ -12,23 +13,23 @@ from jrec.ops.types import Bags
 
 
 @jax.tree_util.register_pytree_with_keys_class
-class Extras(dict[str, Any]):
+class Extras(dict[str, jax.Array]):
     """Further arrays of a batch, which say how to get one that is not there."""
 
-    def __missing__(self, name: str) -> Any:
+    def __missing__(self, name: str) -> NoReturn:
         raise DatasetError(
             f"the batch has no further column {name!r}; there are {'only ' if self else ''}"
             f"{', '.join(sorted(self)) or 'none'}: name it where batches are made, as in"
             f" run.feed(batches, extras=[{name!r}]) or pack_batch(..., extras=[{name!r}])"
         )
 
-    def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], tuple[str, ...]]:
+    def tree_flatten_with_keys(self) -> tuple[list[tuple[object, jax.Array]], tuple[str, ...]]:
         """Arrays in the order of their names, as JAX flattens a dict."""
         names = tuple(sorted(self))
         return [(jax.tree_util.DictKey(name), self[name]) for name in names], names
 
     @classmethod
-    def tree_unflatten(cls, names: tuple[str, ...], arrays: Any) -> Extras:
+    def tree_unflatten(cls, names: tuple[str, ...], arrays: Iterable[jax.Array]) -> Extras:
         """The inverse."""
         return cls(zip(names, arrays, strict=True))
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from jrec.errors import JrecError
+from jrec.json_values import JsonObject
 from jrec.outputs import write_file
 
 _LONGEST = 80  # characters of a value that a message shows
@@ -41,7 +42,7 @@ def save_json(
 
 def load_json(
     path: pathlib.Path, *, kind: str, version: int, error: type[JrecError], remedy: str, sealed: bool = False
-) -> dict[str, Any]:
+) -> JsonObject:
     """The content that ``save_json`` was given.
 
     Args:
@@ -85,7 +86,7 @@ def parse_json(text: bytes | str) -> Any:
     return content
 
 
-def load_toml(path: str | os.PathLike[str], *, error: type[JrecError]) -> dict[str, Any]:
+def load_toml(path: str | os.PathLike[str], *, error: type[JrecError]) -> JsonObject:
     """The nested tables of a TOML file.
 
     Raises:
@@ -193,7 +194,7 @@ def _in_words(message: str, content: object) -> str:
     return f"{where}: {fault}" if where else fault
 
 
-def _value_at(content: Any, where: str) -> Any:
+def _value_at(content: Any, where: str) -> object:
     """The value at a place of msgspec's, such as "tables[0].rows"; None where the place does not say."""
     try:
         for key, index in re.findall(r"([^.\[\]]+)(?![^\[]*\])|\[([0-9]+)\]", where):

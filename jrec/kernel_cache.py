@@ -21,6 +21,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable
+from types import FunctionType, ModuleType
 from typing import IO, Any
 
 import numba
@@ -30,7 +31,7 @@ from numba.core.caching import CompileResultCacheImpl, FunctionCache, IndexDataC
 from jrec import environment
 from jrec.outputs import open_lock
 
-_config: Any = numba_config  # whose names exist at run time only
+_config: ModuleType = numba_config  # whose names exist at run time only
 
 FOLDER_VARIABLE = "JREC_KERNEL_CACHE"
 WAIT_SECONDS = 120.0  # several times what the slowest kernel takes on a busy machine; then a process compiles itself
@@ -53,7 +54,7 @@ class _SealedFiles(IndexDataCacheFile):
     def _save_index(self, overloads: dict[Any, str]) -> None:
         self._write(self._index_path, overloads)
 
-    def _load_data(self, name: str) -> Any:
+    def _load_data(self, name: str) -> object:
         return self._read(self._data_path(name))
 
     def _save_data(self, name: str, data: object) -> None:
@@ -97,7 +98,7 @@ class _ByContent(_CacheLocator):
         return str(self._line)
 
     @classmethod
-    def from_function(cls, py_func: Callable[..., Any], py_file: str) -> _ByContent | None:
+    def from_function(cls, py_func: FunctionType, py_file: str) -> _ByContent | None:
         """None of functions elsewhere, where the user chose a folder, and where none can be written."""
         if _config.CACHE_DIR or (stamp := content_stamp(py_file)) is None:
             return None
@@ -179,7 +180,7 @@ class SharedCache(FunctionCache):
 
     _impl_class = _Impl
 
-    def __init__(self, function: Callable[..., Any]):
+    def __init__(self, function: FunctionType):
         super().__init__(function)
         self._cache_file = _SealedFiles(
             cache_path=self.cache_path,
@@ -189,7 +190,7 @@ class SharedCache(FunctionCache):
         self._lock: IO[bytes] | None = None
         self._lock_path = pathlib.Path(self.cache_path) / f"{self._impl.filename_base}.lock"
 
-    def load_overload(self, sig: object, target_context: object) -> Any:
+    def load_overload(self, sig: object, target_context: object) -> object:
         """What was compiled for a signature, maybe just now by another process; None if this one is to compile it."""
         kernel = super().load_overload(sig, target_context)
         if kernel is None:
@@ -230,7 +231,7 @@ class SharedCache(FunctionCache):
             self._lock = None
 
 
-def compiled(function: Callable[..., Any]) -> Any:
+def compiled[F: Callable](function: F) -> F:
     """``numba.njit`` that releases the GIL, with a shared cache unless no folder for one can be written."""
     dispatcher: Any = numba.njit(nogil=True)(function)
     if (cache := cache_of(function)) is not None:
@@ -238,7 +239,7 @@ def compiled(function: Callable[..., Any]) -> Any:
     return dispatcher
 
 
-def cache_of(function: Callable[..., Any]) -> SharedCache | None:
+def cache_of(function: FunctionType) -> SharedCache | None:
     """The cache of a function; None if neither its folder nor the user's cache folder can be written."""
     try:
         return SharedCache(function)

@@ -10,13 +10,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 from jax.typing import ArrayLike
 
 from jrec.data.blocks import known_labels
 from jrec.data.schema import DatasetError
+from jrec.json_values import JsonObject
 from jrec.regression import (
     NumberEvaluation,
     Numbers,
@@ -93,7 +93,7 @@ class Evaluation:
     refinement: float | None = None
     weight: float | None = None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """The metrics in JSON types; an empty ``undefined`` is left out, and what was not measured."""
         there = {"undefined": bool(self.undefined)}
         there |= {name: getattr(self, name) is not None for name in ("refinement", "weight")}

@@ -22,9 +22,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax.core import Tracer
+from jax.typing import DTypeLike
+from jaxtyping import PyTree
 
 from jrec.ops.rounding import derived_key
-from jrec.ops.table import is_row_gradients, is_table, row_step
+from jrec.ops.table import Table, is_row_gradients, is_table, row_step
 from jrec.row_optimizers import (
     SGD,
     Adagrad,
@@ -36,6 +39,7 @@ from jrec.row_optimizers import (
     RowWiseAdam,
     RowWiseRMSProp,
     Schedule,
+    Slots,
 )
 
 _ROUNDING = 0x726F756E  # "roun", as of ``jrec.nn.SparseOptimizer``
@@ -50,7 +54,7 @@ class RowState(NamedTuple):
     """
 
     count: jax.Array
-    slots: Any
+    slots: PyTree
 
 
 @jax.tree_util.register_dataclass
@@ -58,7 +62,7 @@ class RowState(NamedTuple):
 class NewRows:
     """The update of a table: the table after the step, which ``apply_updates`` puts in its place."""
 
-    table: Any
+    table: Table | Tracer
 
 
 def rows(optimizer: RowOptimizer, *, rounding_seed: int | None = None) -> optax.GradientTransformation:
@@ -72,8 +76,8 @@ def rows(optimizer: RowOptimizer, *, rounding_seed: int | None = None) -> optax.
       TypeError: In ``init`` and ``update``, if a leaf is no table, or its gradient no ``RowGradients``.
     """
 
-    def init(params: Any) -> RowState:
-        def slots(path: Any, table: Any) -> Any:
+    def init(params: PyTree) -> RowState:
+        def slots(path: jax.tree_util.KeyPath, table: Table | Tracer) -> Slots:
             if not is_table(table):
                 raise TypeError(
                     f"params{jax.tree_util.keystr(path)} is {jax.typeof(table)}, but row optimizers step only"
@@ -83,7 +87,7 @@ def rows(optimizer: RowOptimizer, *, rounding_seed: int | None = None) -> optax.
 
         return RowState(jnp.zeros((), jnp.int32), jax.tree_util.tree_map_with_path(slots, params))
 
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+    def update(updates: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, RowState]:
         if params is None:
             raise ValueError("row optimizers step tables where they are: give update(gradients, state, params)")
         tables, structure = jax.tree.flatten(params)
@@ -106,42 +110,58 @@ def rows(optimizer: RowOptimizer, *, rounding_seed: int | None = None) -> optax.
     return optax.GradientTransformation(init, update)
 
 
-def sgd(learning_rate: float | Schedule, *, rounding_seed: int | None = None, **options: Any) -> Any:
+def sgd(
+    learning_rate: float | Schedule, *, rounding_seed: int | None = None, **options: Any
+) -> optax.GradientTransformation:
     """``rows`` of ``jrec.ops.SGD``, whose other hyperparameters are ``options``."""
     return rows(SGD(learning_rate=learning_rate, **options), rounding_seed=rounding_seed)
 
 
-def momentum(learning_rate: float | Schedule, *, rounding_seed: int | None = None, **options: Any) -> Any:
+def momentum(
+    learning_rate: float | Schedule, *, rounding_seed: int | None = None, **options: Any
+) -> optax.GradientTransformation:
     """``rows`` of ``jrec.ops.Momentum``, as ``sgd``."""
     return rows(Momentum(learning_rate=learning_rate, **options), rounding_seed=rounding_seed)
 
 
-def adagrad(learning_rate: float | Schedule, *, rounding_seed: int | None = None, **options: Any) -> Any:
+def adagrad(
+    learning_rate: float | Schedule, *, rounding_seed: int | None = None, **options: Any
+) -> optax.GradientTransformation:
     """``rows`` of ``jrec.ops.Adagrad``, as ``sgd``."""
     return rows(Adagrad(learning_rate=learning_rate, **options), rounding_seed=rounding_seed)
 
 
-def rowwise_adagrad(learning_rate: float | Schedule, *, rounding_seed: int | None = None, **options: Any) -> Any:
+def rowwise_adagrad(
+    learning_rate: float | Schedule, *, rounding_seed: int | None = None, **options: Any
+) -> optax.GradientTransformation:
     """``rows`` of ``jrec.ops.RowWiseAdagrad``, as ``sgd``."""
     return rows(RowWiseAdagrad(learning_rate=learning_rate, **options), rounding_seed=rounding_seed)
 
 
-def rmsprop(learning_rate: float | Schedule, *, rounding_seed: int | None = None, **options: Any) -> Any:
+def rmsprop(
+    learning_rate: float | Schedule, *, rounding_seed: int | None = None, **options: Any
+) -> optax.GradientTransformation:
     """``rows`` of ``jrec.ops.RMSProp``, as ``sgd``."""
     return rows(RMSProp(learning_rate=learning_rate, **options), rounding_seed=rounding_seed)
 
 
-def adam(learning_rate: float | Schedule, *, rounding_seed: int | None = None, **options: Any) -> Any:
+def adam(
+    learning_rate: float | Schedule, *, rounding_seed: int | None = None, **options: Any
+) -> optax.GradientTransformation:
     """``rows`` of ``jrec.ops.Adam``, as ``sgd``."""
     return rows(Adam(learning_rate=learning_rate, **options), rounding_seed=rounding_seed)
 
 
-def rowwise_rmsprop(learning_rate: float | Schedule, *, rounding_seed: int | None = None, **options: Any) -> Any:
+def rowwise_rmsprop(
+    learning_rate: float | Schedule, *, rounding_seed: int | None = None, **options: Any
+) -> optax.GradientTransformation:
     """``rows`` of ``jrec.ops.RowWiseRMSProp``, as ``sgd``."""
     return rows(RowWiseRMSProp(learning_rate=learning_rate, **options), rounding_seed=rounding_seed)
 
 
-def rowwise_adam(learning_rate: float | Schedule, *, rounding_seed: int | None = None, **options: Any) -> Any:
+def rowwise_adam(
+    learning_rate: float | Schedule, *, rounding_seed: int | None = None, **options: Any
+) -> optax.GradientTransformation:
     """``rows`` of ``jrec.ops.RowWiseAdam``, as ``sgd``."""
     return rows(RowWiseAdam(learning_rate=learning_rate, **options), rounding_seed=rounding_seed)
 
@@ -149,7 +169,7 @@ def rowwise_adam(learning_rate: float | Schedule, *, rounding_seed: int | None =
 def frozen() -> optax.GradientTransformation:
     """Leaves tables as they are; ``optax.set_to_zero`` is for arrays."""
 
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+    def update(updates: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
         del updates
         return jax.tree.map(NewRows, params), state
 
@@ -168,7 +188,7 @@ def partition(
     return optax.partition({"rows": rows, "dense": dense}, labels)
 
 
-def labels(tree: Any) -> Any:
+def labels(tree: PyTree) -> PyTree:
     """``"rows"`` for each table or row gradient of a tree, ``"dense"`` for each other leaf."""
     return jax.tree.map(lambda leaf: "rows" if is_table(leaf) or is_row_gradients(leaf) else "dense", tree)
 
@@ -182,7 +202,7 @@ def clip_by_global_norm(max_norm: float) -> optax.GradientTransformation:
       max_norm: The greatest norm, to which gradients of a greater one are scaled down.
     """
 
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+    def update(updates: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
         del params
         # Each table's lookups are sorted here, once for the norm and for the step.
         gradients = jax.tree.map(lambda leaf: leaf.casted() if is_row_gradients(leaf) else leaf, updates)
@@ -193,7 +213,7 @@ def clip_by_global_norm(max_norm: float) -> optax.GradientTransformation:
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
 
 
-def global_norm(tree: Any) -> jax.Array:
+def global_norm(tree: PyTree) -> jax.Array:
     """() float32: the Euclidean norm of arrays and row gradients together, as ``optax.tree.norm`` of arrays."""
     squares = jnp.float32(0)
     for leaf in jax.tree.leaves(tree):
@@ -201,7 +221,7 @@ def global_norm(tree: Any) -> jax.Array:
     return jnp.sqrt(squares)
 
 
-def apply_updates(params: Any, updates: Any) -> Any:
+def apply_updates(params: PyTree, updates: PyTree) -> PyTree:
     """``optax.apply_updates``, and for tables their new rows.
 
     Args:
@@ -217,5 +237,5 @@ def apply_updates(params: Any, updates: Any) -> Any:
     )
 
 
-def _dtype(leaf: Any) -> Any:
+def _dtype(leaf: jax.Array) -> DTypeLike:
     return jnp.float32 if is_row_gradients(leaf) else leaf.dtype

@@ -22,7 +22,7 @@ import pathlib
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import IO, Any
+from typing import IO
 
 from jrec.errors import OutputError
 
@@ -327,7 +327,7 @@ def _opened_lock(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW, 0o666)
 
 
-def try_lock(file: Any, busy: str) -> None:
+def try_lock(file: IO[bytes], busy: str) -> None:
     """Locks an open file until it is closed.
 
     Raises:

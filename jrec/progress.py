@@ -6,7 +6,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import rich.progress as rich_progress
@@ -102,7 +102,11 @@ def counted(name: str, total: int | None, *, show: bool | None = None) -> Iterat
         return
     import rich.progress as columns
 
-    parts: list[Any] = [columns.TextColumn("{task.description:<24}"), columns.BarColumn(), columns.MofNCompleteColumn()]
+    parts: list[columns.ProgressColumn] = [
+        columns.TextColumn("{task.description:<24}"),
+        columns.BarColumn(),
+        columns.MofNCompleteColumn(),
+    ]
     parts += [columns.TimeElapsedColumn()] + ([] if total is None else [columns.TimeRemainingColumn()])
     with bars(*parts, show=show) as progress:
         task = progress.add_task(name, total=total)

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from jrec.concordance import concordance
 from jrec.data.schema import DatasetError
 from jrec.errors import DivergedError
+from jrec.json_values import JsonObject
 
 # Only for types: a manifest of an export, which names ``Numbers``, is read before JAX is loaded.
 if TYPE_CHECKING:
+    import jax
     from jax.typing import ArrayLike
 
     from jrec.metrics import Scores
@@ -63,7 +65,7 @@ class Numbers:
             numbers = np.exp(values) * self.scale if self.link == "log" else self.location + self.scale * values
             return numbers.astype(np.float32)
 
-    def targets(self, labels: Any) -> Any:
+    def targets[A: (np.ndarray, jax.Array)](self, labels: A) -> A:
         """What outputs are trained on: labels as they are before location and scale, of any array type."""
         return (labels - self.location) / self.scale
 
@@ -108,7 +110,7 @@ class NumberEvaluation:
     undefined: dict[str, str]
     weight: float | None = None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """The metrics in JSON types; an empty ``undefined`` and a missing weight are left out."""
         there = {"undefined": bool(self.undefined), "weight": self.weight is not None}
         return {name: value for name, value in dataclasses.asdict(self).items() if there.get(name, True)}

@@ -77,6 +77,13 @@ def test_the_test_split_is_the_last_lines_by_time(model):
         model.evaluate(last.drop(columns="bought"))
 
 
+def test_several_tables_follow_each_other(model):
+    rows = frame(200, seed=1)
+    halves = [rows.iloc[:80], pa.Table.from_pandas(rows.iloc[80:])]
+    np.testing.assert_allclose(model.predict(halves), model.predict(rows), rtol=1e-6)
+    assert model.evaluate(halves)["log_loss"] == pytest.approx(model.evaluate(rows)["log_loss"], rel=1e-6)
+
+
 def test_a_model_says_what_it_is(model):
     text = repr(model)
     assert re.search(r"jrec model of \d features \(\d tables of \d+ rows\), 720 examples\nfolder: ", text)

@@ -15,12 +15,12 @@ import pathlib
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from jrec.errors import JrecError
 from jrec.files import parse_json
+from jrec.json_values import JsonMapping, JsonObject
 from jrec.outputs import write_file
 
 _DIGEST = 32
@@ -34,7 +34,7 @@ def write_container(
     *,
     kind: str,
     version: int,
-    header: Mapping[str, Any],
+    header: JsonMapping,
     arrays: Mapping[str, np.ndarray],
 ) -> None:
     """Writes a file atomically.
@@ -59,7 +59,7 @@ def write_container(
 
 def read_container(
     path: str | os.PathLike[str], *, kind: str, version: int | tuple[int, ...], error: type[JrecError], remedy: str
-) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+) -> tuple[JsonObject, dict[str, np.ndarray]]:
     """Reads and checks a file.
 
     Args:
@@ -126,7 +126,7 @@ def check_arrays(
             raise error(f"{path}: array {name} is {array.dtype}{list(array.shape)}, no list of numbers; {remedy}")
 
 
-def _arrays(entries: list[dict[str, Any]], body: memoryview) -> dict[str, np.ndarray]:
+def _arrays(entries: list[JsonObject], body: memoryview) -> dict[str, np.ndarray]:
     arrays: dict[str, np.ndarray] = {}
     at = 0
     for entry in entries:

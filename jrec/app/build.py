@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Iterable
-from typing import Any
+from typing import TYPE_CHECKING
 
 import jax
 from flax import nnx
@@ -18,12 +18,16 @@ from jrec.app.tables import tt_options
 from jrec.data.identity import Identity
 from jrec.data.schema import Schema
 from jrec.errors import value_errors_are_config_errors
+from jrec.json_values import JsonObject
 from jrec.nn import EmbeddingCollection, SparseOptimizer
 from jrec.nn.optimizer import Loss, SparseModel
 from jrec.ops.layout import EmbeddingLayout
 from jrec.run.identity import identity_of
 from jrec.run.run import Run
 from jrec.sharding import Plan
+
+if TYPE_CHECKING:
+    from jrec.app.models.kind import EmbeddingOptions
 
 _STREAMS = 0x64726F70  # "drop": sets other streams, such as of dropout, apart from the parameters of the same seed
 
@@ -46,7 +50,7 @@ def build_model(config: TrainConfig, schema: Schema, layout: EmbeddingLayout) ->
     """
     model, tables = config.model, config.tables
     rngs = nnx.Rngs(jax.random.fold_in(jax.random.key(config.seed), _STREAMS), params=config.seed)
-    embeddings: dict[str, Any] = {
+    embeddings: EmbeddingOptions = {
         "implementation": None if tables.implementation == "auto" else tables.implementation,
         "tt": tt_options(config, layout),
         "key": rngs.params(),  # the first of the stream, as ``table_key`` draws it
@@ -151,7 +155,7 @@ def _of_cores(
     return dataclasses.replace(config, **chosen)
 
 
-def described(config: TrainConfig, schema: Schema, *, trained_on: Identity | None = None) -> dict[str, Any]:
+def described(config: TrainConfig, schema: Schema, *, trained_on: Identity | None = None) -> JsonObject:
     """What checkpoints record of a run beside its tables (``jrec.run.identity``): model, optimizer, dataset.
 
     Args:
@@ -169,13 +173,13 @@ def described(config: TrainConfig, schema: Schema, *, trained_on: Identity | Non
 
 def run_identity(
     config: TrainConfig, schema: Schema, layout: EmbeddingLayout, *, trained_on: Identity | None = None
-) -> dict[str, Any]:
+) -> JsonObject:
     """What a checkpoint of the configuration's run records; arguments as of ``described``."""
     _, optimizer = build_modules(config, schema, layout, total_steps=MOST, abstract=True)
     return identity_of(layout, optimizer, described(config, schema, trained_on=trained_on))
 
 
-def _model_description(model: ModelConfig, num_dense: int) -> dict[str, Any]:
+def _model_description(model: ModelConfig, num_dense: int) -> JsonObject:
     """The model's keys, less those that it does not read, which checkpoints of earlier versions lack."""
     if not model.factory:
         return model.of_kind.identity(model, num_dense)
@@ -183,10 +187,10 @@ def _model_description(model: ModelConfig, num_dense: int) -> dict[str, Any]:
     return {key: keys[key] for key in FACTORY_KEYS} | keys["sections"]
 
 
-def parameter_counts(model: SparseModel) -> dict[str, dict[str, Any]]:
+def parameter_counts(model: SparseModel) -> dict[str, dict[str, int]]:
     """Parameters and bytes of the dense part and of every stack, for the report; the model may be abstract."""
     dense = jax.tree.leaves(nnx.state(model, nnx.Param))
-    counts: dict[str, dict[str, Any]] = {"dense": {"parameters": sum(x.size for x in dense), "bytes": _bytes(dense)}}
+    counts: dict[str, dict[str, int]] = {"dense": {"parameters": sum(x.size for x in dense), "bytes": _bytes(dense)}}
     for name, array in model.embeddings.arrays().items():
         rows, dim = array.shape[0], model.embeddings.dims[name]
         counts[name] = {"parameters": rows * dim, "bytes": _bytes([array]), "rows": rows}
@@ -202,7 +206,7 @@ def parameter_counts(model: SparseModel) -> dict[str, dict[str, Any]]:
     return counts
 
 
-def run_parameters(run: Run) -> dict[str, dict[str, Any]]:
+def run_parameters(run: Run) -> dict[str, dict[str, int]]:
     """``parameter_counts`` of a run's model, with the rows of planned stacks in host memory, and their bytes."""
     counts = parameter_counts(run.modules()[0])
     for stack in run.layout.planned_stacks:

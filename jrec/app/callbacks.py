@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from jrec.app.config import TrainConfig
 from jrec.run.run import Run
@@ -39,7 +39,7 @@ class Event:
         self._stopping.append(self.step)
 
 
-Callback = Callable[[Event], Any]
+Callback = Callable[[Event], object]
 
 
 class Callbacks:

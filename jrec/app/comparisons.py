@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,12 +17,16 @@ from jrec.app.report.slices import EACH, Slicer, add_block, slicers
 from jrec.data.blocks import LABEL, Column
 from jrec.data.parquet import read_batches
 from jrec.data.schema import DatasetError, Schema
+from jrec.json_values import JsonObject
 from jrec.metrics import LabelScores
+
+if TYPE_CHECKING:
+    from jrec.app.config.typed_toml import Section
 
 
 def comparison_sections(
     config: TrainConfig, schema: Schema, scores: Mapping[str, AnyScores], *, whole: bool = True, slices: bool = True
-) -> dict[str, Any]:
+) -> JsonObject:
     """The sections ``baselines``, ``groups`` and ``slices`` of a report, those that the configuration asks for.
 
     Args:
@@ -42,7 +46,7 @@ def comparison_sections(
 
 def of_labels(
     config: TrainConfig, schema: Schema, scores: Mapping[str, LabelScores], *, whole: bool, slices: bool
-) -> dict[str, Any]:
+) -> JsonObject:
     """``comparison_sections`` of models that score lines, on a dataset that is read from a folder."""
     folder, sections = schema.folder, {}
     assert folder is not None
@@ -92,7 +96,7 @@ def _scored(
         )
 
 
-def _slices(folder: pathlib.Path, schema: Schema, some: Sequence[Slicer]) -> list[dict[str, Any]]:
+def _slices(folder: pathlib.Path, schema: Schema, some: Sequence[Slicer]) -> list[Section]:
     described = []
     for one in some:
         table = one.table
@@ -103,7 +107,7 @@ def _slices(folder: pathlib.Path, schema: Schema, some: Sequence[Slicer]) -> lis
     return described
 
 
-def _groups(folder: pathlib.Path, schema: Schema, name: str, scores: LabelScores, groups: np.ndarray) -> dict[str, Any]:
+def _groups(folder: pathlib.Path, schema: Schema, name: str, scores: LabelScores, groups: np.ndarray) -> JsonObject:
     table = schema.table(next(f.table for f in schema.categorical if f.name == name))
 
     def names(rows: Sequence[int]) -> list[str]:

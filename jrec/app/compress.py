@@ -8,7 +8,6 @@ import math
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +27,7 @@ from jrec.checkpoint.saved import SavedTable
 from jrec.checkpoint.settled import SETTLED
 from jrec.data.schema import Schema
 from jrec.errors import ConfigError, value_errors_are_config_errors
+from jrec.json_values import JsonObject
 from jrec.ops.layout import EmbeddingLayout, TableConfig
 from jrec.ops.tt import TTDecomposition, TTShape, tt_dense_chunks, tt_svd
 from jrec.ops.tt.shape import MAX_ROWS
@@ -297,19 +297,21 @@ def _write(
     trains = {name: table.cores for name, table in compressed.items() if table.cores}
     for name, cores in trains.items():
         learned |= {path: np.asarray(core) for path, core in core_arrays(layout, name, cores).items()}
-    meta: dict[str, Any] = {"meta": meta_of(run.saved)}
+    meta: JsonObject = {"meta": meta_of(run.saved)}
     if SETTLED in run.saved.manifest.meta:
         meta[SETTLED] = run.saved.manifest.meta[SETTLED]
     about = {"command": "jrec compress", "checkpoint": str(run.saved.folder)}
-    options: dict[str, Any] = {"overwrite": overwrite, "inputs": [run.folder, run.config.data.path]}
+    inputs = [run.folder, run.config.data.path]
     with contextlib.ExitStack() as stack:
         if (made := run.record.made) is None:
-            folder = stack.enter_context(new_run_folder(_configuration(run, out, data, compressed), about, **options))
+            folder = stack.enter_context(
+                new_run_folder(_configuration(run, out, data, compressed), about, overwrite=overwrite, inputs=inputs)
+            )
             record = TrainedRun(folder)
             record.keep_dataset(run.trained_on)
             folder, learned = record.checkpoints, {**fresh_arrays(run.config, run.schema, layout), **learned}
         else:
-            folder = stack.enter_context(new_folder(out, about, kind=CHECKPOINTS, **options))
+            folder = stack.enter_context(new_folder(out, about, kind=CHECKPOINTS, overwrite=overwrite, inputs=inputs))
             dataset = run.trained_on if data is None else dataclasses.replace(run.trained_on, path=str(data))
             meta |= dataclasses.replace(made, tables=layout.tables, dataset=dataset).meta()
             meta[FRESH] = [*run.saved.manifest.meta.get(FRESH, ()), *trains]

@@ -8,8 +8,8 @@ import functools
 import os
 import pathlib
 import threading
-from collections.abc import Iterable, Mapping
-from typing import Any, cast
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 import numpy as np
@@ -30,7 +30,6 @@ from jrec.app.progress import TrainingProgress
 from jrec.app.report.ranking import AnyScores
 from jrec.app.run_record import RunRecord, find_run
 from jrec.app.tables import on_devices
-from jrec.batch import Batch
 from jrec.checkpoint import Checkpoints, Saved
 from jrec.data.columns import Column
 from jrec.data.fae import is_fae_folder
@@ -38,6 +37,7 @@ from jrec.data.identity import Identity
 from jrec.data.schema import Schema
 from jrec.data.unknown import UnknownValues
 from jrec.errors import CheckpointError, ConfigError
+from jrec.json_values import JsonObject
 from jrec.nn.optimizer import SparseModel
 from jrec.ops.layout import EmbeddingLayout
 from jrec.run.processes import first
@@ -116,7 +116,6 @@ def score_split(
         progress.evaluating(split, loader.batches_per_epoch) as advance,
     ):
         shared, predictions = loading.get("shared", False), run.predictions.of_split(loader)
-        predictions = cast("Iterable[tuple[Any, Batch]]", predictions)
         scores = kind.scores(predictions, reading, check=not shared, on_batch=advance)
         if unknown is not None and shared:
             unknown.share()
@@ -135,9 +134,9 @@ class CheckpointScores:
     schema: Schema
     trained_on: Identity
     config: TrainConfig
-    parameters: dict[str, dict[str, Any]]
+    parameters: dict[str, dict[str, int]]
     unknown: UnknownValues
-    importance: dict[str, Any] | None = None
+    importance: JsonObject | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -220,7 +219,7 @@ class RestoredRun(OpenedRun):
         with _own_progress() as progress:
             return score_split(self.reading, split, limit=limit, progress=progress, unknown=unknown)
 
-    def importance(self, split: str, options: ImportanceOptions | None = None, *, limit: int = 0) -> dict[str, Any]:
+    def importance(self, split: str, options: ImportanceOptions | None = None, *, limit: int = 0) -> JsonObject:
         """How important the model's features are on a split; see ``feature_importance``."""
         self.run.flush()
         with _own_progress() as progress:

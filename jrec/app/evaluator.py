@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import pathlib
 import time
-from typing import Any
 
 from jrec.app.calibration import bias_of, calibrated, fit_calibration, refinement
 from jrec.app.config import TrainConfig
@@ -20,6 +19,7 @@ from jrec.app.report.ranking import AnyEvaluation, AnyScores, evaluated, evaluat
 from jrec.app.run_length import epoch_batches
 from jrec.app.watch import BestStep, EvaluationPlan
 from jrec.data.schema import Schema
+from jrec.json_values import JsonObject
 from jrec.metrics import Evaluation, Scores, log_loss
 from jrec.regression import NumberScores, evaluate_numbers
 from jrec.run.processes import first
@@ -59,9 +59,20 @@ class Evaluator:
         catalogue = config.model.of_kind.catalogue(self._folder, config, schema, schema.identity, keep=first())
         return Reading(run=self._run, config=config, schema=schema, catalogue=catalogue)
 
-    def scores(self, split: str, progress: TrainingProgress, *, limit: int = 0, **order: Any) -> AnyScores:
+    def scores(
+        self,
+        split: str,
+        progress: TrainingProgress,
+        *,
+        start: int = 0,
+        stop: int | None = None,
+        limit: int = 0,
+        shuffle: bool = False,
+    ) -> AnyScores:
         """``score_split`` of the run."""
-        return score_split(self._reading, split, limit=limit, progress=progress, **order)
+        return score_split(
+            self._reading, split, start=start, stop=stop, limit=limit, shuffle=shuffle, progress=progress
+        )
 
     def loss(self, split: str, progress: TrainingProgress, *, limit: int) -> float:
         """The log loss on the first ``limit`` batches of a split, of labels that are numbers the RMSE."""
@@ -116,13 +127,13 @@ class Evaluator:
         # A single step leaves the mean prediction off by up to a tenth (docs/first_configuration.md). As many examples
         # of training measure that; under FAE the split of that name has only the cold ones.
         if self._config.schedule == "plain":
-            order: dict[str, Any] = {"shuffle": True}
-            if data.order == "time" or data.half_life:  # such a model predicts what the last ones were like
+            start, stop = 0, None
+            if recent := data.order == "time" or bool(data.half_life):  # such a model predicts as the last ones were
                 learnt = examples = self._schema.splits["train"].examples
                 if data.order == "time":
                     learnt = ((step - 1) % epoch_batches(self._config, examples) + 1) * data.batch_size
-                order = {"start": max(0, learnt - limit * data.eval_batch_size), "stop": learnt}
-            training = self.scores("train", progress, limit=limit, **order)
+                start, stop = max(0, learnt - limit * data.eval_batch_size), learnt
+            training = self.scores("train", progress, start=start, stop=stop, limit=limit, shuffle=not recent)
             assert isinstance(training, Scores)  # as the others are
             bias = bias_of(training)
         scale, shift = fit_calibration(scores, bias=bias)
@@ -144,7 +155,7 @@ class Evaluator:
             measured[self._task] = dataclasses.replace(decides, refinement=refinement(own))
         return measured
 
-    def sections(self, training_seconds: float) -> dict[str, Any]:
+    def sections(self, training_seconds: float) -> JsonObject:
         """Its section of the report; ``training_seconds`` is the time that steps took."""
         if not self._count:
             return {}

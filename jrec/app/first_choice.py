@@ -10,7 +10,7 @@ from typing import Any
 from jrec.app import first_config, first_ranking, first_towers
 from jrec.app.first_config import LARGE
 from jrec.app.first_page import first_page
-from jrec.app.first_rules import Metric, Proposal, Rules, render
+from jrec.app.first_rules import Choice, Metric, Proposal, Rules, render
 from jrec.data.schema import Schema
 
 TRIALS_SUFFIX = ".trials.jsonl"
@@ -81,7 +81,7 @@ def first_choice(
 
         if rules.valid and rules.examples < LARGE:
 
-            def tried(trial: Trial, left: float | None = None) -> None:
+            def tried(trial: Trial[Choice], left: float | None = None) -> None:
                 beside = (
                     f", {metric.beside[1]} {trial.beside:.4f}" if metric.beside and trial.beside is not None else ""
                 )

@@ -18,7 +18,7 @@ _COLORS = ("train", "valid", "test", "grey")
 
 
 def first_page(
-    name: str, out: str, keys: Sequence[Key], rules: Rules[Any], some: Sequence[Choice], trials: Sequence[Trial]
+    name: str, out: str, keys: Sequence[Key], rules: Rules[Any], some: Sequence[Choice], trials: Sequence[Trial[Choice]]
 ) -> str:
     """The page as HTML.
 
@@ -42,7 +42,7 @@ def first_page(
     return page(f"A first configuration for {name}", parts)
 
 
-def _why(rules: Rules[Any], trials: Sequence[Trial]) -> str:
+def _why(rules: Rules[Any], trials: Sequence[Trial[Choice]]) -> str:
     if trials:
         metric = rules.metric
         best = f"the {metric.best} {metric.name} on the valid split"
@@ -59,7 +59,7 @@ def _why(rules: Rules[Any], trials: Sequence[Trial]) -> str:
     return "By its numbers alone, as --quick asks for."
 
 
-def _trials(rules: Rules[Any], trials: Sequence[Trial]) -> Iterator[str]:
+def _trials(rules: Rules[Any], trials: Sequence[Trial[Choice]]) -> Iterator[str]:
     if not trials:
         return
     from jrec.app.first_trials import STEPS, spread  # loads JAX
@@ -86,7 +86,7 @@ def _trials(rules: Rules[Any], trials: Sequence[Trial]) -> Iterator[str]:
 _CALIBRATED = ", taken after the best scale and shift of its logits"
 
 
-def _curves(rules: Rules[Any], trials: Sequence[Trial]) -> Iterator[str]:
+def _curves(rules: Rules[Any], trials: Sequence[Trial[Choice]]) -> Iterator[str]:
     last = max(trial.steps for trial in trials)
     metric = rules.metric
     once = " once calibrated" if metric.calibrated else ""

@@ -100,7 +100,7 @@ class Choice(abc.ABC):
     def variants(self) -> Iterator[Self]:
         """Choices that differ in one thing, what tells most first."""
 
-    def changed(self, key: str, words: str, **values: Any) -> Self:
+    def changed(self, key: str, words: str, **values: object) -> Self:
         """The same with one thing changed, which ``words`` describe."""
         return dataclasses.replace(self, tuned={**self.tuned, key: words}, **values)
 

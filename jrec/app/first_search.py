@@ -11,13 +11,13 @@ import hashlib
 import json
 import pathlib
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import jrec
 from jrec.app.callbacks import Event
 from jrec.app.first_rules import Choice, Rules, render
 from jrec.app.first_trials import STEPS, Trial, best_first, tried
+from jrec.app.report.content import Record
 from jrec.app.report.logs import JsonLines, read_records
 from jrec.data.identity import Identity
 
@@ -25,16 +25,16 @@ _RECORDED = tuple(field.name for field in dataclasses.fields(Trial) if field.nam
 _OVER = 1.1  # of the minutes, after which the trial under way ends, too
 
 
-def search(
+def search[C: Choice](
     path: str,
-    rules: Rules[Any],
-    some: Sequence[Choice],
+    rules: Rules[C],
+    some: Sequence[C],
     *,
     minutes: float,
     kept: pathlib.Path,
     dataset: Identity,
-    on_trial: Callable[[Trial, float], None],
-) -> list[Trial]:
+    on_trial: Callable[[Trial[C], float], None],
+) -> list[Trial[C]]:
     """Tries candidates, then variants of the best one, until the time is over.
 
     Args:
@@ -55,7 +55,7 @@ def search(
     clock, metric = _Clock(60 * minutes), rules.metric
     with _Kept(kept, [dataset.rows, dataset.examples, rules.trial_examples]) as before:
 
-        def tries(candidate: Choice, seed: int = 0) -> bool:
+        def tries(candidate: C, seed: int = 0) -> bool:
             config = render("a trial", rules.config(path, candidate), rules)
             if (trial := before.of(config, candidate, seed)) is None:
                 if trials and not clock.has(max(own.seconds for own in trials[-3:])):
@@ -68,7 +68,7 @@ def search(
             trials.append(trial)
             return True
 
-        trials: list[Trial] = []
+        trials: list[Trial[C]] = []
         for candidate in some:
             tries(candidate)
         tries(best_first(trials, metric)[0].candidate, seed=1)  # how much is chance
@@ -115,19 +115,19 @@ class _Kept:
 
     def __init__(self, path: pathlib.Path, about: Sequence[object]):
         self._about = [jrec.__version__, *about, STEPS]
-        self._trials: dict[str, Mapping[str, Any]] = {}
+        self._trials: dict[str, Record] = {}
         if path.is_file():
             self._trials = {record["trial"]: record for record in read_records(path) if "trial" in record}
         self._file = JsonLines(path)
 
-    def of(self, config: str, candidate: Choice, seed: int) -> Trial | None:
+    def of[C: Choice](self, config: str, candidate: C, seed: int) -> Trial[C] | None:
         """The trial of a configuration, if there was one."""
         record = self._trials.get(self._digest(config, seed))
         if record is None or not record.keys() >= {*_RECORDED}:
             return None
         return Trial(candidate=candidate, **{name: record[name] for name in _RECORDED})
 
-    def keep(self, config: str, trial: Trial) -> None:
+    def keep(self, config: str, trial: Trial[Choice]) -> None:
         """Adds a trial."""
         values = {name: getattr(trial, name) for name in _RECORDED}
         digest = self._digest(config, trial.seed)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from jrec.app.callbacks import Callback
 from jrec.app.config import TrainConfig, load_config
 from jrec.app.first_rules import Choice, Metric, Rules, render
 from jrec.app.loop import train
+from jrec.app.report.content import Records
 from jrec.app.report.logs import METRICS_FILE, read_records
 
 STEPS = 8_000
@@ -21,7 +21,7 @@ CLOSE = 0.002
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Trial:
+class Trial[C: Choice]:
     """How the trial of a kind of model went.
 
     Attributes:
@@ -35,13 +35,13 @@ class Trial:
       seed: Its seed.
     """
 
-    candidate: Choice
+    candidate: C
     score: float
     beside: float | None
     step: int
     steps: int
     seconds: float
-    records: Sequence[Mapping[str, Any]] = ()
+    records: Records = ()
     seed: int = 0
 
     @property
@@ -50,9 +50,9 @@ class Trial:
         return self.step if self.step < 0.7 * self.steps else 0
 
 
-def try_all(
-    path: str, rules: Rules[Any], some: Sequence[Choice], *, on_trial: Callable[[Trial], None] = lambda trial: None
-) -> list[Trial]:
+def try_all[C: Choice](
+    path: str, rules: Rules[C], some: Sequence[C], *, on_trial: Callable[[Trial[C]], None] = lambda trial: None
+) -> list[Trial[C]]:
     """Trains every candidate on the dataset, as its first configuration says, for at most ``STEPS`` steps.
 
     Args:
@@ -78,9 +78,9 @@ def try_all(
     return best_first(trials, rules.metric)
 
 
-def tried(
-    path: str, rules: Rules[Any], candidate: Choice, *, seed: int = 0, callbacks: Sequence[Callback] = ()
-) -> Trial | None:
+def tried[C: Choice](
+    path: str, rules: Rules[C], candidate: C, *, seed: int = 0, callbacks: Sequence[Callback] = ()
+) -> Trial[C] | None:
     """Trains a candidate on the dataset; arguments and errors as of ``try_all``, callbacks as of ``train``.
 
     Returns:
@@ -107,7 +107,7 @@ def tried(
     )
 
 
-def best_first(trials: Sequence[Trial], metric: Metric) -> list[Trial]:
+def best_first[C: Choice](trials: Sequence[Trial[C]], metric: Metric) -> list[Trial[C]]:
     """Trials by score, but first the one that is best by the metric beside it among those within ``CLOSE`` of the best.
 
     Trials of other seeds than the first, which tell what is chance, are the last.
@@ -119,7 +119,7 @@ def best_first(trials: Sequence[Trial], metric: Metric) -> list[Trial]:
     return [first, *(trial for trial in ordered if trial is not first), *(trial for trial in trials if trial.seed)]
 
 
-def spread(trials: Sequence[Trial]) -> float | None:
+def spread(trials: Sequence[Trial[Choice]]) -> float | None:
     """By how much the scores of one candidate with two seeds differ; None where none has two."""
     for other in (trial for trial in trials if trial.seed):
         same = (trial for trial in trials if not trial.seed and trial.candidate == other.candidate)
@@ -127,7 +127,7 @@ def spread(trials: Sequence[Trial]) -> float | None:
     return None
 
 
-def trial_config(path: str, rules: Rules[Any], candidate: Choice, out: pathlib.Path, seed: int = 0) -> TrainConfig:
+def trial_config[C: Choice](path: str, rules: Rules[C], candidate: C, out: pathlib.Path, seed: int = 0) -> TrainConfig:
     """The configuration of a trial, whose run is ``out``."""
     file = out.with_suffix(".toml")
     keys = rules.config(path, candidate)
@@ -138,7 +138,7 @@ def trial_config(path: str, rules: Rules[Any], candidate: Choice, out: pathlib.P
     return load_config(file, [f"out={str(out)!r}", f"max_steps={most}", f"seed={seed}", *watch])
 
 
-def notes_of(trials: Sequence[Trial], metric: Metric) -> list[str]:
+def notes_of(trials: Sequence[Trial[Choice]], metric: Metric) -> list[str]:
     """Lines that say how the trials went."""
     name = f"{metric.name}, once calibrated" if metric.calibrated else metric.name
     head = f"Each was trained for up to {STEPS:,} steps, and reached on the valid split this {name}:"

@@ -19,6 +19,7 @@ import numpy as np
 from jrec import compile_cache
 from jrec.app.config.typed_toml import toml_value
 from jrec.errors import ConfigError
+from jrec.json_values import JsonMapping, JsonObject
 from jrec.outputs import write_file
 from jrec.prepare.prepare import prepare
 from jrec.prepare.prepare_options import PrepareOptions
@@ -37,7 +38,7 @@ _LOG, _SCHEMA, _DATA, _CONFIG, _RUN = "log", "schema.toml", "data", "model.toml"
 
 
 def fit(
-    data: InputLike | Sequence[InputLike] | Mapping[str, Any],
+    data: InputLike | Sequence[InputLike] | Mapping[str, object],
     *,
     label: str | Sequence[str] = "",
     numeric: bool | Sequence[str] = False,
@@ -60,6 +61,7 @@ def fit(
 
     Args:
       data: A table (of pandas, polars, Arrow, …), columns by name, or paths of Parquet, CSV or JSON lines files.
+        Several tables or paths, in a list, follow each other.
       label: The column to predict, of two values. Or several, of which a line may lack any: all are learnt side by
         side, and the first decides (docs/several_labels.md).
       numeric: Whether the label is a number, such as a rating or a price, and predictions are numbers. Of several
@@ -147,7 +149,7 @@ class FittedModel:
         Of several labels they are the first one's, and under "tasks" each label's own.
     """
 
-    def __init__(self, folder: pathlib.Path, run: LoadedRun, metrics: dict[str, dict[str, Any]]):
+    def __init__(self, folder: pathlib.Path, run: LoadedRun, metrics: dict[str, JsonObject]):
         self.folder, self.run, self.metrics = folder, run, metrics
 
     def __repr__(self) -> str:
@@ -169,7 +171,7 @@ class FittedModel:
         ]
         return Shown((f"jrec model of {features} ({tables} of {rows}), {examples}", f"folder: {self.folder}"), splits)
 
-    def predict(self, data: InputLike | Sequence[InputLike] | Mapping[str, Any]) -> Any:
+    def predict(self, data: InputLike | Sequence[InputLike] | Mapping[str, object]) -> Any:
         """Probabilities, or of a label that is a number such numbers, (rows,) float32, in the order of the rows.
 
         Of several labels by name.
@@ -182,7 +184,7 @@ class FittedModel:
         Raises:
           DatasetError: If a column is missing, or a value is none that it may have.
         """
-        if not _are_paths(data):
+        if not _is_log(data):
             return self.run.predict(with_index(data))
         pieces, tasks = [piece.predictions for piece in self._scored(data)], self._tasks
         none = np.empty(0, np.float32)
@@ -190,7 +192,7 @@ class FittedModel:
             return {task: np.concatenate([none, *(piece[task] for piece in pieces)]) for task in tasks}
         return np.concatenate([none, *pieces])
 
-    def evaluate(self, data: InputLike | Sequence[InputLike] | Mapping[str, Any]) -> dict[str, Any]:
+    def evaluate(self, data: InputLike | Sequence[InputLike] | Mapping[str, object]) -> dict[str, Any]:
         """Metrics on other rows, by name as in ``metrics``.
 
         Args:
@@ -201,7 +203,7 @@ class FittedModel:
         """
         from jrec.metrics import ScoreAccumulator, evaluate_labels
 
-        pieces = list(self._scored(data if _are_paths(data) else _table(data)))
+        pieces = list(self._scored(data if _is_log(data) else _table(data)))
         if not pieces or any(piece.labels is None for piece in pieces):
             raise ConfigError("the data to evaluate has no rows, or no label column; give rows with their labels")
         numbers, tasks = self.run.restored.config.model.numbers_by_label, self._tasks
@@ -243,9 +245,9 @@ def _measured(name: str, value: float | None) -> str:
     return f"no {name}" if value is None else f"{name} {value:.4g}"
 
 
-def _are_paths(data: Any) -> bool:
-    some = data if isinstance(data, list | tuple) else [data]
-    return all(isinstance(one, str | os.PathLike) for one in some)
+def _is_log(data: object) -> bool:
+    """Whether data are a path, or several paths or tables that follow each other, and not one table in memory."""
+    return isinstance(data, list | tuple | str | os.PathLike)
 
 
 def with_index(data: Any) -> Any:
@@ -286,7 +288,7 @@ def _kept(folder: str | os.PathLike[str] | None) -> Iterator[tuple[pathlib.Path,
     yield place, False
 
 
-def _spooled(data: Any, place: pathlib.Path) -> list[Input]:
+def _spooled(data: object, place: pathlib.Path) -> list[Input]:
     """The files of the data; of tables in memory, files that keep them."""
     return [
         spool(name, place / f"{_LOG}{number or ''}.arrow")
@@ -296,9 +298,7 @@ def _spooled(data: Any, place: pathlib.Path) -> list[Input]:
     ]
 
 
-def _guess(
-    inputs: Sequence[Input], place: pathlib.Path, guess: Mapping[str, Any], *, say: Callable[[str], None]
-) -> None:
+def _guess(inputs: Sequence[Input], place: pathlib.Path, guess: JsonMapping, *, say: Callable[[str], None]) -> None:
     """Makes the schema."""
     from jrec.prepare.readers.guess import guess_schema, questions
 
@@ -395,7 +395,7 @@ def _train(
     quiet: bool,
     say: Callable[[str], None],
     callbacks: Sequence[Callback],
-) -> dict[str, Any]:
+) -> dict[str, JsonObject]:
     """Trains by the configuration; returns the metrics by split."""
     from jrec.app.config import load_config
     from jrec.app.preflight import check_start

@@ -19,7 +19,7 @@ import pathlib
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
 from jrec.app.build import build_layout, build_loss
 from jrec.app.config import LRScheduleConfig, TrainConfig
@@ -42,6 +42,7 @@ from jrec.checkpoint import Checkpoints
 from jrec.checkpoint.saved import Saved
 from jrec.data.schema import DatasetError, NoExamplesError, Schema
 from jrec.errors import ConfigError
+from jrec.json_values import JsonObject
 from jrec.outputs import kind_of
 from jrec.prepare.encoder import stored_log
 from jrec.prepare.prepare import prepare
@@ -52,6 +53,9 @@ from jrec.run.feeds.run_feed import RunFeed
 from jrec.serving.checks import load_manifest
 from jrec.serving.format import MANIFEST as EXPORT_MANIFEST
 from jrec.shown import human_bytes
+
+if TYPE_CHECKING:
+    from jrec.sharding import Plan
 
 FILES = "files.jsonl"
 UNFINISHED = (".tmp", ".partial", ".part")
@@ -273,7 +277,7 @@ class _Follower:
         self,
         config: TrainConfig,
         schema: Schema,
-        plan: Any,
+        plan: Plan | None,
         folder: pathlib.Path,
         options: FollowOptions,
         report: Callable[[str], None],
@@ -337,7 +341,7 @@ class _Follower:
             return False
         return (idle and self._options.once) or time.monotonic() - self._saved_at >= self._options.every
 
-    def _learn(self, stop: StopRequest) -> dict[str, Any] | None:
+    def _learn(self, stop: StopRequest) -> JsonObject | None:
         """Scores the next file and learns from it; returns the position in it where a signal came before its end."""
         number, entry, begin = self._learnt, self.files.taken[self._learnt], time.perf_counter()
         if (data := self.files.dataset(number)) is None:
@@ -373,7 +377,7 @@ class _Follower:
         )
         return None
 
-    def _scored(self, config: TrainConfig, schema: Schema) -> dict[str, Any]:
+    def _scored(self, config: TrainConfig, schema: Schema) -> JsonObject:
         """The metrics of a file by the model as it is."""
         reading = Reading(run=self.run, config=config, schema=schema)
         with TrainingProgress("off", total=0, start=0) as progress:
@@ -394,7 +398,7 @@ class _Follower:
         self.run.flush()
         self._recorder.stop_clock()
 
-    def _save(self, position: dict[str, Any] | None) -> None:
+    def _save(self, position: JsonObject | None) -> None:
         """Writes a checkpoint and waits for it; then a delta of the same step."""
         step = self.run.steps
         within = {} if position is None else {"scored": self._metrics}
@@ -436,7 +440,7 @@ class _Follower:
         self._log.close()
 
 
-def _batches(position: dict[str, Any]) -> int:
+def _batches(position: JsonObject) -> int:
     """The batches of a position: a loader's, or where tables grow the packer's of its columns."""
     return position["position"] if "position" in position else position["batches"]
 

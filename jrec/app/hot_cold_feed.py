@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from jrec.app.config import TrainConfig
 from jrec.app.loaders import train_loader
@@ -20,6 +19,7 @@ from jrec.data.fae.manifest import MANIFEST_FILE, FaeManifest
 from jrec.data.loader import Loader
 from jrec.data.schema import Schema
 from jrec.errors import CheckpointError
+from jrec.json_values import JsonMapping, JsonObject
 from jrec.ops.layout import EmbeddingLayout
 from jrec.run.feeds.batches import Position
 from jrec.run.feeds.run_feed import FedBatch, RunFeed
@@ -60,7 +60,7 @@ class FaeLoaders:
         """Batches of all epochs."""
         return self.scheduler.total
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: JsonObject) -> None:
         """Restores the order of hot and cold batches; their feeds restore the batches' own positions.
 
         Raises:
@@ -122,7 +122,7 @@ class HotColdFeed:
         positions = {kind: None if feed is None else feed.position() for kind, feed in self._feeds.items()}
         return {"packed": self._loaders.packed.identity, "scheduler": self.scheduler.state(), **positions}
 
-    def sections(self, seconds: float) -> dict[str, Any]:
+    def sections(self, seconds: float) -> JsonObject:
         """The sections of the cold batches, and "fae".
 
         "fae" has the run's examples, rates and switches, and bytes of rows and slots of this process's steps.
@@ -130,7 +130,7 @@ class HotColdFeed:
         cold = {} if (feed := self._feeds["cold"]) is None else feed.sections(seconds)
         return {**cold, "fae": self._summary(cold.get("pipeline", {"rows": {}}))}
 
-    def _summary(self, stages: Mapping[str, Any]) -> dict[str, Any]:
+    def _summary(self, stages: JsonMapping) -> JsonObject:
         packed, scheduler = self._loaders.packed, self.scheduler
         assert self._plan is not None  # hot rows are replicated rows of it
         of_row = {t.name: t.memory_bytes for t in self._plan.tables}

@@ -12,7 +12,7 @@ import dataclasses
 import difflib
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -24,12 +24,14 @@ from jrec.data.loader import check_split
 from jrec.data.packers import packed
 from jrec.data.packing_kernels import permutation
 from jrec.errors import ConfigError
+from jrec.json_values import JsonMapping, JsonObject
 
 if TYPE_CHECKING:
     from jrec.app.config import TrainConfig
     from jrec.app.models.reading import Reading
     from jrec.app.progress import TrainingProgress
     from jrec.app.report.ranking import AnyScores
+    from jrec.data.dataset_packer import PackerOptions
     from jrec.data.packers import AnyPacker
     from jrec.data.schema import Schema
 
@@ -89,7 +91,7 @@ def feature_importance(
     options: ImportanceOptions | None = None,
     limit: int = 0,
     progress: TrainingProgress,
-) -> dict[str, Any]:
+) -> JsonObject:
     """The section ``importance`` of a report, in JSON types; every process computes it.
 
     A change of a metric is positive where the permuted values make it worse. Its mean over the repeats is the
@@ -147,7 +149,7 @@ def feature_importance(
     }
 
 
-_Metrics = Mapping[str, Mapping[str, Any]]
+_Metrics = Mapping[str, JsonMapping]
 """By task, "" where there is one label, the metrics by key."""
 
 
@@ -162,7 +164,7 @@ class _Scoring:
     def __init__(self, reading: Reading, batch_size: int):
         config, self._run, self._size = reading.config, reading.run, batch_size
         growing = self._run.predictions.loading.get("growing")
-        options: dict[str, Any] = {"growing": growing} if growing else {}
+        options: PackerOptions = {"growing": growing} if growing else {}
         kind = config.model.of_kind
         self.packer: AnyPacker = kind.packer(config, reading.schema, self._run.layout, training=False, **options)
         self._scorer = kind.scorer(reading)
@@ -237,11 +239,11 @@ def _described(
     after: Mapping[str, Sequence[_Metrics]],
     kinds: Mapping[str, str],
     changes: Mapping[str, tuple[int, str, str]],
-) -> dict[str, Any]:
+) -> JsonObject:
     """The columns, the metrics and the features of a task, in the order of their importance."""
-    features: list[dict[str, Any]] = []
+    features: list[JsonObject] = []
     for unit, repeats in after.items():
-        line: dict[str, Any] = {"feature": unit, "kind": kinds[unit]}
+        line: JsonObject = {"feature": unit, "kind": kinds[unit]}
         for metric, (sign, _, _) in changes.items():
             values = [_difference(sign, before[task][metric], metrics[task][metric]) for metrics in repeats]
             known = [value for value in values if value is not None]

@@ -6,12 +6,12 @@ import dataclasses
 import pathlib
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from jrec.app.config import TrainConfig
-from jrec.data.arrow_values import is_list
+from jrec.data.arrow_values import arrow_compute, is_list
 from jrec.data.bijection import load_order
 from jrec.data.column_forms import brief, form_of
 from jrec.data.schema import Schema, Table
@@ -133,7 +133,7 @@ class RowsByValue:
         """How many rows the values so far have."""
         return int(self.taken.sum())
 
-    def rows(self, values: Any) -> tuple[np.ndarray, np.ndarray]:
+    def rows(self, values: pa.Array | list[str]) -> tuple[np.ndarray, np.ndarray]:
         """Which of some further values have rows, (n,) positions, and these rows, (n,) int64.
 
         Raises:
@@ -209,7 +209,7 @@ class Vectors:
             break
         return Vectors(path=path, dim=dim, value=values[0], columns=tuple(lists or floats))
 
-    def read(self) -> Iterator[tuple[Any, np.ndarray]]:
+    def read(self) -> Iterator[tuple[pa.Array | list[str], np.ndarray]]:
         """Values, an Arrow array or a list of texts, and (n, dim) float32 of their vectors.
 
         Raises:
@@ -225,9 +225,8 @@ class Vectors:
 
     def _matrix(self, batch: pa.RecordBatch, at: int) -> np.ndarray:
         import pyarrow as pa
-        import pyarrow.compute
 
-        pc: Any = pyarrow.compute  # its functions are made when it is imported
+        pc = arrow_compute()
         columns = batch.columns[1:]
         if is_list(columns[0].type):
             lengths = pc.fill_null(pc.list_value_length(columns[0]), -1).to_numpy(zero_copy_only=False)
@@ -246,7 +245,7 @@ class Vectors:
         arrays = [column.to_numpy(zero_copy_only=False) for column in columns]
         return arrays[0].reshape(-1, self.dim) if len(arrays) == 1 else np.stack(arrays, axis=1)
 
-    def _read_text(self) -> Iterator[tuple[Any, np.ndarray]]:
+    def _read_text(self) -> Iterator[tuple[pa.Array | list[str], np.ndarray]]:
         values, vectors = list[str](), list[np.ndarray]()
         with pathlib.Path(self.path).open(encoding="utf-8") as file:
             for number, line in enumerate(file, 1):

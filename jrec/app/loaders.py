@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 import jax
 
@@ -21,6 +21,9 @@ from jrec.data.schema import Schema
 from jrec.data.value_rows import Keys, TableVocabulary
 from jrec.errors import ConfigError
 from jrec.ops.layout import EmbeddingLayout
+
+if TYPE_CHECKING:
+    from jrec.data.dataset_packer import PackerOptions
 
 
 def train_loader(config: TrainConfig, schema: Schema, layout: EmbeddingLayout) -> Loader:
@@ -55,7 +58,7 @@ def train_loader(config: TrainConfig, schema: Schema, layout: EmbeddingLayout) -
 def _training_packer(config: TrainConfig, schema: Schema, layout: EmbeddingLayout) -> AnyPacker:
     vocabularies = vocabularies_of(config, schema)
     growing = {name: Keys(stored=True, key_seed=own.key_seed) for name, own in vocabularies.items()}
-    options: dict[str, Any] = {"growing": growing} if growing else {}
+    options: PackerOptions = {"growing": growing} if growing else {}
     options["cast"] = _train_order(config).cast
     packer = config.model.of_kind.packer(config, schema, layout, training=True, **options)
     if not growing:
@@ -102,7 +105,7 @@ def eval_loader(
     stop: int | None = None,
     limit: int = 0,
     multiple: int = 0,
-    transform: Callable[[Batch], Any] | None = None,
+    transform: Callable[[Batch], object] | None = None,
     shared: bool = False,
     growing: Mapping[str, TableVocabulary] | None = None,
     shuffle: bool = False,
@@ -130,7 +133,7 @@ def eval_loader(
     """
     data, batch_size = config.data, eval_batch_size(config, multiple)
     processes = jax.process_count() if shared else 1
-    options: dict[str, Any] = {"growing": growing} if growing else {}
+    options: PackerOptions = {"growing": growing} if growing else {}
     if schema.weighted and not weighted:
         options["weighted"] = False
     order = LoaderConfig(

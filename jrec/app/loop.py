@@ -8,7 +8,6 @@ import dataclasses
 import functools
 import pathlib
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 
@@ -43,6 +42,7 @@ from jrec.app.watch import plan_evaluations
 from jrec.checkpoint import Checkpoints, Saved
 from jrec.data.loader import Loader
 from jrec.data.schema import Schema
+from jrec.json_values import JsonObject
 from jrec.run.feeds.batches import Position
 from jrec.run.feeds.options import Steps
 from jrec.run.feeds.run_feed import RunFeed
@@ -74,11 +74,11 @@ class Outcome:
     scores: dict[str, AnyScores]
     scored_step: int
     stopped_early: bool
-    parameters: dict[str, dict[str, Any]]
+    parameters: dict[str, dict[str, int]]
     schema: Schema
     seconds: float
     examples: int
-    sections: dict[str, Any] = dataclasses.field(default_factory=dict)
+    sections: JsonObject = dataclasses.field(default_factory=dict)
     reports: bool = True
 
 
@@ -279,7 +279,7 @@ class _Training:
             reports=first(),
         )
 
-    def _sections(self) -> dict[str, Any]:
+    def _sections(self) -> JsonObject:
         seconds, growing = self.recorder.seconds, self.run.growing_tables
         of_growing = {"growing": growing.sections()} if growing else {}
         of_feed, of_plan = self.feed.sections(seconds), self.run.plan_sections(self.folder)

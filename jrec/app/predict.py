@@ -23,6 +23,7 @@ from jrec.data.encoded_columns import EncodedColumns, of_size
 from jrec.data.schema import SCHEMA_FILE, DatasetError
 from jrec.data.unknown import UnknownValues
 from jrec.errors import ConfigError
+from jrec.json_values import JsonObject
 from jrec.ops.layout import layout_shown
 from jrec.outputs import new_file
 from jrec.prepare.encoder import Encoder
@@ -92,7 +93,7 @@ class LoadedRun:
         return Shown((head, *layout.heads), layout.rows)
 
     @functools.cached_property
-    def _predictor(self) -> Predictor:
+    def _predictor(self) -> Predictor[Any]:
         return self.restored.config.model.of_kind.predictor(self.restored)
 
     @property
@@ -149,7 +150,9 @@ class LoadedRun:
         predictor = self._predictor
         return predictor.logits(self._of_columns(predictor, columns, max_unknown))
 
-    def _of_columns(self, predictor: Predictor, columns: object, max_unknown: float | None) -> Any:
+    def _of_columns[Outputs](
+        self, predictor: Predictor[Outputs], columns: object, max_unknown: float | None
+    ) -> Outputs:
         unknown = self._unknown()
         encoded = predictor.encoder.columns(columns, unknown=unknown)
         self.unknown.take(unknown, max_unknown)
@@ -157,7 +160,7 @@ class LoadedRun:
 
     def best(
         self, columns: object, k: int = 10, *, max_unknown: float | None = None
-    ) -> tuple[np.ndarray, list[list[Any]]]:
+    ) -> tuple[np.ndarray, list[list[str | int | None]]]:
         """The k best items of users, by a model that ranks items.
 
         Args:
@@ -249,7 +252,7 @@ class LoadedRun:
         unknown.check(max_unknown)
 
     def _predicted(
-        self, predictor: Predictor, pieces: Iterable[EncodedColumns], explainer: Explainer | None, split: str = ""
+        self, predictor: Predictor[Any], pieces: Iterable[EncodedColumns], explainer: Explainer | None, split: str = ""
     ) -> Iterator[Piece]:
         """Predictions for examples that follow each other, and the reasons for them."""
         first = 0
@@ -262,7 +265,7 @@ class LoadedRun:
 
     def _pieces(
         self,
-        predictor: Predictor,
+        predictor: Predictor[Any],
         paths: Sequence[str],
         joined: Mapping[str, str] | None,
         report: Callable[[str], None],
@@ -318,7 +321,7 @@ class LoadedRun:
         repeats: int = REPEATS,
         groups: Sequence[Sequence[str]] = (),
         sample: int = SAMPLE,
-    ) -> dict[str, Any]:
+    ) -> JsonObject:
         """By how much the run scores a split of its dataset worse when a feature's values go to other examples.
 
         Args:

@@ -14,7 +14,7 @@ import os
 import pathlib
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jrec.app.config import TrainConfig
 from jrec.app.dataset import RunData, open_data
@@ -26,6 +26,7 @@ from jrec.app.run_record import TrainedRun, check_initial
 from jrec.data.moments import Moments
 from jrec.data.schema import Schema
 from jrec.errors import ConfigError
+from jrec.json_values import JsonMapping
 from jrec.row_optimizers import SlotShape, slot_bytes
 
 if TYPE_CHECKING:
@@ -247,7 +248,7 @@ def check_group(group: str, schema: Schema, *, key: str) -> None:
 
 def _finished(data: RunData, folder: pathlib.Path, steps: int) -> int | None:
     """The steps of a run that is over and whose report has every split in the configuration."""
-    report: Any = None
+    report: object = None
     with contextlib.suppress(OSError, ValueError):
         report = json.loads((folder / REPORT_FOLDER / "metrics.json").read_bytes())
     if not isinstance(report, dict):
@@ -260,9 +261,9 @@ def _finished(data: RunData, folder: pathlib.Path, steps: int) -> int | None:
     return training.get("steps") if over and wanted <= scored.keys() else None
 
 
-def _ended_early(report: Mapping[str, Any], config: TrainConfig) -> bool:
+def _ended_early(report: JsonMapping, config: TrainConfig) -> bool:
     """Whether the run ended before its last step by the rule that it has now."""
-    rule: Any = report.get("config", {})
+    rule: object = report.get("config", {})
     for key in ("evaluate", "early_stopping"):
         rule = rule.get(key, {}) if isinstance(rule, dict) else {}
     same = rule == config.evaluate.early_stopping.to_dict()

@@ -16,7 +16,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -257,7 +256,7 @@ def _result(way: Way, out: pathlib.Path, first: pathlib.Path | None, before: Res
     saved = _saved(out)
     other = None if first is None else _saved(first)
     digests, difference = _compared(saved, other)
-    digests = {"losses": _short(hashlib.sha256(losses.tobytes())), **digests}
+    digests = {"losses": _short(hashlib.sha256(losses.tobytes()).hexdigest()), **digests}
     apart = 0.0
     if before is not None:
         if len(losses) != len(before.losses):
@@ -287,16 +286,17 @@ def _compared(saved: Saved, other: Saved | None) -> tuple[dict[str, str], float]
                 greatest = max(greatest, float(np.max(np.abs(theirs), initial=0)))
     for path, array in sorted(_weights(saved).items()):
         dense.update(path.encode() + array.tobytes())
-    return {"rows": _short(rows), "dense": _short(dense)}, difference / greatest if greatest else 0.0
+    digests = {"rows": _short(rows.hexdigest()), "dense": _short(dense.hexdigest())}
+    return digests, difference / greatest if greatest else 0.0
 
 
-def _weights(saved: Saved) -> dict[str, Any]:
+def _weights(saved: Saved) -> dict[str, np.ndarray]:
     """The dense arrays that every way has: parameters and their optimizer's slots."""
     return {path: np.asarray(array) for path, array in saved.arrays().items() if path.startswith("state")}
 
 
-def _short(digest: Any) -> str:
-    return digest.hexdigest()[:12]
+def _short(digest: str) -> str:
+    return digest[:12]
 
 
 def pairs(results: Iterable[Result]) -> Iterator[tuple[Result, str]]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import jax
 import numpy as np
+from jax.typing import ArrayLike
 
 from jrec.app.config import TrainConfig
 from jrec.app.processes.mesh_processes import SilentLog
@@ -16,6 +16,7 @@ from jrec.app.report.hit_rates import HitRates
 from jrec.app.report.logs import MetricLog
 from jrec.app.report.running_auc import NoRunningAuc, RunningAuc
 from jrec.errors import DivergedError
+from jrec.json_values import JsonMapping, JsonObject
 from jrec.run.processes import several
 from jrec.run.run import Run
 from jrec.run.step import StepResults
@@ -46,7 +47,7 @@ class Recorder:
         kept: Callable[[], str],
     ):
         self._log, self._hits, self._max_norm, self._kept = log, hits, max_norm, kept
-        self._metrics: Any = metrics
+        self._metrics = metrics
         self.absorbed = 0
         self.seconds, self.examples = 0.0, 0
         self._losses: list[float] = []  # since the last log record, as the norms are
@@ -67,7 +68,7 @@ class Recorder:
         )
 
     @property
-    def metrics(self) -> Any:
+    def metrics(self) -> RunningAuc | NoRunningAuc:
         """The running AUC after the steps that were read."""
         return self._metrics
 
@@ -129,7 +130,7 @@ class Recorder:
         self._losses, self._norms = [], []
         return record
 
-    def position(self) -> dict[str, Any]:
+    def position(self) -> JsonObject:
         """What a checkpoint keeps of it in JSON types, beside ``arrays``."""
         norms = {"norms": self._norms} if self._norms else {}
         return {"losses": self._losses, "hits": self._hits.position(), **norms}
@@ -138,13 +139,13 @@ class Recorder:
         """What a checkpoint keeps of it in arrays."""
         return self._metrics.state()
 
-    def restore(self, step: int, position: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
+    def restore(self, step: int, position: JsonMapping, arrays: Mapping[str, ArrayLike]) -> None:
         """Goes on from a checkpoint of a step."""
         self._metrics = self._metrics.restored(arrays)
         self._hits.restore(position.get("hits", {}))
         self._losses, self._norms = list(position["losses"]), list(position.get("norms", []))
         self.absorbed = step
 
-    def sections(self) -> dict[str, Any]:
+    def sections(self) -> JsonObject:
         """Its sections of the report."""
         return self._hits.sections()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import pathlib
 from collections.abc import Sequence
-from typing import Any
 
 from jrec.app.build import build_layout, check_model
 from jrec.app.callbacks import Callback
@@ -25,6 +24,7 @@ from jrec.app.report.trackers import Trackers
 from jrec.app.report.writing import PAGE_FILE, merged
 from jrec.app.run_folder import REPORT_FOLDER
 from jrec.app.run_record import CHECKPOINT_FOLDER
+from jrec.json_values import JsonObject
 from jrec.ops.verdicts import choices
 
 _LOGGER = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ def train_and_report(
     resume_from: int | None = None,
     writes: bool = True,
     callbacks: Sequence[Callback] = (),
-) -> tuple[Outcome, dict[str, Any] | None, pathlib.Path]:
+) -> tuple[Outcome, JsonObject | None, pathlib.Path]:
     """Trains as ``config`` says, evaluates the result, and writes its report.
 
     Args:
@@ -97,7 +97,7 @@ def train_and_report(
     return outcome, content, report / PAGE_FILE
 
 
-def _importance(config: TrainConfig, outcome: Outcome) -> dict[str, Any] | None:
+def _importance(config: TrainConfig, outcome: Outcome) -> JsonObject | None:
     """How important features are to the model that was scored, where ``evaluate.importance`` asks; in every process."""
     if not (outcome.finished and outcome.scores and config.evaluate.importance):
         return None

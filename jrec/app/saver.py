@@ -7,7 +7,7 @@ import dataclasses
 import pathlib
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from jrec.app.config.train import CheckpointConfig
 from jrec.app.processes.mesh_processes import SilentLog
@@ -15,9 +15,13 @@ from jrec.app.recorder import Recorder
 from jrec.app.report.logs import CHECKPOINTS, MetricLog
 from jrec.app.run_record import CHECKPOINT_FOLDER
 from jrec.checkpoint import Checkpoints, Saved
+from jrec.json_values import JsonMapping
 from jrec.run.processes import first
 from jrec.run.run import Run
 from jrec.run.run_checkpoints import Loaded
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class Saver:
@@ -69,8 +73,8 @@ class Saver:
         log: MetricLog | SilentLog,
         step: int,
         *,
-        meta: Mapping[str, Any],
-        arrays: Mapping[str, Any],
+        meta: JsonMapping,
+        arrays: Mapping[str, np.ndarray],
         best: int | None,
     ) -> None:
         """Begins a checkpoint of a step.

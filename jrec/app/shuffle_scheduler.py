@@ -18,10 +18,11 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from typing import Any, Literal
+from typing import Literal
 
 from jrec.app.config import FAEConfig
 from jrec.errors import CheckpointError
+from jrec.json_values import JsonObject
 
 Kind = Literal["hot", "cold"]
 
@@ -154,7 +155,7 @@ class ShuffleScheduler:
             self._begin()
         return schedule
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> JsonObject:
         """The state that determines the order, in JSON types."""
         return {
             "version": _STATE_VERSION,
@@ -172,7 +173,7 @@ class ShuffleScheduler:
             "history": [dataclasses.asdict(schedule) for schedule in self.history],
         }
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: JsonObject) -> None:
         """Continues from a state; there may be more epochs than before.
 
         Raises:

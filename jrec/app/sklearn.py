@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
+from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
@@ -33,7 +34,7 @@ class _Estimator(BaseEstimator):
         self.time, self.epochs, self.seed = time, epochs, seed
         self.quick, self.config, self.quiet = quick, config, quiet
 
-    def _fitted(self, X: Any, labels: np.ndarray, sample_weight: Any, *, numeric: bool) -> Self:
+    def _fitted(self, X: object, labels: np.ndarray, sample_weight: ArrayLike | None, *, numeric: bool) -> Self:
         table = _table(X)
         if len(labels) != table.num_rows:
             raise DatasetError(f"X has {table.num_rows:,} rows, but y has {len(labels):,}; give a label for each row")
@@ -69,7 +70,7 @@ class JrecClassifier(ClassifierMixin, _Estimator):
       array([0.7381, 0.7402, 0.7376, 0.7411, 0.7369])
     """
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+    def fit(self, X: object, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Trains.
 
         Args:
@@ -87,13 +88,13 @@ class JrecClassifier(ClassifierMixin, _Estimator):
             raise DatasetError(f"y has {len(self.classes_)} distinct value(s), and JrecClassifier tells two apart")
         return self._fitted(X, codes, sample_weight, numeric=False)
 
-    def predict_proba(self, X: Any) -> np.ndarray:
+    def predict_proba(self, X: object) -> np.ndarray:
         """Probabilities of both classes, (rows, 2) float32."""
         check_is_fitted(self)
         positive = self.model_.predict(_table(X))
         return np.stack([1 - positive, positive], axis=1)
 
-    def predict(self, X: Any) -> np.ndarray:
+    def predict(self, X: object) -> np.ndarray:
         """The likelier class of each row."""
         likelier = self.predict_proba(X).argmax(axis=1)
         return self.classes_[likelier]
@@ -108,7 +109,7 @@ class JrecRegressor(RegressorMixin, _Estimator):
       array([0.4012, 0.3987, 0.4055, 0.3961, 0.4020])
     """
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+    def fit(self, X: object, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Trains.
 
         Args:
@@ -120,13 +121,13 @@ class JrecRegressor(RegressorMixin, _Estimator):
         """
         return self._fitted(X, np.asarray(y, np.float64).reshape(-1), sample_weight, numeric=True)
 
-    def predict(self, X: Any) -> np.ndarray:
+    def predict(self, X: object) -> np.ndarray:
         """The number of each row, (rows,) float32."""
         check_is_fitted(self)
         return self.model_.predict(_table(X))
 
 
-def _table(rows: Any) -> pa.Table:
+def _table(rows: object) -> pa.Table:
     """Rows as an Arrow table."""
     import pyarrow as pa
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
 
@@ -13,6 +13,7 @@ from jrec.app.config.tables import TableOverride, TTCacheSection
 from jrec.data.growing import GrowingVocabulary, Growth
 from jrec.data.schema import Schema, Table
 from jrec.errors import ConfigError, value_errors_are_config_errors
+from jrec.json_values import JsonMapping, JsonObject
 from jrec.nn import TTOptions
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig, Tier
 from jrec.ops.tt import TTCacheConfig, TTShape
@@ -215,7 +216,7 @@ def tt_options(config: TrainConfig, layout: EmbeddingLayout) -> TTOptions:
     return TTOptions(initializer=rules.initializer, caches=caches, contraction=rules.contraction)
 
 
-def describe_tables(config: TrainConfig, schema: Schema, plan: Plan | None = None) -> dict[str, dict[str, Any]]:
+def describe_tables(config: TrainConfig, schema: Schema, plan: Plan | None = None) -> dict[str, JsonObject]:
     """``described_tables`` of a run, for the report, with a ``note`` where the configuration does not decide."""
     placed = plan_tables(config, schema, plan)
     described = described_tables(placed.tables, config.tables.tt.cache)
@@ -224,7 +225,7 @@ def describe_tables(config: TrainConfig, schema: Schema, plan: Plan | None = Non
     return described
 
 
-def described_tables(tables: Iterable[TableConfig], caches: TTCacheSection) -> dict[str, dict[str, Any]]:
+def described_tables(tables: Iterable[TableConfig], caches: TTCacheSection) -> dict[str, JsonObject]:
     """By table: tier, rows, dim, dtype, parameters, bytes, compression, the shape of a tensor train.
 
     ``compression`` is the uncompressed table's elements divided by the stored elements, which include a cache's rows.
@@ -234,10 +235,10 @@ def described_tables(tables: Iterable[TableConfig], caches: TTCacheSection) -> d
       tables: The tables; of one in parts the whole rows before the cores.
       caches: The caches of tensor-train tables.
     """
-    described: dict[str, dict[str, Any]] = {}
+    described: dict[str, JsonObject] = {}
     for part in tables:
         size = jnp.dtype(part.dtype).itemsize
-        entry: dict[str, Any] = {"tier": part.tier, "rows": part.table_rows, "dim": part.dim, "dtype": part.dtype}
+        entry: JsonObject = {"tier": part.tier, "rows": part.table_rows, "dim": part.dim, "dtype": part.dtype}
         parameters, stored = part.rows * part.dim, size * part.rows * part.dim
         if (shape := part.tt_shape) is not None:
             cache = _cache(caches, part.rows)
@@ -256,7 +257,7 @@ def described_tables(tables: Iterable[TableConfig], caches: TTCacheSection) -> d
     return described
 
 
-def tables_total(described: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def tables_total(described: Mapping[str, JsonMapping]) -> JsonObject:
     """Parameters and bytes of all tables, as stored and as they would be uncompressed."""
     tables = described.values()
     whole = {"parameters": sum(t["rows"] * t["dim"] for t in tables)}

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from jrec.app.config import TrainConfig
 from jrec.app.report.ranking import AnyEvaluation
 from jrec.data.schema import Schema
+from jrec.json_values import JsonObject
 
 _MOST, _LEAST, _BATCHES = 16, 5, 8
 LOSSES = ("log_loss", "refinement", "rmse", "mae", "poisson_deviance")
@@ -81,11 +81,11 @@ class BestStep:
         self._since += 1
         return False
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> JsonObject:
         """For checkpoints, in JSON types."""
         return {"metric": self._metric, "step": self.step, "value": self._value, "since": self._since}
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: JsonObject) -> None:
         """Goes on from a ``state()``; one of another metric does not count."""
         if state.get("metric") == self._metric:
             self.step, self._value, self._since = state["step"], state["value"], state["since"]

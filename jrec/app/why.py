@@ -20,8 +20,14 @@ from jrec.errors import ConfigError
 from jrec.serving.model import predictions
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from jrec.app.models.predictor import Piece, Predictor
-    from jrec.app.models.scored import ByTask, ClickPredictor, Scored
+    from jrec.app.models.scored import ClickPredictor, Scored
+    from jrec.serving.answers import ByTask
+
+Pairs = list[list[tuple[str, float]]]
+"""By example the names of what its score depends on, each with its change, the greatest first."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,18 +45,18 @@ class Reasons:
     features: np.ndarray
     changes: np.ndarray
 
-    def pairs(self) -> list[list[tuple[str, float]]]:
+    def pairs(self) -> Pairs:
         """By example (name, change) of its features."""
         return [
             [(self.names[feature], change) for feature, change in zip(features, changes, strict=True) if feature >= 0]
             for features, changes in zip(self.features.tolist(), self.changes.tolist(), strict=True)
         ]
 
-    def at(self, which: Any) -> Reasons:
+    def at(self, which: np.ndarray | tuple[slice, int]) -> Reasons:
         """The reasons at an index of ``features``."""
         return dataclasses.replace(self, features=self.features[which], changes=self.changes[which])
 
-    def columns(self, suffix: str = "") -> dict[str, Any]:
+    def columns(self, suffix: str = "") -> dict[str, pa.Array]:
         """The columns why_1, why_1_change, why_2, …, each name with ``suffix`` behind it."""
         import pyarrow as pa
 
@@ -78,7 +84,7 @@ class Explainer(abc.ABC):
       ConfigError: If there are fewer, or lists with weights that may not be empty.
     """
 
-    def __init__(self, predictor: Predictor, names: Sequence[str], k: int, *, least: bool = True):
+    def __init__(self, predictor: Predictor[Any], names: Sequence[str], k: int, *, least: bool = True):
         self.k, self.names, schema = k, tuple(names), predictor.run.schema
         self._encoder = predictor.encoder
         read = [feature for feature in schema.categorical if feature.name in self.names]
@@ -99,7 +105,7 @@ class Explainer(abc.ABC):
         return self._encoder.blank()
 
     @abc.abstractmethod
-    def of_columns(self, columns: object, batch_size: int) -> Any:
+    def of_columns(self, columns: object, batch_size: int) -> Pairs | dict[str, Pairs]:
         """The reasons for the scores of raw columns, as ``LoadedRun.why`` returns them."""
 
     @abc.abstractmethod
@@ -142,7 +148,7 @@ class ScoreExplainer(Explainer):
         return self._most(logits, without)
 
     @override
-    def of_columns(self, columns: object, batch_size: int) -> Any:
+    def of_columns(self, columns: object, batch_size: int) -> Pairs | dict[str, Pairs]:
         encoded = self._predictor.encoder.columns(columns)
         logits = self._predictor.logits(self._predictor.of_encoded(encoded, batch_size))
         reasons = self.reasons(encoded, logits, batch_size)

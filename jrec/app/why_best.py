@@ -21,6 +21,7 @@ from jrec.errors import ConfigError
 if TYPE_CHECKING:
     from jrec.app.models.best import Best, RankingPredictor
     from jrec.app.models.predictor import Piece
+    from jrec.app.why import Pairs
 
 
 class BestExplainer(Explainer):
@@ -47,7 +48,7 @@ class BestExplainer(Explainer):
             )
 
     @override
-    def of_columns(self, columns: object, batch_size: int) -> list[list[tuple[str, float]]]:
+    def of_columns(self, columns: object, batch_size: int) -> Pairs:
         """The reasons for the best item of each example; none of an example for which no item is left."""
         predictor = self._predictor.at(1)
         encoded = predictor.encoder.columns(columns)

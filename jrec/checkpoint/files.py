@@ -7,12 +7,12 @@ import math
 import os
 import pathlib
 from collections.abc import Buffer, Mapping
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from jrec.errors import CheckpointError
+from jrec.json_values import JsonObject
 from jrec.native.crc32c import crc32c
 
 _SMALL = 1 << 20  # bytes of a file whose time on the disk is the waiting, not the writing
@@ -83,7 +83,7 @@ def read_checked(path: pathlib.Path, size: int, checksum: int) -> np.ndarray:
     return data
 
 
-def write_arrays(path: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
+def write_arrays(path: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> list[JsonObject]:
     """Writes arrays one after the other; names, dtypes, shapes and checksums go to the manifest.
 
     So nothing in the file decides how it is read, and it cannot vouch for itself.
@@ -96,7 +96,7 @@ def write_arrays(path: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> list[d
     ]
 
 
-def read_arrays(path: pathlib.Path, records: list[dict[str, Any]]) -> dict[str, np.ndarray]:
+def read_arrays(path: pathlib.Path, records: list[JsonObject]) -> dict[str, np.ndarray]:
     """What ``write_arrays`` wrote.
 
     Raises:
@@ -119,7 +119,7 @@ def write_json(path: pathlib.Path, content: Mapping[str, object]) -> None:
     write_file(path, json.dumps({**content, "checksum": _checksum(content)}).encode())
 
 
-def read_json(path: pathlib.Path) -> dict[str, Any]:
+def read_json(path: pathlib.Path) -> JsonObject:
     """What ``write_json`` wrote.
 
     Raises:

@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 import math
 import pathlib
-from typing import Any
 from urllib.parse import quote
 
 import jax.numpy as jnp
@@ -14,6 +13,7 @@ import jax.numpy as jnp
 from jrec.checkpoint.files import DamagedError, read_json
 from jrec.errors import CheckpointError
 from jrec.files import decode
+from jrec.json_values import JsonObject
 
 FORMAT, VERSION = "jrec-checkpoint", 2
 MANIFEST, ARRAYS, TABLES = "manifest.json", "arrays", "tables"
@@ -134,12 +134,12 @@ class Manifest:
     """
 
     step: int
-    fingerprint: dict[str, Any]
-    meta: dict[str, Any]
-    arrays: list[dict[str, Any]]
+    fingerprint: JsonObject
+    meta: JsonObject
+    arrays: list[JsonObject]
     tables: dict[str, TableRecord]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """The manifest's content."""
         return {"format": FORMAT, "version": VERSION, **dataclasses.asdict(self)}
 

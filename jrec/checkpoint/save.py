@@ -9,7 +9,6 @@ import pathlib
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -30,6 +29,7 @@ from jrec.checkpoint.manifest import (
 )
 from jrec.checkpoint.sources import CheckpointSource, Piece
 from jrec.checkpoint.writer import PieceToWrite, Writer, piece_to_write
+from jrec.json_values import JsonObject
 from jrec.outputs import sync, sync_all
 
 _MOST_PIECES = 16  # of a table: a reader holds a chunk of each
@@ -67,7 +67,7 @@ class Settings:
 
     folder: pathlib.Path
     keep: int
-    fingerprint: dict[str, Any]
+    fingerprint: JsonObject
     chunk_bytes: int
     undo_bytes: int
     barrier: Callable[[str], None] | None
@@ -90,7 +90,7 @@ class Save:
         settings: Settings,
         base: Manifest | None,
         step: int,
-        meta: dict[str, Any],
+        meta: JsonObject,
         *,
         protected: int | None = None,
     ):
@@ -105,7 +105,7 @@ class Save:
         self._others: list[tuple[str, PieceRecord]] = []  # what other processes wrote
         self._dense: dict[str, np.ndarray] = {}
         self._dense_bytes = 0
-        self._records: list[dict[str, Any]] = []
+        self._records: list[JsonObject] = []
         self._writer: Writer | None = None
         self._begun, self._blocking = time.perf_counter(), 0.0
 

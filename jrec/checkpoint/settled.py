@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jrec.checkpoint.manifest import VALUES
+from jrec.json_values import JsonMapping, JsonObject
 from jrec.ops.current_rows import current_on_host, settled_on_host
 from jrec.row_optimizers import LAST, ROW_OPTIMIZERS, RowOptimizer
 
@@ -42,7 +42,7 @@ class Settled:
         numbers = _numbers(optimizer, jnp.int32(step))
         return Settled(optimizer=optimizer, step=step, numbers=tuple(map(float, np.asarray(numbers))))
 
-    def meta(self) -> dict[str, Any]:
+    def meta(self) -> JsonObject:
         """JSON."""
         kept = ["weight_decay", *(field.name for field in self.optimizer.hyperparameters())]
         rate = self.optimizer.learning_rate
@@ -52,7 +52,7 @@ class Settled:
         return {"name": self.optimizer.name, **values, "step": self.step, "numbers": list(self.numbers)}
 
     @staticmethod
-    def from_meta(meta: Mapping[str, Any]) -> Settled:
+    def from_meta(meta: JsonMapping) -> Settled:
         """The inverse of ``meta``."""
         values = dict(meta)
         kind, step, numbers = ROW_OPTIMIZERS[values.pop("name")], values.pop("step"), values.pop("numbers")

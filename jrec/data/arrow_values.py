@@ -8,7 +8,8 @@ text of its own, whatever the others of its column are.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,6 +26,13 @@ PRINTED = 1e16
 
 _DASHES = (8, 12, 16, 20)  # in front of these digits of a UUID
 _DIGITS = np.frombuffer(b"0123456789abcdef", np.uint8)
+
+
+def arrow_compute() -> ModuleType:
+    """``pyarrow.compute``, whose functions exist at run time only, unknown to type checkers."""
+    import pyarrow.compute
+
+    return pyarrow.compute
 
 
 def is_list(dtype: pa.DataType) -> bool:
@@ -59,9 +67,8 @@ def plain(column: pa.Array | pa.ChunkedArray) -> pa.Array:
       pa.ArrowException: If Arrow cannot convert the values.
     """
     import pyarrow as pa
-    import pyarrow.compute
 
-    compute: Any = pyarrow.compute  # whose functions exist at run time only
+    compute = arrow_compute()
     kinds = pa.types
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
@@ -102,9 +109,8 @@ def texts_of(column: pa.Array, *, number: bool = False, whole: float = PRINTED) 
       whole: Up to which floats without a fraction are printed as integers.
     """
     import pyarrow as pa
-    import pyarrow.compute
 
-    compute: Any = pyarrow.compute
+    compute = arrow_compute()
     kinds = pa.types
     if kinds.is_floating(column.type):
         column = compute.if_else(compute.is_nan(column), None, column)
@@ -122,9 +128,8 @@ def texts_of(column: pa.Array, *, number: bool = False, whole: float = PRINTED) 
 def _whole(column: pa.Array, most: float) -> pa.Array:
     """Floats as texts, whole numbers among them as integers have them: columns of ids with gaps are often floats."""
     import pyarrow as pa
-    import pyarrow.compute
 
-    compute: Any = pyarrow.compute
+    compute = arrow_compute()
     whole = compute.and_(compute.equal(compute.floor(column), column), compute.less(compute.abs(column), most))
     integers = compute.if_else(whole, column, None).cast(pa.int64()).cast(pa.large_string())
     return compute.coalesce(integers, column.cast(pa.large_string()))
@@ -177,9 +182,8 @@ def _texts_of_bytes(values, bounds):
 def _large_binary(column: pa.Array, bounds: np.ndarray, texts: np.ndarray) -> pa.Array:
     """The texts as an array that is null where the column is."""
     import pyarrow as pa
-    import pyarrow.compute
 
-    compute: Any = pyarrow.compute
+    compute = arrow_compute()
     buffers = [None, pa.py_buffer(np.ascontiguousarray(bounds)), pa.py_buffer(np.ascontiguousarray(texts))]
     made = pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(column), buffers)
     return compute.if_else(column.is_valid(), made, None) if column.null_count else made

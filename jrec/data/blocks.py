@@ -34,6 +34,9 @@ from jrec.outputs import NewFile
 if TYPE_CHECKING:
     import pyarrow as pa
 
+type AnyColumn = Column | pa.Array | pa.ChunkedArray
+"""A column in any form that ``ShardWriter`` takes."""
+
 LABEL = "label"
 WEIGHT_SUFFIX = ":weight"
 EXAMPLE_WEIGHT = LABEL + WEIGHT_SUFFIX
@@ -196,7 +199,7 @@ class ShardWriter:
         """Examples given so far, written or waiting for a full block."""
         return self._examples + (self._pending.num_rows if self._pending is not None else 0)
 
-    def write(self, columns: Mapping[str, Any]) -> None:
+    def write(self, columns: Mapping[str, AnyColumn]) -> None:
         """Appends examples, any number of them.
 
         Args:
@@ -361,10 +364,10 @@ class ShardReader:
             )
         return reader, content[len(_LIST_MAGIC) :]
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {"path": self.path, "shard": self.shard}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
         self._lock = threading.Lock()
 

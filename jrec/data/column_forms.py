@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from jrec.data.arrow_values import PRINTED, is_list, plain, plain_type, texts_of
+from jrec.data.arrow_values import PRINTED, arrow_compute, is_list, plain, plain_type, texts_of
 from jrec.data.columns import ListColumn
 from jrec.optional_packages import explains_missing
 
@@ -287,9 +287,8 @@ def _built(name: str, build: Callable[[], pa.Array], described: Callable[[Except
 
 def _of_arrow(name: str, column: pa.Array | pa.ChunkedArray, categories: bool) -> Form:
     import pyarrow as pa
-    import pyarrow.compute
 
-    compute: Any = pyarrow.compute  # whose functions exist at run time only
+    compute = arrow_compute()
     column = _built(name, lambda: plain(column))
     kinds, offsets = pa.types, None
     if is_list(column.type):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 
@@ -19,6 +19,14 @@ from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
 
 if TYPE_CHECKING:
     from jrec.data.encoded_columns import EncodedColumns
+
+
+class PackerOptions(TypedDict, total=False):
+    """Arguments of ``dataset_packer`` that do not follow from a run's configuration."""
+
+    cast: CastPlace
+    growing: Mapping[str, TableVocabulary]
+    weighted: bool
 
 
 def dataset_packer(

@@ -7,7 +7,7 @@ import functools
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,8 +21,12 @@ from jrec.data.packing import CastPlace, OnBadId
 from jrec.data.schema import DatasetError, Schema
 from jrec.data.value_rows import TableVocabulary
 from jrec.errors import CheckpointError
+from jrec.json_values import JsonObject
 from jrec.ops.layout import EmbeddingLayout
 from jrec.optional_packages import explains_missing
+
+if TYPE_CHECKING:
+    import grain
 
 _STATE_VERSION = 1
 
@@ -221,7 +225,7 @@ class Loader:
         self,
         shared: Callable[[int], BatchSource | SharesSource],
         config: LoaderConfig,
-        identity: dict[str, Any],
+        identity: JsonObject,
         transform: Callable[[Batch], Any] | None = None,
         *,
         schema: Schema,
@@ -232,7 +236,7 @@ class Loader:
         self._shared, self._source = shared, shared(identity["process_count"])
         self._identity = identity
         self._position = 0
-        self._iterator: Any = None
+        self._iterator: grain.DatasetIterator | None = None
 
     @property
     def batches_per_epoch(self) -> int:
@@ -311,11 +315,11 @@ class Loader:
         self._position += 1
         return batch
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> JsonObject:
         """The position and what it depends on, as a small dictionary that JSON can hold."""
         return {"version": _STATE_VERSION, "position": self._position, **self._identity}
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: JsonObject) -> None:
         """Continues from a saved position; the batches from there on are bit-identical to the run's that saved it.
 
         Another number of processes shares that run's batches anew, as long as its batches together are as large.
@@ -341,7 +345,7 @@ class Loader:
             )
         self._move(position)
 
-    def _share_as(self, state: dict[str, Any]) -> None:
+    def _share_as(self, state: JsonObject) -> None:
         """Cuts the epochs into the shares of the processes that saved a position, however many processes there are now.
 
         Each of their batches was one batch of every share, and so are ours; every process takes its part of it.
@@ -376,7 +380,7 @@ class Loader:
         return [function for function in (self._transform, self._passed_through) if function is not None]
 
     @explains_missing
-    def _start(self) -> Any:
+    def _start(self) -> grain.DatasetIterator:
         import grain
 
         self._source.open()

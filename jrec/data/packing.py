@@ -52,7 +52,7 @@ _STORED_ORDER.flags.writeable = False  # as bijections are: Numba compiles for e
 
 def pack_batch(
     layout: EmbeddingLayout,
-    columns: Any,
+    columns: object,
     *,
     dense: Sequence[str] = (),
     label: str | None = LABEL,
@@ -173,11 +173,11 @@ class Packer:
         """The names of the columns that packing reads."""
         return needed_columns(self._numbers, self._features, self.extras)
 
-    def read(self, columns: Any, *, copy: bool = False) -> ReadColumns:
+    def read(self, columns: object, *, copy: bool = False) -> ReadColumns:
         """Finds the columns that packing reads, in any form that ``pack_batch`` takes; see ``read_columns``."""
         return read_columns(columns, numbers=self._numbers, features=self._features, extras=self.extras, copy=copy)
 
-    def prepare(self, columns: Any) -> PreparedColumns:
+    def prepare(self, columns: object) -> PreparedColumns:
         """Checks columns, also of ``read``, and brings them into the form that ``pack`` reads.
 
         What is right already is not copied: pack it before the columns are written to.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, cast
+from typing import cast
 
 import jax.numpy as jnp
 import numpy as np
@@ -90,7 +90,7 @@ def needed_columns(
 
 
 def read_columns(
-    columns: Any,
+    columns: object,
     *,
     numbers: Collection[str],
     features: Collection[FeatureConfig],
@@ -120,7 +120,7 @@ def read_columns(
     return ReadColumns(arrays=arrays, forms={name: read(name, columns[name]) for name in needed_columns((), features)})
 
 
-def _copied_form(name: str, column: Any) -> Form:
+def _copied_form(name: str, column: object) -> Form:
     """``form_of`` in memory of its own.
 
     Numbers are copied whatever holds them, since Arrow, polars, pandas and JAX take NumPy's arrays over without a copy;

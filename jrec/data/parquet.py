@@ -6,7 +6,7 @@ import contextlib
 import functools
 import os
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jrec.data.schema import DatasetError
 
@@ -50,11 +50,17 @@ def named_damage(path: str | os.PathLike[str], kind: str, remedy: str) -> Iterat
 class ParquetTable:
     """A Parquet file; pages are checked where its writer gave them checksums."""
 
-    def __init__(self, source: Any):
+    def __init__(self, source: str | os.PathLike[str] | pa.NativeFile):
         import pyarrow.parquet as pq
 
-        options: dict[str, Any] = {"page_checksum_verification": True, "arrow_extensions_enabled": True}
-        self._open = functools.partial(pq.ParquetFile, source, pre_buffer=False, buffer_size=1 << 20, **options)
+        self._open = functools.partial(
+            pq.ParquetFile,
+            source,
+            pre_buffer=False,
+            buffer_size=1 << 20,
+            page_checksum_verification=True,
+            arrow_extensions_enabled=True,
+        )
         self._file = self._open()
         rows = sum(self._file.metadata.row_group(number).num_rows for number in range(self._file.num_row_groups))
         if rows != self._file.metadata.num_rows:

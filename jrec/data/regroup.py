@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from jrec.batch import Batch
 from jrec.ops.layout import EmbeddingLayout, Stack
 from jrec.ops.types import Bags
+
+if TYPE_CHECKING:
+    from jax.typing import ArrayLike
 
 
 def gathered(layout: EmbeddingLayout, pieces: Sequence[tuple[Batch, int, int]]) -> Batch:
@@ -62,7 +65,7 @@ def blank(layout: EmbeddingLayout, like: Batch, examples: int) -> Batch:
     )
 
 
-def _zeros(like: Any, examples: int) -> Any:
+def _zeros(like: ArrayLike, examples: int) -> Any:
     return np.zeros((examples, *np.shape(like)[1:]), np.asarray(like).dtype)
 
 

@@ -22,11 +22,12 @@ import math
 import os
 import pathlib
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from jrec.data.identity import Identity, digest_of
 from jrec.errors import JrecError
 from jrec.files import decode, load_json, save_json, sha256_of, stays_inside
+from jrec.json_values import JsonMapping, JsonObject
 from jrec.shown import Shown
 
 FORMAT = "jrec-dataset"
@@ -108,7 +109,7 @@ class DenseFeature:
         return self.transform == "standardize" and self.mean is None
 
     @property
-    def meaning(self) -> dict[str, Any]:
+    def meaning(self) -> JsonObject:
         """What its values mean: all of it but what it did not learn, so that older datasets keep their identity.
 
         What stands for a missing value is no part of it, since no example of a dataset has one.
@@ -151,7 +152,7 @@ class CategoricalFeature:
         return self.weighted and not self.aged
 
     @property
-    def meaning(self) -> dict[str, Any]:
+    def meaning(self) -> JsonObject:
         """What its ids mean: all of it but how long lists may get, which has no influence on that."""
         content = dataclasses.asdict(self)
         if not self.fixed_length:
@@ -208,7 +209,7 @@ class Table:
         return self.rows + 1
 
     @property
-    def meaning(self) -> dict[str, Any]:
+    def meaning(self) -> JsonObject:
         """What its row numbers mean; keys mean the same, however many there are."""
         if self.growing:
             return {"growing": True, "numbering": self.numbering}
@@ -285,7 +286,7 @@ class Schema:
     categorical: tuple[CategoricalFeature, ...]
     tables: tuple[Table, ...]
     splits: Mapping[str, Split]
-    provenance: Mapping[str, Any]
+    provenance: JsonMapping
     ceiling: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
     files: Mapping[str, str] = dataclasses.field(default_factory=dict)
     folder: pathlib.Path | None = dataclasses.field(default=None, compare=False, repr=False)
@@ -408,9 +409,9 @@ class Schema:
         )
 
     @property
-    def preparation(self) -> Mapping[str, Any]:
+    def preparation(self) -> JsonMapping:
         """How it was prepared; of a part of a dataset that `jrec fae pack` made, how that dataset was."""
-        made: Any = self.provenance
+        made: object = self.provenance
         while isinstance(made, Mapping) and "format" not in made and "source" in made:
             made = made["source"]
         return made if isinstance(made, Mapping) else {}

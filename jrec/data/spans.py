@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
+from jrec.data.arrow_values import arrow_compute
 from jrec.data.keys import Spans
 from jrec.data.scan import NOT_FINITE, OK, SLOW, check_text, parse_integer, parse_number
 from jrec.kernel_cache import compiled
@@ -351,9 +351,8 @@ def _times_by_pattern(
     buffer: np.ndarray, starts: np.ndarray, ends: np.ndarray, pattern: str
 ) -> tuple[np.ndarray, np.ndarray]:
     import pyarrow as pa
-    import pyarrow.compute
 
-    compute: Any = pyarrow.compute  # whose functions exist at run time only
+    compute = arrow_compute()
     texts = Spans(buffer, starts, ends).array()
     times = compute.strptime(texts, format=pattern, unit="us", error_is_null=True)
     codes = np.where(times.is_null().to_numpy(zero_copy_only=False), NOT_TIME, OK)

@@ -13,7 +13,6 @@ import functools
 import pathlib
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -108,7 +107,7 @@ class Encoder:
             self._label_counts(file)
         _ = self.orders
 
-    def columns(self, columns: Any, *, unknown: UnknownValues | None = None) -> EncodedColumns:
+    def columns(self, columns: object, *, unknown: UnknownValues | None = None) -> EncodedColumns:
         """Encodes columns of raw values.
 
         Args:
@@ -139,7 +138,7 @@ class Encoder:
         return self._encoded(self._columns.convert(parsed), unknown)
 
     def named_rows(
-        self, columns: Any, name: str, table: str, *, unknown: UnknownValues | None = None
+        self, columns: object, name: str, table: str, *, unknown: UnknownValues | None = None
     ) -> ListColumn | None:
         """The model's rows of lists of a table's values, in a column that is no feature's.
 

@@ -15,7 +15,6 @@ import os
 import pathlib
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -29,6 +28,7 @@ from jrec.data.packing_kernels import permutation
 from jrec.data.schema import DatasetError, Schema, Shard, Split
 from jrec.data.vocabulary_file import buckets_file
 from jrec.errors import ConfigError
+from jrec.json_values import JsonMapping, JsonObject
 from jrec.outputs import link, new_folder, write_file
 from jrec.prepare.tasks import Task, running
 from jrec.progress import Progress
@@ -181,7 +181,7 @@ def _checked_rows(schema: Schema, hot: HotSet) -> dict[str, np.ndarray]:
     return {t.name: np.ascontiguousarray(hot.rows[t.name]) for t in schema.tables}
 
 
-def _request(schema: Schema, rows: Mapping[str, np.ndarray], options: PackOptions) -> dict[str, Any]:
+def _request(schema: Schema, rows: Mapping[str, np.ndarray], options: PackOptions) -> JsonObject:
     """All that the result depends on."""
     return {
         "fae": 3,
@@ -344,7 +344,7 @@ def _split(half: str, packed: Sequence[_Packed], seed: int | None) -> Split:
     return Split(shards=tuple(shards))
 
 
-def _finish(job: _Job, half: str, train: Split, splits: Mapping[str, Split], provenance: Mapping[str, Any]) -> Identity:
+def _finish(job: _Job, half: str, train: Split, splits: Mapping[str, Split], provenance: JsonMapping) -> Identity:
     """Completes a half with all of the source that stays as it is; returns its identity."""
     schema, folder = job.schema, job.folder / half
     splits = {**({"train": train} if train.examples else {}), **splits}

@@ -10,7 +10,7 @@ import dataclasses
 import os
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from jrec.data.keys import MISSING, decode_keys, is_text
 from jrec.data.long_texts import LongTexts
 from jrec.data.schema import DatasetError, DenseFeature
 from jrec.data.vocabulary import Vocabulary
+from jrec.json_values import JsonObject
 from jrec.prepare.ingest import BadLines, Log
 from jrec.prepare.readers import places
 from jrec.prepare.readers.delimited import Delimited, stored_schema, with_given_histories
@@ -57,7 +58,7 @@ class JoinedDelimited(Delimited):
         self._lacking: list[tuple[int, str]] = []
         self._rows = 0
 
-    def options(self) -> dict[str, Any]:
+    def options(self) -> JsonObject:
         """The whole schema, with the joined files where they were read."""
         return {"schema": stored_schema(self._whole)}
 

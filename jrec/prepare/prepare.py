@@ -15,7 +15,6 @@ import os
 import pathlib
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 from jrec import environment
 from jrec.data import blocks
@@ -23,6 +22,7 @@ from jrec.data.moments import save_moments
 from jrec.data.schema import CategoricalFeature, DatasetError, LabelNumbers, NoExamplesError, Schema, Split, Table
 from jrec.data.texts import TextStore, budget_of
 from jrec.data.vocabulary_file import file_digests
+from jrec.json_values import JsonObject
 from jrec.outputs import new_folder
 from jrec.prepare.fit import fit
 from jrec.prepare.histories import check_ascending, last_lines, write_histories
@@ -193,7 +193,7 @@ class _Preparation:
     def _key_seed(self) -> int:
         return self.options.key_seed if self.earlier is None else self.earlier.key_seed
 
-    def run(self, provenance: dict[str, Any]) -> Schema:
+    def run(self, provenance: JsonObject) -> Schema:
         """All passes; returns the schema of what lies in the folder."""
         work = self.folder / "work"
         work.mkdir()

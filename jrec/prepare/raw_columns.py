@@ -40,7 +40,7 @@ class RawColumns(ParsedBlock):
             raise DatasetError(f"column {name!r} of example {int(wrong.argmax())} {reason}")
 
 
-def parsed_columns(fields: Sequence[Field], columns: Any, key_seed: int) -> RawColumns:
+def parsed_columns(fields: Sequence[Field], columns: object, key_seed: int) -> RawColumns:
     """Reads columns as a format's fields.
 
     Args:
@@ -78,7 +78,7 @@ def parsed_columns(fields: Sequence[Field], columns: Any, key_seed: int) -> RawC
     )
 
 
-def keys_of_lists(field: Field, column: Any, key_seed: int) -> ListColumn:
+def keys_of_lists(field: Field, column: object, key_seed: int) -> ListColumn:
     """The uint64 keys of a column of lists, whose elements are what the field's values are; null is an empty list.
 
     Raises:
@@ -154,7 +154,7 @@ def _split(field: Field, form: Form) -> Form:
 
 def _elements(field: Field, example: int, text: str) -> list[str]:
     """The elements of a list as JSON or Python prints it; none of a blank or null."""
-    elements: Any = None
+    elements: object = None
     # Numbers stay as they are written; what is nested too deep for Python is no list of values either.
     for read in (functools.partial(json.loads, parse_float=str, parse_int=str), ast.literal_eval):
         with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError):

@@ -318,13 +318,14 @@ def _counted(
     sums = _INT64 if labels.unit is None else _FLOAT64
     own = Spill(folder / "own", {_AT: _INT64, _SUM: sums, _COUNT: _INT64}, {})
     by_key = Spill(folder / "keys", {_KEY: _INT64, _SUM: sums, _COUNT: _INT64}, {})
-    columns = [mapped(trained.plain(name)) for name in (_KEY, _MOMENT, _TARGET, _AT)]
-    latest = max(int(columns[1][at : at + bucket_rows].max()) for at in range(0, trained.rows, bucket_rows))
+    ordered, moments, targets, places = (mapped(trained.plain(name)) for name in (_KEY, _MOMENT, _TARGET, _AT))
+    latest = max(int(moments[at : at + bucket_rows].max()) for at in range(0, trained.rows, bucket_rows))
     state, folded = np.zeros(7, np.int64), np.zeros((max(folds, 1), 2), np.int64)
     for start in range(0, trained.rows, bucket_rows):
         stop = min(start + bucket_rows, trained.rows)
         counted, groups = np.empty((2, stop - start), np.int64), np.empty((3, stop - start), np.int64)
-        num_keys = _count(*columns, start, stop, folds, window, latest, min_count, state, folded, counted, groups)
+        sizes = start, stop, folds, window, latest, min_count
+        num_keys = _count(ordered, moments, targets, places, *sizes, state, folded, counted, groups)
         at = trained.plain(_AT).read(start, stop)
         order = np.argsort(at)
         own.append({_AT: at[order], _SUM: labels.sums(counted[0, order]), _COUNT: counted[1, order]})

@@ -6,14 +6,13 @@ import concurrent.futures
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 from jrec.data.schema import DatasetError
 from jrec.errors import JrecError
 
 
 @dataclasses.dataclass(frozen=True)
-class Task:
+class Task[R]:
     """One piece of work.
 
     Attributes:
@@ -23,12 +22,17 @@ class Task:
     """
 
     title: str
-    function: Callable[..., Any]
-    arguments: tuple[Any, ...]
+    function: Callable[..., R]
+    arguments: tuple[object, ...]
+
+
+type _Future[R] = concurrent.futures.Future[R | JrecError]  # of ``_outcome``
 
 
 @contextlib.contextmanager
-def running(executor: concurrent.futures.Executor, tasks: Sequence[Task], *, attempts: int) -> Iterator[Iterator[Any]]:
+def running[R](
+    executor: concurrent.futures.Executor, tasks: Sequence[Task[R]], *, attempts: int
+) -> Iterator[Iterator[R]]:
     """Runs tasks, as many at a time as the executor has workers; no task runs any more when the block ends.
 
     Args:
@@ -51,14 +55,14 @@ def running(executor: concurrent.futures.Executor, tasks: Sequence[Task], *, att
         raise
 
 
-def _result(executor: concurrent.futures.Executor, task: Task, future: concurrent.futures.Future, attempts: int) -> Any:
+def _result[R](executor: concurrent.futures.Executor, task: Task[R], future: _Future[R], attempts: int) -> R:
     outcome = _tried(executor, task, future, attempts)
     if isinstance(outcome, JrecError):
         raise outcome
     return outcome
 
 
-def _tried(executor: concurrent.futures.Executor, task: Task, future: concurrent.futures.Future, attempts: int) -> Any:
+def _tried[R](executor: concurrent.futures.Executor, task: Task[R], future: _Future[R], attempts: int) -> R | JrecError:
     for _ in range(attempts - 1):
         with contextlib.suppress(Exception):
             return future.result()
@@ -75,7 +79,7 @@ def _tried(executor: concurrent.futures.Executor, task: Task, future: concurrent
         ) from error
 
 
-def _outcome(task: Task) -> Any:
+def _outcome[R](task: Task[R]) -> R | JrecError:
     """The result, or the mistake that the function found: executors may wrap what is raised in errors of their own."""
     try:
         return task.function(*task.arguments)

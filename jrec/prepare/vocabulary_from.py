@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
 import numpy as np
 
@@ -17,11 +16,13 @@ from jrec.data.schema import AS_WRITTEN, CategoricalFeature, DatasetError, Dense
 from jrec.data.texts import TextStore
 from jrec.data.vocabulary import HashedTable, KeyTable, Vocabulary, count_rows
 from jrec.data.vocabulary_file import buckets_file, copy_vocabulary, load_table, long_texts
+from jrec.json_values import JsonObject
 from jrec.outputs import link
 from jrec.prepare.ingest import keys_name
 from jrec.prepare.readers.log_format import CategoricalSpec, LogFormat, learned_of
 from jrec.prepare.spill import Spill, SpilledLists
 
+_Meaning = dict[str, object]  # what values of a feature become, by the names of settings
 _LEARNED = ("min_count", "max_rows", "growing", "key_seed")
 # Of a csv schema's tables: where values stand in a file, not what they become.
 _PLACES = {"column", "name", "separator", "max_length", "too_long", "fixed_length", "weights", "table", "lists"}
@@ -68,7 +69,7 @@ class EarlierDataset:
         self.key_seed = self.schema.key_seed
 
     @property
-    def learned(self) -> dict[str, Any]:
+    def learned(self) -> JsonObject:
         """The options that the earlier dataset's rows were made by, which are the later one's too."""
         stored = self.schema.preparation.get("options")
         return {k: v for k, v in stored.items() if k in _LEARNED} if isinstance(stored, Mapping) else {}
@@ -97,7 +98,7 @@ class EarlierDataset:
             )
         return source.limited(lengths).fitted(*learned_of(self.schema))
 
-    def _check(self, earlier: Mapping[str, Mapping[str, Any]], later: Mapping[str, Mapping[str, Any]]) -> None:
+    def _check(self, earlier: Mapping[str, _Meaning], later: Mapping[str, _Meaning]) -> None:
         remedy = f"--vocabulary-from needs the features and tables of {self.folder}"
         for name, meaning in later.items():
             if name not in earlier:
@@ -184,7 +185,7 @@ class EarlierDataset:
                 f" {earlier.difference(schema.identity)}; prepare it without --vocabulary-from"
             )
 
-    def provenance(self, usage: Mapping[str, Usage], report: Callable[[str], None]) -> dict[str, Any]:
+    def provenance(self, usage: Mapping[str, Usage], report: Callable[[str], None]) -> JsonObject:
         """Which dataset it is and how its tables are used, for the later one's provenance; reports what went to OOV."""
         tables = {}
         for table in self.schema.tables:
@@ -206,26 +207,26 @@ class EarlierDataset:
         return float(counts[table.oov_row] / total) if total else None
 
 
-def _of_dense(feature: DenseFeature) -> tuple[str, dict[str, Any]]:
+def _of_dense(feature: DenseFeature) -> tuple[str, _Meaning]:
     return feature.name, {"transform": feature.transform}
 
 
-def _of_feature(feature: CategoricalFeature) -> tuple[str, dict[str, Any]]:
+def _of_feature(feature: CategoricalFeature) -> tuple[str, _Meaning]:
     meaning = dataclasses.asdict(feature)
     return meaning.pop("name"), meaning
 
 
-def _of_spec(spec: CategoricalSpec, lengths: Mapping[str, int]) -> tuple[str, dict[str, Any]]:
+def _of_spec(spec: CategoricalSpec, lengths: Mapping[str, int]) -> tuple[str, _Meaning]:
     length = spec.max_length or lengths.get(spec.name)
     meaning = {"table": spec.table, "weighted": spec.weighted, "fixed_length": spec.fixed_length}
     return spec.name, {**meaning, "max_length": length}
 
 
-def _kinds(kind: str, entries: Iterable[tuple[str, dict[str, Any]]]) -> dict[str, dict[str, Any]]:
+def _kinds(kind: str, entries: Iterable[tuple[str, _Meaning]]) -> dict[str, _Meaning]:
     return {f"{kind} {name!r}": meaning for name, meaning in entries}
 
 
-def _csv_columns(options: Any) -> dict[str, dict[str, Any]]:
+def _csv_columns(options: object) -> dict[str, _Meaning]:
     """What the values of a csv schema's columns become, by feature; {} for other formats."""
     schema = options.get("schema") if isinstance(options, Mapping) else None
     if not isinstance(schema, Mapping):

@@ -15,9 +15,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import IO, Any
+from typing import IO
 
 from jrec.errors import ConfigError, JrecError
+from jrec.json_values import JsonObject
 from jrec.ops.layout import EmbeddingLayout
 from jrec.ops.tt.shape import TTShape
 from jrec.ops.verdicts import (
@@ -190,8 +191,14 @@ def environment(platform: str) -> dict[str, str]:
 
 def _run(command: Sequence[str], output: IO[bytes], errors: IO[bytes], platform: str, seconds: float) -> int | None:
     """Runs a command; its exit code, or None where it did not end in time."""
-    streams: Any = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": errors}
-    process = subprocess.Popen(command, **streams, env=environment(platform), start_new_session=True)
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=errors,
+        env=environment(platform),
+        start_new_session=True,
+    )
     try:
         return process.wait(seconds)
     except subprocess.TimeoutExpired:
@@ -209,9 +216,9 @@ def _how(code: int | None, seconds: int) -> str:
     return f"ended with exit code {code}" if code >= 0 else f"was ended by signal {-code}, {signal.strsignal(-code)}"
 
 
-def _events(output: IO[bytes]) -> dict[str, Any]:
+def _events(output: IO[bytes]) -> JsonObject:
     """The latest of everything that the child said."""
-    said: dict[str, Any] = {}
+    said: JsonObject = {}
     output.seek(0)
     for line in output:
         with contextlib.suppress(ValueError, TypeError):  # what a compiler or a driver prints

@@ -13,19 +13,20 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import numpy as np
+from jaxtyping import PyTree
 
 from jrec.ops.dispatch import Implementation
 from jrec.ops.verdicts import KernelClass, Verdict, local_machine
 from jrec.selfcheck import trials
-from jrec.selfcheck.trials import Sizes, Trial, Wrong
+from jrec.selfcheck.trials import Arguments, Sizes, Trial, Wrong
 
 LOOP = 32  # calls in one timed program: what is measured is the device's time
 _ROUNDS = 8  # the first is left out
 _SEED = 20
+_State = tuple[Arguments, PyTree]  # of a loop: arguments and result
 
 
 def check(kernel_class: KernelClass, sizes: Sizes | None, *, interpret: bool = False) -> Verdict:
@@ -64,7 +65,7 @@ def _compare(trial: Trial, name: str, kinds: tuple[str, ...], *, interpret: bool
             raise Wrong(f"{name}, {kind}: {mistake}") from None
 
 
-def _compiled(trial: Trial, side: Implementation, arguments: object, *, interpret: bool) -> Any:
+def _compiled(trial: Trial, side: Implementation, arguments: object, *, interpret: bool) -> jax.stages.Compiled:
     from jrec.pallas.interpret import interpreted
 
     function = jax.jit(trial.run(side), donate_argnums=(0,) if trial.in_place else ())
@@ -73,7 +74,7 @@ def _compiled(trial: Trial, side: Implementation, arguments: object, *, interpre
         return function.lower(*jax.device_put(arguments)).compile()
 
 
-def _run(program: Any, arguments: Any) -> Any:
+def _run(program: jax.stages.Compiled, arguments: Arguments) -> PyTree:
     placed = jax.device_put(arguments)
     # NaN is left in memory that the results are likely to be made in: what a kernel does not write shows.
     for leaf in jax.tree.leaves(program.out_info):
@@ -82,7 +83,7 @@ def _run(program: Any, arguments: Any) -> Any:
     return jax.tree.map(np.asarray, program(*placed))
 
 
-def looped(trial: Trial, side: Implementation) -> Callable[[Any, Any], Any]:
+def looped(trial: Trial, side: Implementation) -> Callable[[Arguments, PyTree], _State]:
     """``LOOP`` calls as a function of arguments and result to the next ones; the result is None where it replaces.
 
     XLA runs a loop of a known length without asking the host. The barrier makes each call depend on the one before, so
@@ -90,7 +91,7 @@ def looped(trial: Trial, side: Implementation) -> Callable[[Any, Any], Any]:
     """
     run = trial.run(side)
 
-    def again(_: Any, state: Any) -> Any:
+    def again(_: jax.Array, state: _State) -> _State:
         arguments, _ = state
         result = run(*arguments)
         state = ((result, *arguments[1:]), None) if trial.in_place else (arguments, result)

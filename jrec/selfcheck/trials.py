@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import PyTree
 
 from jrec import ops
 from jrec.ops.dispatch import Implementation
@@ -22,7 +23,7 @@ from jrec.ops.row_update import casted_update_call, casted_update_together
 from jrec.ops.tt.index import Level
 from jrec.ops.tt.products import expand, expand_transpose
 from jrec.ops.verdicts import KernelClass
-from jrec.row_optimizers import ROW_OPTIMIZERS, slot_bytes
+from jrec.row_optimizers import ROW_OPTIMIZERS, Slots, slot_bytes
 
 TABLE_BYTES = 128 << 20  # with slots, of timed tables: past the caches of every GPU, and little of its memory
 KINDS = ("single", "power law", "one row", "half padding", "past the end", "all padding")
@@ -33,6 +34,10 @@ _BESIDE = ops.SGD(learning_rate=0.1)
 _PLAIN = {"learning_rate": 0.1}
 _FULL = {"learning_rate": lambda step: 0.5 / (step + 1), "weight_decay": 0.01, "max_row_norm": 1.5}
 _EXACT = {"learning_rate": 0.1, "max_row_norm": 1.5}
+
+
+Arguments = tuple[PyTree, ...]
+"""What an op takes, trees of arrays."""
 
 
 class Wrong(Exception):  # noqa: N818, it is a judgement, not an error
@@ -90,9 +95,9 @@ class Trial:
       in_place: Whether the result replaces the first argument, in its memory if it is donated.
     """
 
-    run: Callable[[Implementation], Callable[..., Any]]
-    draw: Callable[[np.random.Generator, str], tuple[Any, ...]]
-    judge: Callable[[tuple[Any, ...], Any, Any], None]
+    run: Callable[[Implementation], Callable[..., PyTree]]
+    draw: Callable[[np.random.Generator, str], Arguments]
+    judge: Callable[[Arguments, PyTree, PyTree], None]
     in_place: bool = False
 
 
@@ -137,7 +142,9 @@ def fitted(kernel_class: KernelClass, sizes: Sizes) -> Sizes:
     return dataclasses.replace(sizes, rows=max(16, min(sizes.rows, TABLE_BYTES // row_bytes)))
 
 
-def draw_lookups(rng: np.random.Generator, sizes: Sizes, kind: str) -> tuple[np.ndarray, Any, Any]:
+def draw_lookups(
+    rng: np.random.Generator, sizes: Sizes, kind: str
+) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
     """Random ids, offsets and weights, the latter None where there are none.
 
     Args:
@@ -185,14 +192,16 @@ def _terms(rng: np.random.Generator, shape: tuple[int, ...], kind: str) -> np.nd
 
 
 def _gather_reduce(kernel_class: KernelClass, sizes: Sizes) -> Trial:
-    def run(implementation: Implementation) -> Callable[..., Any]:
-        def sums(sources: Any, ids: Any, offsets: Any, weights: Any) -> Any:
+    def run(implementation: Implementation) -> Callable[..., PyTree]:
+        def sums(
+            sources: list[jax.Array], ids: jax.Array, offsets: jax.Array | None, weights: jax.Array | None
+        ) -> list[jax.Array]:
             calls = [gather_reduce_call(source, ids, offsets, weights=weights) for source in sources]
             return gather_reduce_together(calls, implementation)
 
         return sums
 
-    def draw(rng: np.random.Generator, kind: str) -> tuple[Any, ...]:
+    def draw(rng: np.random.Generator, kind: str) -> Arguments:
         source = _terms(rng, (sizes.rows, _dim(kernel_class)), kind)
         beside = [source[:, :_BESIDE_DIM]] if sizes.beside else []
         return [source.astype(kernel_class.dtype), *beside], *draw_lookups(rng, sizes, kind)
@@ -203,8 +212,10 @@ def _gather_reduce(kernel_class: KernelClass, sizes: Sizes) -> Trial:
 def _casted_update(kernel_class: KernelClass, sizes: Sizes) -> Trial:
     optimizer, options = _optimizer(kernel_class, sizes)
 
-    def run(implementation: Implementation) -> Callable[..., Any]:
-        def update(tables: Any, cast: Any, gradients: Any, weights: Any) -> Any:
+    def run(implementation: Implementation) -> Callable[..., PyTree]:
+        def update(
+            tables: list[tuple[jax.Array, Slots]], cast: ops.Cast, gradients: jax.Array, weights: jax.Array | None
+        ) -> list[tuple[jax.Array, Slots]]:
             (table, slots), *beside = tables
             calls = [casted_update_call(optimizer, table, slots, cast, gradients, weights=weights, **options)]
             for other, _ in beside:
@@ -214,14 +225,14 @@ def _casted_update(kernel_class: KernelClass, sizes: Sizes) -> Trial:
 
         return update
 
-    def draw(rng: np.random.Generator, kind: str) -> tuple[Any, ...]:
+    def draw(rng: np.random.Generator, kind: str) -> Arguments:
         ids, offsets, weights = draw_lookups(rng, sizes, kind)
         cast = jax.jit(_tensor_cast(kernel_class, sizes).run("xla"))(ids, offsets)
         table, slots = _table(rng, kernel_class, sizes, optimizer)
         beside = [(table[:, :_BESIDE_DIM].astype(np.float32), {})] if sizes.beside else []
         return [(table, slots), *beside], cast, _terms(rng, (sizes.bags, _dim(kernel_class)), kind), weights
 
-    def judge(arguments: tuple[Any, ...], got: Any, want: Any) -> None:
+    def judge(arguments: Arguments, got: PyTree, want: PyTree) -> None:
         tables, cast, *_ = arguments
         _judge_rows(np.asarray(cast.rows)[: int(cast.num_unique)], tables, got, want)
 
@@ -231,12 +242,12 @@ def _casted_update(kernel_class: KernelClass, sizes: Sizes) -> Trial:
 def _row_update(kernel_class: KernelClass, sizes: Sizes) -> Trial:
     optimizer, options = _optimizer(kernel_class, sizes)
 
-    def run(implementation: Implementation) -> Callable[..., Any]:
+    def run(implementation: Implementation) -> Callable[..., PyTree]:
         return lambda table, rows, gradients: ops.row_update(
             optimizer, table[0], table[1], rows, gradients, **options, implementation=implementation
         )
 
-    def draw(rng: np.random.Generator, kind: str) -> tuple[Any, ...]:
+    def draw(rng: np.random.Generator, kind: str) -> Arguments:
         most = min(sizes.room, sizes.rows * 3 // 4)
         real = {"half padding": most // 2, "all padding": 0}.get(kind, most)
         rows = np.full(sizes.room, sizes.rows, np.int32)
@@ -245,7 +256,7 @@ def _row_update(kernel_class: KernelClass, sizes: Sizes) -> Trial:
         gradients[real:] = np.nan  # which nobody may read
         return _table(rng, kernel_class, sizes, optimizer), rows, gradients
 
-    def judge(arguments: tuple[Any, ...], got: Any, want: Any) -> None:
+    def judge(arguments: Arguments, got: PyTree, want: PyTree) -> None:
         table, rows, _ = arguments
         _judge_rows(rows[rows < sizes.rows], table, got, want)
 
@@ -255,7 +266,7 @@ def _row_update(kernel_class: KernelClass, sizes: Sizes) -> Trial:
 def _tensor_cast(kernel_class: KernelClass, sizes: Sizes) -> Trial:
     del kernel_class
 
-    def run(implementation: Implementation) -> Callable[..., Any]:
+    def run(implementation: Implementation) -> Callable[..., PyTree]:
         return lambda ids, offsets: ops.tensor_cast(
             ids, offsets, num_rows=sizes.rows, unique_capacity=sizes.room, implementation=implementation
         )
@@ -270,18 +281,19 @@ def _tt_products(kernel_class: KernelClass, sizes: Sizes) -> Trial:
     capacity = min(sizes.lookups, 8192)
     parents = slices = 2 * math.isqrt(capacity)
 
-    def run(implementation: Implementation) -> Callable[..., Any]:
-        def products(below: Any, core: Any, level: Level, gradient: Any) -> Any:
-            named: Any = {"method": "grouped", "implementation": implementation}
-            out = expand(below, core, level, **named)
+    def run(implementation: Implementation) -> Callable[..., PyTree]:
+        def products(below: jax.Array, core: jax.Array, level: Level, gradient: jax.Array) -> tuple[jax.Array, ...]:
+            out = expand(below, core, level, method="grouped", implementation=implementation)
             count = jnp.asarray(below.shape[0], jnp.int32)
             real = jnp.arange(capacity, dtype=jnp.int32) < level.count
             out = jnp.where(real[:, None, None], out, 0)  # what padding holds is undefined
-            return out, *expand_transpose(gradient, below, core, level, below_count=count, **named)
+            return out, *expand_transpose(
+                gradient, below, core, level, below_count=count, method="grouped", implementation=implementation
+            )
 
         return products
 
-    def draw(rng: np.random.Generator, kind: str) -> tuple[Any, ...]:
+    def draw(rng: np.random.Generator, kind: str) -> Arguments:
         real = {"half padding": capacity // 2, "all padding": 0}.get(kind, capacity - 3)
         pairs = np.sort(rng.choice(parents * slices, real, replace=False))
         if kind == "half padding":  # one slice that most entries choose
@@ -296,7 +308,7 @@ def _tt_products(kernel_class: KernelClass, sizes: Sizes) -> Trial:
         level: Any = {"parents": of_parent, "digits": of_digit, "count": np.int32(real)}
         return below, core, Level(**level), gradient
 
-    def judge(arguments: tuple[Any, ...], got: Any, want: Any) -> None:
+    def judge(arguments: Arguments, got: PyTree, want: PyTree) -> None:
         # Float32 sums stray from each other by far less than 1e-5 of the sum of their terms' magnitudes.
         magnitudes = jax.jit(run("xla"))(*jax.tree.map(lambda x: x if x.dtype == np.int32 else abs(x), arguments))
         for number, (one, other, size) in enumerate(zip(got, want, magnitudes, strict=True)):
@@ -336,9 +348,7 @@ def _optimizer(kernel_class: KernelClass, sizes: Sizes) -> tuple[ops.RowOptimize
     return kind(**_FULL if kind.decays_gradients else _EXACT), options
 
 
-def _table(
-    rng: np.random.Generator, kernel_class: KernelClass, sizes: Sizes, optimizer: ops.RowOptimizer
-) -> tuple[Any, ...]:
+def _table(rng: np.random.Generator, kernel_class: KernelClass, sizes: Sizes, optimizer: ops.RowOptimizer) -> Arguments:
     """A table, and slots by name."""
     table = rng.standard_normal((sizes.rows, _dim(kernel_class)), np.float32).astype(kernel_class.dtype)
     shapes = {name: table.shape if shape == "element" else table.shape[:1] for name, shape in optimizer.slots.items()}

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
 import numpy as np
 
+from jrec.json_values import JsonObject
 from jrec.serving.format import Manifest
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+ByTask = np.ndarray | Mapping[str, np.ndarray]
+"""Numbers of examples, (n,) float32; by task where a model has several labels."""
+Item = str | int
+"""An item's value as text, or its row where its table has no vocabulary."""
 
 
 class Answer(Protocol):
@@ -29,11 +35,11 @@ class Answer(Protocol):
         """(rows,) bool: whether all numbers of a row are finite."""
         ...
 
-    def columns(self) -> dict[str, Any]:
+    def columns(self) -> JsonObject:
         """What JSON has, by name: a list with an entry for each row, or a dictionary of such lists by task."""
         ...
 
-    def predictions(self) -> list[Any]:
+    def predictions(self) -> Sequence[object]:
         """One prediction for each row, for clients that send "instances"."""
         ...
 
@@ -50,7 +56,7 @@ class Scored(NamedTuple):
       manifest: The manifest of the export, or of the last delta.
     """
 
-    scores: Any
+    scores: ByTask
     manifest: Manifest
 
     def of_rows(self, rows: slice, k: int) -> Scored:
@@ -66,17 +72,17 @@ class Scored(NamedTuple):
         scores = self.scores.values() if isinstance(self.scores, Mapping) else [self.scores]
         return np.logical_and.reduce([np.isfinite(own) for own in scores])
 
-    def columns(self) -> dict[str, Any]:
+    def columns(self) -> JsonObject:
         """``scores``, or ``predictions`` of what is a number; of several tasks by task."""
         numbers = self.manifest.numbers_by_label
         if not isinstance(self.scores, Mapping):
             return {f"{_kind('', numbers)}s": self.scores.tolist()}
-        columns: dict[str, Any] = {}
+        columns: dict[str, dict[str, list[float]]] = {}
         for task, own in self.scores.items():
             columns.setdefault(f"{_kind(task, numbers)}s", {})[task] = own.tolist()
         return columns
 
-    def predictions(self) -> list[Any]:
+    def predictions(self) -> list[float] | list[dict[str, float]]:
         """A score, or an object of them by task."""
         if not isinstance(self.scores, Mapping):
             return self.scores.tolist()
@@ -111,23 +117,23 @@ class Best(NamedTuple):
     """
 
     scores: list[list[float]]
-    items: list[list[Any]]
+    items: list[list[Item]]
     manifest: Manifest
 
     def of_rows(self, rows: slice, k: int) -> Best:
         """The ``k`` best items of some rows."""
-        scores, items = ([line[:k] for line in column[rows]] for column in (self.scores, self.items))
-        return Best(scores, items, self.manifest)
+        scores, items = self.scores[rows], self.items[rows]
+        return Best([line[:k] for line in scores], [line[:k] for line in items], self.manifest)
 
     def finite(self) -> np.ndarray:
         """(rows,) bool: whether all scores of a row are finite."""
         return _all_finite(self.scores)
 
-    def columns(self) -> dict[str, Any]:
+    def columns(self) -> JsonObject:
         """``items`` and ``scores``."""
         return {"items": self.items, "scores": self.scores}
 
-    def predictions(self) -> list[Any]:
+    def predictions(self) -> list[JsonObject]:
         """An object of ``items`` and ``scores``."""
         pairs = zip(self.items, self.scores, strict=True)
         return [{"items": items, "scores": scores} for items, scores in pairs]
@@ -162,11 +168,11 @@ class CandidateScores(NamedTuple):
         """(rows,) bool: whether all scores of a row are finite."""
         return _all_finite([[score for score in line if score is not None] for line in self.scores])
 
-    def columns(self) -> dict[str, Any]:
+    def columns(self) -> JsonObject:
         """``scores``."""
         return {"scores": self.scores}
 
-    def predictions(self) -> list[Any]:
+    def predictions(self) -> list[list[float | None]]:
         """The candidates' scores."""
         return self.scores
 

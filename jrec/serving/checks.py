@@ -10,12 +10,13 @@ import dataclasses
 import os
 import pathlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, get_args
 
 from jrec.data.blocks import age_columns
 from jrec.data.schema import MAX_LENGTH, SCHEMA_FILE, Schema
 from jrec.data.vocabulary_file import buckets_file
 from jrec.files import decode, load_json, save_json, sha256_of, stays_inside
+from jrec.json_values import JsonObject
 from jrec.serving.format import (
     FORMAT,
     IDS,
@@ -126,7 +127,7 @@ def save_keying(folder: pathlib.Path, keying: Mapping[str, tuple[int, bool]]) ->
       folder: The export's folder.
       keying: By table the seed of the hash of long texts, and whether texts are brought into one form.
     """
-    content: dict[str, Any] = {"key_seeds": {name: seed for name, (seed, _) in keying.items()}}
+    content: JsonObject = {"key_seeds": {name: seed for name, (seed, _) in keying.items()}}
     if canonical := sorted(name for name, (_, one_form) in keying.items() if one_form):
         content["canonical"] = canonical
     save_json(folder / IDS, content, kind=IDS_FORMAT, version=VERSION)

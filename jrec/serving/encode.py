@@ -209,7 +209,7 @@ def encoder_of(folder: pathlib.Path, manifest: Manifest) -> RawValues | RowNumbe
 
 
 def model_inputs(
-    columns: Mapping[str, Any], manifest: Manifest, orders: Mapping[str, np.ndarray] | None = None
+    columns: Mapping[str, np.ndarray | ListColumn], manifest: Manifest, orders: Mapping[str, np.ndarray] | None = None
 ) -> tuple[np.ndarray, dict[str, Ids]]:
     """Dense features, (examples, num_dense) float32, and ids by feature.
 
@@ -296,7 +296,9 @@ def item_rows(folder: pathlib.Path, manifest: Manifest, values: pa.Array | None)
     return rows
 
 
-def _ids(column: Any, weights: Any, feature: Feature, order: np.ndarray | None) -> Ids:
+def _ids(
+    column: np.ndarray | ListColumn, weights: np.ndarray | ListColumn | None, feature: Feature, order: np.ndarray | None
+) -> Ids:
     def rows(values: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(values if order is None else order[values], np.int32)
 
@@ -305,6 +307,7 @@ def _ids(column: Any, weights: Any, feature: Feature, order: np.ndarray | None) 
     begin, end = int(column.offsets[0]), int(column.offsets[-1])
     of_weights = None
     if feature.weighted:
+        assert weights is not None  # the encoder gave them
         values = weights.values if isinstance(weights, ListColumn) else weights
         of_weights = np.ascontiguousarray(values[begin:end], np.float32)
     offsets = (column.offsets - begin).astype(np.int32)

@@ -13,12 +13,16 @@ import dataclasses
 import pathlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from jrec.serving.format import APPEND, ExportError, Feature, Manifest
 from jrec.serving.loaded_program import compiled_once, read_bytes, read_program, taken
+
+if TYPE_CHECKING:
+    import jax
+    from jax.export import Exported
 
 FEW = (2, 16)
 """Items that are appended at once, beside whole histories: each size is a compiled program."""
@@ -114,7 +118,7 @@ class Histories:
         manifest: Manifest,
         limit: int,
         counts: HistoryCounts,
-        parameters: Mapping[str, Any],
+        parameters: Mapping[str, jax.Array],
     ):
         (feature,) = manifest.features
         self._feature, self._limit, self._counts = feature, limit, counts
@@ -205,7 +209,7 @@ class Histories:
         import jax
 
         first = 0 if kept is None else len(kept.ids)
-        inputs: dict[str, Any] = {
+        inputs: dict[str, np.ndarray | list[np.ndarray]] = {
             "rows": _grown(rows, queries)[None],
             "first": np.array([first], np.int32),
             "count": np.array([len(rows)], np.int32),
@@ -241,7 +245,7 @@ class Histories:
 
 
 def _checked(
-    folder: pathlib.Path, feature: Feature, timed: bool, exported: Any
+    folder: pathlib.Path, feature: Feature, timed: bool, exported: Exported
 ) -> list[tuple[tuple[int, ...], np.dtype]]:
     """What a program keeps of a position, as shapes and dtypes.
 
@@ -253,7 +257,7 @@ def _checked(
     names = ("rows", "first", "count", *(("times", "asked") if timed else ()))
     parameters = jax.tree.unflatten(exported.in_tree, exported.in_avals)[0][:-1][:1]
     depth = exported.in_tree.num_leaves - len(names) - len(jax.tree.leaves(parameters))
-    wanted: dict[str, Any] = dict.fromkeys(names, 0) | {"before": [0] * depth}
+    wanted: Mapping[str, object] = dict.fromkeys(names, 0) | {"before": [0] * depth}
     fault = f"{folder / APPEND} is no program of the feature {feature.name!r} with dim {feature.dim}"
     remedy = "; export the run again"
     if depth < 1 or exported.in_tree != jax.tree.structure(((*parameters, wanted), {})):

@@ -8,12 +8,17 @@ import math
 import pathlib
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from jrec.serving.format import MODEL, PARAMETERS, ExportError, Manifest
 from jrec.table_files.safetensors import tensors_of
+
+if TYPE_CHECKING:
+    import jax
+    from jax.export import Exported
+    from jaxtyping import PyTree
 
 
 class _Compiled:
@@ -35,7 +40,7 @@ class _Compiled:
         bounds = np.cumsum([len(manifest.dense_columns), *(math.prod(shape) for shape in shapes)])
         self.width = int(bounds[-1])
 
-        def outputs(taken: Any, numbers: jax.Array, held: Mapping[str, jax.Array]) -> list[jax.Array]:
+        def outputs(taken: Taken, numbers: jax.Array, held: Mapping[str, jax.Array]) -> list[jax.Array]:
             dense, *rows = (numbers[:, begin:end] for begin, end in itertools.pairwise([0, *bounds.tolist()]))
             vectors = {
                 feature.name: row.reshape(-1, *shape)
@@ -45,7 +50,7 @@ class _Compiled:
 
         self._jitted = jax.jit(outputs)
 
-    def __call__(self, parameters: Any, numbers: np.ndarray, held: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+    def __call__(self, parameters: Taken, numbers: np.ndarray, held: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         leaves = [np.asarray(leaf) for leaf in self._jitted(parameters, numbers, held)]
         if len(numbers) not in self.sizes:
             self.sizes |= {len(numbers)}
@@ -96,7 +101,7 @@ class LoadedProgram:
             self(np.zeros((size, self.width), np.float32), masks)
         self.sizes |= {*sizes}
 
-    def joined(self, batches: Sequence[Sequence[np.ndarray]]) -> Any:
+    def joined(self, batches: Sequence[Sequence[np.ndarray]]) -> PyTree:
         """The model's outputs of the examples of all batches, in arrays of their own."""
         import jax
 
@@ -127,6 +132,8 @@ class LoadedProgram:
 
 
 _INPUTS = 3  # of a dense part, behind its parameters
+Taken = tuple[dict[str, "jax.Array"], ...]
+"""What a program takes before its inputs: its parameters, or nothing."""
 _shared: weakref.WeakValueDictionary[Hashable, Any] = weakref.WeakValueDictionary()
 
 
@@ -151,7 +158,7 @@ def read_bytes(path: pathlib.Path) -> bytes:
         raise ExportError(f"{path} cannot be read ({problem}); export the run again") from problem
 
 
-def read_program(path: pathlib.Path, content: bytes) -> Any:
+def read_program(path: pathlib.Path, content: bytes) -> Exported:
     """What ``jax.export`` wrote.
 
     Raises:
@@ -167,7 +174,7 @@ def read_program(path: pathlib.Path, content: bytes) -> Any:
         raise ExportError(f"{path} cannot be read ({problem}); export the run again") from problem
 
 
-def read_parameters(folder: pathlib.Path, manifest: Manifest) -> dict[str, Any]:
+def read_parameters(folder: pathlib.Path, manifest: Manifest) -> dict[str, jax.Array]:
     """The parameters beside an export's programs, by name, on JAX's default device; empty of older exports.
 
     Raises:
@@ -185,7 +192,7 @@ def read_parameters(folder: pathlib.Path, manifest: Manifest) -> dict[str, Any]:
     return jax.device_put(tensors)
 
 
-def taken(path: pathlib.Path, exported: Any, inputs: int, parameters: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
+def taken(path: pathlib.Path, exported: Exported, inputs: int, parameters: Mapping[str, jax.Array]) -> Taken:
     """What a program takes before its inputs: parameters by name; nothing of older exports, which have them inside.
 
     Args:
@@ -216,7 +223,7 @@ def taken(path: pathlib.Path, exported: Any, inputs: int, parameters: Mapping[st
     return ({name: parameters[name] for name in wanted},)
 
 
-def _check(folder: pathlib.Path, manifest: Manifest, exported: Any, shapes: Sequence[tuple[int, ...]]) -> None:
+def _check(folder: pathlib.Path, manifest: Manifest, exported: Exported, shapes: Sequence[tuple[int, ...]]) -> None:
     """Refuses a program of other inputs than the manifest's features, or whose outputs are not one an example."""
     import jax
 

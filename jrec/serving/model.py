@@ -9,7 +9,7 @@ import os
 import pathlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import numpy as np
 
@@ -38,7 +38,11 @@ from jrec.serving.ranked_items import RankedItems
 from jrec.serving.tables import ServedTables
 
 if TYPE_CHECKING:
+    import jax
     import pyarrow as pa
+    from jaxtyping import PyTree
+
+    from jrec.serving.answers import ByTask
 
 BATCH_SIZES = (1, 4, 16, 64, 256, 1024, 4096)
 """Sizes that batches are padded to, one compiled program each; larger ones are cut."""
@@ -412,7 +416,7 @@ class Model:
         """Raises ValueError where the model has other outputs than one logit an example, or one a task."""
         self._loaded.program.check_logits()
 
-    def logits(self, columns: object) -> Any:
+    def logits(self, columns: object) -> PyTree:
         """Logits, (examples,) float32, or what else the model's ``logits`` returns; see ``__call__``."""
         return self._scores(self._request(columns))
 
@@ -423,7 +427,7 @@ class Model:
         """
         return self._loaded.encoder.inputs(columns)
 
-    def logits_of(self, dense: np.ndarray, ids: Mapping[str, Ids]) -> Any:
+    def logits_of(self, dense: np.ndarray, ids: Mapping[str, Ids]) -> PyTree:
         """Logits, (examples,) float32, of dense features and rows of tables; see ``logits``.
 
         Args:
@@ -553,7 +557,9 @@ class Model:
                 )
         return {table: rows_of_keys(folder, table, rows[table]) for table in self._growing}
 
-    def _histories(self, folder: pathlib.Path, manifest: Manifest, parameters: Mapping[str, Any]) -> Histories | None:
+    def _histories(
+        self, folder: pathlib.Path, manifest: Manifest, parameters: Mapping[str, jax.Array]
+    ) -> Histories | None:
         if not self._history_cache or APPEND not in manifest.files:
             return None
         return Histories(folder, manifest, self._history_cache, self._history_counts, parameters)
@@ -598,7 +604,7 @@ class Model:
         rest = count % self._sizes[-1]
         return count - rest + next(size for size in (0, *self._sizes) if size >= rest)
 
-    def _scores(self, request: _Request) -> Any:
+    def _scores(self, request: _Request) -> PyTree:
         program, size, batches = request.loaded.program, self._sizes[-1], []
         if request.asked is not None and (histories := request.loaded.histories) is not None:
             return program.joined(histories.outputs(request.asked))
@@ -609,7 +615,11 @@ class Model:
         return program.joined(batches)
 
 
-def predictions(outputs: Any, numbers: Mapping[str, Numbers], task: str = "") -> Any:
+@overload
+def predictions(outputs: np.ndarray, numbers: Mapping[str, Numbers], task: str = "") -> np.ndarray: ...
+@overload
+def predictions(outputs: ByTask, numbers: Mapping[str, Numbers], task: str = "") -> ByTask: ...
+def predictions(outputs: ByTask, numbers: Mapping[str, Numbers], task: str = "") -> ByTask:
     """What a model says of examples: float32 probabilities of logits, or numbers.
 
     Args:

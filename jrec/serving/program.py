@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax import export
+from jaxtyping import PyTree
 
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig
 from jrec.serving.format import ExportError
@@ -24,7 +25,8 @@ from jrec.table_files.safetensors import DTYPES
 
 PLATFORMS = ("cpu", "cuda")
 Arrays = Mapping[str, jax.Array]
-Program = Callable[[Arrays, jax.Array, Arrays, Arrays], Any]
+_Shapes = dict[str, jax.ShapeDtypeStruct]
+Program = Callable[[Arrays, jax.Array, Arrays, Arrays], PyTree]
 
 
 class Parameters:
@@ -75,7 +77,7 @@ class Parameters:
         return {name: np.asarray(self._leaves[name]) for name in sorted(names)}
 
 
-def _content(leaf: Any) -> Hashable:
+def _content(leaf: object) -> Hashable:
     """What tells a constant of a program from another one."""
     if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return str(leaf.dtype), np.asarray(jax.random.key_data(leaf)).tobytes()
@@ -126,7 +128,7 @@ class _Vectors:
         return dict(self._masks)
 
 
-class _Stacks(Mapping[str, Any]):
+class _Stacks(Mapping[str, NoReturn]):
     """Stands for activations and bags by stack, which a served model does not have."""
 
     def __getitem__(self, name: str) -> NoReturn:
@@ -159,7 +161,7 @@ def dense_program(model: Parameters, layout: EmbeddingLayout, unread: Collection
       unread: Features that are not among the inputs, of which the model sees zeros and no positions.
     """
 
-    def outputs(parameters: Arrays, dense: jax.Array, vectors: Arrays, masks: Arrays) -> Any:
+    def outputs(parameters: Arrays, dense: jax.Array, vectors: Arrays, masks: Arrays) -> PyTree:
         served = model.merged(parameters)
         zeros, nowhere = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), _shapes(layout, dense.shape[0], unread))
         _replace(served, served.embeddings, _Vectors(layout, {**zeros, **vectors}, {**nowhere, **masks}))
@@ -293,14 +295,14 @@ def _export_append(
     leaves, tree = jax.tree.flatten(model.model.remembered())
     dim = next(dim for feature, dim in layout.features if feature.name == name)
 
-    def appended(parameters: Arrays, inputs: dict[str, Any]) -> tuple[Any, list[jax.Array]]:
+    def appended(parameters: Arrays, inputs: Mapping[str, PyTree]) -> tuple[PyTree, list[jax.Array]]:
         outputs, own = model.merged(parameters).extend(
             **{**inputs, "before": jax.tree.unflatten(tree, inputs["before"])}
         )
         return outputs, jax.tree.leaves(own)
 
     batch, queries, positions = export.symbolic_shape("batch, queries, positions")
-    inputs: dict[str, Any] = {
+    inputs: dict[str, PyTree] = {
         "rows": jax.ShapeDtypeStruct((batch, queries, dim), jnp.float32),
         "first": jax.ShapeDtypeStruct((batch,), jnp.int32),
         "count": jax.ShapeDtypeStruct((batch,), jnp.int32),
@@ -315,7 +317,7 @@ def _export_append(
     return ExportedProgram(bytes(exported.serialize()), parameters, frozenset({name}))
 
 
-def _exported(program: Callable[..., Any], platforms: Sequence[str], inputs: Sequence[Any]) -> export.Exported:
+def _exported(program: Callable[..., PyTree], platforms: Sequence[str], inputs: Sequence[PyTree]) -> export.Exported:
     """A program without the lines of source code that it came from: the same model gives the same bytes anywhere."""
     limit = "jax_traceback_in_locations_limit"
     with _making:
@@ -339,7 +341,7 @@ def _check_outputs(subject: str, exported: export.Exported, batch: object) -> No
             )
 
 
-def _read(program: Callable[..., Any], inputs: Sequence[Any]) -> list[frozenset[str]]:
+def _read(program: Callable[..., PyTree], inputs: Sequence[PyTree]) -> list[frozenset[str]]:
     """By argument, which entries of a dictionary have a part in a program's outputs."""
     jaxpr = jax.make_jaxpr(program)(*inputs).jaxpr
     needed = set(map(id, jaxpr.outvars))
@@ -356,14 +358,14 @@ def _read(program: Callable[..., Any], inputs: Sequence[Any]) -> list[frozenset[
 
 def symbolic_inputs(
     layout: EmbeddingLayout, num_dense: int, unread: Collection[str] = ()
-) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+) -> tuple[jax.ShapeDtypeStruct, _Shapes, _Shapes]:
     """Shapes of the program's inputs for a batch of any size."""
     (batch,) = export.symbolic_shape("batch")
     vectors, masks = _shapes(layout, batch, frozenset(layout.order) - set(unread))
     return jax.ShapeDtypeStruct((batch, num_dense), jnp.float32), vectors, masks
 
 
-def _shapes(layout: EmbeddingLayout, batch: Any, names: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _shapes(layout: EmbeddingLayout, batch: object, names: Collection[str]) -> tuple[_Shapes, _Shapes]:
     """The shapes of the vectors, and of the masks, of features with these names."""
 
     def shape(dtype: object, *sizes: int) -> jax.ShapeDtypeStruct:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pathlib
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,6 +11,9 @@ from jrec.data.columns import ListColumn
 from jrec.serving.encode import item_rows, item_values
 from jrec.serving.format import Manifest, Retrieval
 from jrec.serving.ids import Ids
+
+if TYPE_CHECKING:
+    from jrec.serving.answers import Item
 
 
 class RankedItems:
@@ -34,7 +37,7 @@ class RankedItems:
         self._values = item_values(folder, manifest, retrieval.item_table)
         self._rows = item_rows(folder, manifest, self._values) if retrieval.items else None
 
-    def named(self, places: np.ndarray) -> list[Any]:
+    def named(self, places: np.ndarray) -> list[Item]:
         """The values of items by their places in the ranked table; rows of a table without a vocabulary."""
         rows = places if self._rows is None else self._rows[places]
         return rows.tolist() if self._values is None else self._values.take(rows).to_pylist()

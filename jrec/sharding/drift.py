@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 
 from jrec.access.profile import AccessProfile
 from jrec.errors import ConfigError
+from jrec.json_values import JsonObject
 from jrec.sharding.cost import Cost, evaluate
 from jrec.sharding.errors import PlanError
 from jrec.sharding.hardware import Hardware
@@ -101,7 +101,7 @@ def options_of_plan(plan: Plan) -> PlanOptions:
     from jrec.sharding.tiers import TTOption
 
     try:
-        options: dict[str, Any] = dict(plan.info["options"])
+        options: JsonObject = dict(plan.info["options"])
         options["tt"] = tuple(TTOption(**o) for o in options["tt"])
         return PlanOptions(**options)
     except (KeyError, TypeError) as error:

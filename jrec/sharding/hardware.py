@@ -9,12 +9,12 @@ import os
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from jrec.errors import ConfigError
 from jrec.files import decode, load_toml
+from jrec.json_values import JsonObject
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 MAX_DEVICES = 4096  # a link is a number for every two of them
@@ -137,7 +137,7 @@ class Hardware:
             tables_on=(),
         )
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """The fields, in JSON types; ``Hardware(**fields)`` is the inverse."""
         return dataclasses.asdict(self)
 
@@ -219,7 +219,7 @@ MAX_BYTES = 2**60  # of memory, or per second: more than any machine has, far be
 PRESETS: Mapping[str, Hardware] = _presets()
 
 
-def parse_bytes(value: Any, name: str = "size") -> float:
+def parse_bytes(value: object, name: str = "size") -> float:
     """``"32GB"``, ``"1.5TB/s"``, ``"40GiB"`` or a number, in bytes (a second).
 
     Raises:
@@ -237,7 +237,7 @@ def parse_bytes(value: Any, name: str = "size") -> float:
     return size
 
 
-def parse_devices(value: Any, name: str) -> tuple[int, ...]:
+def parse_devices(value: object, name: str) -> tuple[int, ...]:
     """``"4-7"``, ``"0,2,4-7"`` or a list of numbers, as numbers of devices.
 
     Raises:

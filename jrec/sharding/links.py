@@ -96,7 +96,7 @@ def hardware_toml(hardware: Hardware, comment: str = "") -> str:
     return "\n".join(lines) + "\n"
 
 
-def _fetch(asker: Any, owner: Any, rows: int, dim: int) -> Callable[[], Any]:
+def _fetch(asker: Any, owner: Any, rows: int, dim: int) -> Callable[[], jax.Array]:
     """Gathers rows on the owner; to another device they travel by a collective of the two."""
     lines = max(rows, 1 << 16)
     places = np.random.default_rng(0).integers(0, lines, rows).astype(np.int32)
@@ -118,7 +118,7 @@ def _fetch(asker: Any, owner: Any, rows: int, dim: int) -> Callable[[], Any]:
     return lambda: run(table, at)
 
 
-def _all_reduce(devices: Sequence[Any], elements: int) -> Callable[[], Any]:
+def _all_reduce(devices: Sequence[Any], elements: int) -> Callable[[], jax.Array]:
     mesh = Mesh(np.array(devices), (AXIS,))
     over = PartitionSpec(AXIS)
 
@@ -130,12 +130,12 @@ def _all_reduce(devices: Sequence[Any], elements: int) -> Callable[[], Any]:
     return lambda: run(values)
 
 
-def _from_host(device: Any, elements: int) -> Callable[[], Any]:
+def _from_host(device: Any, elements: int) -> Callable[[], jax.Array]:
     values, there = np.zeros(elements, np.float32), jax.sharding.SingleDeviceSharding(device)
     return lambda: jax.device_put(values, there)
 
 
-def _seconds(run: Callable[[], Any], repeats: int) -> float:
+def _seconds(run: Callable[[], jax.Array], repeats: int) -> float:
     for _ in range(_WARM_UPS):
         jax.block_until_ready(run())
     times = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from jrec.access.container import read_container, write_container
 from jrec.data.identity import Identity
 from jrec.data.schema import Schema
 from jrec.files import decode
+from jrec.json_values import JsonMapping
 from jrec.sharding.errors import PlanError
 from jrec.sharding.hardware import Hardware
 from jrec.sharding.pieces import HOST, REPLICATED, SHARDED, TIER_NAMES
@@ -34,7 +35,7 @@ class _Header:
     devices: int
     purpose: Purpose
     dataset: Identity | None
-    info: Mapping[str, Any]
+    info: JsonMapping
     computes: tuple[bool, ...] | None
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from jrec.data.identity import Identity
+from jrec.json_values import JsonMapping
 from jrec.sharding.errors import PlanError
 from jrec.sharding.pieces import HOST, REPLICATED, SHARDED, TIER_NAMES, TT, Pieces, Placement
 from jrec.sharding.problem import PlanTable, Problem, Purpose
@@ -78,7 +78,7 @@ class Plan:
     copy_segment: np.ndarray
     copy_device: np.ndarray
     copy_offset: np.ndarray
-    info: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    info: JsonMapping = dataclasses.field(default_factory=dict)
     computes: tuple[bool, ...] | None = None
 
     @functools.cached_property
@@ -237,7 +237,7 @@ class Plan:
         )
 
 
-def build_plan(problem: Problem, placement: Placement, info: Mapping[str, Any] | None = None) -> Plan:
+def build_plan(problem: Problem, placement: Placement, info: JsonMapping | None = None) -> Plan:
     """Turns a placement of ranks into ranges of rows with offsets; neighbouring ranges that live alike are joined."""
     problem = problem.cut(placement.cuts)
     paths, way_of_piece = np.unique(placement.path, axis=0, return_inverse=True)

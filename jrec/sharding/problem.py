@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -181,7 +181,7 @@ class Problem:
         """How many devices share the batch."""
         return self.devices - len(self.hardware.tables_on)
 
-    def on_devices(self, hardware: Hardware, compute_devices: int, **changes: Any) -> Problem:
+    def on_devices(self, hardware: Hardware, compute_devices: int, **changes: object) -> Problem:
         """The problem on other devices, each accessing as much as one of ``compute_devices`` does."""
         # A Problem divides a batch among its own devices.
         profile = dataclasses.replace(self.profile, examples=self.profile.examples * compute_devices / hardware.devices)

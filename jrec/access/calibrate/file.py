@@ -6,7 +6,6 @@ import dataclasses
 import json
 import os
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from jrec.data.identity import Identity
 from jrec.data.schema import Schema
 from jrec.errors import JrecError
 from jrec.files import decode
+from jrec.json_values import JsonMapping, JsonObject
 
 KIND, VERSION = "jrec-fae-calibration", 4
 _REMEDY = "make it again with `jrec fae calibrate`"
@@ -75,7 +75,7 @@ class Summary:
 
     name: str
     dataset: Identity
-    options: Mapping[str, Any]
+    options: JsonMapping
     source: str
     inputs: int
     counted_inputs: int
@@ -101,7 +101,7 @@ class Calibration(Summary):
         """Bytes of all hot rows with their slots."""
         return self.row_bytes * sum(t.hot for t in self.tables)
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> JsonObject:
         """All but the rows, JSON types."""
         content = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "rows"}
         plain = json.loads(json.dumps(content, default=dataclasses.asdict, allow_nan=False))

@@ -7,7 +7,6 @@ import os
 import pathlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 from jrec.app.baselines import logistic, popularity, value_means
 from jrec.app.baselines.examples import Slots, Split
@@ -19,6 +18,7 @@ from jrec.data.schema import DatasetError, Schema
 from jrec.environment import cache_folder
 from jrec.errors import JrecError
 from jrec.files import load_json, save_json
+from jrec.json_values import JsonObject
 from jrec.metrics import Scores, evaluate
 from jrec.regression import NumberScores, evaluate_numbers
 
@@ -28,11 +28,12 @@ SMALL = 10_000_000
 _CHOOSING = 1_000_000  # examples at most
 _MOMENTS = 64  # blocks at most
 METRICS = ("auc", "log_loss", "normalized_entropy", "calibration", "calibration_error")
+_Metrics = dict[str, float | None]
 
 
 def measure(
     folder: str | os.PathLike[str], schema: Schema, splits: Sequence[str], *, cache: pathlib.Path | None = None
-) -> dict[str, Any]:
+) -> JsonObject:
     """The baselines' metrics on some splits.
 
     They are fitted to the training split; what there is to choose (learning rate, L2, epochs, the feature of
@@ -80,13 +81,13 @@ def wanted(mode: str, schema: Schema) -> bool:
     return mode == "on" or (mode == "auto" and train.examples <= SMALL)
 
 
-def _kept(path: pathlib.Path) -> dict[str, Any] | None:
+def _kept(path: pathlib.Path) -> JsonObject | None:
     with contextlib.suppress(JrecError):
         return load_json(path, kind=FORMAT, version=VERSION, error=JrecError, remedy="delete it", sealed=True)
     return None
 
 
-def _fitted(folder: str | os.PathLike[str], schema: Schema, splits: Sequence[str]) -> dict[str, Any]:
+def _fitted(folder: str | os.PathLike[str], schema: Schema, splits: Sequence[str]) -> JsonObject:
     begin = time.perf_counter()
     training = Split(folder, schema, "train")
     blocks, chosen_by = training.blocks, "valid"
@@ -100,7 +101,9 @@ def _fitted(folder: str | os.PathLike[str], schema: Schema, splits: Sequence[str
     else:
         choosing, chosen_by = list(training.read(blocks)), "train itself, which is one block"
 
-    def scored(scores_of: Callable[[Iterator[Mapping[str, Column]]], Scores | NumberScores]) -> dict[str, Any]:
+    def scored(
+        scores_of: Callable[[Iterator[Mapping[str, Column]]], Scores | NumberScores],
+    ) -> dict[str, _Metrics]:
         wholes = {split: Split(folder, schema, split) for split in splits}
         return {split: _metrics(scores_of(whole.read(whole.blocks))) for split, whole in wholes.items()}
 
@@ -135,7 +138,7 @@ def _fitted(folder: str | os.PathLike[str], schema: Schema, splits: Sequence[str
     }
 
 
-def _metrics(scores: Scores | NumberScores) -> dict[str, float | None]:
+def _metrics(scores: Scores | NumberScores) -> _Metrics:
     if isinstance(scores, NumberScores):
         of_numbers = evaluate_numbers(scores)
         return {name: getattr(of_numbers, name) for name in numbers.METRICS}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from jrec.app.report.ranking import LEFT_OUT, NEVER, RankScores, evaluated
 from jrec.data.blocks import LABEL
 from jrec.data.columns import Column, ListColumn, count_examples, gather_all
 from jrec.data.schema import Schema, Table
+from jrec.json_values import JsonObject
 from jrec.prepare.prepare_options import LEAVE_ONE_OUT
 
 _PAIRS = 20_000_000
@@ -28,7 +28,7 @@ _MERGED = 1_000_000
 """Pairs that wait at least until they are merged with those before them."""
 
 
-def popular_items(config: TrainConfig, schema: Schema, splits: Sequence[str]) -> dict[str, Any]:
+def popular_items(config: TrainConfig, schema: Schema, splits: Sequence[str]) -> JsonObject:
     """The metrics of popularity and, where there is a history, of transitions and EASE, on the terms of the model's.
 
     Args:
@@ -59,7 +59,7 @@ def popular_items(config: TrainConfig, schema: Schema, splits: Sequence[str]) ->
         if table.rows <= MOST_ITEMS:
             ease, ridge = _ease(config, schema, candidates)
             orders["ease"] = (ease, f"EASE's weights of the items of {history!r}, ridge {ridge:g}")
-    sections: dict[str, Any] = {}
+    sections: JsonObject = {}
     for name, (order, ranked_by) in orders.items():
         metrics = {split: evaluated(_scores(config, schema, order, split)).to_dict() for split in splits}
         sections[name] = {"splits": metrics, "feature": kind.item(config.model), "ranked_by": ranked_by}

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jrec.app.commands.arguments import COUNT_OR_ZERO, add_quiet, integer, number, options_of, progress_of
+from jrec.json_values import JsonObject
 
 if TYPE_CHECKING:
     from jrec.app.compress import Compression
@@ -85,14 +86,14 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def report(done: Compression) -> dict[str, Any]:
+def report(done: Compression) -> JsonObject:
     """The content of ``compression.json``."""
     from jrec.app.report.ranking import evaluated
     from jrec.app.tables import described_tables, tables_total
 
     tables = {}
     for name, table in done.tables.items():
-        entry: dict[str, Any] = {"rows": table.rows, "dim": table.dim}
+        entry: JsonObject = {"rows": table.rows, "dim": table.dim}
         if (shape := table.shape) is not None:
             entry |= {key: list(getattr(shape, key)) for key in ("row_factors", "dim_factors", "ranks")}
             compression = table.rows * table.dim / table.parameters
@@ -108,7 +109,7 @@ def report(done: Compression) -> dict[str, Any]:
     }
 
 
-def summary(content: dict[str, Any]) -> str:
+def summary(content: JsonObject) -> str:
     """The report as lines for the terminal."""
     lines = [f"{'table':<16}{'rows':>13}{'ranks':>12}{'parameters':>13}{'smaller':>10}{'error':>10}"]
     for name, table in content["tables"].items():

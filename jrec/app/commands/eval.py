@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from jrec.app.commands.arguments import COUNT, COUNT_OR_ZERO, DEVICES, options_of
 from jrec.app.commands.processes import Company, add_process_arguments, in_company
+from jrec.json_values import JsonObject
 
 if TYPE_CHECKING:
     from jrec.app.importance import ImportanceOptions
@@ -115,7 +116,7 @@ def _run(args: argparse.Namespace, company: Company) -> int:
         )  # fmt: skip
     if not first():
         return 0
-    metrics = evaluated(result.scores).to_dict()
+    metrics: JsonObject = evaluated(result.scores).to_dict()
     if by_task := evaluated_by_task(result.scores):
         metrics["tasks"] = {task: evaluation.to_dict() for task, evaluation in by_task.items()}
     config, scores = result.config, {args.split: result.scores}

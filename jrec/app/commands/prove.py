@@ -8,9 +8,10 @@ import json
 import pathlib
 import sys
 import tempfile
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jrec.app.commands.arguments import COUNT, DEVICES, add_quiet, progress_of
+from jrec.json_values import JsonObject
 
 if TYPE_CHECKING:
     from jrec.app.prove import Result
@@ -92,7 +93,7 @@ def _line(result: Result, verdict: str) -> str:
     return f"{result.way.name:<36} {digests} {differences} {result.seconds:>8.1f}  {verdict}"
 
 
-def _content(result: Result, verdict: str) -> dict[str, Any]:
+def _content(result: Result, verdict: str) -> JsonObject:
     return {
         "way": result.way.name,
         "devices": result.way.devices,

@@ -204,7 +204,7 @@ class ModelConfig(Section):
             raise ConfigError(f"{odd} set, but model.kind is {self.kind!r}, which does not read that; leave it out")
         kind.check(self)
 
-    def _settle_sections(self, kind: kinds.ModelKind[Any]) -> None:
+    def _settle_sections(self, kind: kinds.ModelKind[Section]) -> None:
         """Leaves the kind's own section; refuses others in which something is set."""
         own = kind.section_name
         for name, section in self.sections.items():
@@ -218,7 +218,7 @@ class ModelConfig(Section):
         object.__setattr__(self, "sections", settled)
 
     @property
-    def of_kind(self) -> kinds.ModelKind[Any]:
+    def of_kind(self) -> kinds.ModelKind[Section]:
         """The kind of model, which knows all that depends on it."""
         return kinds.kind_of(self)
 
@@ -231,7 +231,7 @@ class ModelConfig(Section):
             return {task: heads.numbers.get(task, NumbersSection()).by(loss) for task, loss in losses.items()}
         return {} if self.loss in ("auto", "log_loss") else {"": self.numbers.by(self.loss)}
 
-    def _check_factory(self, kind: kinds.ModelKind[Any]) -> None:
+    def _check_factory(self, kind: kinds.ModelKind[Section]) -> None:
         """Refuses keys that only the networks of jrec read."""
         if not re.fullmatch(r"\w+(\.\w+)*:\w+(\.\w+)*", self.factory):
             raise ConfigError(f"model.factory is {self.factory!r}, not package.module:function")

@@ -12,7 +12,9 @@ from jrec.errors import ConfigError, value_errors_are_config_errors
 from jrec.row_optimizers import ROW_OPTIMIZERS, Adagrad, BagGradients, RowOptimizer, RowWiseAdagrad, SlotShape
 
 if TYPE_CHECKING:
+    import jax
     import optax
+    from jax.typing import ArrayLike
 
 Above0 = Annotated[float, Range(above=0)]
 DENSE = Choices(lambda: [name for name, kind in ROW_OPTIMIZERS.items() if kind.optax_name is not None])
@@ -200,7 +202,7 @@ class LRScheduleConfig(Section):
         if self.kind == "constant" and not self.warmup_steps:
             return _constant
 
-        def factor(step: object) -> Any:
+        def factor(step: ArrayLike) -> jax.Array:
             count = jnp.asarray(step, jnp.float32) + (1 - first_step)
             up = jnp.minimum(count / max(self.warmup_steps, 1), 1.0)
             if self.kind == "constant":
@@ -215,7 +217,7 @@ class LRScheduleConfig(Section):
         return factor
 
 
-def _constant(step: object) -> Any:
+def _constant(step: ArrayLike) -> jax.Array:
     import jax.numpy as jnp
 
     del step
@@ -313,7 +315,7 @@ class EmbeddingOptimizerConfig(_Optimizer):
             return ""
         return min(name for name in self.tables if self._trained(name) == self._trained(table))
 
-    def _trained(self, table: str) -> Any:
+    def _trained(self, table: str) -> tuple[EmbeddingOptimizerConfig | None, LRScheduleConfig | None]:
         own = self.tables.get(table, TableOptimizerConfig())
         return self.of(table), own.lr_schedule
 
@@ -385,7 +387,9 @@ def _under_standard_promotion(optimizer: optax.GradientTransformation) -> optax.
     import jax
     import optax
 
-    def update(updates: Any, state: Any, params: Any = None) -> Any:
+    def update(
+        updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, optax.OptState]:
         with jax.numpy_dtype_promotion("standard"):
             return optimizer.update(updates, state, params)
 

@@ -10,13 +10,13 @@ import re
 import shlex
 import tomllib
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from jrec.app.config.train import TrainConfig
 from jrec.app.config.typed_toml import Origins, describe, leaves
 from jrec.data.schema import LOG_ENDINGS, SCHEMA_FILE
 from jrec.errors import ConfigError
 from jrec.files import load_toml
+from jrec.json_values import JsonMapping, JsonObject
 from jrec.outputs import write_file
 
 _PACKAGE = pathlib.Path(__file__).resolve().parents[2]
@@ -53,7 +53,7 @@ def save_config(config: TrainConfig, path: str | os.PathLike[str]) -> None:
     write_file(path, config.to_toml())
 
 
-def differences(old: TrainConfig, new: TrainConfig) -> dict[str, tuple[Any, Any]]:
+def differences(old: TrainConfig, new: TrainConfig) -> dict[str, tuple[object, object]]:
     """The dotted keys whose values differ, with both values; None stands for a key that is not set."""
     before, after = old.flatten(), new.flatten()
     everything = [*before, *(key for key in after if key not in before)]
@@ -106,7 +106,7 @@ def _with_factory(override: str) -> str:
     )
 
 
-def read_tables(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> tuple[dict[str, Any], Origins]:
+def read_tables(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> tuple[JsonObject, Origins]:
     """The nested tables of a TOML file with overrides applied, and where each value came from.
 
     Args:
@@ -129,7 +129,7 @@ def read_tables(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> 
     return content, Origins(file=str(path), overrides=setters, raw=raw)
 
 
-def _read(path: pathlib.Path) -> dict[str, Any]:
+def _read(path: pathlib.Path) -> JsonObject:
     if not path.exists():
         files = sorted(p.name for p in path.parent.glob("*.toml")) if path.parent.is_dir() else []
         near = difflib.get_close_matches(path.name, files, n=1) or difflib.get_close_matches(
@@ -161,7 +161,7 @@ def _advice(path: pathlib.Path) -> str:
     return ""
 
 
-def _parse(text: str) -> tuple[dict[str, Any], str]:
+def _parse(text: str) -> tuple[JsonObject, str]:
     key, equals, right = text.partition("=")
     key, right = key.strip(), right.strip()
     if not equals or not key:
@@ -176,7 +176,7 @@ def _parse(text: str) -> tuple[dict[str, Any], str]:
     raise ConfigError(f"override {text!r}: {key!r} is not a dotted TOML key such as section.key")
 
 
-def _is_chain(table: Mapping[str, Any], key: str) -> bool:
+def _is_chain(table: JsonMapping, key: str) -> bool:
     """Whether the text was one assignment to ``key``: a line break in the value would have made several."""
     path, expected = [], tomllib.loads(f"{key} = 0")
     while isinstance(expected, dict):
@@ -189,7 +189,7 @@ def _is_chain(table: Mapping[str, Any], key: str) -> bool:
     return True
 
 
-def _merge(content: dict[str, Any], table: Mapping[str, object], text: str, prefix: str = "") -> None:
+def _merge(content: JsonObject, table: Mapping[str, object], text: str, prefix: str = "") -> None:
     for name, value in table.items():
         if not isinstance(value, Mapping):
             content[name] = value

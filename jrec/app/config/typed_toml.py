@@ -24,6 +24,7 @@ from typing import Annotated, Any, Literal, NoReturn, Self, Union
 from jrec.app.config.synonyms import SYNONYMS
 from jrec.bounds import Range as Range
 from jrec.errors import ConfigError
+from jrec.json_values import JsonObject
 
 MOST = 2**31 - 1
 """The largest integer of a key without a maximum of its own: JAX counts steps, rows and examples in int32."""
@@ -122,7 +123,7 @@ class Section:
         """
         return _build(cls, content, "", origins or Origins(file="configuration"), lambda: list(keys(cls)))
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Nested plain dictionaries and lists of every key that is set, fit for JSON and ``from_dict``."""
         return _plain(self)
 
@@ -130,7 +131,7 @@ class Section:
         """TOML that ``from_dict`` reads back to an equal section."""
         return "\n".join(_toml_lines(self.to_dict(), "")).strip() + "\n"
 
-    def flatten(self) -> dict[str, Any]:
+    def flatten(self) -> JsonObject:
         """Values by dotted key."""
         return dict(leaves(self.to_dict()))
 
@@ -252,7 +253,7 @@ def _opened(hint: Any) -> Open | None:
 
 def _further(
     content: Mapping[str, object], opened: Open, prefix: str, origins: Origins, known: Known = list
-) -> dict[str, Any]:
+) -> dict[str, object]:
     return {
         name: _convert(value, opened.load(name), f"{prefix}{name}", origins, known) for name, value in content.items()
     }
@@ -266,7 +267,7 @@ def _build[S: Section](cls: type[S], content: Mapping[str, object], prefix: str,
     fields = hints(cls)
     further_fields = {name: opened for name, hint in fields.items() if (opened := _opened(hint)) is not None}
     fields = {name: hint for name, hint in fields.items() if name not in further_fields}
-    values: dict[str, Any] = {}
+    values: JsonObject = {}
     for field_name, opened in further_fields.items():
         further = {name: content[name] for name in content if name not in fields and name in opened.names}
         values[field_name] = _further(further, opened, prefix, origins, known)
@@ -409,7 +410,7 @@ def nearest_key(name: str, prefix: str, siblings: list[str], known: list[str]) -
 
 def _plain(value: object) -> Any:
     if isinstance(value, Section):
-        flat: dict[str, Any] = {}
+        flat: JsonObject = {}
         for name, hint in hints(type(value)).items():
             plain = _plain(getattr(value, name))
             flat |= plain if _opened(hint) is not None else {name: plain}

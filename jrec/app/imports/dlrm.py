@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from jrec.app.imports.torch_file import SortedTensors
 from jrec.errors import CheckpointError
+from jrec.json_values import JsonObject
 
 Layer = tuple[np.ndarray, np.ndarray]
 """Weight (outputs, inputs) and bias (outputs,) of a linear layer, in PyTorch's orientation."""
@@ -68,9 +69,9 @@ class DLRMWeights:
         """Dense features."""
         return self.bottom[0][0].shape[1]
 
-    def model(self) -> dict[str, Any]:
+    def model(self) -> JsonObject:
         """The keys of ``[model]`` of a run with these weights."""
-        keys: dict[str, Any] = {
+        keys: JsonObject = {
             "embedding_dim": self.dim,
             "bottom_mlp": tuple(len(bias) for _, bias in self.bottom),
             "top_mlp": tuple(len(bias) for _, bias in self.top),

@@ -8,7 +8,7 @@ import pathlib
 import tempfile
 import tokenize
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -32,6 +32,9 @@ from jrec.ops.layout import EmbeddingLayout
 from jrec.prepare.readers import tables
 from jrec.row_optimizers import RowOptimizer
 from jrec.run.checkpoint import dense_arrays
+
+if TYPE_CHECKING:
+    from jrec.app.config.model import Dtype
 
 _STATE = "state.0."
 _VALUES = ("parquet", "arrow", "feather", "jsonl")
@@ -117,7 +120,7 @@ def _configuration(
 ) -> TrainConfig:
     dtypes = {str(table.dtype) for table in weights.tables.values()}
     stored = dtypes.pop() if len(dtypes) == 1 else "float32"
-    dtype: Any = stored if stored in ("bfloat16", "float16") else "float32"
+    dtype: Dtype = stored if stored in ("bfloat16", "float16") else "float32"
     model = ModelConfig(**weights.model(), table_dtype=dtype)
     config = TrainConfig(data=DataConfig(path=str(data)), name="imported", out=str(out), model=model)
     with tempfile.TemporaryDirectory() as folder:

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import pathlib
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, override
+from typing import TYPE_CHECKING, Any, Self, override
 
 import jax
 import numpy as np
@@ -27,11 +27,13 @@ from jrec.data.vocabulary_file import table_values
 from jrec.errors import ConfigError
 from jrec.metrics import check_finite
 from jrec.prepare.encoder import Encoder
+from jrec.serving.answers import ByTask
 from jrec.serving.candidates import CANDIDATES, NoCandidatesError, checked
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from jrec.app.config.typed_toml import Section
     from jrec.app.models.ranking import RankingKind
 
 
@@ -60,7 +62,7 @@ class Best(Piece):
         return len(self.rows)
 
     @override
-    def columns(self) -> tuple[np.ndarray, dict[str, Any]]:
+    def columns(self) -> tuple[np.ndarray, dict[str, np.ndarray | pa.Array]]:
         """The columns rank (from 1), item and score, and why_1, …"""
         there = self.rows >= 0
         line, rank = np.nonzero(there)
@@ -68,7 +70,7 @@ class Best(Piece):
         best = {"rank": (rank + 1).astype(np.int32), "item": self.items(there), "score": self.scores[there]}
         return line, {**best, **reasons}
 
-    def items(self, which: Any) -> pa.Array:
+    def items(self, which: np.ndarray | int) -> pa.Array:
         """The items at ``rows[which]``, null for -1; rows where the table has no vocabulary."""
         import pyarrow as pa
 
@@ -77,7 +79,7 @@ class Best(Piece):
         return chosen if self.values is None else self.values.take(chosen)
 
 
-class RankingPredictor(Predictor):
+class RankingPredictor(Predictor[tuple[np.ndarray, np.ndarray]]):
     """The ``k`` best items of each example.
 
     Args:
@@ -86,13 +88,13 @@ class RankingPredictor(Predictor):
       k: How many items.
     """
 
-    def __init__(self, run: RestoredRun, kind: RankingKind[Any], k: int = 10):
+    def __init__(self, run: RestoredRun, kind: RankingKind[Section], k: int = 10):
         super().__init__(run)
-        self.kind: RankingKind[Any] = kind
+        self.kind: RankingKind[Section] = kind
         self._k = k
 
     @override
-    def at(self, k: int | None) -> RankingPredictor:
+    def at(self, k: int | None) -> Self:
         k = self._k if k is None else k
         if not 1 <= k <= (most := self._ranker.candidates):
             raise ConfigError(f"k is {k}, but must be between 1 and the {most:,} items that the run ranks")
@@ -187,7 +189,15 @@ class RankingPredictor(Predictor):
         return np.zeros((0, self._k), np.float32), np.zeros((0, self._k), np.int32)
 
     @override
-    def piece(self, outputs: Any, *, split: str = "", first: int = 0, labels: Any = None, weights: Any = None) -> Best:
+    def piece(
+        self,
+        outputs: tuple[np.ndarray, np.ndarray],
+        *,
+        split: str = "",
+        first: int = 0,
+        labels: ByTask | None = None,
+        weights: np.ndarray | None = None,
+    ) -> Best:
         scores, rows = outputs
         return Best(split=split, first=first, scores=scores, rows=rows, values=self.values)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import numpy as np
 
@@ -22,6 +21,7 @@ from jrec.data.columns import Column, ListColumn, concatenate, cut, gather_all
 from jrec.data.identity import Identity
 from jrec.data.schema import DatasetError, Schema, Table
 from jrec.errors import CheckpointError
+from jrec.json_values import JsonMapping
 
 _KIND, _VERSION = "jrec-catalogue", 1
 _OFFSETS, _VALUES = "offsets of ", "values of "
@@ -154,7 +154,7 @@ def _arrays(catalogue: Catalogue) -> dict[str, np.ndarray]:
     return {"rows": catalogue.rows, **arrays}
 
 
-def _load(path: pathlib.Path, header: Mapping[str, Any], table_rows: int) -> Catalogue | None:
+def _load(path: pathlib.Path, header: JsonMapping, table_rows: int) -> Catalogue | None:
     """What ``catalogue_of`` kept; None of another dataset, or of other features."""
     remedy = "delete it: it is made again from the training data"
     stored, arrays = read_container(path, kind=_KIND, version=_VERSION, error=CheckpointError, remedy=remedy)

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, override
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, Any, Unpack, override
 
 from jrec.app.models.kind import ModelKind
 from jrec.app.models.targets import Number, Probability, target_of, targets_of
 from jrec.errors import ConfigError
+from jrec.json_values import JsonObject
 
 if TYPE_CHECKING:
     from jrec.app.config import ModelConfig, TrainConfig
     from jrec.app.config.model import MultiTaskSection
     from jrec.app.config.typed_toml import Section
     from jrec.app.evaluate import RestoredRun
-    from jrec.app.models.predictor import Predictor
+    from jrec.app.models.kind import Predictions
     from jrec.app.models.reading import Reading
+    from jrec.app.models.scored import ClickPredictor
     from jrec.app.report.ranking import AnyScores
     from jrec.app.report.running_auc import NoRunningAuc, RunningAuc
-    from jrec.batch import Batch
+    from jrec.data.dataset_packer import PackerOptions
     from jrec.data.packers import AnyPacker
     from jrec.data.schema import CategoricalFeature, Schema
     from jrec.nn import MultiTaskConfig
@@ -121,7 +123,7 @@ class ClickKind[S: Section](ModelKind[S]):
         )
 
     @override
-    def identity(self, model: ModelConfig, num_dense: int) -> dict[str, Any]:
+    def identity(self, model: ModelConfig, num_dense: int) -> JsonObject:
         if self.keys is not None:
             keys = super().identity(model, num_dense)
             # Keys of the loss are no part of what a prediction is.
@@ -151,7 +153,13 @@ class ClickKind[S: Section](ModelKind[S]):
 
     @override
     def packer(
-        self, config: TrainConfig, schema: Schema, layout: EmbeddingLayout, *, training: bool, **options: Any
+        self,
+        config: TrainConfig,
+        schema: Schema,
+        layout: EmbeddingLayout,
+        *,
+        training: bool,
+        **options: Unpack[PackerOptions],
     ) -> AnyPacker:
         from jrec.data.dataset_packer import dataset_packer
 
@@ -159,7 +167,7 @@ class ClickKind[S: Section](ModelKind[S]):
 
     @override
     def scores(
-        self, predictions: Iterable[tuple[Any, Batch]], reading: Reading, *, check: bool, on_batch: Callable[[], None]
+        self, predictions: Predictions, reading: Reading, *, check: bool, on_batch: Callable[[], None]
     ) -> AnyScores:
         from jrec.run.evaluation import collected
 
@@ -172,7 +180,7 @@ class ClickKind[S: Section](ModelKind[S]):
         return target_of(config.model).running_auc(config, devices)
 
     @override
-    def predictor(self, run: RestoredRun) -> Predictor:
+    def predictor(self, run: RestoredRun) -> ClickPredictor:
         from jrec.app.models.scored import ClickPredictor
 
         return ClickPredictor(run)
@@ -180,7 +188,7 @@ class ClickKind[S: Section](ModelKind[S]):
     @override
     def comparisons(
         self, config: TrainConfig, schema: Schema, scores: Mapping[str, AnyScores], *, whole: bool, slices: bool
-    ) -> dict[str, Any]:
+    ) -> JsonObject:
         from jrec.app.comparisons import of_labels
         from jrec.app.report.ranking import RankScores
 
@@ -192,7 +200,7 @@ class ClickKind[S: Section](ModelKind[S]):
         return dataclasses.replace(source, numbers=run.config.model.numbers_by_label)
 
     @override
-    def sections(self, config: TrainConfig, scores: Mapping[str, AnyScores]) -> dict[str, Any]:
+    def sections(self, config: TrainConfig, scores: Mapping[str, AnyScores]) -> JsonObject:
         from jrec.app.report.numbers import sections
 
         target = target_of(config.model)
@@ -203,7 +211,7 @@ _OF_LOSS = ("weights", "losses", "numbers")
 """Keys of ``model.multi_task`` that are no part of what a prediction is."""
 
 
-def _identity_of_numbers(model: ModelConfig) -> dict[str, Any]:
+def _identity_of_numbers(model: ModelConfig) -> JsonObject:
     """What a checkpoint records of how outputs are numbers."""
     by_label = {task: dataclasses.asdict(numbers) for task, numbers in model.numbers_by_label.items()}
     if "" in by_label:
@@ -291,7 +299,7 @@ def boundaries(model: ModelConfig, schema: Schema) -> Boundaries:
     return tuple(model.dense_boundaries.get(name, ()) for name in names) if model.dense_boundaries else ()
 
 
-def check_histories(kind: ClickKind[Any], model: ModelConfig, histories: Mapping[str, str]) -> None:
+def check_histories(kind: ClickKind[Section], model: ModelConfig, histories: Mapping[str, str]) -> None:
     """Refuses a kind of histories without one, and histories that are pooled.
 
     Raises:

@@ -22,12 +22,13 @@ import pathlib
 import traceback
 from collections.abc import Callable, Collection, Mapping
 from types import ModuleType
-from typing import Any, cast
+from typing import cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jaxtyping import PyTree
 
 from jrec.app.config import ModelConfig
 from jrec.data.packing import pack_batch
@@ -35,6 +36,7 @@ from jrec.errors import ConfigError
 from jrec.nn import EmbeddingCollection
 from jrec.nn.optimizer import SparseModel
 from jrec.ops.layout import EmbeddingLayout
+from jrec.ops.types import Bags
 
 Factory = Callable[..., SparseModel]
 _OWN = ("embeddings", "num_dense", "rngs", "tasks")
@@ -80,7 +82,7 @@ def load_factory(name: str, key: str = "model.factory") -> Factory:
     """
     module_name, _, path = name.partition(":")
     module = _imported(module_name, key)
-    target: Any = module
+    target: object = module
     for part in path.split("."):
         if not hasattr(target, part):
             near = difflib.get_close_matches(part, vars(target), n=1)
@@ -131,7 +133,9 @@ def _check_options(factory: Factory, subject: str, options: Mapping[str, object]
     return named
 
 
-def _check_logits(model: Any, config: ModelConfig, layout: EmbeddingLayout, num_dense: int, subject: str) -> None:
+def _check_logits(
+    model: SparseModel, config: ModelConfig, layout: EmbeddingLayout, num_dense: int, subject: str
+) -> None:
     """Traces ``logits`` of a batch, so that a model of other shapes is refused before anything is made or read."""
     names = [f"dense {number}" for number in range(num_dense)]
     columns: dict[str, np.ndarray] = {name: np.zeros(_EXAMPLES, np.float32) for name in names}
@@ -144,7 +148,12 @@ def _check_logits(model: Any, config: ModelConfig, layout: EmbeddingLayout, num_
     graph, state = nnx.split(model)
     named = {"mask": batch.mask} if "mask" in inspect.signature(model.logits).parameters else {}
 
-    def logits(dense: Any, activations: Any, bags: Any, named: Any) -> Any:
+    def logits(
+        dense: jax.Array,
+        activations: Mapping[str, jax.Array],
+        bags: Mapping[str, Bags],
+        named: Mapping[str, jax.Array],
+    ) -> PyTree:
         return nnx.merge(graph, state, copy=True).logits(dense, activations, bags, **named)
 
     try:

@@ -12,14 +12,18 @@ import functools
 import importlib
 import pathlib
 import pkgutil
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, TypedDict, Unpack
 
 from jrec.app.models import kinds
 from jrec.errors import ConfigError
+from jrec.json_values import JsonObject
 
 # Only for types: a configuration is checked, and its kind asked, before JAX is loaded (docs/resuming.md).
 if TYPE_CHECKING:
+    import jax
+    from flax import nnx
+
     from jrec.app.config import ModelConfig, TrainConfig
     from jrec.app.config.typed_toml import Section
     from jrec.app.evaluate import RestoredRun
@@ -29,16 +33,31 @@ if TYPE_CHECKING:
     from jrec.app.report.ranking import AnyScores
     from jrec.app.report.running_auc import NoRunningAuc, RunningAuc
     from jrec.batch import Batch
+    from jrec.data.dataset_packer import PackerOptions
     from jrec.data.identity import Identity
     from jrec.data.packers import AnyPacker
     from jrec.data.schema import Schema
     from jrec.nn.optimizer import Loss, SparseModel
+    from jrec.nn.tt_stack import TTOptions
+    from jrec.ops.dispatch import Implementation
     from jrec.ops.layout import EmbeddingLayout
     from jrec.run.export import Exportable
     from jrec.sharding import Plan
 
 FACTORY_KEYS = ("factory", "options", "embedding_dim", "pooling", "table_dtype", "features")
 """The keys of ``[model]`` that say something of a network by ``model.factory``."""
+
+type Predictions = Iterable[tuple[Any, Batch]]
+"""What a model's ``logits`` returned, a tree of arrays, each with this process's own batch, in order."""
+
+
+class EmbeddingOptions(TypedDict):
+    """Keyword arguments of ``jrec.nn.EmbeddingCollection``, which every network passes on."""
+
+    implementation: Implementation | None
+    tt: TTOptions
+    key: jax.Array
+    rngs: nnx.Rngs
 
 
 class ModelKind[S: Section](abc.ABC):
@@ -87,7 +106,7 @@ class ModelKind[S: Section](abc.ABC):
           ConfigError: Names the keys and their values.
         """
 
-    def settled(self, config: TrainConfig) -> Mapping[str, Any]:
+    def settled(self, config: TrainConfig) -> Mapping[str, Section]:
         """Sections of the run's configuration in place of its own, where the defaults do not suit the kind."""
         del config
         return {}
@@ -152,7 +171,7 @@ class ModelKind[S: Section](abc.ABC):
 
     @abc.abstractmethod
     def network(
-        self, model: ModelConfig, schema: Schema, layout: EmbeddingLayout, embeddings: Mapping[str, Any]
+        self, model: ModelConfig, schema: Schema, layout: EmbeddingLayout, embeddings: EmbeddingOptions
     ) -> SparseModel:
         """The model.
 
@@ -160,13 +179,13 @@ class ModelKind[S: Section](abc.ABC):
           model: The ``[model]`` section.
           schema: What the model reads.
           layout: Its tables.
-          embeddings: Keyword arguments of ``EmbeddingCollection``, among them ``rngs``.
+          embeddings: Keyword arguments of ``EmbeddingCollection``.
 
         Raises:
           ValueError: If the configuration does not fit the dataset.
         """
 
-    def misfit(self, model: ModelConfig, shapes: Any, examples: int) -> str:
+    def misfit(self, model: ModelConfig, shapes: object, examples: int) -> str:
         """What a factory's network is to return in place of outputs of these shapes; "" where they fit.
 
         Args:
@@ -180,7 +199,7 @@ class ModelKind[S: Section](abc.ABC):
     def loss(self, model: ModelConfig, schema: Schema) -> Loss:
         """What a step makes smaller."""
 
-    def identity(self, model: ModelConfig, num_dense: int) -> dict[str, Any]:
+    def identity(self, model: ModelConfig, num_dense: int) -> JsonObject:
         """What a checkpoint records of the model: the keys that it reads, less those that earlier versions lack."""
         del num_dense
         assert self.keys is not None, "a kind that reads every key says which of them its networks depend on"
@@ -188,15 +207,21 @@ class ModelKind[S: Section](abc.ABC):
         read = {key: keys[key] for key in ("kind", *self.keys)}
         return read | ({self.section_name: self.own_identity(model)} if self.section_name else {})
 
-    def own_identity(self, model: ModelConfig) -> dict[str, Any]:
+    def own_identity(self, model: ModelConfig) -> JsonObject:
         """The kind's own section in ``identity``."""
-        keys: dict[str, Any] = dataclasses.asdict(self.own(model))  # pyright: ignore[reportArgumentType] (a dataclass)
+        keys: JsonObject = dataclasses.asdict(self.own(model))  # pyright: ignore[reportArgumentType] (a dataclass)
         # A checkpoint from before a key has no value of it: at the value of that time, identities are equal without it.
         return {key: value for key, value in keys.items() if key not in self.before or value != self.before[key]}
 
     @abc.abstractmethod
     def packer(
-        self, config: TrainConfig, schema: Schema, layout: EmbeddingLayout, *, training: bool, **options: Any
+        self,
+        config: TrainConfig,
+        schema: Schema,
+        layout: EmbeddingLayout,
+        *,
+        training: bool,
+        **options: Unpack[PackerOptions],
     ) -> AnyPacker:
         """What packs a dataset's columns into batches.
 
@@ -212,12 +237,12 @@ class ModelKind[S: Section](abc.ABC):
 
     @abc.abstractmethod
     def scores(
-        self, predictions: Iterable[tuple[Any, Batch]], reading: Reading, *, check: bool, on_batch: Callable[[], None]
+        self, predictions: Predictions, reading: Reading, *, check: bool, on_batch: Callable[[], None]
     ) -> AnyScores:
         """The scores of this process's examples.
 
         Args:
-          predictions: Pairs of outputs and the process's own batch, in order.
+          predictions: Of this process's examples.
           reading: What is scored.
           check: Whether an output that is NaN or infinite raises here.
           on_batch: Called after each batch.
@@ -259,7 +284,7 @@ class ModelKind[S: Section](abc.ABC):
         return 0
 
     @abc.abstractmethod
-    def predictor(self, run: RestoredRun) -> Predictor:
+    def predictor(self, run: RestoredRun) -> Predictor[Any]:
         """What makes predictions with a restored run."""
 
     def exportable(self, run: RestoredRun, source: Exportable) -> Exportable:
@@ -274,7 +299,7 @@ class ModelKind[S: Section](abc.ABC):
         del config
         return {}
 
-    def sections(self, config: TrainConfig, scores: Mapping[str, AnyScores]) -> dict[str, Any]:
+    def sections(self, config: TrainConfig, scores: Mapping[str, AnyScores]) -> JsonObject:
         """Sections of ``metrics.json`` that only this kind has."""
         del config, scores
         return {}
@@ -282,7 +307,7 @@ class ModelKind[S: Section](abc.ABC):
     @abc.abstractmethod
     def comparisons(
         self, config: TrainConfig, schema: Schema, scores: Mapping[str, AnyScores], *, whole: bool, slices: bool
-    ) -> dict[str, Any]:
+    ) -> JsonObject:
         """The sections ``baselines``, ``groups`` and ``slices``; arguments as of ``comparison_sections``."""
 
 
@@ -293,12 +318,12 @@ def names() -> tuple[str, ...]:
 
 
 @functools.cache
-def kind_named(name: str) -> ModelKind[Any]:
+def kind_named(name: str) -> ModelKind[Section]:
     """The kind of a name among ``names()``; only its own file is loaded."""
     return importlib.import_module(f"jrec.app.models.kinds.{name}").KIND
 
 
-def kind_of(model: ModelConfig) -> ModelKind[Any]:
+def kind_of(model: ModelConfig) -> ModelKind[Section]:
     """The kind of a configuration's model."""
     return kind_named(model.kind)
 
@@ -323,7 +348,7 @@ class SectionNames:
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and bool(kinds_with(name))
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[str]:
         return iter(dict.fromkeys(filter(None, (kind_named(name).section_name for name in names()))))
 
     def __len__(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Self
 
 import jax
 import numpy as np
@@ -19,11 +19,13 @@ from jrec.data.packers import AnyPacker
 from jrec.data.unknown import UnknownValues
 from jrec.errors import ConfigError
 from jrec.prepare.encoder import Encoder
+from jrec.serving.answers import ByTask
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from jrec.app.why import Explainer
+    from jrec.data.dataset_packer import PackerOptions
 
 
 class Piece(abc.ABC):
@@ -43,7 +45,7 @@ class Piece(abc.ABC):
         """How many there are."""
 
     @abc.abstractmethod
-    def columns(self) -> tuple[np.ndarray, dict[str, Any]]:
+    def columns(self) -> tuple[np.ndarray, dict[str, np.ndarray | pa.Array]]:
         """The lines to write: of each its example, counted from ``first``, and further columns by name."""
 
     def table(self, *, splits: bool, csv: bool) -> pa.Table:
@@ -59,8 +61,8 @@ class Piece(abc.ABC):
         return pa.table({**named, "row": (lines + self.first).astype(np.int64), **own})
 
 
-class Predictor(abc.ABC):
-    """What a kind of model predicts with a restored run.
+class Predictor[Outputs](abc.ABC):
+    """What a kind of model predicts with a restored run: of a batch ``Outputs``, a tree of arrays.
 
     Args:
       run: The run.
@@ -79,7 +81,7 @@ class Predictor(abc.ABC):
     def packer(self) -> AnyPacker:
         """What packs examples."""
         run = self.run
-        options: dict[str, Any] = {"growing": self.growing} if self.growing else {}
+        options: PackerOptions = {"growing": self.growing} if self.growing else {}
         if run.schema.weighted:  # lines of weight 0 have predictions, too
             options["weighted"] = False
         return self.kind.packer(run.config, run.schema, run.layout, training=False, **options)
@@ -97,7 +99,7 @@ class Predictor(abc.ABC):
     reads_every_parquet = False
     """Whether Parquet files need only the columns of ``encoder``, whatever the format of the training data."""
 
-    def at(self, k: int | None) -> Predictor:
+    def at(self, k: int | None) -> Self:
         """The same that ranks ``k`` items; None for this one.
 
         Raises:
@@ -111,7 +113,7 @@ class Predictor(abc.ABC):
         """Scores of the items that the lines of files name, in place of the best of all; None where they name none."""
         del paths, batch_size, unknown
 
-    def logits(self, outputs: Any) -> Any:
+    def logits(self, outputs: Outputs) -> ByTask:
         """Outputs as logits.
 
         Raises:
@@ -135,7 +137,7 @@ class Predictor(abc.ABC):
         return pack_encoded(self.packer, encoded, batch_size)
 
     @abc.abstractmethod
-    def of_batch(self, batch: Batch) -> Any:
+    def of_batch(self, batch: Batch) -> Outputs:
         """What the model says of the batch's examples: a tree of arrays whose first axis are these.
 
         Raises:
@@ -143,22 +145,30 @@ class Predictor(abc.ABC):
         """
 
     @abc.abstractmethod
-    def nothing(self) -> Any:
+    def nothing(self) -> Outputs:
         """The same of no example."""
 
     @abc.abstractmethod
-    def piece(self, outputs: Any, *, split: str = "", first: int = 0, labels: Any = None, weights: Any = None) -> Piece:
+    def piece(
+        self,
+        outputs: Outputs,
+        *,
+        split: str = "",
+        first: int = 0,
+        labels: ByTask | None = None,
+        weights: np.ndarray | None = None,
+    ) -> Piece:
         """Outputs as a piece; ``labels`` from one of the following, ``weights`` of a log, None for none."""
 
-    def labels_of(self, encoded: EncodedColumns) -> Any:
+    def labels_of(self, encoded: EncodedColumns) -> ByTask | None:
         """The labels of encoded examples."""
         del encoded
 
-    def labels_of_batch(self, batch: Batch) -> Any:
+    def labels_of_batch(self, batch: Batch) -> ByTask | None:
         """The labels of a dataset's batch."""
         del batch
 
-    def of_encoded(self, encoded: EncodedColumns, batch_size: int) -> Any:
+    def of_encoded(self, encoded: EncodedColumns, batch_size: int) -> Outputs:
         """``of_batch`` of any number of examples, ``batch_size`` at a time."""
         # So that no example at all gives empty arrays in the right tree.
         parts = [self.nothing()]

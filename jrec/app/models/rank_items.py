@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,14 @@ from jrec.serving.nearest import of_unit_length
 
 _SCORES = 1 << 24  # that are held at once
 _LEAST = 256
+
+
+class _Among(TypedDict):
+    """Keyword arguments of ``ranks`` and ``top_k``."""
+
+    left_out: np.ndarray
+    block: int
+    mesh: Mesh
 
 
 class ItemRanker:
@@ -92,7 +100,7 @@ class ItemRanker:
         return np.asarray(self._vectors[self._place[rows]])
 
     def scores(
-        self, predictions: Iterable[tuple[Mapping[str, Any], Batch]], on_batch: Callable[[], None] = lambda: None
+        self, predictions: Iterable[tuple[Mapping[str, jax.Array], Batch]], on_batch: Callable[[], None] = lambda: None
     ) -> RankScores:
         """The ranks of all examples of this process, of a dataset with labels of those with label 1.
 
@@ -113,7 +121,7 @@ class ItemRanker:
             on_batch()
         return RankScores(ranks=np.concatenate(collected), candidates=self.candidates, at=self._at)
 
-    def _among(self, users: np.ndarray, histories: np.ndarray) -> dict[str, Any]:
+    def _among(self, users: np.ndarray, histories: np.ndarray) -> _Among:
         histories = self._place[histories] if self._leaves_out else histories[:, :0]
         # (users, block) scores are held at once: more users, fewer items at a time.
         block = min(BLOCK, max(_LEAST, _SCORES // max(1, len(users))))
@@ -144,7 +152,7 @@ def item_vectors(reading: Reading) -> np.ndarray:
     return vectors
 
 
-def own_lines(outputs: Any, batch: Batch) -> np.ndarray:
+def own_lines(outputs: jax.Array, batch: Batch) -> np.ndarray:
     """The lines of this process's batch, among the outputs of all processes.
 
     Raises:

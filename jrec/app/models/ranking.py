@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, override
 
 from jrec.app.models.kind import ModelKind
 from jrec.data.schema import KEEP_LAST, LISTS, CategoricalFeature, Schema, Table
 from jrec.errors import ConfigError
+from jrec.json_values import JsonObject
 
 if TYPE_CHECKING:
     from jrec.app.config import ModelConfig, TrainConfig
     from jrec.app.config.typed_toml import Section
     from jrec.app.evaluate import RestoredRun
-    from jrec.app.models.predictor import Predictor
+    from jrec.app.models.best import RankingPredictor
+    from jrec.app.models.kind import Predictions
     from jrec.app.models.reading import Reading
     from jrec.app.report.ranking import AnyScores, RankScores
     from jrec.app.report.running_auc import NoRunningAuc
-    from jrec.batch import Batch
     from jrec.run.export import Exportable
     from jrec.serving.format import Retrieval
 
@@ -56,7 +57,7 @@ class RankingKind[S: Section](ModelKind[S]):
         return True
 
     @override
-    def settled(self, config: TrainConfig) -> dict[str, Any]:
+    def settled(self, config: TrainConfig) -> dict[str, Section]:
         stopping = config.evaluate.early_stopping
         # The section's default is a metric of clicks; another one is the user's choice, which ``check_run`` judges.
         if stopping.metric != type(stopping).metric:
@@ -110,7 +111,7 @@ class RankingKind[S: Section](ModelKind[S]):
         options = schema.preparation.get("format_options")
         # What turns a request into rows: the seed of keys and how lists are cut or, for requests in the columns of a
         # log, its preparation with the csv schema of only these columns.
-        provenance: dict[str, Any] = {"options": {"key_seed": schema.key_seed}, LISTS: KEEP_LAST}
+        provenance: JsonObject = {"options": {"key_seed": schema.key_seed}, LISTS: KEEP_LAST}
         if self.reads_columns(read) and isinstance(options, Mapping) and "schema" in options:
             columns = _columns_of(options["schema"], names)
             provenance = {**schema.preparation, "format_options": {**options, "schema": columns}}
@@ -123,7 +124,7 @@ class RankingKind[S: Section](ModelKind[S]):
 
     @override
     def scores(
-        self, predictions: Iterable[tuple[Any, Batch]], reading: Reading, *, check: bool, on_batch: Callable[[], None]
+        self, predictions: Predictions, reading: Reading, *, check: bool, on_batch: Callable[[], None]
     ) -> RankScores:
         return self.scorer(reading)(predictions, check=check, on_batch=on_batch)
 
@@ -133,9 +134,7 @@ class RankingKind[S: Section](ModelKind[S]):
 
         ranker = ItemRanker(reading)
 
-        def scores(
-            predictions: Iterable[tuple[Any, Batch]], *, check: bool, on_batch: Callable[[], None]
-        ) -> RankScores:
+        def scores(predictions: Predictions, *, check: bool, on_batch: Callable[[], None]) -> RankScores:
             del check  # its outputs are checked one by one in any case
             return ranker.scores(predictions, on_batch=on_batch)
 
@@ -156,7 +155,7 @@ class RankingKind[S: Section](ModelKind[S]):
         return NoRunningAuc()
 
     @override
-    def predictor(self, run: RestoredRun) -> Predictor:
+    def predictor(self, run: RestoredRun) -> RankingPredictor:
         from jrec.app.models.best import RankingPredictor
 
         return RankingPredictor(run, self)
@@ -189,7 +188,7 @@ class RankingKind[S: Section](ModelKind[S]):
         return units(config.evaluate.at)
 
     @override
-    def sections(self, config: TrainConfig, scores: Mapping[str, AnyScores]) -> dict[str, Any]:
+    def sections(self, config: TrainConfig, scores: Mapping[str, AnyScores]) -> JsonObject:
         from jrec.app.report.ranking import RankScores
 
         candidates = next((one.candidates for one in scores.values() if isinstance(one, RankScores)), 0)
@@ -200,7 +199,7 @@ class RankingKind[S: Section](ModelKind[S]):
     @override
     def comparisons(
         self, config: TrainConfig, schema: Schema, scores: Mapping[str, AnyScores], *, whole: bool, slices: bool
-    ) -> dict[str, Any]:
+    ) -> JsonObject:
         from jrec.app.baselines.measure import wanted
         from jrec.app.baselines.popular_items import popular_items
 
@@ -269,7 +268,7 @@ def check_ranked(table: Table, kind: str) -> None:
         )
 
 
-def _columns_of(stored: object, names: Collection[str]) -> dict[str, Any]:
+def _columns_of(stored: object, names: Collection[str]) -> JsonObject:
     """A stored csv schema with only the columns of some features."""
     from jrec.prepare.readers.delimited import read_stored, schema_of_features, stored_schema
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, override
+from typing import TYPE_CHECKING, override
 
 import jax
 import numpy as np
@@ -16,11 +16,11 @@ from jrec.data.blocks import known_labels
 from jrec.data.encoded_columns import EncodedColumns
 from jrec.metrics import check_finite
 from jrec.regression import Numbers
-from jrec.serving.answers import column_name
+from jrec.serving.answers import ByTask, column_name
 from jrec.serving.model import predictions
 
-ByTask = np.ndarray | Mapping[str, np.ndarray]
-"""Numbers of examples, (n,) float32; by task where a run has several labels."""
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ class Scored(Piece):
         return predictions(self.logits, self.numbers)
 
     @override
-    def columns(self) -> tuple[np.ndarray, dict[str, Any]]:
+    def columns(self) -> tuple[np.ndarray, dict[str, np.ndarray | pa.Array]]:
         """The columns label (where known), score and logit, and why_1, …; of several tasks each by task, NAME_TASK.
 
         What is a number has the column prediction in place of score and logit.
@@ -63,7 +63,7 @@ class Scored(Piece):
         import pyarrow as pa
 
         labels, logits, predicted = map(_by_task, (self.labels, self.logits, self.predictions))
-        columns: dict[str, Any] = {}
+        columns: dict[str, np.ndarray | pa.Array] = {}
         for task, own in labels.items():  # of one label all examples of an input have theirs, or none
             unknown = ~known_labels(own, numeric=task in self.numbers) if task else None
             columns[f"label_{task}" if task else "label"] = own if unknown is None else pa.array(own, mask=unknown)
@@ -84,7 +84,7 @@ def _by_task(values: ByTask | None) -> Mapping[str, np.ndarray]:
     return values if isinstance(values, Mapping) else {} if values is None else {"": values}
 
 
-class ClickPredictor(Predictor):
+class ClickPredictor(Predictor[ByTask]):
     """Logits, and the labels beside them."""
 
     @property
@@ -112,7 +112,13 @@ class ClickPredictor(Predictor):
 
     @override
     def piece(
-        self, outputs: Any, *, split: str = "", first: int = 0, labels: Any = None, weights: Any = None
+        self,
+        outputs: ByTask,
+        *,
+        split: str = "",
+        first: int = 0,
+        labels: ByTask | None = None,
+        weights: np.ndarray | None = None,
     ) -> Scored:
         return Scored(
             split=split, first=first, logits=self.logits(outputs), labels=labels, weights=weights, numbers=self.numbers
@@ -123,8 +129,9 @@ class ClickPredictor(Predictor):
         return ScoreExplainer(self, k)
 
     @override
-    def logits(self, outputs: Any) -> ByTask:
-        return {task: outputs[task] for task in self.tasks} if self.tasks else outputs  # JAX sorts trees by key
+    def logits(self, outputs: ByTask) -> ByTask:
+        # JAX sorts trees by key.
+        return {task: outputs[task] for task in self.tasks} if isinstance(outputs, Mapping) else outputs
 
     @override
     def labels_of(self, encoded: EncodedColumns) -> ByTask | None:

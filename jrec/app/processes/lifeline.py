@@ -14,7 +14,8 @@ import re
 import sys
 import threading
 import time
-from typing import Any
+from collections.abc import Iterable
+from typing import Protocol
 
 from jrec.app.processes.meeting import Role, printable
 from jrec.errors import JrecError, LostProcessError
@@ -27,6 +28,20 @@ GRACE_SECONDS = 5.0
 """How long the main thread may take to report the error itself."""
 _SEND_SECONDS = 2.0  # for a last word; a stopped process 0 takes none
 _KEYS = "jrec/life/"
+
+
+class Store(Protocol):
+    """Texts by key that all processes see, as of JAX's coordinator."""
+
+    def key_value_set(self, key: str, value: str, *, allow_overwrite: bool) -> None:
+        """Sets a key's text."""
+        ...
+
+    def key_value_dir_get(self, key: str) -> Iterable[tuple[str, str]]:
+        """The keys that begin so, with their texts."""
+        ...
+
+
 _SILENT = "has not answered for"
 
 
@@ -49,7 +64,7 @@ class Lifeline:
     def __init__(
         self,
         role: Role,
-        store: Any,
+        store: Store,
         *,
         silence: float = SILENCE_SECONDS,
         grace: float = GRACE_SECONDS,

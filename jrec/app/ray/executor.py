@@ -38,7 +38,7 @@ def connected(address: str, *, cpus: int | None = None) -> Iterator[None]:
       ConfigError: If Ray is not installed, or there is no cluster at that address.
     """
     ray = require_ray()
-    own: dict[str, Any] = {}
+    own: dict[str, object] = {}
     if address == "local":
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         own = {"num_cpus": cpus, "include_dashboard": False}
@@ -63,9 +63,9 @@ class RayExecutor(concurrent.futures.Executor):
         self._cancel = ray.cancel
         self._run = ray.remote(num_cpus=1, max_retries=0)(_run)
         self._folder = pathlib.Path.cwd()
-        self._pending: dict[concurrent.futures.Future, Any] = {}
+        self._pending: dict[concurrent.futures.Future, object] = {}
 
-    def submit(self, fn: Callable[..., Any], /, *args: object, **kwargs: object) -> concurrent.futures.Future:
+    def submit[**P, R](self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> concurrent.futures.Future[R]:
         """Hands a call to the cluster; function and arguments are pickled."""
         reference = self._run.remote(self._folder, fn, args, kwargs)
         future = reference.future()
@@ -83,6 +83,8 @@ class RayExecutor(concurrent.futures.Executor):
             concurrent.futures.wait(pending)
 
 
-def _run(folder: pathlib.Path, function: Callable[..., Any], arguments: tuple, options: dict[str, Any]) -> Any:
+def _run[R](
+    folder: pathlib.Path, function: Callable[..., R], arguments: tuple[object, ...], options: dict[str, object]
+) -> R:
     os.chdir(folder)
     return function(*arguments, **options)

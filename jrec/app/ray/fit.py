@@ -8,11 +8,27 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TypedDict
 
 from jrec.app.ray.executor import require_ray
 from jrec.errors import ConfigError, ProcessError
 from jrec.outputs import check_local
+
+
+class _Call(TypedDict):
+    """What a worker is told.
+
+    Attributes:
+      words: Arguments of ``jrec train``.
+      folder: The folder that it runs in.
+      devices: Devices of a process.
+      gpus: Whether these are GPUs.
+    """
+
+    words: list[str]
+    folder: str
+    devices: int
+    gpus: bool
 
 
 def fit(
@@ -57,7 +73,7 @@ def fit(
     train, on_jax = require_ray("ray.train"), require_ray("ray.train.v2.jax")
     folder = pathlib.Path.cwd() / run.out
     reserved = {"CPU": 1, **(resources or {}), **({"GPU": devices} if gpus else {})}
-    call = {"words": [config, *overrides], "folder": str(pathlib.Path.cwd()), "devices": devices, "gpus": gpus}
+    call: _Call = {"words": [config, *overrides], "folder": str(pathlib.Path.cwd()), "devices": devices, "gpus": gpus}
     trainer = on_jax.JaxTrainer(
         _work,
         train_loop_config=call,
@@ -78,7 +94,7 @@ def fit(
     return folder
 
 
-def _work(call: dict[str, Any]) -> None:
+def _work(call: _Call) -> None:
     """One worker: meets the others and runs ``jrec train`` in a process of its own.
 
     Ray Train calls this in a thread, where JAX's flags cannot be set any more and signals not be handled.

@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from jrec.app.report.content import Content, Records, Section
+
 WORSE = 1.002
 """Times a log loss, up to which another one is as good."""
 _PATIENCE, _DROPOUT, _DECAY = 3, 0.1, 1e-5
@@ -15,19 +17,19 @@ Losses = Sequence[tuple[float, int]]
 """Log losses of the valid split, each with its step."""
 
 
-def valid_losses(records: Sequence[Mapping[str, Any]]) -> list[tuple[float, int]]:
+def valid_losses(records: Records) -> list[tuple[float, int]]:
     """The log losses of the valid split in the records of ``metrics.jsonl``, each with its step."""
     return [(r["log_loss"], r["step"]) for r in records if r["split"] == "valid" and "log_loss" in r]
 
 
-def scored(content: Mapping[str, Any], losses: Losses) -> tuple[float, int] | None:
+def scored(content: Content, losses: Losses) -> tuple[float, int] | None:
     """The last of the losses that the scored model had, or None without any."""
     training = content["training"]
     step = training.get("scored_step", training["steps"])
     return next((one for one in reversed(losses) if one[1] <= step), None)
 
 
-def advise(content: Mapping[str, Any], records: Sequence[Mapping[str, Any]], kinds: set[str]) -> Iterator[str]:
+def advise(content: Content, records: Records, kinds: set[str]) -> Iterator[str]:
     """Sentences, each with keys of the configuration and their values now.
 
     Args:
@@ -47,9 +49,9 @@ def advise(content: Mapping[str, Any], records: Sequence[Mapping[str, Any]], kin
         yield from _rescaling(content)
 
 
-def _stopping(config: Mapping[str, Any]) -> dict[str, Any]:
+def _stopping(config: Section) -> dict[str, str]:
     metric = "evaluate.early_stopping.metric"
-    keys: dict[str, Any] = {metric: "log_loss", "checkpoint.keep_best": True}
+    keys: dict[str, object] = {metric: "log_loss", "checkpoint.keep_best": True}
     if _now(config, metric) == "refinement":  # a log loss, too
         del keys[metric]
     if not _now(config, "evaluate.early_stopping.patience"):
@@ -57,9 +59,9 @@ def _stopping(config: Mapping[str, Any]) -> dict[str, Any]:
     return _changed(config, keys)
 
 
-def _against_overfitting(config: Mapping[str, Any]) -> Iterator[str]:
+def _against_overfitting(config: Section) -> Iterator[str]:
     layers = [*(_now(config, "model.bottom_mlp") or ()), *(_now(config, "model.top_mlp") or ())]
-    keys: dict[str, Any] = {"optimizer.embedding.weight_decay": _DECAY}
+    keys: dict[str, object] = {"optimizer.embedding.weight_decay": _DECAY}
     if len(layers) > 1 and not _now(config, "model.factory"):
         keys["model.dropout"] = _DROPOUT
     unset = {key: value for key, value in keys.items() if not _now(config, key)}
@@ -68,7 +70,7 @@ def _against_overfitting(config: Mapping[str, Any]) -> Iterator[str]:
         yield from _sentence("or make it smaller", _changed(config, {"model.embedding_dim": dim // 2}))
 
 
-def _further(content: Mapping[str, Any]) -> Iterator[str]:
+def _further(content: Content) -> Iterator[str]:
     config = content["config"]
     if not content["training"].get("stopped_early") and (epochs := _now(config, "epochs")):
         yield from _sentence("train for longer, if the losses still fall", _changed(config, {"epochs": 3 * epochs}))
@@ -78,7 +80,7 @@ def _further(content: Mapping[str, Any]) -> Iterator[str]:
     yield from _sentence("take optimizers that adapt the size of their steps", _changed(config, keys))
 
 
-def _rescaling(content: Mapping[str, Any]) -> Iterator[str]:
+def _rescaling(content: Content) -> Iterator[str]:
     """A constant for the logits where valid asks for the same as the last split, which else has other clicks."""
     splits = content["splits"]
     split, valid = next(reversed(splits)), splits.get("valid")
@@ -94,21 +96,21 @@ def _rescaling(content: Mapping[str, Any]) -> Iterator[str]:
     )
 
 
-def _sentence(goal: str, keys: Mapping[str, Any]) -> Iterator[str]:
+def _sentence(goal: str, keys: Mapping[str, object]) -> Iterator[str]:
     if keys:
         yield f"{goal}: {', '.join(f'{key}={value}' for key, value in keys.items())}"
 
 
-def _changed(config: Mapping[str, Any], keys: Mapping[str, Any]) -> dict[str, str]:
+def _changed(config: Section, keys: Mapping[str, object]) -> dict[str, str]:
     """The keys to which the configuration gives another value, as texts with that value."""
     return _with_now(config, {key: value for key, value in keys.items() if _now(config, key) not in (None, value)})
 
 
-def _with_now(config: Mapping[str, Any], keys: Mapping[str, Any]) -> dict[str, str]:
+def _with_now(config: Section, keys: Mapping[str, object]) -> dict[str, str]:
     return {key: f"{_text(value)} (now {_text(_now(config, key))})" for key, value in keys.items()}
 
 
-def _now(config: Mapping[str, Any], key: str) -> Any:
+def _now(config: Section, key: str) -> Any:
     """A key's value, or None where the configuration lacks it."""
     value: Any = config
     for name in key.split("."):

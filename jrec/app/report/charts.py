@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from jrec.app.report import numbers
+from jrec.app.report.content import Content, Records, Section
 from jrec.app.report.groups import words
 from jrec.app.report.judgement import metric_by_split
 from jrec.app.report.logs import SCHEDULE
@@ -16,15 +16,13 @@ from jrec.app.watch import LOSSES
 
 POINTS = 300
 """At which a curve of the training batches is drawn at most."""
-Records = Sequence[Mapping[str, Any]]
-"""Records of ``metrics.jsonl``."""
 _COLORS = ("train", "valid", "test")
 _RMSE = "RMSE (units of the label)"
 _RARE = 0.1  # click rate below which axes are logarithmic
 _MANY = 20  # values of a chart, from which the most extreme do not count for its range
 
 
-def learning_curves(content: Mapping[str, Any], records: Records) -> Iterator[str]:
+def learning_curves(content: Content, records: Records) -> Iterator[str]:
     """Log loss and AUC by step, beside the baselines and the teacher; nothing where nothing was logged.
 
     Args:
@@ -53,7 +51,7 @@ def learning_curves(content: Mapping[str, Any], records: Records) -> Iterator[st
         yield chart(marks, title=title, x=Axis(label=f"step of {size:,} examples", low=0, high=last), y=y)
 
 
-def calibration(content: Mapping[str, Any]) -> Iterator[str]:
+def calibration(content: Content) -> Iterator[str]:
     """Observed against predicted click rate, in bins of equal count with 95 % intervals, by split."""
     for split, bins in content["reliability"].items():
         observed, predicted, counts = (np.array(bins[k], float) for k in ("observed", "mean_predicted", "counts"))
@@ -82,7 +80,7 @@ def calibration(content: Mapping[str, Any]) -> Iterator[str]:
         yield chart(marks, title=f"Calibration on {split}", x=axes[0], y=axes[1], height=320)
 
 
-def residuals(content: Mapping[str, Any]) -> Iterator[str]:
+def residuals(content: Content) -> Iterator[str]:
     """Labels less predictions against predictions, in bins of equal count with their deviation, by split."""
     for split, bins in content.get("residuals", {}).items():
         predicted, labels, deviation = (np.array(bins[k], float) for k in ("mean_predicted", "mean_label", "deviation"))
@@ -99,7 +97,7 @@ def residuals(content: Mapping[str, Any]) -> Iterator[str]:
         yield chart(marks, title=f"Residuals on {split}", x=axes[0], y=axes[1], height=320)
 
 
-def groups(content: Mapping[str, Any]) -> Iterator[str]:
+def groups(content: Content) -> Iterator[str]:
     """How AUC, or XAUC, within a group is spread over the examples of groups with unlike labels."""
     section = content.get("groups", {"splits": {}})
     marks, top, ranking = [], 0.0, ""
@@ -120,7 +118,7 @@ def groups(content: Mapping[str, Any]) -> Iterator[str]:
         yield chart(marks, title=title, x=Axis(label=f"{ranking} within the group", low=0, high=1), y=y)
 
 
-def schedules(content: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def schedules(content: Content, records: Records) -> Iterator[str]:
     """Loss and rate by schedule of a run on hot and cold batches."""
     made = [r for r in records if r["split"] == SCHEDULE]
     if "fae" not in content or not made:
@@ -140,7 +138,7 @@ def schedules(content: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) 
     yield chart([rate], title="Rate of hot and cold batches by schedule", x=x, y=y)
 
 
-def _curves(content: Mapping[str, Any], records: Records) -> Iterator[tuple[Records, str, str, str, str]]:
+def _curves(content: Content, records: Records) -> Iterator[tuple[Records, str, str, str, str]]:
     """What each learning curve shows: records, its title, the metric of evaluations, the key of steps, and the unit."""
     log_loss, nats = "Log loss by step", "log loss (nats per example)"
     auc = (records, "AUC by step", "auc", "running_auc", "AUC")
@@ -162,7 +160,7 @@ def _curves(content: Mapping[str, Any], records: Records) -> Iterator[tuple[Reco
         yield from ((records, log_loss, "log_loss", "loss", nats), auc)
 
 
-def _of_task(records: Records, task: str, tasks: Mapping[str, Any]) -> Records:
+def _of_task(records: Records, task: str, tasks: Section) -> Records:
     """The records of a task's evaluations; the first one's bear no name."""
     name = "" if task == next(iter(tasks)) else task
     return [record for record in records if record["split"].partition("/")[2] == name]
@@ -181,7 +179,7 @@ def _training(steps: np.ndarray, values: np.ndarray, name: str) -> Iterator[Mark
     yield Mark(kind="line" if len(x) > 2 else "points", color="train", x=x, y=middle, name=name)
 
 
-def _evaluations(records: Sequence[Mapping[str, Any]], metric: str) -> Iterator[Mark]:
+def _evaluations(records: Records, metric: str) -> Iterator[Mark]:
     best = min if metric in LOSSES else max
     for split in sorted({r["split"] for r in records if r.get(metric) is not None and r["split"] != "train"}):
         points = [(r["step"], r[metric]) for r in records if r["split"] == split and r.get(metric) is not None]
@@ -190,7 +188,7 @@ def _evaluations(records: Sequence[Mapping[str, Any]], metric: str) -> Iterator[
         yield Mark(kind="points", color=_color(split), x=x, y=y, name=f"{split}, best {best(y):.4f} at step {step:,}")
 
 
-def _across(content: Mapping[str, Any], metric: str, splits: set[str]) -> Iterator[Mark]:
+def _across(content: Content, metric: str, splits: set[str]) -> Iterator[Mark]:
     """The baselines and the teacher on the splits that were evaluated by step."""
     for split, values in metric_by_split(content, metric).items():
         if split in splits:

@@ -62,7 +62,7 @@ details { margin: .5rem 0; } summary { cursor: pointer; padding: .25rem 0; }
 """
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
-Cell = str | int | float | bool | Sequence[Any] | None
+type Cell = str | int | float | bool | Sequence[Cell] | None
 
 
 def page(title: str, parts: Iterable[str]) -> str:

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
+from jrec.app.report.content import Section
 from jrec.concordance import ordered_pairs
+from jrec.json_values import JsonObject
 from jrec.metrics import LabelScores, Scores
 
 BINS = 20
@@ -43,7 +44,7 @@ class GroupWords:
     units: Mapping[str, str]
     enough: str
 
-    def cells(self, row: Mapping[str, Any]) -> list[Any]:
+    def cells(self, row: Section) -> list[int | float]:
         """A group's figures."""
         return [row[key] for key in ("examples", self.level, self.ranking, self.error)]
 
@@ -66,7 +67,7 @@ _NUMBERS = GroupWords(
 )
 
 
-def words(described: Mapping[str, Any]) -> GroupWords:
+def words(described: Section) -> GroupWords:
     """The words for what ``describe_groups`` gave."""
     return _NUMBERS if _NUMBERS.mean in described else _CLICKS
 
@@ -146,7 +147,7 @@ def score_groups(scores: LabelScores, groups: np.ndarray) -> GroupScores:
 
 def describe_groups(
     scores: LabelScores, groups: np.ndarray, names: Callable[[Sequence[int]], Sequence[str]], *, none: int | None = None
-) -> dict[str, Any]:
+) -> JsonObject:
     """The groups of a split for the report, in JSON types.
 
     Args:
@@ -180,7 +181,7 @@ def describe_groups(
 
 def _table(
     by_group: GroupScores, keys: GroupWords, chosen: np.ndarray, names: Callable[[Sequence[int]], Sequence[str]]
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[JsonObject]:
     for at, name in zip(chosen.tolist(), names(by_group.groups[chosen].tolist()), strict=True):
         yield {
             "group": name,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from jrec.json_values import JsonObject
 from jrec.ops.layout import EmbeddingLayout
 from jrec.tiers.cores import COUNTERS, counted
 
@@ -41,7 +42,7 @@ class HitRates:
         self._logged = total
         return {f"cache_hit_rate.{table}": _rate(counts) for table, counts in since.items()}
 
-    def sections(self) -> dict[str, Any]:
+    def sections(self) -> JsonObject:
         """The section "caches" of the report: hits, lookups and hit rate of tables with a cache."""
         caches = {table: {**counts, "hit_rate": _rate(counts)} for table, counts in self._read().items()}
         return {"caches": caches} if caches else {}

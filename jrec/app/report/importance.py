@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
 
+from jrec.app.report.content import Content, Section
 from jrec.app.report.elements import Cell, paragraph, side_by_side, table
 from jrec.app.report.svg import bar_chart
 
@@ -13,14 +13,14 @@ _CHARTED = 25  # features of a chart
 _BAR = 20  # characters of the longest bar
 
 
-def _by_task(section: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _by_task(section: Section) -> Iterator[tuple[str, Section]]:
     """The name of the split, and of the label where there are several, with its metrics and features."""
     split = section["split"]
     for task, inside in section.get("tasks", {"": section}).items():
         yield f"{split}, {task}" if task else split, inside
 
 
-def lines(content: Mapping[str, Any]) -> Iterator[str]:
+def lines(content: Content) -> Iterator[str]:
     """Features by importance with a bar each, for the terminal; nothing where there is no such section.
 
     Args:
@@ -51,7 +51,7 @@ def lines(content: Mapping[str, Any]) -> Iterator[str]:
             yield f"{len(features) - _SHOWN:,} features more, each with less: --json or --out"
 
 
-def parts(content: Mapping[str, Any]) -> Iterator[str]:
+def parts(content: Content) -> Iterator[str]:
     """The chart and the table of every label, for the page; nothing where there is no such section."""
     if (section := content.get("importance")) is None:
         return
@@ -77,13 +77,13 @@ def parts(content: Mapping[str, Any]) -> Iterator[str]:
         yield table(title, columns, rows)
 
 
-def _measured_on(section: Mapping[str, Any]) -> str:
+def _measured_on(section: Section) -> str:
     some = "all" if section["examples"] == section["drawn_from"] else f"{section['examples']:,} of"
     repeats = "1 permutation each" if section["repeats"] == 1 else f"{section['repeats']:,} permutations each"
     return f"{some} {section['drawn_from']:,} examples, {repeats}, mean and standard deviation"
 
 
-def _cell(line: Mapping[str, Any], metric: str) -> str:
+def _cell(line: Section, metric: str) -> str:
     mean, deviation = line[metric], line[f"{metric}_deviation"]
     if mean is None:
         return "-"

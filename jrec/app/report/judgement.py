@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping
 
 from jrec.app.report import numbers, progressive
 from jrec.app.report.advice import WORSE, advise, scored, valid_losses
+from jrec.app.report.content import Content, Records, Section
 from jrec.app.report.terminal import BASELINES, own_words
 
 _MARGIN = 5e-4  # of AUC, below which nothing is said
@@ -37,7 +37,7 @@ class Finding:
     text: str
 
 
-def judge(content: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+def judge(content: Content, records: Records) -> dict[str, list[str]]:
     """The report's section ``judgement``: sentences under "warnings" and "advice".
 
     Args:
@@ -69,7 +69,7 @@ def judge(content: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> d
     return {"warnings": [finding.text for finding in findings], "advice": list(advice)}
 
 
-def _tasks(tasks: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:
+def _tasks(tasks: Mapping[str, Section]) -> Iterator[Finding]:
     """Of all tasks but the first, which the other findings are of."""
     for task in list(tasks)[1:]:
         splits = tasks[task]["splits"]
@@ -86,7 +86,7 @@ def _tasks(tasks: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:
         yield from (dataclasses.replace(one, text=f"{task}: {one.text}") for one in of_task)
 
 
-def metric_by_split(content: Mapping[str, Any], metric: str) -> dict[str, dict[str, float]]:
+def metric_by_split(content: Content, metric: str) -> dict[str, dict[str, float]]:
     """A metric of every baseline, by split and by what texts call it; empty where none was computed."""
     by_split: dict[str, dict[str, float]] = {}
     for key, name in BASELINES.items():
@@ -100,14 +100,14 @@ Baselines = Mapping[str, Mapping[str, float]]
 """By metric and by what texts call the baseline."""
 
 
-def _undefined(content: Mapping[str, Any]) -> Iterator[Finding]:
+def _undefined(content: Content) -> Iterator[Finding]:
     for split, metrics in content["splits"].items():
         for reason in dict.fromkeys(metrics.get("undefined", {}).values()):
             names = ", ".join(name for name, one in metrics["undefined"].items() if one == reason)
             yield Finding(kind="data", text=f"{names.replace('_', ' ')} of {split}: undefined, since {reason}")
 
 
-def _ranking(split: str, metrics: Mapping[str, Any], baselines: Baselines) -> Iterator[Finding]:
+def _ranking(split: str, metrics: Section, baselines: Baselines) -> Iterator[Finding]:
     own = metrics["auc"]
     for name, value in baselines["auc"].items():
         if own is not None and own < value - _MARGIN:
@@ -116,7 +116,7 @@ def _ranking(split: str, metrics: Mapping[str, Any], baselines: Baselines) -> It
             yield Finding(kind="rank", text=text)
 
 
-def _log_loss(split: str, metrics: Mapping[str, Any], baselines: Baselines) -> Iterator[Finding]:
+def _log_loss(split: str, metrics: Section, baselines: Baselines) -> Iterator[Finding]:
     own, auc = metrics["log_loss"], metrics["auc"]
     for name, value in baselines["log_loss"].items():
         if own > WORSE * value:
@@ -133,7 +133,7 @@ def _log_loss(split: str, metrics: Mapping[str, Any], baselines: Baselines) -> I
         yield Finding(kind="loss", text=text)
 
 
-def _calibration(split: str, metrics: Mapping[str, Any], baselines: Baselines) -> Iterator[Finding]:
+def _calibration(split: str, metrics: Section, baselines: Baselines) -> Iterator[Finding]:
     rate, mean, own = (metrics[name] for name in ("base_rate", "mean_prediction", "calibration_error"))
     deviation = math.sqrt(rate * (1 - rate) / metrics["examples"])
     # Bins whose predictions are right have gaps of sqrt(2 / pi) of a bin's deviation on average, seldom of half more.
@@ -153,7 +153,7 @@ def _calibration(split: str, metrics: Mapping[str, Any], baselines: Baselines) -
         yield Finding(kind="calibration", text=text)
 
 
-def _course(content: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
+def _course(content: Content, records: Records) -> Iterator[Finding]:
     losses = valid_losses(records)
     if (last := scored(content, losses)) is not None and last[0] > WORSE * min(losses)[0]:
         best, step = min(losses)
@@ -164,7 +164,7 @@ def _course(content: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) ->
         yield Finding(kind="course", text=text)
 
 
-def _slices(content: Mapping[str, Any]) -> Iterator[Finding]:
+def _slices(content: Content) -> Iterator[Finding]:
     section = content.get("slices", {"slices": []})
     off = [one for one in section["slices"] if is_off(one)]
     if off:
@@ -180,7 +180,7 @@ def _slices(content: Mapping[str, Any]) -> Iterator[Finding]:
         yield Finding(kind="data", text=text)
 
 
-def is_off(one: Mapping[str, Any]) -> bool:
+def is_off(one: Section) -> bool:
     """Whether a slice's mean prediction is further from its click rate, or its mean label, than chance has it.
 
     And by more than a tenth of the rate; of numbers, whose mean may be 0, of the slice's RMSE.
@@ -190,7 +190,7 @@ def is_off(one: Mapping[str, Any]) -> bool:
     return abs(one["deviations"]) > _SURE and gap > _SLICE_OFF * one["rmse" if numeric else "base_rate"]
 
 
-def _evictions(growing: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:
+def _evictions(growing: Mapping[str, Section]) -> Iterator[Finding]:
     """The table that grows and gives most of its rows away, with its remedy."""
     if not growing:
         return

@@ -18,12 +18,16 @@ import os
 import pathlib
 from collections.abc import Iterator, Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from jrec.app.report.trackers import Trackers
 from jrec.errors import CheckpointError, DivergedError
+from jrec.json_values import JsonObject
 from jrec.optional_packages import explains_missing
 from jrec.outputs import check_local, writing
+
+if TYPE_CHECKING:
+    from tensorboardX import SummaryWriter
 
 SCHEDULE = "schedule"
 """In place of a split: the records of FAE's schedules (``jrec.app.shuffle_scheduler.Schedule``)."""
@@ -72,7 +76,7 @@ class JsonLines:
         self._file.close()
 
 
-def read_records(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
+def read_records(path: str | os.PathLike[str]) -> Iterator[JsonObject]:
     """The records of a file of JSON lines, without an incomplete last line, which a killed run may leave.
 
     Raises:
@@ -118,7 +122,7 @@ class MetricLog:
         self._metrics = JsonLines(self._folder / METRICS_FILE)
         self._timing = JsonLines(self._folder / TIMING_FILE)
         self._tensorboard, self._trackers = tensorboard, trackers
-        self._writer: Any = None
+        self._writer: SummaryWriter | None = None
         self._step = -1
         self._purge_step: int | None = None
 
@@ -183,7 +187,7 @@ class MetricLog:
         self._timing.write({"step": step, "split": split, **_plain(timing)})
 
     @explains_missing
-    def _board(self) -> Any:
+    def _board(self) -> SummaryWriter:
         if self._writer is None:
             from tensorboardX import SummaryWriter
 
@@ -215,7 +219,7 @@ class MetricLog:
         self.close()
 
 
-def _records(path: pathlib.Path) -> Iterator[tuple[dict[str, Any], int]]:
+def _records(path: pathlib.Path) -> Iterator[tuple[JsonObject, int]]:
     """Records and their end offsets in bytes."""
     end = 0
     with path.open("rb") as file:

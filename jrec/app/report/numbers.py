@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from jrec.app.report.content import Content, Section
+from jrec.json_values import JsonObject
 
 if TYPE_CHECKING:
     from jrec.app.models.targets import Number
@@ -27,20 +30,20 @@ BASELINES = {"mean": "the mean", "value_mean": "mean by value"}
 _OFF = 0.05  # of the labels' deviation from their mean, by which the mean prediction may be off
 
 
-def sections(target: Number) -> dict[str, Any]:
+def sections(target: Number) -> JsonObject:
     """The section "numbers" of ``metrics.json``."""
     return {"numbers": {"loss": target.loss_name, **target.numbers.to_dict()}}
 
 
-def are_of_numbers(splits: Mapping[str, Mapping[str, Any]]) -> bool:
+def are_of_numbers(splits: Mapping[str, Section]) -> bool:
     """Whether metrics by split are those of a label that is a number."""
     return any("rmse" in metrics for metrics in splits.values())
 
 
-def lines(content: Mapping[str, Any]) -> Iterator[str]:
+def lines(content: Content) -> Iterator[str]:
     """The metrics of every split beside the baselines', for the terminal; of several labels those that are numbers."""
     tasks = content.get("tasks") or {"": content}
-    rows: dict[str, Mapping[str, Any]] = {}
+    rows: dict[str, Section] = {}
     for split in content["splits"]:
         for task, inside in tasks.items():
             if are_of_numbers(scored := {split: inside["splits"].get(split, {})}):
@@ -54,14 +57,14 @@ def lines(content: Mapping[str, Any]) -> Iterator[str]:
         yield f"{name:<{width}}" + "".join(cells)
 
 
-def baselines(content: Mapping[str, Any], split: str) -> dict[str, Mapping[str, float]]:
+def baselines(content: Content, split: str) -> dict[str, Mapping[str, float]]:
     """By what texts call the baseline its metrics on a split, of those that were computed."""
     computed = content.get("baselines", {})
     splits = {name: computed[key]["splits"] for key, name in BASELINES.items() if key in computed}
     return {name: by_split[split] for name, by_split in splits.items() if split in by_split}
 
 
-def findings(content: Mapping[str, Any]) -> dict[str, list[str]]:
+def findings(content: Content) -> dict[str, list[str]]:
     """The report's section ``judgement`` of a model of numbers."""
     split, metrics = list(content["splits"].items())[-1]
     warnings, advice = [], []

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
+from jrec.app.report.content import Content, Records, Section
 from jrec.app.report.elements import Cell, folded, paragraph, side_by_side, table
 from jrec.app.report.logs import PROGRESSIVE
 from jrec.app.report.svg import Axis, Mark, around, chart
+from jrec.json_values import JsonObject
 
 _COLUMNS = {
     "since": ("window since", "UTC"),
@@ -22,7 +23,7 @@ _OFF, _SURE, _MANY = 0.1, 4.0, 1 / 3
 rate is said to drift where more than a third of the windows are."""
 
 
-def section(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def section(records: Records) -> JsonObject:
     """The section "progressive" of ``metrics.json``, or nothing: of each window its metrics, and under "means" the
     means over all windows, each counting as often as it has examples.
 
@@ -33,7 +34,7 @@ def section(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {"progressive": {"windows": windows, "means": _means(windows)}} if windows else {}
 
 
-def _means(windows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def _means(windows: Sequence[Section]) -> dict[str, float]:
     names = [name for name in windows[-1] if any(isinstance(window.get(name), float) for window in windows)]
     means = {}
     for name in names:
@@ -42,7 +43,7 @@ def _means(windows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return means
 
 
-def lines(content: Mapping[str, Any], names: Mapping[str, str]) -> Iterator[str]:
+def lines(content: Content, names: Mapping[str, str]) -> Iterator[str]:
     """A line for the terminal: the means over all windows.
 
     Args:
@@ -59,7 +60,7 @@ def lines(content: Mapping[str, Any], names: Mapping[str, str]) -> Iterator[str]
     )
 
 
-def parts(content: Mapping[str, Any], names: Mapping[str, tuple[str, str]]) -> Iterator[str]:
+def parts(content: Content, names: Mapping[str, tuple[str, str]]) -> Iterator[str]:
     """The chart of click rates and the table of all windows, for the page.
 
     Args:
@@ -90,7 +91,7 @@ def parts(content: Mapping[str, Any], names: Mapping[str, tuple[str, str]]) -> I
     yield from folded("All windows", [table("Windows", dict(columns.values()), rows)])
 
 
-def drift(content: Mapping[str, Any]) -> str:
+def drift(content: Content) -> str:
     """A sentence without its full stop where mean predictions of many windows miss their click rates; else ""."""
     windows = content.get("progressive", {"windows": []})["windows"]
     off = [window for window in windows if "base_rate" in window and _is_off(window)]
@@ -104,10 +105,10 @@ def drift(content: Mapping[str, Any]) -> str:
     )
 
 
-def _gap(window: Mapping[str, Any]) -> float:
+def _gap(window: Section) -> float:
     return window["mean_prediction"] - window["base_rate"]
 
 
-def _is_off(window: Mapping[str, Any]) -> bool:
+def _is_off(window: Section) -> bool:
     rate, gap = window["base_rate"], abs(_gap(window))
     return gap > max(_OFF * rate, _SURE * math.sqrt(rate * (1 - rate) / window["examples"]))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import numpy as np
 
+from jrec.app.report.content import Content
 from jrec.data.schema import DatasetError
 from jrec.metrics import LabelEvaluation, LabelScores, evaluate_labels, evaluate_tasks
 from jrec.nn.ranking import ranking_metrics
@@ -68,7 +68,7 @@ class RankingEvaluation:
         """The mean of 1 / (1 + rank)."""
         return self.metrics["mrr"]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, float]:
         """The metrics in JSON types."""
         counts = ("examples", "unknown_items", "repeated_items")
         return {**self.metrics, **{name: getattr(self, name) for name in counts}}
@@ -129,7 +129,7 @@ def units(at: tuple[int, ...]) -> dict[str, str]:
     return {key: unit for key, (_, unit) in {**metric_names(at), **OTHERS}.items()}
 
 
-def lines(content: Mapping[str, Any]) -> Iterator[str]:
+def lines(content: Content) -> Iterator[str]:
     """The metrics of every split beside the baselines', for the terminal."""
     names = metric_names(content["ranking"]["at"])
     yield f"{'split':<22}" + "".join(f"{name:>10}" for name, _ in names.values())
@@ -142,14 +142,14 @@ def lines(content: Mapping[str, Any]) -> Iterator[str]:
 _BASELINES = {"popularity": "popularity does", "transitions": "transitions do", "ease": "EASE does"}
 
 
-def baselines(content: Mapping[str, Any], split: str) -> dict[str, Mapping[str, float]]:
+def baselines(content: Content, split: str) -> dict[str, Mapping[str, float]]:
     """By baseline the metrics of ranking a split's items by it, of those that were computed."""
     sections = content.get("baselines", {})
     computed = {name: sections[name]["splits"] for name in _BASELINES if name in sections}
     return {name: splits[split] for name, splits in computed.items() if split in splits}
 
 
-def findings(content: Mapping[str, Any]) -> dict[str, list[str]]:
+def findings(content: Content) -> dict[str, list[str]]:
     """The report's section ``judgement`` of a model that ranks items."""
     split, metrics = list(content["splits"].items())[-1]
     names = metric_names(content["ranking"]["at"])

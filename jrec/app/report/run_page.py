@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from jrec.app.config import DataConfig, TrainConfig
 from jrec.app.report import charts, importance, numbers, progressive, ranking
+from jrec.app.report.content import Content, Records, Section
 from jrec.app.report.elements import (
     NONE,
     Cell,
@@ -61,7 +61,7 @@ _SHOWN = {"format", "version", "name", "splits", "units", "config", "judgement",
 _MANY = 12  # slices that are shown unfolded
 
 
-def run_page(content: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> str:
+def run_page(content: Content, records: Records) -> str:
     """The page as HTML.
 
     Args:
@@ -89,7 +89,7 @@ def run_page(content: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -
     return page(f"{content['name']} on {content['data']['name']}", parts)
 
 
-def _judgement(content: Mapping[str, Any]) -> Iterator[str]:
+def _judgement(content: Content) -> Iterator[str]:
     warnings, advice = content["judgement"]["warnings"], content["judgement"]["advice"]
     if warnings:
         yield note("Warnings", warnings)
@@ -103,7 +103,7 @@ def _judgement(content: Mapping[str, Any]) -> Iterator[str]:
         yield note("What to try", advice)
 
 
-def _tiles(content: Mapping[str, Any]) -> Iterator[str]:
+def _tiles(content: Content) -> Iterator[str]:
     splits, training = content["splits"], content["training"]
     if not splits:
         return
@@ -117,7 +117,7 @@ def _tiles(content: Mapping[str, Any]) -> Iterator[str]:
     yield tiles(shown)
 
 
-def _scores(content: Mapping[str, Any]) -> Iterator[str]:
+def _scores(content: Content) -> Iterator[str]:
     names, further = _named(content)
     columns, keys = {"": "", **dict((names | further).values())}, list(names | further)
     for split, metrics in reversed(content["splits"].items()):
@@ -135,7 +135,7 @@ def _scores(content: Mapping[str, Any]) -> Iterator[str]:
         yield table(f"{split} split", columns, rows, marks={0: "own"})
 
 
-def _tasks(content: Mapping[str, Any]) -> Iterator[str]:
+def _tasks(content: Content) -> Iterator[str]:
     """The metrics of every task beside each other, and the calibration of those that other sections leave out."""
     if not (tasks := content.get("tasks", {})):
         return
@@ -161,7 +161,7 @@ def _tasks(content: Mapping[str, Any]) -> Iterator[str]:
         yield from side_by_side(charts.residuals(own) if of_numbers[task] else charts.calibration({**content, **own}))
 
 
-def _named(content: Mapping[str, Any]) -> tuple[dict[str, tuple[str, str]], dict[str, tuple[str, str]]]:
+def _named(content: Content) -> tuple[dict[str, tuple[str, str]], dict[str, tuple[str, str]]]:
     """By key what texts call metrics, with units, and what else an evaluation has."""
     if "ranking" in content:
         return ranking.metric_names(content["ranking"]["at"]), ranking.OTHERS
@@ -170,11 +170,11 @@ def _named(content: Mapping[str, Any]) -> tuple[dict[str, tuple[str, str]], dict
     return names, further | ({"weight": ("sum of weights", "all metrics are means by them")} if weighted else {})
 
 
-def _metrics(keys: Sequence[str], metrics: Mapping[str, Any]) -> list[Cell]:
+def _metrics(keys: Sequence[str], metrics: Section) -> list[Cell]:
     return [metrics.get(key) for key in keys]
 
 
-def _calibration(content: Mapping[str, Any]) -> Iterator[str]:
+def _calibration(content: Content) -> Iterator[str]:
     yield from side_by_side(charts.calibration(content))
     columns = {"bin": "", "examples": "count", "mean prediction": "probability", "click rate": "share of examples"}
     for split, bins in content["reliability"].items():
@@ -187,7 +187,7 @@ def _calibration(content: Mapping[str, Any]) -> Iterator[str]:
         yield from folded(f"The bins of {split} as a table", [table(f"Calibration on {split}", columns, rows)])
 
 
-def _residuals(content: Mapping[str, Any]) -> Iterator[str]:
+def _residuals(content: Content) -> Iterator[str]:
     yield from side_by_side(charts.residuals(content))
     unit = "units of the label"
     columns = {"bin": "", "examples": "count", "mean prediction": unit, "mean label": unit, "deviation": unit}
@@ -201,7 +201,7 @@ def _residuals(content: Mapping[str, Any]) -> Iterator[str]:
         yield from folded(f"The bins of {split} as a table", [table(f"Residuals on {split}", columns, rows)])
 
 
-def _slices(content: Mapping[str, Any]) -> Iterator[str]:
+def _slices(content: Content) -> Iterator[str]:
     section = content.get("slices", {"slices": []})
     slices = sorted(section["slices"], key=lambda one: -abs(one["deviations"]))
     if not slices:
@@ -217,14 +217,14 @@ def _slices(content: Mapping[str, Any]) -> Iterator[str]:
         yield from folded("All slices", [_slice_table("All slices", section["slices"])])
 
 
-def _slice_table(caption: str, slices: Sequence[Mapping[str, Any]]) -> str:
+def _slice_table(caption: str, slices: Sequence[Section]) -> str:
     named = _NUMBER_SLICE if "rmse" in slices[0] else _SLICE
     rows = [[one["feature"], one["slice"], *(one[key] for key in named)] for one in slices]
     marks = {at: "off" for at, one in enumerate(slices) if is_off(one)}
     return table(caption, {"feature": "", "slice": "", **dict(named.values())}, rows, marks=marks)
 
 
-def _groups(content: Mapping[str, Any]) -> Iterator[str]:
+def _groups(content: Content) -> Iterator[str]:
     section = content.get("groups", {"splits": {}})
     yield from side_by_side(charts.groups(content))
     for split, one in section["splits"].items():
@@ -242,7 +242,7 @@ def _groups(content: Mapping[str, Any]) -> Iterator[str]:
                 yield table(f"{split}: the {kind} groups of {LEAST} examples or more", columns, rows)
 
 
-def _baselines(content: Mapping[str, Any]) -> Iterator[str]:
+def _baselines(content: Content) -> Iterator[str]:
     if (baselines := content.get("baselines")) is None:
         return
     for key, name in BASELINES.items():
@@ -253,7 +253,7 @@ def _baselines(content: Mapping[str, Any]) -> Iterator[str]:
     yield paragraph(f"Fitted to the training split on the CPU in {baselines['seconds']:.1f} s{kept}.")
 
 
-def _hardware(content: Mapping[str, Any]) -> Iterator[str]:
+def _hardware(content: Content) -> Iterator[str]:
     device, training = content["device"], content["training"]
     yield paragraph(
         f"{device['count']:,} device(s) of kind {device['kind']} ({device['platform']}), {device['processes']:,}"
@@ -272,7 +272,7 @@ def _hardware(content: Mapping[str, Any]) -> Iterator[str]:
     yield from folded("Versions", [table("Versions", {"package": "", "version": ""}, versions)])
 
 
-def _configuration(config: Mapping[str, Any]) -> Iterator[str]:
+def _configuration(config: Section) -> Iterator[str]:
     default = dict(flattened(TrainConfig(data=DataConfig(path="DATA")).to_dict()))
     every = list(flattened(config))
     columns = {"key": "", "value": "", "default": ""}
@@ -282,7 +282,7 @@ def _configuration(config: Mapping[str, Any]) -> Iterator[str]:
     yield from folded("Every key", [table("The whole configuration", {"key": "", "value": ""}, rows)])
 
 
-def _others(content: Mapping[str, Any]) -> Iterator[str]:
+def _others(content: Content) -> Iterator[str]:
     """Every section that no other part of the page has, with units."""
     units = content["units"]
     for name, inside in content.items():

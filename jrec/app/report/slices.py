@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
+from jrec.app.report.content import Section
 from jrec.data.blocks import Column
 from jrec.data.schema import CategoricalFeature, Schema, Table
 from jrec.metrics import LabelScores, entropy, sigmoid
@@ -55,7 +55,7 @@ class Slicer:
         for column, weights in enumerate(summands):
             self.sums[:, column] += np.bincount(which, weights, minlength=len(self.edges))
 
-    def describe(self, names: Mapping[int, str]) -> Iterator[dict[str, Any]]:
+    def describe(self, names: Mapping[int, str]) -> Iterator[Section]:
         """The slices that have examples, in JSON types.
 
         Args:
@@ -76,7 +76,7 @@ class Slicer:
         return f"rows {first:,} to {last:,} by frequency"
 
 
-def _clicks(weight: float, positives: float, predicted: float, variance: float, loss: float) -> dict[str, Any]:
+def _clicks(weight: float, positives: float, predicted: float, variance: float, loss: float) -> dict[str, float | None]:
     own = entropy(min(1.0, positives / weight))
     return {
         "base_rate": positives / weight,
@@ -88,7 +88,7 @@ def _clicks(weight: float, positives: float, predicted: float, variance: float, 
     }
 
 
-def _numbers(weight: float, labels: float, predicted: float, variance: float, loss: float) -> dict[str, Any]:
+def _numbers(weight: float, labels: float, predicted: float, variance: float, loss: float) -> dict[str, float]:
     return {
         "mean_label": labels / weight,
         "mean_prediction": predicted / weight,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Protocol
 
 from jrec.app.report import importance, numbers, progressive, ranking
+from jrec.app.report.content import Content, Section
 from jrec.app.report.groups import LEAST, words
 
 BASELINES = {
@@ -18,13 +19,25 @@ BASELINES = {
 """The baselines, and what texts call them."""
 
 
-def own_words(content: Mapping[str, Any]) -> Any:
-    """The module with the words for a model's metrics, ``lines`` and ``findings``; None of a model of clicks."""
-    modules = {"ranking": ranking, "numbers": numbers}
+class MetricWords(Protocol):
+    """A module with the words for a model's metrics."""
+
+    def lines(self, content: Content) -> Iterator[str]:
+        """The metrics of every split beside the baselines', for the terminal."""
+        ...
+
+    def findings(self, content: Content) -> dict[str, list[str]]:
+        """The report's section ``judgement``."""
+        ...
+
+
+def own_words(content: Content) -> MetricWords | None:
+    """The module with the words for a model's metrics; None of a model of clicks."""
+    modules: dict[str, MetricWords] = {"ranking": ranking, "numbers": numbers}
     return next((module for section, module in modules.items() if section in content), None)
 
 
-def summary(content: Mapping[str, Any]) -> str:
+def summary(content: Content) -> str:
     """A few lines for the terminal: the metrics of every split beside the teacher's ceiling, tables, and the judgement.
 
     Args:
@@ -47,7 +60,7 @@ def summary(content: Mapping[str, Any]) -> str:
     return "\n".join([*lines, *judgement_lines(content)])
 
 
-def _progressive_names(content: Mapping[str, Any]) -> dict[str, str]:
+def _progressive_names(content: Content) -> dict[str, str]:
     if "ranking" in content:
         return {key: name for key, (name, _) in ranking.metric_names(content["ranking"]["at"]).items()}
     if "numbers" in content:
@@ -55,7 +68,7 @@ def _progressive_names(content: Mapping[str, Any]) -> dict[str, str]:
     return {"auc": "AUC", "log_loss": "log loss", "calibration": "calibration"}
 
 
-def score_lines(content: Mapping[str, Any]) -> list[str]:
+def score_lines(content: Content) -> list[str]:
     """The metrics of every split, beside baselines' and groups', as `jrec eval` shows them on a terminal.
 
     Args:
@@ -69,16 +82,16 @@ def score_lines(content: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _metric_lines(content: Mapping[str, Any]) -> list[str]:
+def _metric_lines(content: Content) -> list[str]:
     """The metrics of every split, or of several labels by split and task."""
     if "ranking" in content:
         return list(ranking.lines(content))
     return [*_click_lines(content), *numbers.lines(content)]
 
 
-def _click_lines(content: Mapping[str, Any]) -> Iterator[str]:
+def _click_lines(content: Content) -> Iterator[str]:
     """The metrics of labels of 0 and 1, beside the teacher's ceiling; nothing where all are numbers."""
-    scored: dict[str, Mapping[str, Any]] = {}
+    scored: dict[str, Section] = {}
     for split in content["splits"]:
         for task, inside in (content.get("tasks") or {"": content}).items():
             if "auc" in (metrics := inside["splits"].get(split, {})):
@@ -97,7 +110,7 @@ def _click_lines(content: Mapping[str, Any]) -> Iterator[str]:
         yield "".join(cells)
 
 
-def judgement_lines(content: Mapping[str, Any]) -> list[str]:
+def judgement_lines(content: Content) -> list[str]:
     """What the report warns of and advises.
 
     Args:
@@ -123,7 +136,7 @@ def _kernel_lines(kernels: Mapping[str, Mapping[str, object]]) -> list[str]:
     return lines
 
 
-def _form_lines(forms: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def _form_lines(forms: Mapping[str, Section]) -> list[str]:
     """How each table's rows came from other devices."""
     lines = []
     for name, table in forms.items():
@@ -139,7 +152,7 @@ def _form_lines(forms: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return lines
 
 
-def _fae_lines(fae: Mapping[str, Any]) -> list[str]:
+def _fae_lines(fae: Section) -> list[str]:
     """The savings by hot rows, and the course of the schedule."""
     sizes, rates = fae["bytes"], [*fae["rates"], fae["rate"]]
     return [
@@ -151,7 +164,7 @@ def _fae_lines(fae: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _table_lines(tables: Mapping[str, Mapping[str, Any]], total: Mapping[str, Any]) -> list[str]:
+def _table_lines(tables: Mapping[str, Section], total: Section) -> list[str]:
     """The compressed tables, and where a rule departed from the configuration; none for plain tables."""
     lines = []
     for name, table in tables.items():
@@ -172,7 +185,7 @@ def _table_lines(tables: Mapping[str, Mapping[str, Any]], total: Mapping[str, An
     return lines
 
 
-def _cache_line(name: str, hits: Mapping[str, Any], table: Mapping[str, Any]) -> str:
+def _cache_line(name: str, hits: Section, table: Section) -> str:
     rate = "-" if hits["hit_rate"] is None else f"{100 * hits['hit_rate']:.1f} %"
     return f"table {name}: {rate} of {hits['lookups']:,} lookups hit the cache of {table['cache_rows']:,} rows"
 
@@ -181,7 +194,7 @@ def _cell(value: float | None, width: int) -> str:
     return f"{'-':>{width}}" if value is None else f"{value:>{width}.4f}"
 
 
-def _baseline_lines(content: Mapping[str, Any]) -> Iterator[str]:
+def _baseline_lines(content: Content) -> Iterator[str]:
     """The baselines' metrics, for the terminal."""
     if "baselines" not in content or own_words(content) is not None:  # whose own lines have them
         return
@@ -200,7 +213,7 @@ def _baseline_lines(content: Mapping[str, Any]) -> Iterator[str]:
     yield f"baselines: {baselines['seconds']:.1f} s{kept}"
 
 
-def _step_lines(content: Mapping[str, Any]) -> Iterator[str]:
+def _step_lines(content: Content) -> Iterator[str]:
     """Evaluations during training, which step was scored, and whether training ended early."""
     training = content["training"]
     if (evaluations := content.get("evaluations")) is not None:
@@ -214,7 +227,7 @@ def _step_lines(content: Mapping[str, Any]) -> Iterator[str]:
         yield f"scores are those of the best step, {training['scored_step']:,} of {training['steps']:,}"
 
 
-def _group_lines(content: Mapping[str, Any]) -> Iterator[str]:
+def _group_lines(content: Content) -> Iterator[str]:
     """GAUC or XGAUC and the best and the worst groups, for the terminal.
 
     Args:
@@ -236,7 +249,7 @@ def _group_lines(content: Mapping[str, Any]) -> Iterator[str]:
                 yield f"  {kind} of {LEAST} examples or more, {called.ranking.upper()} (examples): {shown}"
 
 
-def _growing_lines(growing: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def _growing_lines(growing: Mapping[str, Section]) -> list[str]:
     """A line for the terminal: all growing tables together.
 
     Args:

@@ -79,7 +79,7 @@ class Trackers:
         ids |= {name: tracker.id for name, tracker in self._open.items()}
         save_json(folder / _IDS, ids, kind=_KIND, version=_VERSION)
 
-    def write(self, step: int, split: str, values: Mapping[str, Any]) -> None:
+    def write(self, step: int, split: str, values: Mapping[str, object]) -> None:
         """Records the finite numbers among a record's values."""
         numbers = {f"{split}/{name}": float(v) for name, v in values.items() if isinstance(v, int | float)}
         for name, tracker in list(self._open.items()):
@@ -101,7 +101,7 @@ class Trackers:
         _LOGGER.warning("log.to: %s fails, and gets nothing more of this run: %r", name, error)
 
 
-def _known(place: pathlib.Path) -> dict[str, Any]:
+def _known(place: pathlib.Path) -> dict[str, str]:
     if not place.is_file():
         return {}
     advice = "remove it, and the services begin a new run"

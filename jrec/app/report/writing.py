@@ -34,7 +34,7 @@ import os
 import pathlib
 import types
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jrec import environment, regression
 from jrec.app import determinism
@@ -46,6 +46,7 @@ from jrec.app.report.ranking import AnyScores, RankScores, evaluated
 from jrec.app.report.run_page import run_page
 from jrec.app.tables import describe_tables, tables_total
 from jrec.data.schema import Schema
+from jrec.json_values import JsonObject
 from jrec.metrics import UNITS, Scores, reliability_bins, sigmoid
 from jrec.outputs import check_local, write_file
 from jrec.regression import NumberScores, residual_bins
@@ -101,7 +102,7 @@ def write_report(
     schema: Schema,
     plan: Plan | None = None,
     scores: Mapping[str, AnyScores],
-    parameters: Mapping[str, Mapping[str, object]],
+    parameters: Mapping[str, Mapping[str, int]],
     steps: int,
     seconds: float | None = None,
     examples: int | None = None,
@@ -109,7 +110,7 @@ def write_report(
     scored_step: int | None = None,
     stopped_early: bool = False,
     sections: Mapping[str, object] = types.MappingProxyType({}),
-) -> dict[str, Any]:
+) -> JsonObject:
     """Computes the metrics of the final scores and writes the report, each file atomically, ``metrics.json`` last.
 
     Args:
@@ -169,7 +170,7 @@ def write_report(
     return content
 
 
-def _scored(scores: Mapping[str, AnyScores]) -> dict[str, Any]:
+def _scored(scores: Mapping[str, AnyScores]) -> JsonObject:
     """Metrics, and bins of calibration or, of numbers, of residuals, by split."""
     residuals = {split: residual_bins(one).to_dict() for split, one in scores.items() if isinstance(one, NumberScores)}
     return {
@@ -183,7 +184,7 @@ def _scored(scores: Mapping[str, AnyScores]) -> dict[str, Any]:
     }
 
 
-def _tasks(scores: Mapping[str, AnyScores]) -> dict[str, Any]:
+def _tasks(scores: Mapping[str, AnyScores]) -> JsonObject:
     """By task what ``_scored`` has of the splits in which any of its labels is known."""
     by_split = {split: one.tasks for split, one in scores.items() if not isinstance(one, RankScores)}
     names = dict.fromkeys(task for tasks in by_split.values() for task in tasks)
@@ -193,13 +194,13 @@ def _tasks(scores: Mapping[str, AnyScores]) -> dict[str, Any]:
     }
 
 
-def merged(*sections: Mapping[str, object]) -> dict[str, Any]:
+def merged(*sections: Mapping[str, object]) -> JsonObject:
     """All sections in one mapping, in the order in which they are given.
 
     Raises:
       ValueError: If a section is given twice.
     """
-    combined: dict[str, Any] = {}
+    combined: JsonObject = {}
     for some in sections:
         if twice := sorted(combined.keys() & some.keys()):
             raise ValueError(f"the report's section {twice[0]!r} is given twice; each has one source")
@@ -207,7 +208,7 @@ def merged(*sections: Mapping[str, object]) -> dict[str, Any]:
     return combined
 
 
-def _data(schema: Schema, config: TrainConfig) -> dict[str, Any]:
+def _data(schema: Schema, config: TrainConfig) -> JsonObject:
     return {
         "name": schema.title,
         "path": config.data.path,
@@ -220,13 +221,13 @@ def _data(schema: Schema, config: TrainConfig) -> dict[str, Any]:
     }
 
 
-def _with_total(parameters: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def _with_total(parameters: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
     groups = {name: dict(group) for name, group in parameters.items()}
     total = {key: sum(group[key] for group in groups.values()) for key in ("parameters", "bytes")}
     return {**groups, "total": total}
 
 
-def _training(steps: int, seconds: float | None, examples: int | None) -> dict[str, Any]:
+def _training(steps: int, seconds: float | None, examples: int | None) -> JsonObject:
     if not seconds or not examples:
         return {"steps": steps}
     return {"steps": steps, "seconds": seconds, "examples": examples, "examples_per_second": examples / seconds}

@@ -19,13 +19,13 @@ import io
 import os
 import pathlib
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
 from jrec.data.identity import Identity, digest_of
 from jrec.data.schema import MAX_ROWS, DatasetError, Schema
 from jrec.files import decode, load_json, save_json
+from jrec.json_values import JsonMapping
 from jrec.outputs import write_file
 
 FORMAT, VERSION = "jrec-fae", 3
@@ -48,7 +48,7 @@ class HotSet:
     rows: Mapping[str, np.ndarray]
     dataset: Identity | None = None
     threshold: float | None = None
-    calibration: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    calibration: JsonMapping = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -100,7 +100,7 @@ class FaeContent:
     content: str
     seed: int | None = None
     threshold: float | None = None
-    calibration: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    calibration: JsonMapping = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from jrec.data import spans
-from jrec.data.arrow_values import EXACT, PRINTED, is_list, plain, plain_type, texts_of
+from jrec.data.arrow_values import EXACT, PRINTED, arrow_compute, is_list, plain, plain_type, texts_of
 from jrec.data.canonical import canonical_ends
 from jrec.data.columns import Column, ListColumn, gather_all
 from jrec.data.keys import MISSING, Spans, hex8_keys, integer_keys, text_key
@@ -343,9 +343,8 @@ def _decimals(values):
 def _keys(field: Field, column: pa.Array, seed: int) -> _Read:
     """Keys of one value a row; 0 where it is null."""
     import pyarrow as pa
-    import pyarrow.compute
 
-    compute: Any = pyarrow.compute  # whose functions exist at run time only
+    compute = arrow_compute()
     kinds = pa.types
     if kinds.is_dictionary(column.type) and 0 < len(column.dictionary) <= _DICTIONARY * len(column):
         return _dictionary_keys(field, column, seed)
@@ -459,9 +458,7 @@ def _printed_lists(field: Field, texts: pa.Array, seed: int) -> _Read:
 
 def _elements(lists: pa.Array) -> tuple[np.ndarray, pa.Array]:
     """(n,) lengths of lists, 0 where they are null, and their elements."""
-    import pyarrow.compute
-
-    compute: Any = pyarrow.compute
+    compute = arrow_compute()
     return compute.list_value_length(lists).fill_null(0).to_numpy(zero_copy_only=False), lists.flatten()
 
 
@@ -566,9 +563,8 @@ def split_texts(texts: pa.Array, separator: str) -> tuple[np.ndarray, pa.Array]:
       separator: Between elements.
     """
     import pyarrow as pa
-    import pyarrow.compute
 
-    compute: Any = pyarrow.compute
+    compute = arrow_compute()
     lists = compute.split_pattern(texts, pattern=separator.encode())
     filled = compute.binary_length(texts).to_numpy(zero_copy_only=False) > 0
     lengths = compute.list_value_length(lists).to_numpy(zero_copy_only=False) * filled

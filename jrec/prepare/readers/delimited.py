@@ -7,7 +7,7 @@ import csv
 import dataclasses
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Self, override
+from typing import Self, override
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from jrec.data.schema import AS_WRITTEN, CANONICAL, UNKNOWN, DatasetError, Dense
 from jrec.data.spans import NO_TIME
 from jrec.errors import JrecError
 from jrec.files import decode
+from jrec.json_values import JsonObject
 from jrec.prepare.readers import libsvm
 from jrec.prepare.readers.columnar import check_type
 from jrec.prepare.readers.delimited_schema import (
@@ -103,7 +104,7 @@ class Delimited(LogFormat):
         """What a missing value of a dense feature stands for; None where it is an error."""
         return feature.missing if stated is None and self._predicted else stated
 
-    def options(self) -> dict[str, Any]:
+    def options(self) -> JsonObject:
         """The whole schema, in the types of JSON."""
         return {"schema": stored_schema(self._schema)}
 
@@ -422,7 +423,7 @@ def read_stored(stored: object, *, where: str, error: Callable[[str], JrecError]
     return decode(known, DelimitedSchema, where=where, error=error, remedy="prepare the dataset again", partial=True)
 
 
-def stored_schema(schema: DelimitedSchema) -> dict[str, Any]:
+def stored_schema(schema: DelimitedSchema) -> JsonObject:
     """The whole schema, in the types of JSON; without what older ones had not, where it says nothing."""
     stored = json.loads(json.dumps(dataclasses.asdict(schema)))
     for label in (*stored["labels"], *filter(None, [stored["label"]])):

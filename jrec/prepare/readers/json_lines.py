@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from jrec.data.schema import DatasetError
+from jrec.json_values import JsonObject
 from jrec.prepare.readers import places
 from jrec.prepare.readers.lines import Block, first_line, is_compressed, read_blocks
 
@@ -85,7 +86,7 @@ def _columns(path: str) -> pa.Schema:
     """The columns that the first lines of a file have, and their types."""
     import pyarrow as pa
 
-    names: dict[str, list[Any]] = {}
+    names: dict[str, list[object]] = {}
     shown = 0
     for block in read_blocks(path):
         objects, _ = _objects(block)
@@ -114,9 +115,9 @@ def _stamp(path: str) -> tuple[int, ...] | None:
     return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
-def _objects(block: Block) -> tuple[list[dict[str, Any]], dict[int, tuple[str, bytes]]]:
+def _objects(block: Block) -> tuple[list[JsonObject], dict[int, tuple[str, bytes]]]:
     """The object of each line, an empty one for a line that is none, and why it is none by line."""
-    decode, objects, bad = msgspec.json.Decoder().decode, list[dict[str, Any]](), dict[int, tuple[str, bytes]]()
+    decode, objects, bad = msgspec.json.Decoder().decode, list[JsonObject](), dict[int, tuple[str, bytes]]()
     for number, line in enumerate(block.text.removesuffix(b"\n").split(b"\n")):
         value, line = None, line.strip()
         if number == 0 and block.line == 1:
@@ -178,6 +179,6 @@ def _lists(values: list[Any]) -> list[Any]:
     return [None if value is None else [_text(element) for element in value] for value in values]
 
 
-def _text(value: Any) -> str | None:
+def _text(value: object) -> str | None:
     """A value as JSON prints it, a text without quotes."""
     return value if value is None or isinstance(value, str) else json.dumps(value)

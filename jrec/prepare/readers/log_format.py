@@ -15,6 +15,7 @@ from jrec.data.columns import Column, ListColumn
 from jrec.data.keys import integer_keys
 from jrec.data.long_texts import LongTexts
 from jrec.data.schema import DatasetError, DenseFeature, Schema
+from jrec.json_values import JsonObject
 from jrec.prepare.readers.parse import Dialect, Field, ParsedBlock
 
 Labels = Literal["required", "optional", "none"]
@@ -225,7 +226,7 @@ class LogFormat:
         """The same log as one that is only predicted: its lines may lack what the lines of training may not."""
         return self
 
-    def options(self) -> dict[str, Any]:
+    def options(self) -> JsonObject:
         """The format's own options, for the dataset's provenance."""
         return {}
 

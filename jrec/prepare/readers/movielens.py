@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any, override
+from typing import TYPE_CHECKING, override
 
 import numpy as np
 
 from jrec.data.columns import gather
 from jrec.data.keys import integer_keys
 from jrec.data.schema import DatasetError
+from jrec.json_values import JsonObject
 from jrec.prepare.readers.lines import first_line
 from jrec.prepare.readers.log_format import CategoricalSpec, Chunk, LogFormat, one_hot, reject_ids
 from jrec.prepare.readers.movielens_side import USER_FEATURES, Movies, Users, positions
 from jrec.prepare.readers.parse import Dialect, Field, ParsedBlock
+
+if TYPE_CHECKING:
+    from jrec.data.columns import Column
+    from jrec.data.long_texts import LongTexts
 
 LIKED = 4.0
 _UNIT = 1 << 32  # a history's length as an integer time
@@ -64,7 +69,7 @@ class MovieLens(LogFormat):
         self._present: tuple[str, ...] | None = None
         self._history: History | None = None
 
-    def options(self) -> dict[str, Any]:
+    def options(self) -> JsonObject:
         """The joined files and how negatives were drawn."""
         drawn = {} if self._rated else {"negatives": self._options.negatives, "seed": self._options.seed}
         return {"users": self._options.users, "movies": self._options.movies, **drawn}
@@ -146,9 +151,9 @@ class MovieLens(LogFormat):
             yield self._join(interactions, texts)
             texts = {}
 
-    def _join(self, interactions: Interactions, texts: dict[str, Any]) -> Chunk:
+    def _join(self, interactions: Interactions, texts: dict[str, LongTexts]) -> Chunk:
         assert interactions.labels is not None
-        keys: dict[str, Any] = {
+        keys: dict[str, Column] = {
             "user_id": integer_keys(interactions.users),
             "movie_id": integer_keys(interactions.movies),
         }

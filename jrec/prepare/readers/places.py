@@ -7,9 +7,12 @@ import pathlib
 import re
 import urllib.parse
 from collections.abc import Iterator
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from jrec.data.schema import DatasetError
+
+if TYPE_CHECKING:
+    from pyarrow import fs
 
 _HIDDEN = (".", "_")  # what the names of files begin with that are none of a folder's data: _SUCCESS, .crc, …
 
@@ -137,7 +140,7 @@ def _uri(folder: str, inside: str) -> str:
     return f"{parts.scheme}://{user}{urllib.parse.quote(inside)}{options}"
 
 
-def _info(path: str) -> Any:
+def _info(path: str) -> fs.FileInfo:
     system, inside = _system(path)
     try:
         return system.get_file_info(inside)
@@ -145,7 +148,7 @@ def _info(path: str) -> Any:
         raise DatasetError(f"input {path} cannot be looked for: {error}") from error
 
 
-def _system(path: str) -> tuple[Any, str]:
+def _system(path: str) -> tuple[fs.FileSystem, str]:
     import pyarrow as pa
     import pyarrow.fs
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -113,7 +113,7 @@ def partition(path: str) -> dict[str, str | None]:
     if not names:
         return {}
     schema = pa.schema([(name, pa.string()) for name in names])
-    partitioning: Any = ds.HivePartitioning(schema, null_fallback=_NULL_PARTITION, segment_encoding="uri")
+    partitioning = ds.HivePartitioning(schema, null_fallback=_NULL_PARTITION, segment_encoding="uri")
     return dict.fromkeys(names) | ds.get_partition_keys(partitioning.parse(path))
 
 
@@ -149,7 +149,7 @@ def opened(path: str | os.PathLike[str], *, remedy: str = _COPY) -> Iterator[_Ta
         yield ParquetTable(source) if kind == "Parquet" else _Arrow(source)
 
 
-def _source(path: str) -> Any:
+def _source(path: str) -> pa.NativeFile:
     import pyarrow as pa
 
     return places.open_file(path) if places.is_remote(path) else pa.OSFile(path)
@@ -158,7 +158,7 @@ def _source(path: str) -> Any:
 class _Arrow:
     """An Arrow IPC file or stream. No checksum covers it; what does not make arrays is noticed."""
 
-    def __init__(self, source: Any):
+    def __init__(self, source: pa.NativeFile):
         import pyarrow as pa
 
         self._source = source

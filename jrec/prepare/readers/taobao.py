@@ -10,12 +10,13 @@ import dataclasses
 import pathlib
 import shutil
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 
 from jrec.data.keys import integer_keys, text_key
 from jrec.data.schema import DatasetError
+from jrec.json_values import JsonObject
 from jrec.prepare.readers.log_format import CategoricalSpec, Chunk, LogFormat, calendar_keys, one_hot, reject_ids
 from jrec.prepare.readers.parse import Dialect, Field, ParsedBlock
 from jrec.prepare.readers.taobao_expand import Behaviours, Candidates, Catalogue, Drawing
@@ -129,7 +130,7 @@ class TaobaoSequences(Taobao):
         self._folder: pathlib.Path | None = None
         self._advance: Callable[[float], None] = lambda share: None
 
-    def options(self) -> dict[str, Any]:
+    def options(self) -> JsonObject:
         """How sequences were made."""
         return {"form": "sequence", **dataclasses.asdict(self._options)}
 

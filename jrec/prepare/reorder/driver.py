@@ -13,13 +13,13 @@ import os
 import pathlib
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from jrec.data.bijection import FOLDER, save_order, table_checksums
 from jrec.data.loader import LoaderConfig
 from jrec.data.schema import SCHEMA_FILE, Bijection, DatasetError, Schema
+from jrec.json_values import JsonObject
 from jrec.ops.layout import MAX_ROWS
 from jrec.outputs import link, locked, new_folder, write_file, writing
 from jrec.prepare.reorder.effect import Effect, measure_effects, random_order, total_prefixes
@@ -216,7 +216,7 @@ def _with_bijections(schema: Schema, entries: Mapping[str, Bijection], options: 
     return dataclasses.replace(schema, tables=tables, provenance=provenance)
 
 
-def _plain(options: ReorderOptions) -> dict[str, Any]:
+def _plain(options: ReorderOptions) -> JsonObject:
     content = {k: v for k, v in dataclasses.asdict(options).items() if k != "threads"}
     return {**content, "degree": "all" if np.isinf(options.degree) else options.degree}
 

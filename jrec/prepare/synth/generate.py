@@ -14,7 +14,7 @@ import math
 import os
 import pathlib
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from jrec import environment
 from jrec.data import blocks
 from jrec.data.schema import DatasetError, Schema, Shard, Split, Table
 from jrec.data.vocabulary_file import file_digests
+from jrec.json_values import JsonObject
 from jrec.outputs import new_folder, writing
 from jrec.prepare.splits import SPLITS, split_bounds
 from jrec.prepare.synth import kernels
@@ -120,7 +121,7 @@ class _Dataset:
         self.shape = source.shape
         self.block_size = options.block_size or default_block_size(self.shape)
 
-    def write(self, provenance: dict[str, Any]) -> Schema:
+    def write(self, provenance: JsonObject) -> Schema:
         counts = self._count()
         tables, self.row_of_item = [], {}
         (self.folder / "counts").mkdir()

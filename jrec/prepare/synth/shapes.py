@@ -8,9 +8,10 @@ import json
 import math
 import pathlib
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from jrec.data.schema import CategoricalFeature, DatasetError, DenseFeature
+from jrec.json_values import JsonObject
 
 Origin = Literal["power", "hour", "weekday", "parent", "history"]
 _ROWS_RM = 1_000_000
@@ -90,12 +91,12 @@ def one_hot(name: str, origin: Origin = "power", parent: str | None = None) -> S
 
 
 @functools.cache
-def _published() -> dict[str, Any]:
+def _published() -> JsonObject:
     path = pathlib.Path(__file__).with_name("cardinalities.json")
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def _figures(name: str) -> dict[str, Any]:
+def _figures(name: str) -> JsonObject:
     published = _published()[name]
     return {
         "name": name,

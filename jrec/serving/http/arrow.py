@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from types import ModuleType
 
 import pyarrow as pa
 import pyarrow.compute
@@ -12,7 +12,7 @@ from flatbuffers.table import Table
 
 from jrec.errors import JrecError
 
-_compute: Any = pyarrow.compute  # whose functions exist at run time only
+_compute: ModuleType = pyarrow.compute  # whose functions exist at run time only
 _kinds = pa.types
 _TEXTS = (_kinds.is_string, _kinds.is_large_string, _kinds.is_binary, _kinds.is_large_binary)
 _VALUES = (

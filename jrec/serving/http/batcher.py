@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from jrec.serving.http.metrics import Metrics
 
-Columns = Mapping[str, Sequence[Any]]
+Columns = Mapping[str, Sequence[object]]
 Future = concurrent.futures.Future[Answer]
 
 

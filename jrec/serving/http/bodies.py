@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import ModuleType
 from typing import Any
 
 import msgspec
@@ -11,6 +12,7 @@ import pyarrow.compute
 
 from jrec.data.arrow_values import is_list
 from jrec.errors import JrecError
+from jrec.json_values import JsonObject
 from jrec.serving.answers import Answer
 from jrec.serving.http.arrow import table_of
 from jrec.serving.http.batcher import Rows
@@ -18,7 +20,7 @@ from jrec.serving.http.batcher import Rows
 JSON, ARROW = "application/json", "application/vnd.apache.arrow.stream"
 MOST_ITEMS = 1_000
 _MANY_ROWS = 16  # of as many values as may be in one column: what takes longer to read than others should wait
-_compute: Any = pyarrow.compute  # whose functions exist at run time only
+_compute: ModuleType = pyarrow.compute  # whose functions exist at run time only
 _FORMS = 'give {"rows": [{"COLUMN": VALUE, ...}, ...]} or {"columns": {"COLUMN": [VALUE, ...], ...}}'
 
 
@@ -35,9 +37,9 @@ class TooManyRowsError(JrecError):
 
 
 class _Body(msgspec.Struct, forbid_unknown_fields=True):
-    rows: list[dict[str, Any]] | None = None
+    rows: list[JsonObject] | None = None
     columns: dict[str, list[Any]] | None = None
-    instances: list[dict[str, Any]] | None = None
+    instances: list[JsonObject] | None = None
 
 
 _decoder = msgspec.json.Decoder(_Body)
@@ -91,7 +93,7 @@ def _of_json(content: bytes) -> Rows:
     return Rows(columns=columns, count=next(iter(lengths.values()), 0))
 
 
-def _transposed(rows: list[dict[str, Any]]) -> Mapping[str, list[Any]]:
+def _transposed(rows: list[JsonObject]) -> Mapping[str, list[Any]]:
     names = rows[0].keys() if rows else {}
     for number, row in enumerate(rows):
         if row.keys() != names:
@@ -112,7 +114,7 @@ def _of_arrow(content: bytes, max_rows: int, max_bytes: int) -> Rows:
     return Rows(columns=table, count=table.num_rows)
 
 
-def _check_values(columns: Any, most: int) -> None:
+def _check_values(columns: Mapping[str, list[Any]] | pa.Table, most: int) -> None:
     if isinstance(columns, Mapping):
         for name, column in columns.items():
             _refuse_longer(name, max((len(value) for value in column if type(value) is list), default=0), most)
@@ -186,6 +188,6 @@ def failure(message: str, kind: str) -> bytes:
     return encode({"error": message, "kind": kind})
 
 
-def encode(content: dict[str, Any]) -> bytes:
+def encode(content: JsonObject) -> bytes:
     """Content as JSON."""
     return _encoder.encode(content)

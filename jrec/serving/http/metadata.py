@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from jrec.json_values import JsonObject
 from jrec.serving.candidates import CANDIDATES
 from jrec.serving.model import Model
 
 
-def described_model(model: Model) -> dict[str, Any]:
+def described_model(model: Model) -> JsonObject:
     """The model's inputs and outputs.
 
     The datatype of a column of categories is BYTES: its values are texts, or what JSON and Arrow have in their place. A
@@ -27,5 +26,5 @@ def described_model(model: Model) -> dict[str, Any]:
     }
 
 
-def _tensor(name: str, datatype: str, shape: list[int]) -> dict[str, Any]:
+def _tensor(name: str, datatype: str, shape: list[int]) -> JsonObject:
     return {"name": name, "datatype": datatype, "shape": shape}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, override
+from typing import TYPE_CHECKING, override
 
 from jrec.app.config.typed_toml import Section, Width
 from jrec.app.models.clicks import ClickKind, boundaries, check_histories, task_heads
@@ -12,6 +12,7 @@ from jrec.errors import ConfigError
 
 if TYPE_CHECKING:
     from jrec.app.config import ModelConfig
+    from jrec.app.models.kind import EmbeddingOptions
     from jrec.data.schema import Schema
     from jrec.nn.optimizer import SparseModel
     from jrec.ops.layout import EmbeddingLayout
@@ -56,7 +57,7 @@ class DINKind(ClickKind[DINSection]):
 
     @override
     def network(
-        self, model: ModelConfig, schema: Schema, layout: EmbeddingLayout, embeddings: Mapping[str, Any]
+        self, model: ModelConfig, schema: Schema, layout: EmbeddingLayout, embeddings: EmbeddingOptions
     ) -> SparseModel:
         from jrec.nn import DIN
 

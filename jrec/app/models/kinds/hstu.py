@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, override
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Unpack, override
 
 from jrec.app.config.typed_toml import Range, Section
 from jrec.app.models.ranking import RankingKind, check_ranked, feature_named
@@ -14,6 +14,8 @@ from jrec.errors import ConfigError
 if TYPE_CHECKING:
     from jrec.app.config import ModelConfig, TrainConfig
     from jrec.app.evaluate import RestoredRun
+    from jrec.app.models.kind import EmbeddingOptions
+    from jrec.data.dataset_packer import PackerOptions
     from jrec.data.packers import AnyPacker
     from jrec.nn.optimizer import Loss, SparseModel
     from jrec.ops.layout import EmbeddingLayout
@@ -119,7 +121,7 @@ class NextItemKind(RankingKind[SequenceSection]):
             )
 
     @override
-    def settled(self, config: TrainConfig) -> dict[str, Any]:
+    def settled(self, config: TrainConfig) -> dict[str, Section]:
         data, kind = config.data, type(config.data)
         batch_size = _BATCH if data.batch_size == kind.batch_size else data.batch_size
         scored = data.eval_batch_size
@@ -180,7 +182,7 @@ class NextItemKind(RankingKind[SequenceSection]):
 
     @override
     def network(
-        self, model: ModelConfig, schema: Schema, layout: EmbeddingLayout, embeddings: Mapping[str, Any]
+        self, model: ModelConfig, schema: Schema, layout: EmbeddingLayout, embeddings: EmbeddingOptions
     ) -> SparseModel:
         from jrec.app.models.next_items import feature_names
         from jrec.nn import NextItem, SequenceConfig
@@ -207,7 +209,13 @@ class NextItemKind(RankingKind[SequenceSection]):
 
     @override
     def packer(
-        self, config: TrainConfig, schema: Schema, layout: EmbeddingLayout, *, training: bool, **options: Any
+        self,
+        config: TrainConfig,
+        schema: Schema,
+        layout: EmbeddingLayout,
+        *,
+        training: bool,
+        **options: Unpack[PackerOptions],
     ) -> AnyPacker:
         from jrec.app.models.next_items import NextItemPacker
 
@@ -224,7 +232,8 @@ class NextItemKind(RankingKind[SequenceSection]):
             negatives=self.own(config.model).negatives,
             batch_size=config.data.batch_size,
             on_bad_id=config.data.on_bad_id,
-            **options,
+            # Growing tables and weights do not go with this kind (``check_ranked``, ``jrec.app.dataset``).
+            cast=options.get("cast", "none"),
         )
 
     @override

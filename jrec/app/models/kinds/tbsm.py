@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, override
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, override
 
 from jrec.app.config.typed_toml import Range, Section, Width
 from jrec.app.models.clicks import ClickKind, check_histories, check_interaction, dense_part
 from jrec.errors import ConfigError
+from jrec.json_values import JsonObject
 
 if TYPE_CHECKING:
     from jrec.app.config import ModelConfig
+    from jrec.app.models.kind import EmbeddingOptions
     from jrec.data.schema import Schema
     from jrec.nn.optimizer import SparseModel
     from jrec.ops.layout import EmbeddingLayout
@@ -77,7 +79,7 @@ class TBSMKind(ClickKind[TBSMSection]):
 
     @override
     def network(
-        self, model: ModelConfig, schema: Schema, layout: EmbeddingLayout, embeddings: Mapping[str, Any]
+        self, model: ModelConfig, schema: Schema, layout: EmbeddingLayout, embeddings: EmbeddingOptions
     ) -> SparseModel:
         from jrec.nn import TBSM, TBSMConfig
 
@@ -87,7 +89,7 @@ class TBSMKind(ClickKind[TBSMSection]):
         return TBSM(TBSMConfig(**dense_part(model, schema), **keys), layout, **embeddings)
 
     @override
-    def identity(self, model: ModelConfig, num_dense: int) -> dict[str, Any]:
+    def identity(self, model: ModelConfig, num_dense: int) -> JsonObject:
         return super().identity(model, num_dense) | {"tbsm": self.own_identity(model)}
 
 

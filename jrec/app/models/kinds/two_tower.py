@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, override
+from typing import TYPE_CHECKING, Annotated, Unpack, override
 
 from jrec.app.config.typed_toml import Range, Section, Width
 from jrec.app.models.clicks import pooled_features
@@ -19,6 +18,8 @@ if TYPE_CHECKING:
     from jrec.app.config import ModelConfig, TrainConfig
     from jrec.app.evaluate import RestoredRun
     from jrec.app.models.catalogue import Catalogue
+    from jrec.app.models.kind import EmbeddingOptions
+    from jrec.data.dataset_packer import PackerOptions
     from jrec.data.identity import Identity
     from jrec.data.packers import AnyPacker
     from jrec.nn.optimizer import Loss, SparseModel
@@ -151,7 +152,7 @@ class TwoTowerKind(RankingKind[TwoTowerSection]):
 
     @override
     def network(
-        self, model: ModelConfig, schema: Schema, layout: EmbeddingLayout, embeddings: Mapping[str, Any]
+        self, model: ModelConfig, schema: Schema, layout: EmbeddingLayout, embeddings: EmbeddingOptions
     ) -> SparseModel:
         from jrec.nn import TwoTower, TwoTowerConfig
 
@@ -169,7 +170,7 @@ class TwoTowerKind(RankingKind[TwoTowerSection]):
         return TwoTower(layout, towers, **embeddings)
 
     @override
-    def misfit(self, model: ModelConfig, shapes: Any, examples: int) -> str:
+    def misfit(self, model: ModelConfig, shapes: object, examples: int) -> str:
         user, item = (shapes.get(key) for key in ("user", "item")) if isinstance(shapes, dict) else (None, None)
         fits = user is not None and user == item and len(user) == 2 and user[0] == examples
         return "" if fits else 'a dictionary with "user" and "item", both float32 of shape (batch, dim)'
@@ -186,7 +187,13 @@ class TwoTowerKind(RankingKind[TwoTowerSection]):
 
     @override
     def packer(
-        self, config: TrainConfig, schema: Schema, layout: EmbeddingLayout, *, training: bool, **options: Any
+        self,
+        config: TrainConfig,
+        schema: Schema,
+        layout: EmbeddingLayout,
+        *,
+        training: bool,
+        **options: Unpack[PackerOptions],
     ) -> AnyPacker:
         """Packs lines of a user and an item, and items without users and the reverse."""
         from jrec.app.models.user_items import UserItemPacker
