@@ -22,6 +22,7 @@ from jrec.ops.gather_reduce import gather_reduce, segment_of_entries, take_rows
 from jrec.ops.offsets import within_bags
 from jrec.ops.program_primitive import Batch, ProgramPrimitive, summed_over
 from jrec.ops.row_update import casted_gather_reduce
+from jrec.ops.row_update_xla import distinct
 from jrec.ops.tensor_cast import tensor_cast
 
 Part = Literal["bags", "table", "weights"]
@@ -103,7 +104,7 @@ class BagSums:
         num_rows = self.num_rows
         cast = tensor_cast(ids, offsets, num_rows=num_rows, implementation=self.implementation)
         of_rows = casted_gather_reduce(cast, bags, weights, implementation=self.implementation)
-        rows = jnp.where(cast.rows < num_rows, cast.rows, num_rows + jnp.arange(cast.rows.shape[0], dtype=jnp.int32))
+        rows = distinct(cast.rows, num_rows)
         dense = jnp.zeros((num_rows, bags.shape[1]), jnp.float32)
         dense = dense.at[rows].set(of_rows, mode="drop", unique_indices=True, indices_are_sorted=True)
         return dense.astype(self.dtype)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from jrec.ops import rounding
 from jrec.ops.platforms import cpu_or_other
-from jrec.ops.sizes import all_static
+from jrec.ops.sizes import all_static, is_static
 from jrec.row_optimizers import MOST_STEPS, RowOptimizer, Slots, taken_before
 
 
@@ -134,7 +134,7 @@ def _write_rows(
     rounding_rows: jax.Array | None,
 ) -> tuple[jax.Array, Slots]:
     """Reads rows and slots, computes new ones, and writes them."""
-    rows = _distinct(rows, table)
+    rows = distinct(rows, table.shape[0])
     old = _take(table, rows, gradients).astype(jnp.float32)
     math = ArrayMath.of(optimizer, step, gradient_scale)
     gradients = optimizer.prepare(old, gradients, math)
@@ -162,7 +162,7 @@ def _step_in_place(
     XLA fuses what a scatter writes into the scatter unless it reads the array that the scatter overwrites. New rows
     computed from old ones are therefore an array of their own, as large as the gradients; increments are not.
     """
-    rows = _distinct(rows, table)
+    rows = distinct(rows, table.shape[0])
     old = _take(table, rows, gradients).astype(jnp.float32)
     # Slots first: the change of a row is computed from their new values, as every optimizer here defines it.
     math = ArrayMath.of(optimizer, step, gradient_scale)
@@ -182,14 +182,13 @@ def _step_in_place(
     return _put(table, rows, new), new_slots
 
 
-def _distinct(rows: jax.Array, table: jax.Array) -> jax.Array:
+def distinct(rows: jax.Array, num_rows: Any) -> jax.Array:
     """Rows whose padding is distinct rows past the end, which are dropped: the promise of unique rows holds for all.
 
     Raises:
       ValueError: If there are no such numbers in int32, in which they would be rows of the table again.
     """
-    num_rows = table.shape[0]
-    if all_static(table, rows) and num_rows + rows.shape[0] > 2**31:
+    if is_static(num_rows) and all_static(rows) and num_rows + rows.shape[0] > 2**31:
         raise ValueError(
             f"a table of {num_rows:,} rows cannot be updated at {rows.shape[0]:,} rows at once: together they must be"
             f" at most 2**31; split the table, or update fewer rows (unique_capacities)"

@@ -81,7 +81,7 @@ class Step:
     def power(self, base: float, exponents: jax.Array, /) -> jax.Array:
         """A base to the power of exponents (``StepMath``)."""
         if base == 0:
-            return jnp.where(exponents > 0, 0 * exponents, jnp.float32(1))
+            return jnp.where(exponents != 0, 0 * exponents, jnp.float32(1))  # NaN, after too many steps, stays NaN
         return jnp.exp(exponents * jnp.float32(math.log(base)))
 
     def rounded(self, x: jax.Array, /) -> jax.Array:
