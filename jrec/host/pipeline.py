@@ -180,6 +180,7 @@ class HostPipeline:
         returning = {name: self._return(ready, name, tables[name]) for name in ready.located.reads}
         item = Updated(located=ready.located, rows=dict(tables), returning=returning, dispatched=self._dispatched)
         with self._monitor.guarded():
+            # Waits while Q batches are on their way back: what is not stored yet is bounded, too.
             self._updated.put((ready.number, item))
         self._returned += 1
         # Of the batch whose step is taken, not of the last one read: a resumed run reads those ahead again.

@@ -123,6 +123,7 @@ class DeviceRing:
         """
         capacity = source.shape[0]
         if self._length == 0:
+            # No ring: every row was fetched, and the sources are negative.
             return _merge(source, fetched)
         if self._kept is None:
             space = self._length * capacity
@@ -134,6 +135,8 @@ class DeviceRing:
     def push(self, batch: int, updated: Rows) -> None:
         """Writes the updated rows of a batch over the rows of batch ``batch - length``."""
         if self._kept is not None:
+            # Behind the step in the device's queue, as whatever reads the ring next is behind this: one stream, in one
+            # order.
             self._kept = _write(self._kept, updated, (batch % self._length) * updated.values.shape[0])
 
 

@@ -143,6 +143,7 @@ def _transpose_tile(width: int) -> Any:
             below, below_gradient, slopes, slope_step, digits, entries, totals, turned, rank = args
             vector, lines = _vector(width), range(SIDE)
             steps = [builder.mul(rank, _I64(i)) for i in lines]
+            # Read whole before the last store, which may go to the same place: ``below_gradient`` may be ``below``.
             lefts = [load(builder, offset(builder, below, step), vector) for step in steps]
             sums = [cgutils.alloca_once_value(builder, ir.Constant(vector, [0.0] * width)) for _ in lines]
             with cgutils.for_range(builder, entries, intp=_I64) as loop:

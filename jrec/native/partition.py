@@ -36,6 +36,7 @@ def partitioned(run: Run, plan: Callable[[Mesh, Any, Any], _Plan], rule: str, **
         # Inside ``shard_map`` a device's operands are its own already, and XLA may not divide them again.
         if not rules_apply(operands):
             return run(*operands)
+        # Made anew for each call: what ``plan`` closes over differs from call to call.
         ruled = custom_partitioning(lambda *inner: run(*inner))
 
         def partition(mesh: Mesh, arguments: Any, results: Any) -> Any:
@@ -165,6 +166,7 @@ def update_plan(run: Run, casted: bool, slots: int) -> Callable[[Mesh, Any, Any]
             raise ValueError(_refusal("update", "by rows", table))
 
         def device(*operands: jax.Array) -> Any:
+            # No mesh axis divides the rows: every device steps all of them alike.
             if not axes:
                 return run(*operands)
             hyper, rows, *rest = operands[:before]

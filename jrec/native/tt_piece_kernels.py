@@ -72,6 +72,7 @@ def tt_transpose_pieces(job, begin, end):
     narrow = fits(get_i64(job, ROWS), rank, columns)
     slopes, rights = address_list(), address_list()
     for piece in range(begin, end):
+        # A gradient of the whole core for each piece: no two threads add to one slice, and a last core is small.
         total = get_i64(job, PIECE_GRADIENTS) + 4 * core_size * piece
         clear(total, core_size)
         u, last = _piece_begin(parents, count, piece, pieces), _piece_begin(parents, count, piece + 1, pieces)

@@ -82,7 +82,9 @@ def tensor_cast(ids: jax.Array, offsets: jax.Array | None, *, num_rows: int, uni
     from jrec.native import cast_kernels
 
     capacity, threads = ids.size, int(threads_attribute())
+    # Scratch is a static size, so chunks are cut for the threads that there are when the program is traced.
     chunks = max(1, min(4 * threads, capacity // _ENTRIES_PER_CHUNK)) if threads > 1 else 1
+    # Pairs are uint32 for uint64: JAX has no 64-bit arrays unless ``jax_enable_x64`` is set.
     results = [
         _i32(unique_capacity), _i32(unique_capacity + 1), _i32(capacity), _i32(capacity),
         jax.ShapeDtypeStruct((), jnp.int32),

@@ -119,6 +119,7 @@ class SparseOptimizer(nnx.Module):
         named = {name: cores for name in own if name not in tables} if isinstance(cores, RowOptimizer) else cores or {}
         self._cores = _by_stack(trains, embedding, {**own, **named}, "cores")
         _check_cores(trains, self.of, self.cores_of)
+        # Predictions without this optimizer's slots would read rows at rest: the embeddings refuse them.
         model.embeddings.exact = self.has_tail
         slots = model.embeddings.init_slots(self.of, cores=self.cores_of)
         self.slots = nnx.Dict(

@@ -146,6 +146,7 @@ class HSTUBlock(nnx.Module):
         scores = jnp.einsum("bihd,bjhd->bhij", queries, keys) + self._bias(view).astype(queries.dtype)
         divisor = self.length if self.normalize == "maximum" else _items(view.allowed, scores.dtype)
         weights = jax.nn.silu(scores) / divisor
+        # Masked behind the SiLU: it has no normalization over positions, by which a masked score would drop out.
         weights = jnp.where(view.allowed[:, None], weights, jnp.zeros((), scores.dtype))
         gathered = jnp.einsum("bhij,bjhd->bihd", weights, values).reshape(batch, length, -1)
         gated = gates.reshape(batch, length, -1) * self.norm_gathered(gathered)
@@ -188,6 +189,7 @@ class SASRecBlock(nnx.Module):
         own = Remembered(*own)
         keys, values = view.beside(before, own)
         scores = jnp.einsum("bihd,bjhd->bhij", queries, keys) / math.sqrt(self.qk)
+        # The least number, not -inf: an empty history's positions may read none, and their softmax stays finite.
         scores = jnp.where(view.allowed[:, None], scores, jnp.finfo(scores.dtype).min)
         weights = self.drops[0](jax.nn.softmax(scores, axis=3))
         x = normed + self.out(jnp.einsum("bhij,bjhd->bihd", weights, values).reshape(*x.shape[:2], -1))
@@ -385,6 +387,7 @@ class NextItem(nnx.Module):
             times, asked = -dense, -jnp.pad(dense[:, 1:], ((0, 0), (0, 1)))
         encoded = unit(self.encoder(rows[history], masks[history], times, asked))
         if self.deterministic:
+            # Histories begin at position 0 without gaps, so that their number of items is where the last one lies.
             last = jnp.sum(masks[history], axis=1) - 1
             user = jnp.take_along_axis(encoded, jnp.maximum(last, 0)[:, None, None], axis=1)[:, 0]
             return {"user": jnp.where(last[:, None] >= 0, user, 0)}

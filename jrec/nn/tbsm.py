@@ -372,6 +372,8 @@ class TimeSeriesLayer(nnx.Module):
           (batch, width), the context, and (batch, steps), the products by place in time, 0 where there is no step.
         """
         products = jnp.einsum("bld,bd->bl", history, self._transformed(target))
+        # A sum with one term: it moves each step's product to its place in time, and leaves zeros where there is no
+        # step.
         products = jnp.einsum("bl,blq->bq", products, place)
         weights = jax.nn.sigmoid(self.mlp(products))
         return jnp.einsum("bl,bld->bd", jnp.einsum("bq,blq->bl", weights, place), history), products

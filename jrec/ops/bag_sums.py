@@ -105,6 +105,7 @@ class BagSums:
         cast = tensor_cast(ids, offsets, num_rows=num_rows, implementation=self.implementation)
         of_rows = casted_gather_reduce(cast, bags, weights, implementation=self.implementation)
         rows = distinct(cast.rows, num_rows)
+        # float32 until every row is whole: a bfloat16 table's gradient is rounded once.
         dense = jnp.zeros((num_rows, bags.shape[1]), jnp.float32)
         dense = dense.at[rows].set(of_rows, mode="drop", unique_indices=True, indices_are_sorted=True)
         return dense.astype(self.dtype)
@@ -121,6 +122,7 @@ def bag_weight_gradient(table: jax.Array, ids: jax.Array, offsets: jax.Array | N
         return jnp.sum(rows * gradient[:, None, :], axis=-1)
     segments = segment_of_entries(offsets, ids.shape[0])
     products = jnp.sum(rows * gradient.at[segments].get(mode="fill", fill_value=0), axis=-1)
+    # A weight of a lookup in no bag, or in a malformed one, moves no sum.
     return jnp.where(within_bags(offsets, segments), products, jnp.float32(0))
 
 

@@ -123,6 +123,7 @@ def normalized_weights(
         ]
         # Bags that share ids, as malformed offsets make them, have no count that one weight an id could carry.
         count = jnp.where((segments == num_bags) | within_bags(offsets, segments), count, jnp.float32(jnp.nan))
+    # An empty bag divides its zeros by one.
     norm = jnp.maximum(count, jnp.float32(1))
     if combiner == "sqrtn":
         norm = jnp.sqrt(norm)

@@ -205,6 +205,7 @@ def apply_gradients(
                 )
             key = None
             if rounding_key is not None and rows.dtype.itemsize < 4:
+                # By the table's place among sorted names: whatever the order of the mapping, the bits are the same.
                 key = rounding.derived_key(rounding_key, number[name])
             calls[name] = casted_update_call(
                 rule,
@@ -218,6 +219,7 @@ def apply_gradients(
                 rounding_key=key,
                 dim=None if dims is None else dims[name],
             )
+    # All tables at once, whose kernels share launches on a GPU.
     results = casted_update_together(list(calls.values()), implementation) if calls else []
     changed = dict(zip(calls, results, strict=True))
     updated = {name: changed.get(name, (table, slots[name])) for name, table in tables.items()}

@@ -63,6 +63,7 @@ class ArrayMath:
         Of products only: a CPU's ``exp`` has other bits where it takes several numbers at once, so that a row's would
         depend on where it lies.
         """
+        # By squaring, bit by bit of the exponent; ``1 + 0 * exponents`` is NaN where the exponent is.
         bits, power = exponents.astype(jnp.int32), 1 + 0 * exponents
         for bit in range(MOST_STEPS.bit_length() - 1):
             power = power * jnp.where((bits >> bit) & 1 == 1, jnp.float32(base ** (1 << bit)), jnp.float32(1))
@@ -169,6 +170,7 @@ def _step_in_place(
     gradients = optimizer.prepare(old, gradients, math)
     new_slots = {}
     for name, (decay, increment) in optimizer.slot_terms(gradients, math).items():
+        # Two scatters, of a product and of a sum, each in place; one of both would read the slots that it overwrites.
         slot = slots[name] if decay is None else _scale(slots[name], rows, decay, increment)
         new_slots[name] = _add(slot, rows, increment)
     at_rows = {name: _take(slot, rows, gradients) for name, slot in new_slots.items()}
@@ -197,11 +199,13 @@ def distinct(rows: jax.Array, num_rows: Any) -> jax.Array:
 
 
 def _place(array: jax.Array, rows: jax.Array, gradients: jax.Array) -> Any:
+    # A padded table is read and written in its first columns only: what lies behind them keeps its bits.
     return rows if array.shape[1:] in ((), gradients.shape[1:]) else (rows, slice(gradients.shape[1]))
 
 
 def _take(array: jax.Array, rows: jax.Array, gradients: jax.Array) -> jax.Array:
     at = array.at[_place(array, rows, gradients)]
+    # Both promises hold: a cast's rows ascend, and ``distinct`` has numbered the padding on from the last row.
     return at.get(mode="fill", fill_value=0, unique_indices=True, indices_are_sorted=True)
 
 

@@ -522,6 +522,7 @@ class _Pick(_Operation):
         bags, (numbers, values) = jax.tree.unflatten(self.structure, leaves), _summed(moved)
         if not len(numbers):
             return jnp.zeros(self.out_aval.shape, jnp.float32)
+        # A tangent has only some rows; where a looked-up row is none of them, nothing changes.
         place = jnp.minimum(jnp.searchsorted(numbers, bags.ids), len(numbers) - 1).astype(jnp.int32)
         place = jnp.where((numbers[place] == bags.ids) & (bags.ids >= 0), place, -1)
         return _sums(values, dataclasses.replace(bags, ids=place, cast=None), None)
@@ -888,5 +889,6 @@ def _within_capacity(gradients: RowGradients) -> RowGradients:
     of_bags = jnp.concatenate([values for _, values in gradients.parts])
     cast = cast_of(bags, table.rows, unique_capacity=most, implementation=table.implementation)
     values = casted_gather_reduce(cast, of_bags, bags.weights, implementation=table.implementation)
+    # Padding becomes absent lookups: the gradient is looked at as bags of one id.
     numbers = jnp.where(jnp.arange(most) < cast.num_unique, cast.rows, -1)
     return _of_rows(table, numbers, jnp.where(cast.num_unique > most, jnp.nan, values))

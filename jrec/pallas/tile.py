@@ -94,9 +94,11 @@ class Tile:
     def of(dim: int, itemsize: int, *, chunks: int = 1) -> Tile:
         """The tile for rows of ``dim`` elements of ``itemsize`` bytes, ``chunks`` rows per thread."""
         vector = ACCESS_BYTES // itemsize
+        # Rows begin at multiples of ``dim``: a vector that divides it is aligned in every row, as wide loads must be.
         while dim % vector:
             vector //= 2
         lanes = 1
+        # Enough lanes for the row and no more: short rows share a warp, and rows past 32 accesses take several blocks.
         while lanes < WARP and lanes * vector < dim:
             lanes *= 2
         blocks = -(-dim // (lanes * vector))

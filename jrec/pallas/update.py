@@ -100,6 +100,7 @@ class Updater:
             number=number,
         )
         optimizer = self.rule.optimizer
+        # The same mathematics as XLA's (``jrec.row_optimizers``), on registers: padding columns are zeros throughout.
         gradients = optimizer.prepare(old.rows, gradients, step)
         rows, slots = optimizer.step_rows(old.rows, gradients, old.slots, step)
         if self.rounding is not None:

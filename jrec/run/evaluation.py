@@ -96,6 +96,8 @@ def collected(
         examples = len(batch.labels)
         for task, accumulator in accumulators.items():
             all_logits = np.asarray(logits[task] if task else logits)
+            # On a mesh of several processes logits are of all processes' examples, in the processes' order; labels are
+            # the process's own.
             begin = 0 if all_logits.size == examples else jax.process_index() * examples
             labels, mask = np.asarray(batch.labels), np.asarray(batch.mask)
             if task not in ("", first_task):

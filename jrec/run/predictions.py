@@ -72,6 +72,7 @@ class Predictions:
         wanted, count = len(batch.labels), len(setup.plan.compute_devices)
         examples = -(-wanted // count) * count
         if examples > wanted:
+            # Devices get equal parts, so the batch is filled up; what the blank examples give is cut off below.
             more = blank(setup.layout, batch, examples - wanted)
             batch = gathered(setup.layout, [(batch, 0, wanted), (more, 0, examples - wanted)])
         partitioned = setup.whole_partitioner(batch)

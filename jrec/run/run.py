@@ -146,6 +146,7 @@ class Run:
     def _take(self, batch: FedBatch, step_on: StepOn, metrics: Metrics | None) -> StepResults:
         if batch.feed not in self._feeds.opened:
             raise ValueError("a step takes a batch of this run's feed; this one is of another run")
+        # Before anything is donated: a batch is refused while the state is whole.
         batch.feed.check(batch)
         self._checkpoints.between_steps()
         if (setup := self._state.setup) is not None and setup.monitor is not None:

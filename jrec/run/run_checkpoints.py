@@ -96,6 +96,8 @@ class RunCheckpoints:
         check_identity(saved, {**self._identity, **expected}, optimizers=self._state.training)
         self.finish()
         self._checkpoints = None
+        # Rows that an exact optimizer of another run left at rest are made current, and settled again as this run's has
+        # them.
         opened, saved = saved, saved.read_by(self._state.optimizer_of_table)
         if any(self._state.optimizer_of_table(table) is not None for table in saved.manifest.meta.get(SETTLED, {})):
             slots = True  # lookups read them

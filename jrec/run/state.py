@@ -138,15 +138,20 @@ class RunState:
           step_on: The step (``CompiledRun.with_loss``).
           metrics: What the steps before have counted, or None.
         """
+        # Before the step overwrites them in place: a checkpoint under way copies rows as they were.
         for name, tier in self.tiers.items() if self._tracked else ():
             if tier.changing is not None:
                 for batch in ready.batches:
                     tier.changing.before_step(_changed(batch.bags[name]))
         if (grown := ready.grown) is not None and (new := self._new_lines(grown)):
             self._renew(new)
+        # Donated: from here on the arrays of ``_flat``, ``rows`` and ``ready.host`` are deleted, and only the results
+        # are read.
         self._flat, rows, host, outputs = step_on(self._flat, self.rows, ready.host, ready.prepared, metrics)
         self._take_rows(rows)
+        # Devices that only keep tables did not step their copies of the dense parameters (``state``).
         self._behind = True
+        # Behind the step: until it is dispatched, a checkpoint must have the keys that the rows belong to.
         if grown is not None:
             self.growing.taken(grown)
         return host, outputs

@@ -190,5 +190,7 @@ def _on_copies(bags: Bags, route: Route) -> Bags:
     copies, cast = route.replicated.rows, bags.cast  # as many as unique rows, in their order
     if cast is None:
         raise ValueError(_NO_CAST)
+    # All unique rows are replicated here, so that the k-th of these is the k-th pick: ``MeshSizes.places`` gives both
+    # one size.
     ids = jnp.where(bags.ids < 0, bags.ids, copies.at[bags.ids].get(mode="clip", wrap_negative_indices=False))
     return dataclasses.replace(bags, ids=ids, cast=dataclasses.replace(cast, rows=copies))

@@ -202,6 +202,7 @@ def _long(
         total = engine.add_nodes(levels, low, high, split=config.split)
         engine.store(out, segment, total)
 
+    # A ref: the launch writes rows of long segments where the others lie, instead of a second array to be joined.
     target = jax.new_ref(out)
     _launch(tt_reduce_long, spec, runs.shape[0], (levels, runs, offsets, target), config, interpret, rows=None)
     return jax.freeze(target)

@@ -80,6 +80,7 @@ class HostFeed:
                 # Before the pipeline's first read: no thread may read the loader while its first batches are looked at.
                 self._partitioned.begin(self._loader, self._total)
             self._position = self._loader.state()
+        # Kept until ``stepped``: the pipeline takes back the batch that it gave out, with its rows after the step.
         ready = self._out = self._pipeline.get()
         if ready is None:
             raise StopIteration

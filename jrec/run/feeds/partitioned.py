@@ -54,6 +54,8 @@ class MeshBatches:
           total: How many batches the run takes; None for all.
         """
         self._setup.decide_modes(loader)
+        # Modes first, by collectives of the devices: all processes are at this point, and no thread of a feed exchanges
+        # yet.
         self._peers = self._setup.peers_of_feed()
         if batches := loader.first(FIRST_BATCHES if total is None else min(FIRST_BATCHES, total)):
             self._measure(batches)
@@ -106,6 +108,7 @@ class MeshBatches:
         """The places of (n,) rows of host memory, the same for each of ``count`` devices."""
 
         def padded(values: np.ndarray, fill: int) -> Any:
+            # 64 bits until the cast below, which takes a wide stack's addresses and padding modulo 2^32.
             out = np.full(room, fill, np.int64)
             out[: values.size] = values
             return np.broadcast_to(out.astype(np.int32), (count, room))

@@ -49,6 +49,7 @@ class Peers:
         self._connections = dict(connections)
         self._round, self._closed = 0, False
         for connection in self._connections.values():
+            # Never blocked in a call: a wait is in the selector, which looks every half a second whether it was closed.
             connection.setblocking(False)
 
     def exchange(self, arrays: Sequence[Sequence[np.ndarray]]) -> list[list[np.ndarray]]:
@@ -134,6 +135,7 @@ class _Frame:
 
     def receive(self, connection: socket.socket) -> None:
         """Receives the bytes that have arrived, but none of the next message."""
+        # At most to the end of this message: what follows belongs to the next round, and stays in the socket.
         count = connection.recv_into(memoryview(self.content)[self._filled :])
         if not count:
             raise EOFError
@@ -255,6 +257,7 @@ def _accept(
             ) from error
         said = _received(connection, _HELLO.size, _HELLO_SECONDS)
         sent_token, process, number = _HELLO.unpack(said) if len(said) == _HELLO.size else (b"", -1, -1)
+        # Whoever finds the port may connect; only processes of this run know the token.
         if not secrets.compare_digest(sent_token, token) or (process, number) not in missing:
             connection.close()
             continue

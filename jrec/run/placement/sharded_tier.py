@@ -141,6 +141,7 @@ class ShardedTier(Tier):
             held.sharded_slots | {VALUES: held.sharded},
             held.replicated_slots | {VALUES: held.replicated},
         )
+        # Offsets lie in one device's array, so that int32 holds them however many rows the stack has.
         copies, count = where.offset[shared].astype(np.int32), int(lines.sum())
         # Sizes are powers of two, so that reads of any number of rows share few compiled programs.
         places = np.zeros((2, 1 << max(0, count - 1).bit_length()), np.int32)
