@@ -120,6 +120,30 @@ def test_host_rows_in_place_have_the_bits_of_rows_on_the_device():
         np.testing.assert_array_equal(host.rows("user", np.array([7, 3, 7])), device.table("user")[[7, 3, 7]])
 
 
+@pytest.mark.parametrize("pipeline", ["off", "on"])
+@pytest.mark.parametrize("ragged", [False, True])
+def test_bags_longer_than_the_layouts(ragged, pipeline):
+    """Packed by hand: host memory has room for all of their rows, as the device has, and devices of a mesh refuse."""
+    ids = np.arange(1, 7, dtype=np.int32).reshape(2, 3)
+    bags = ops.Bags(ids=ids.reshape(-1), offsets=np.array([0, 3, 6], np.int32)) if ragged else ops.Bags(ids=ids)
+    ones = np.ones(2, np.float32)
+
+    def step(tier, **options):
+        table = jrec.TableConfig(name="user", rows=100, dim=8, tier=tier)
+        feature = jrec.FeatureConfig(name="user", table="user", max_length=2 if ragged else 1)
+        with jrec.distribute(*modules(jrec.EmbeddingLayout.build([table], [feature])), **options) as run:
+            (name,) = run.layout.stacks
+            batch = jrec.Batch(dense=np.ones((2, 2), np.float32), labels=ones, mask=ones, bags={name: bags})
+            (fed,) = (run.compile()(batch) for batch in run.feed([batch], dense=DENSE))
+            return float(fed[0]), run.table("user")
+
+    (loss, rows), (host_loss, host_rows) = step("sharded"), step("host", host=HostOptions(pipeline=pipeline))
+    assert host_loss == pytest.approx(loss)
+    np.testing.assert_allclose(host_rows, rows, **CLOSE)
+    with pytest.raises(ValueError, match=r"hold 6 ids of 2 examples, but by max_length .* at most [24];"):
+        step("sharded", mesh=mesh_of(1))
+
+
 def test_trained_rows_and_slots_move_to_where_a_plan_puts_them():
     layout, half = layout_of(), STEPS // 2
     model, optimizer = modules(layout)

@@ -73,13 +73,15 @@ class BatchPartitioner:
         """The batch, and a part for each of the devices.
 
         Raises:
-          ValueError: If the devices cannot share the examples equally.
+          ValueError: If the devices cannot share the examples equally, or bags hold more ids than the layout says.
           DatasetError: If the batch is to be hot, but reads a row that not every device has.
         """
         count = len(self._compute_devices)
         size, rest = divmod(len(batch.labels), count)
         if rest:
             raise ValueError(f"{len(batch.labels)} examples cannot be shared equally by {count} devices")
+        for stack in self._layout.planned_stacks:
+            _check_lookups(stack, batch.bags[stack.name], len(batch.labels))
         for name, ranges in self._everywhere.items():
             self._check_hot(self._layout.stacks[name], batch.bags[name], ranges)
         read = {}
@@ -109,6 +111,16 @@ class BatchPartitioner:
                 f"a hot batch reads row {elsewhere[0] - stack.bases[number]} of table {stack.tables[number].name!r},"
                 " which the plan does not put on every device; give such examples to a feed without hot=True"
             )
+
+
+def _check_lookups(stack: Stack, bags: Bags, examples: int) -> None:
+    """Refuses bags for whose rows the devices' static sizes, which follow from the layout, might have no room."""
+    lookups = bags.capacity if bags.offsets is None else int(np.asarray(bags.offsets)[-1])
+    if lookups > (most := stack.capacity(examples)):
+        raise ValueError(
+            f"the bags of stack {stack.name} hold {lookups:,} ids of {examples:,} examples, but by max_length of its"
+            f" features there are at most {most:,}; raise FeatureConfig.max_length"
+        )
 
 
 def host_stacks(layout: EmbeddingLayout, plan: Plan) -> tuple[Stack, ...]:
