@@ -144,6 +144,21 @@ def test_bags_longer_than_the_layouts(ragged, pipeline):
         step("sharded", mesh=mesh_of(1))
 
 
+@pytest.mark.parametrize("name", ["host", "host-pipeline", "mesh", "plan-one"])
+def test_ids_past_a_stack_are_no_padding(name):
+    """Of batches that are packed by hand: a step on one device is NaN, and other placements must not pass over them."""
+    with placed(name) as run:
+        packed = pack_batch(run.layout, columns(0), dense=DENSE)
+        last = max(run.layout.planned_stacks or run.layout.host_stacks, key=lambda stack: stack.rows)
+        ids = np.array(packed.bags[last.name].ids)
+        ids[0] = last.rows
+        bags = packed.bags | {last.name: dataclasses.replace(packed.bags[last.name], ids=ids, cast=None)}
+        feed = run.feed([dataclasses.replace(packed, bags=bags)], dense=DENSE)
+        with pytest.raises(ValueError, match=rf"ids\[0.*\] is {last.rows}, but stack {last.name} has rows 0 to"):
+            next(feed)
+        feed.close()
+
+
 def test_trained_rows_and_slots_move_to_where_a_plan_puts_them():
     layout, half = layout_of(), STEPS // 2
     model, optimizer = modules(layout)

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from jrec.batch import Batch
+from jrec.host.checks import checked_bags
 from jrec.host.ring import Rows, bucket, head
 from jrec.host.table import HostTable, local_ids
 from jrec.ops.host_cast import with_cast
@@ -191,7 +192,12 @@ def localized(bags: Bags, stack: Stack) -> tuple[Bags, np.ndarray, int]:
 
     Returns:
       The bags; the unique rows, (n,) of the stack's ``address_dtype``, ascending; and the largest possible ``n``.
+
+    Raises:
+      ValueError: On an id that the stack does not have, of bags without a cast.
     """
+    if bags.cast is None:  # packed by hand: a cast takes such an id for padding
+        checked_bags(bags, stack)
     cast = with_cast(bags, stack, threads=None).cast
     assert cast is not None
     rows = np.asarray(cast.rows)
