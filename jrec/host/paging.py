@@ -261,6 +261,7 @@ class MemoryLimit:
                     for (file, pages), stays in zip(leaving, stayed, strict=True):
                         again = stays[file.used[stays] == 0]  # unless somebody has used and counted them since
                         file.used[again] = 1
+                        # Each is taken off once: one that somebody marked meanwhile was counted a second time then.
                         file.count -= pages.size - again.size
                         self.dropped_pages += pages.size - again.size
                 if self.dropped_pages == before:

@@ -92,6 +92,7 @@ class RingIndex:
                 " pipeline have one static size"
             )
         if room is not None:
+            # Never smaller than before: entries keep their rows when they grow, and places count from an entry's begin.
             self.capacity = room
         elif rows.size > self.capacity:
             # Each capacity compiles the step anew: an eighth of room lets the next batches be a little larger.
@@ -126,6 +127,7 @@ class DeviceRing:
             # No ring: every row was fetched, and the sources are negative.
             return _merge(source, fetched)
         if self._kept is None:
+            # Made at the first batch, whose rows tell the dtype and the slots' shapes.
             space = self._length * capacity
             self._kept = jax.tree.map(lambda array: jnp.zeros((space, *array.shape[1:]), array.dtype), fetched)
         elif self._kept.values.shape[0] != self._length * capacity:

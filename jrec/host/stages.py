@@ -72,6 +72,7 @@ class Monitor:
                     raise Stopped
                 if ready():
                     break
+                # In a loop, since any change wakes all: a wait ends only by its own condition.
                 self._condition.wait()
             # One condition for all waits: an action may be what any other thread waits for, and there are few threads.
             result = action()

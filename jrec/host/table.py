@@ -446,6 +446,7 @@ def _clear(bitmap: np.ndarray) -> None:
 
 def _numbers(bitmap: np.ndarray) -> np.ndarray:
     """The numbers of the bits that are set, ascending."""
+    # Only words with a bit: the bitmap of a table of a billion rows has pages that were never touched.
     words = np.flatnonzero(bitmap)
     bits = np.unpackbits(bitmap[words].view(np.uint8).reshape(-1, 8), axis=1, bitorder="little")
     at, bit = np.nonzero(bits)

@@ -209,6 +209,7 @@ def _look_up(lookups: Sequence[Lookup], places: Sequence[tuple[int, int]], threa
         own = ids.size + bags
         cost += own
         each = bags if own <= _COST else max(1, _COST * bags // own)
+        # Chunks of one table each: a kernel's kind, dim and stride are then those of the whole chunk.
         for begin in range(0, bags, each or 1):
             chunks += (number, begin, min(begin + each, bags))
     if chunks:

@@ -86,6 +86,7 @@ def _digit_bits(entries, rows):
     # ``rows`` itself must fit: it is the key of padding.
     while (rows >> bits) != 0:
         bits += 1
+    # The number of passes decides, since each moves every word; equal digits then keep the counters few.
     widest = SMALL_DIGIT_BITS if entries < SMALL else MAX_DIGIT_BITS
     passes = (bits + widest - 1) // widest
     return (bits + passes - 1) // passes, bits

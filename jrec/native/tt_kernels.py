@@ -112,6 +112,7 @@ def transpose(out, source, rows, columns):
 @inlined
 def lower_bound(array, size, value):
     """The first index of an ascending int32 array that holds ``value`` or more."""
+    # Invariant: everything before ``low`` is less than the value, everything from ``high`` on is not.
     low, high = np.int64(0), size
     while low < high:
         middle = (low + high) // 2

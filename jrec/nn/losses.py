@@ -127,6 +127,8 @@ def mean_of_positions(losses: jax.Array, counts: jax.Array, mask: jax.Array) -> 
     own = jnp.sum(jnp.where(weights > 0, losses * weights, 0))
     examples = jnp.sum(mask.astype(losses.dtype))
     every_example, positions = nonzero(_over_batch(examples)), nonzero(_over_batch(jnp.sum(weights)))
+    # A step multiplies each part's loss by the part's examples over all examples; this takes that factor out
+    # beforehand.
     return own * (every_example / nonzero(examples)) / positions
 
 

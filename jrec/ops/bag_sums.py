@@ -138,6 +138,7 @@ def _jvp(primals: Any, tangents: Any, *, sums: BagSums, part: Part, **params: An
         return _sums.primitive.bind(*operands, sums=sums, part=part, **params)
 
     places = [i for i in range(len(sums.linear_in(part))) if not isinstance(tangents[i], ad.Zero)]
+    # The product rule: linear in each part, the tangent is a sum with one part at a time exchanged.
     terms = [bind(*primals[:i], tangents[i], *primals[i + 1 :])[0] for i in places]
     return bind(*primals), [sum(terms[1:], terms[0])]
 
@@ -154,6 +155,7 @@ def _transpose(
         return none
     named: dict[Part, Any] = {**dict(zip(names, operands, strict=False)), part: cotangent}
     wanted, levels = names[place], []
+    # Each vmap maps the operands of the transpose as it did the operands of the op; the cotangent has every axis.
     for flags in batch:
         mapped_parts = {**dict(zip(names, flags, strict=False)), part: True}
         levels.append((*(mapped_parts[other] for other in sums.linear_in(wanted)), *flags[len(names) :]))

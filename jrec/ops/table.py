@@ -651,6 +651,7 @@ class _Step(_Operation):
         self, table: Table, gradients: RowGradients, slots: Any, step: jax.Array, key: tuple[jax.Array, ...]
     ) -> tuple[Table, Any]:
         names = sorted(self.optimizer.slots)
+        # Nothing was looked up: kernels take no arrays without elements.
         if not any(bags.capacity for bags, _ in gradients.parts):
             return table, slots
         cast, weights, of_bags = _joint(gradients)
@@ -823,6 +824,7 @@ def _joint(gradients: RowGradients) -> tuple[Cast, jax.Array | None, jax.Array]:
     if len(parts) == 1:
         bags, of_bags = parts[0]
     else:
+        # A row that several lookups read takes one step, by the sum of its gradients: so all parts are cast together.
         bags, of_bags = joined([bags for bags, _ in parts]), jnp.concatenate([values for _, values in parts])
     return cast_of(bags, table.rows, implementation=table.implementation), bags.weights, of_bags
 

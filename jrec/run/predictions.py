@@ -89,6 +89,7 @@ class Predictions:
             self._on_mesh[whole] = MeshBatches(setup, whole=whole, peers=setup.peers)
         batches, tables = self._on_mesh[whole], self._run.tables
         prepared = batches.prepare(partitioned)
+        # Read here, not through the pipeline: rows in host memory are flushed, and predictions write none back.
         rows = rows_on_mesh(unique_rows(prepared.rows, tables), setup.mesh)
         return self._predict(rows, batches.send(prepared.sent))
 

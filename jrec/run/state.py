@@ -218,6 +218,7 @@ class RunState:
         ids, values = ids[order], values[order]
         if (twice := ids[1:] == ids[:-1]).any():
             raise ValueError(f"row {ids[1:][twice][0]} of table {name!r} is given twice")
+        # All pieces are checked before the first is written: a refused call changes nothing.
         step, new = int(self.modules()[1].step), list[tuple[Stack, SetAddresses]]()
         for stack, number, here, addresses in self._parts(name, ids):
             if stack.compressed and here.any():
@@ -229,6 +230,8 @@ class RunState:
                 rows = values[here].astype(stack.dtype)
             if not (finite := np.isfinite(rows.astype(np.float32)).all(axis=1)).all():
                 raise ValueError(f"the vector of row {ids[here][~finite][0]} of table {name!r} is not finite")
+            # Pieces of one size at most, each a bucket: few programs are compiled, and little is on the device at a
+            # time.
             for begin in range(0, addresses.size, _MOST):
                 some = slice(begin, begin + _MOST)
                 numbers = np.full(addresses[some].size, number, np.int32)
@@ -249,6 +252,7 @@ class RunState:
         tier = self.tiers[stack.name]
         tier.store(new)
         if (lines := tier.new_lines(new)) is not None:
+            # Rows that are set change like those of a step: a checkpoint under way needs them as they were.
             if self._tracked and tier.changing is not None:
                 tier.changing.before_step(new.addresses)
             self._renew({stack.name: lines})

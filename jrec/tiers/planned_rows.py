@@ -93,6 +93,8 @@ class PlannedRows:
         if not _all_replicated(self.route):
             kind = _OwnedUpdate
         else:
+            # On one device the kernel that sums and steps at once: no row gradients are written, and the bits are the
+            # plain step's.
             kind = _SharedUpdate if jax.lax.axis_size(AXIS) > 1 else _LocalUpdate
         return kind(store=self, residuals=residuals, gradients=gradients, context=context)
 

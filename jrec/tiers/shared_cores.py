@@ -60,6 +60,7 @@ class CoreGradients:
         """Gradients of the cores, float32 in the cores' shapes."""
         residuals, gradients = self._by_cores
         implementation = self.context.options.implementation
+        # Cores are small and read by all devices: their gradients are summed whole, by one all-reduce a core.
         own = tt_core_gradients(self.cores, self.shape, residuals, gradients, implementation=implementation)
         return self.context.summed(own)
 

@@ -331,6 +331,7 @@ def tt_cached_lookup(
     from_cores, misses = tt_lookup(
         cores, shape, missed, contraction=contraction, traffic=traffic, implementation=implementation
     )
+    # Misses are absent here, as hits are among the cores' lookups: each bag is the sum of both.
     from_cache = gather_reduce(
         cache.rows, split.places, bags.offsets, weights=bags.weights, implementation=implementation
     )

@@ -193,6 +193,7 @@ def bags_by_shared_prefix(
     scales = jnp.ones(capacity, jnp.float32) if weights is None else weights.reshape(-1)
     # The cast has sorted the lookups by row: a stable sort by bag leaves each bag's rows in that order.
     bags = bags[index.cast.positions]
+    # Of the cast only its stable sort is wanted: no room for unique bags.
     by_bag = tensor_cast(bags[:, None], num_rows=num_bags, unique_capacity=0, implementation=implementation).positions
     bags, order = bags[by_bag], index.cast.positions[by_bag]
     sources, scales = sources[order], scales[order]

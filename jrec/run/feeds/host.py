@@ -87,6 +87,7 @@ class HostFeed:
         batch, (_, grown) = ready.located.batch, ready.located.position
         tables = ready.tables
         if grown is not None and self._first_rows is not None:
+            # Where the batch gave a row to another key, what was fetched, or lay in the ring, is the old key's row.
             read = {name: plan.rows for name, plan in ready.located.reads.items()}
             tables = {name: self._first_rows.among(name, rows, read[name], grown) for name, rows in tables.items()}
             # ``among`` was given the old arrays' memory (they are donated), so nothing may refer to them any more.

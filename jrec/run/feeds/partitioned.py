@@ -64,6 +64,7 @@ class MeshBatches:
         """Makes room for what some batches of one size need."""
         setup, examples = self._setup, len(batches[0].parts[0].labels)
         sizes = self._sizes[examples] = setup.sizes(examples)
+        # Of all processes: the static sizes of one program that all of them run.
         sizes.make_room(setup.needs(batches, sizes), self._peers)
         self._places[examples] = setup.places(sizes)
 

@@ -74,6 +74,7 @@ def without_rows(model: Any, optimizer: SparseOptimizer) -> tuple[Any, SparseOpt
     Args:
       model, optimizer: Modules that hold all rows on one device, or in host memory; they stay as they are.
     """
+    # Modules of its own over the same arrays, so that the caller's keep their rows.
     graph, state = nnx.split((model, optimizer))
     model, optimizer = nnx.merge(graph, state)
     embeddings, before = model.embeddings, model.embeddings.layout

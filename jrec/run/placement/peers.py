@@ -147,6 +147,7 @@ class _Frame:
 
 
 def _encoded(number: int, arrays: Sequence[np.ndarray]) -> bytes:
+    # Little-endian by name: the processes of a run may be on unlike machines.
     sizes = np.array([[_DTYPES.index(array.dtype), array.size] for array in arrays], "<i8").reshape(-1, 2)
     parts = [np.int64(len(arrays)).tobytes(), sizes.tobytes(), *(np.ascontiguousarray(a).tobytes() for a in arrays)]
     return b"".join([_HEADER.pack(number, sum(map(len, parts))), *parts])
@@ -184,6 +185,7 @@ def connect(count: int, *, wait: float = CONNECT_SECONDS) -> tuple[Peers, ...]:
     if process == 0:
         own = published(f"{keys}/first", wait)
         store.key_value_set(f"{keys}/token", secrets.token_hex(16))
+    # Listening before the address is published: whoever reads it can connect.
     with _listen(own, backlog=count * processes) as listener:
         store.key_value_set(f"{keys}/{process}", f"{listener.getsockname()[1]} {own if process else coordinator}")
         token = bytes.fromhex(published(f"{keys}/token", wait))

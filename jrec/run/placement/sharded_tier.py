@@ -237,6 +237,7 @@ def _store_held(held: ModelRows, table: HostTable, plan: Plan, owners: HostOwner
 def _store_changed(table: HostTable, addresses: np.ndarray, saved: Mapping[str, np.ndarray], ours: np.ndarray) -> None:
     """Writes the rows of ``ours``, (n,) bool, that differ from the table's."""
     before, slots_before = table.fetch(addresses[ours])
+    # Only rows that differ from what the table would make anyway: the others take no memory.
     own = {name: np.ascontiguousarray(array[ours]) for name, array in saved.items()}
     changed = _differ(own[VALUES], before)
     for name, slot in slots_before.items():
