@@ -314,8 +314,10 @@ class FirstRows:
           grown: What the batch changed.
         """
         stack = self._layout.stacks[name]
-        if (new := new_addresses(stack, grown)) is None:
+        # Of a stack that a plan divides, a batch may read rows on devices alone, and renew only these.
+        if (new := new_addresses(stack, grown)) is None or not read.size:
             return rows
+        # Every new row is one that the batch reads somewhere: here, or where ``renewed`` writes it.
         at = np.searchsorted(read, new.addresses)
         chosen = np.flatnonzero((at < read.size) & (read[np.minimum(at, read.size - 1)] == new.addresses))
         if not chosen.size:
