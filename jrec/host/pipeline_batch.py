@@ -200,6 +200,7 @@ def localized(bags: Bags, stack: Stack) -> tuple[Bags, np.ndarray, int]:
         checked_bags(bags, stack)
     cast = with_cast(bags, stack, threads=None).cast
     assert cast is not None
+    # Before ``on_device`` makes int32 of them: host memory is read at whole addresses.
     rows = np.asarray(cast.rows)
     local = dataclasses.replace(bags, ids=local_ids(cast, bags.ids.shape), cast=on_device(cast))
     return local, rows[: int(cast.num_unique)], rows.size
@@ -219,6 +220,7 @@ def fetched(table: HostTable, rows: np.ndarray, capacity: int) -> Rows:
       rows: (n,) int32 or int64, ascending.
       capacity: The largest possible ``n``.
     """
+    # Few sizes, so that few programs are compiled.
     size = bucket(rows.size, capacity)
 
     def space(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

@@ -77,6 +77,7 @@ def _set_step(job, frame, operands):
         return
     put_i64(job, tt.HYPER, data(argument(frame, operands)))
     put_i64(job, tt.KIND, integer_attribute(frame, 1))
+    # Counted from the results, so that one handler serves optimizers of any number of slots.
     core, slots = GRADIENT_RESULTS, num_results(frame) - GRADIENT_RESULTS - 1
     put_i64(job, tt.CORE, data(result(frame, core)))
     if slots > 0:

@@ -325,6 +325,7 @@ def _named(optimizer: Any) -> str:
 
 def _check_every_step(dense: optax.GradientTransformation, model: Any) -> None:
     """Refuses a transformation that steps only now and then: rows would step every time."""
+    # Shapes alone: the state of a large model would be made and thrown away.
     state = jax.eval_shape(dense.init, nnx.state(model, nnx.Param))
 
     def waits(node: Any) -> bool:

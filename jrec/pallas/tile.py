@@ -123,6 +123,7 @@ class Tile:
     def columns(self) -> jax.Array:
         """The column of each value, int32; columns of ``dim`` and more are padding."""
         column = plgpu.layout_cast(jax.lax.broadcasted_iota(jnp.int32, self.shape, 1), self.layout)
+        # Short rows, the common case, need no second iota and no division.
         if self.blocks == 1:
             return column
         row = plgpu.layout_cast(jax.lax.broadcasted_iota(jnp.int32, self.shape, 0), self.layout)

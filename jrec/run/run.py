@@ -152,6 +152,7 @@ class Run:
         if (setup := self._state.setup) is not None and setup.monitor is not None:
             for one in batch.batches:
                 setup.monitor.observe(one)
+        # The old arrays are donated here: what fails within may leave no state to go on from.
         host, outputs = self._state.step(batch.ready, step_on, metrics)
         batch.feed.stepped(batch, host, outputs)
         self.steps += len(batch.batches)
@@ -443,6 +444,8 @@ class Run:
         """
         check_local(folder)
         self.flush()
+        # Through JSON at once, so that what cannot be written fails here, and later changes of the caller's do not get
+        # in.
         about = {"meta": json.loads(json.dumps(dict(meta or {}))), "forms": self._sending()}
         about |= {} if self._record is None else self._record.of(*self._feeds.fed).meta()
         self._checkpoints.save(
@@ -570,6 +573,8 @@ class Run:
             lost, and the checkpoint vanishes.
         """
         with contextlib.ExitStack() as stack:
+            # Callbacks run from the last to the first, and all of them even where one raises: a checkpoint under way
+            # ends first, then the feeds, and last the exchange with other processes, which both may use.
             stack.callback(self._state.setup.close if self._state.setup is not None else lambda: None)
             for feed in self._feeds.opened:
                 stack.callback(feed.close, flush=finish)

@@ -89,6 +89,7 @@ def reduce_products(
     height = products.left.shape[2 if transposed else 1]
     num_segments = offsets.shape[0] - 1
     capacity = products.shape[0] if indices is None else indices.shape[0]
+    # Kernels take no arrays without elements.
     if num_segments == 0 or capacity == 0 or 0 in products.left.shape or 0 in products.right.shape:
         return jnp.zeros((num_segments, height, width), jnp.float32)
     if config is None:
