@@ -504,4 +504,6 @@ def _of_head(dim: int, heads: int) -> int:
 def unit(vectors: jax.Array) -> jax.Array:
     """Vectors of length one; zeros stay zeros, with a gradient of zeros."""
     squares = jnp.sum(jnp.square(vectors), axis=-1, keepdims=True)
-    return vectors * jax.lax.rsqrt(jnp.maximum(squares, 1e-12))
+    # Zeros by a scale of 0: by a bound alone their gradient would be a million times what comes in, and a row that was
+    # set to zeros would end far off after one step.
+    return vectors * jnp.where(squares > 0, jax.lax.rsqrt(jnp.maximum(squares, 1e-12)), 0)
