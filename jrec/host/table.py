@@ -273,6 +273,7 @@ class HostTable:
         """
         # ``gather_reduce`` has checked the same rows.
         rows = cast_rows(cast) if made else checked_rows(cast_rows(cast), self.stack)
+        # As in ``store``: a checkpoint under way copies what it has not written yet.
         self._before_write(rows)
         numbers = host_rounding_rows(self.stack, rows) if self.dtype.itemsize < 4 else None
         with self._using(rows):

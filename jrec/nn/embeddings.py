@@ -372,6 +372,7 @@ class EmbeddingCollection(nnx.Module):
                 of_run = [of_feature(f.config.name) for f in stack.features[run[1] : run[2]]]
                 arrays.append(jnp.concatenate(of_run, axis=1))
             else:
+                # Feature-major bags are (features, batch, dim) as they lie; interactions want examples first.
                 whole = activations[stack.name].reshape(len(stack.features), -1, stack.dim).swapaxes(0, 1)
                 arrays.append(whole[:, run[1] : run[2]])
         return arrays

@@ -102,6 +102,7 @@ class View(NamedTuple):
         """Keys and values of all positions: those that are asked have their own, the others what is remembered."""
         if before is None:
             return own
+        # Places behind the room are of padding, which is dropped: nothing may be written over the last position.
         example = jnp.arange(self.places.shape[0], dtype=jnp.int32)[:, None]
         return Remembered(
             *(kept.at[example, self.places].set(new, mode="drop") for kept, new in zip(before, own, strict=True))
@@ -154,6 +155,7 @@ class HSTUBlock(nnx.Module):
 
     def _bias(self, view: View) -> jax.Array:
         """(1 or batch, 1, queries, positions) float32, by the distance of two positions, and of their times."""
+        # Distances run from 1 - length to length - 1, and the parameters begin at the least.
         apart = jnp.arange(view.allowed.shape[2], dtype=jnp.int32)[None, None, :] - view.places[:, :, None]
         bias = self.position_bias[...][apart + (self.length - 1)][:, None]
         return bias if view.passed is None else bias + self.time_bias[...][view.passed][:, None]
@@ -238,6 +240,7 @@ class SequenceEncoder(nnx.Module):
           (batch, length, dim) float32; of padding whatever comes out.
         """
         length, dim = rows.shape[1:]
+        # Times the root of their size, as the Transformer's embeddings (Vaswani et al. 2017, section 3.4).
         x = self.drop((rows * math.sqrt(dim) + self.positions[...][None, :length]).astype(self.dtype))
         allowed = jnp.tril(jnp.ones((1, length, length), bool)) & present[:, None, :]
         passed = None if times is None else _buckets(times, times if asked is None else asked)

@@ -241,6 +241,7 @@ class Stack:
 
     def addresses_from_device(self, words: np.ndarray) -> np.ndarray:
         """Addresses, modulo 2^32 in int32 as devices have them, in ``address_dtype``."""
+        # A table has below 2^32 rows, so that nothing is lost modulo 2^32 and the sign is only a bit.
         return words.view(np.uint32).astype(np.int64) if self.wide else words
 
     @functools.cached_property
