@@ -23,6 +23,8 @@ from jrec.checkpoint import Saved
 from jrec.data import pack_batch
 from jrec.errors import ConfigError
 from jrec.run.options import HostOptions
+from jrec.run.placement.plan import overlaid
+from jrec.sharding.pieces import HOST
 
 CLOSE = {"rtol": 2e-4, "atol": 2e-6}
 
@@ -434,3 +436,19 @@ def test_a_plan_whose_paths_lead_elsewhere_is_refused():
     words = r"the rows from 0 on of table 'user' from device 0, which does not hold them; device 1 does"
     with pytest.raises(jrec.sharding.PlanError, match=words):
         jrec.distribute(*modules(layout_of()), mesh=mesh_of(4), plan=moved)
+
+
+@pytest.mark.parametrize("tiers", [{"tag": "host"}, {"user": "host", "item": "host"}])
+def test_a_plan_takes_tables_of_any_tier(tiers):
+    """Under a plan tables of any tier share a stack, of which the model then has made only some rows."""
+    plan = jrec.run.placement.plan.default_plan(layout_of().with_plan(), 1)
+    for name in ("tag", "user"):
+        plan = overlaid(plan, {name: np.array([[0, ROWS[name]]])}, HOST)
+
+    def trained(tiers):
+        with jrec.distribute(*modules(layout_of(tiers=tiers)), plan=plan) as run:
+            step = run.compile()
+            losses = [float(step(batch)[0]) for batch in run.feed(map(columns, range(3)), dense=DENSE)]
+            return losses, {name: run.table(name) for name in ROWS}
+
+    jax.tree.map(np.testing.assert_array_equal, trained(tiers), trained({}))

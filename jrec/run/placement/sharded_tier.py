@@ -230,6 +230,9 @@ def _store_held(held: ModelRows, table: HostTable, plan: Plan, owners: HostOwner
         for first in range(begin, stop, most):
             addresses = np.arange(first, min(first + most, stop))
             addresses = addresses[here[np.searchsorted(table.stack.bases, addresses, side="right") - 1]]
+            # Tables of tier "host" share the stack under a plan: the model holds none of their rows.
+            if not addresses.size:
+                continue
             arrays = {n: held.read(table.stack, n, addresses) for n in (VALUES, *table.optimizer.slots)}
             _store_changed(table, addresses, arrays, np.ones(addresses.size, bool))
 
