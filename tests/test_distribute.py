@@ -439,16 +439,23 @@ def test_a_plan_whose_paths_lead_elsewhere_is_refused():
 
 
 @pytest.mark.parametrize("tiers", [{"tag": "host"}, {"user": "host", "item": "host"}])
-def test_a_plan_takes_tables_of_any_tier(tiers):
+@pytest.mark.parametrize("where", ["plan", "everywhere"])
+def test_a_plan_takes_tables_of_any_tier(tiers, where):
     """Under a plan tables of any tier share a stack, of which the model then has made only some rows."""
     plan = jrec.run.placement.plan.default_plan(layout_of().with_plan(), 1)
     for name in ("tag", "user"):
         plan = overlaid(plan, {name: np.array([[0, ROWS[name]]])}, HOST)
+    hot = {"tag": np.arange(30), "user": np.arange(100, 300), "item": np.arange(7)}
+    options = {"plan": plan} if where == "plan" else {"everywhere": hot}
 
     def trained(tiers):
-        with jrec.distribute(*modules(layout_of(tiers=tiers)), plan=plan) as run:
+        model, _ = modules(layout_of(tiers=tiers))
+        row = ops.Adagrad(learning_rate=0.1, initial_accumulator=0.5)
+        optimizer = nn.SparseOptimizer(model, dense=optax.sgd(0.05), embedding=row)
+        with jrec.distribute(model, optimizer, **options) as run:
+            first = {name: run.table(name) for name in ROWS}
             step = run.compile()
             losses = [float(step(batch)[0]) for batch in run.feed(map(columns, range(3)), dense=DENSE)]
-            return losses, {name: run.table(name) for name in ROWS}
+            return first, losses, {name: run.table(name) for name in ROWS}
 
     jax.tree.map(np.testing.assert_array_equal, trained(tiers), trained({}))

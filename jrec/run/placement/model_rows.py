@@ -12,6 +12,8 @@ from flax import nnx
 from jrec.checkpoint.manifest import VALUES
 from jrec.nn import SparseOptimizer
 from jrec.ops.layout import EmbeddingLayout, Stack
+from jrec.row_optimizers import RowOptimizer
+from jrec.run.placement.rows import first_rows
 
 
 class RowSource(Protocol):
@@ -61,6 +63,36 @@ class ModelRows:
             out[chosen] = rows
         assert out is not None  # the stack has one of the tables
         return out
+
+
+class WithFirstRows:
+    """A model's rows of a stack, and of tables that the model does not hold the first ones; see ``RowSource``.
+
+    Under a plan tables of tier "host" share a stack with others, and ``everywhere`` may have rows of theirs on devices.
+
+    Args:
+      held: The model's rows.
+      key: The key of the model's tables.
+      optimizer: The row optimizer; None without slots.
+    """
+
+    def __init__(self, held: ModelRows, key: jax.Array, optimizer: RowOptimizer | None):
+        self._held, self._key, self._optimizer = held, key, optimizer
+
+    def read(self, stack: Stack, array: str, addresses: np.ndarray) -> np.ndarray:
+        """Rows at (n,) addresses of a stack, see ``RowSource``."""
+        rows = self._held.read(stack, array, addresses)
+        here = np.array([self._held.has_table(table.name) for table in stack.tables])
+        missing = ~here[np.searchsorted(stack.bases, addresses, side="right") - 1]
+        if not missing.any():
+            return rows
+        if array == VALUES:
+            # Of all addresses: the first rows of only the missing ones would be a compiled program for each number.
+            rows[missing] = np.asarray(first_rows(stack, self._key, addresses.astype(np.int32)))[missing]
+        else:
+            assert self._optimizer is not None  # whose slot it is
+            rows[missing] = self._optimizer.initial_slot(array)
+        return rows
 
 
 @jax.jit

@@ -28,7 +28,7 @@ from jrec.row_optimizers import RowOptimizer
 from jrec.run.options import HostOptions
 from jrec.run.placement.checkpoint import MeshSource, saved_stack
 from jrec.run.placement.host_owners import HostOwners
-from jrec.run.placement.model_rows import ModelRows
+from jrec.run.placement.model_rows import ModelRows, WithFirstRows
 from jrec.run.placement.new_lines import Addresses, Lines, MeshLines, SetAddresses
 from jrec.run.placement.rows import based, initial_stack, on_mesh
 from jrec.run.placement.setup import MeshSetup
@@ -80,7 +80,7 @@ class ShardedTier(Tier):
             self.sources = (self.changing, HostSource(self._table))
         self.host = self._table if plan.host_rows(stack.name) else None
         if held is not None and held.has(stack):
-            self._rows = saved_stack(held, stack, plan, setup.mesh, optimizer)
+            self._rows = saved_stack(WithFirstRows(held, key, optimizer), stack, plan, setup.mesh, optimizer)
             if self._table is not None:
                 _store_held(held, self._table, plan, setup.owners)
 
