@@ -194,6 +194,7 @@ class RowOptimizer:
 
     def prepare(self, rows: jax.Array, gradients: jax.Array, math: StepMath) -> jax.Array:
         """Unscales, clips and decays the gradients of rows; all are values."""
+        # Before the clip: ``max_row_norm`` is a bound on the true gradient, whatever the loss was scaled by.
         gradients = gradients * math.spread(math.gradient_scale)
         if self.max_row_norm is not None:
             gradients = math.clipped(gradients, self.max_row_norm)
@@ -317,6 +318,7 @@ class _Accumulating(RowOptimizer):
         return self.initial_accumulator
 
     def _inverse_root(self, total: jax.Array, math: StepMath) -> jax.Array:
+        # As in optax: where every gradient so far was zero, nothing moves.
         return math.where(total > 0, math.rsqrt(total + self.eps), 0.0)
 
 
@@ -350,6 +352,7 @@ class RowWiseAdagrad(_Accumulating):
 
     def slot_terms(self, gradients: jax.Array, math: StepMath) -> dict[str, tuple[float | None, jax.Array]]:
         """The decay and increment of ``sum``."""
+        # The mean, not the sum, of squares: learning rates then mean the same for every dim, as in FBGEMM.
         return {"sum": (None, math.row_mean(gradients * gradients))}
 
     def row_change(self, gradients: jax.Array, slots: Slots, math: StepMath) -> jax.Array:
@@ -413,6 +416,7 @@ class Adam(RowOptimizer):
 
     def bias_corrections(self, count: Any) -> tuple[Any, Any]:
         """See the base class: ``1 - b1**count`` and ``1 - b2**count``."""
+        # By the table's steps, not the row's: rows that are seldom touched are corrected as in optax, once for all.
         return 1 - self.b1**count, 1 - self.b2**count
 
     def slot_terms(self, gradients: jax.Array, math: StepMath) -> dict[str, tuple[float | None, jax.Array]]:
@@ -460,6 +464,7 @@ def taken_before(step: jax.Array) -> jax.Array:
     """``StepMath.taken`` of step number ``step``, () int32: () float32."""
     import jax.numpy as jnp
 
+    # float32 holds each whole number up to 2^24; beyond it a count would stand still, and rows silently miss steps.
     return jnp.where(step < MOST_STEPS, step.astype(jnp.float32), jnp.float32(jnp.nan))
 
 
@@ -509,6 +514,7 @@ class Exact(RowOptimizer):
         missed = math.taken - slots[LAST]
         of_name = {}
         for name, decay in self.slot_decays.items():
+            # A closed form: a row that missed a million steps costs as much as one that missed one.
             factor = math.power(decay, missed)
             of_name[name] = slots[name] * (math.spread(factor) if self.slots[name] == "element" else factor)
         return of_name, missed
@@ -524,6 +530,7 @@ class Exact(RowOptimizer):
 
     def _unsettled(self, rows: jax.Array, decayed: Slots, missed: jax.Array, math: StepMath) -> jax.Array:
         if self.row_decay != 1:
+            # Rounded by itself, so that lookups and updates, which go on differently, see the same bits.
             rows = math.rounded(rows * math.spread(math.power(self.row_decay, missed)))
         return rows + math.rounded(self.tail_of(decayed, math, after=False)) if self.has_tail else rows
 
@@ -536,6 +543,7 @@ class Exact(RowOptimizer):
         rows, new_slots = RowOptimizer.step_rows(self, rows, gradients, decayed, math)
         if self.has_tail:
             rows = rows - self.tail_of(new_slots, math, after=True)
+        # ``0 * missed`` gives the sum the shape of the rows, and keeps NaN, of too many steps, as NaN.
         return rows, {**new_slots, LAST: math.taken + 0 * missed + 1}
 
 
@@ -553,6 +561,7 @@ def _terms(ratio: float, subject: str) -> int:
     Raises:
       ValueError: If they do not become fewer.
     """
+    # ln(1e-8) / ln(0.9995) is 36,800: longer sums are no longer cheap beside a step.
     if ratio >= 0.9995:
         raise ValueError(f"{subject}: an exact optimizer's rows would not come to rest within 36,000 steps")
     return 0 if ratio == 0 else ceil(log(_NEGLIGIBLE) / log(ratio))
@@ -580,6 +589,7 @@ class ExactMomentum(Exact, Momentum):
         import jax.numpy as jnp
 
         terms = _terms(self.momentum, "")
+        # Step k from now finds the trace decayed k + 1 times; Nesterov's applies the momentum once more.
         powers = [self.momentum ** (k + (2 if self.nesterov else 1)) for k in range(terms)]
         return jnp.sum(_rates(self, step, terms) * jnp.asarray(powers, jnp.float32))[None]
 
@@ -646,8 +656,11 @@ class ExactAdam(Exact, Adam):
         k = np.arange(1, terms + 1)
         first, second = self.bias_corrections(step.astype(jnp.float32) + jnp.asarray(k, jnp.float32))
         shares = _rates(self, step, terms) * jnp.asarray((self.b1 / self.row_decay) ** k, jnp.float32) / first
+        # Logarithms of y_k: with a small b2 its powers underflow float32 before the terms are negligible.
         logs = 0.5 * (jnp.log(second) - jnp.asarray(k * log(self.b2), jnp.float32))
         shares = shares * jnp.exp(logs)
+        # Nodes lie where the weight is: the last terms are tiny, and a polynomial that fits the first ones serves them,
+        # too.
         low, high = logs[0], logs[min(terms, max(2, ceil(_CORE * terms))) - 1]
         middle, half = (low + high) / 2, (high - low) / 2
         at = jnp.where(half > 0, (logs - middle) / jnp.where(half > 0, half, jnp.float32(1)), jnp.float32(0))
@@ -657,6 +670,8 @@ class ExactAdam(Exact, Adam):
             polynomials.append(2 * at * polynomials[-1] - polynomials[-2])
         moments = jnp.stack([jnp.sum(shares * polynomial) for polynomial in polynomials])
         angles = (2 * np.arange(_NODES) + 1) * pi / (2 * _NODES)
+        # Discrete orthogonality of Chebyshev's polynomials at their nodes: weights from moments without a linear
+        # system.
         at_nodes = np.cos(np.arange(_NODES) * angles[:, None]) * np.where(np.arange(_NODES) == 0, 1, 2) / _NODES
         weights = jnp.sum(jnp.asarray(at_nodes, jnp.float32) * moments[None, :], axis=1)
         nodes = jnp.float32(self.eps) * jnp.exp(middle + half * jnp.asarray(np.cos(angles), jnp.float32))
@@ -697,6 +712,8 @@ class ExactAdamW(ExactAdam):
                 f"learning_rate * weight_decay of ExactAdamW is {self.learning_rate * self.weight_decay}, but must be"
                 " at least 0 and below 1"
             )
+        # Not ``Exact``'s, which refuses weight decay: here it is decoupled, and rows that are not touched decay by a
+        # power.
         RowOptimizer.__post_init__(self)
         self._tail_terms()
 

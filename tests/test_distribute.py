@@ -23,6 +23,8 @@ from jrec.checkpoint import Saved
 from jrec.data import pack_batch
 from jrec.errors import ConfigError
 from jrec.run.options import HostOptions
+from jrec.run.placement.plan import overlaid
+from jrec.sharding.pieces import HOST
 
 CLOSE = {"rtol": 2e-4, "atol": 2e-6}
 
@@ -118,6 +120,45 @@ def test_host_rows_in_place_have_the_bits_of_rows_on_the_device():
         for name in ROWS:
             np.testing.assert_array_equal(device.table(name), host.table(name))
         np.testing.assert_array_equal(host.rows("user", np.array([7, 3, 7])), device.table("user")[[7, 3, 7]])
+
+
+@pytest.mark.parametrize("pipeline", ["off", "on"])
+@pytest.mark.parametrize("ragged", [False, True])
+def test_bags_longer_than_the_layouts(ragged, pipeline):
+    """Packed by hand: host memory has room for all of their rows, as the device has, and devices of a mesh refuse."""
+    ids = np.arange(1, 7, dtype=np.int32).reshape(2, 3)
+    bags = ops.Bags(ids=ids.reshape(-1), offsets=np.array([0, 3, 6], np.int32)) if ragged else ops.Bags(ids=ids)
+    ones = np.ones(2, np.float32)
+
+    def step(tier, **options):
+        table = jrec.TableConfig(name="user", rows=100, dim=8, tier=tier)
+        feature = jrec.FeatureConfig(name="user", table="user", max_length=2 if ragged else 1)
+        with jrec.distribute(*modules(jrec.EmbeddingLayout.build([table], [feature])), **options) as run:
+            (name,) = run.layout.stacks
+            batch = jrec.Batch(dense=np.ones((2, 2), np.float32), labels=ones, mask=ones, bags={name: bags})
+            (fed,) = (run.compile()(batch) for batch in run.feed([batch], dense=DENSE))
+            return float(fed[0]), run.table("user")
+
+    (loss, rows), (host_loss, host_rows) = step("sharded"), step("host", host=HostOptions(pipeline=pipeline))
+    assert host_loss == pytest.approx(loss)
+    np.testing.assert_allclose(host_rows, rows, **CLOSE)
+    with pytest.raises(ValueError, match=r"hold 6 ids of 2 examples, but by max_length .* at most [24];"):
+        step("sharded", mesh=mesh_of(1))
+
+
+@pytest.mark.parametrize("name", ["host", "host-pipeline", "mesh", "plan-one"])
+def test_ids_past_a_stack_are_no_padding(name):
+    """Of batches that are packed by hand: a step on one device is NaN, and other placements must not pass over them."""
+    with placed(name) as run:
+        packed = pack_batch(run.layout, columns(0), dense=DENSE)
+        last = max(run.layout.planned_stacks or run.layout.host_stacks, key=lambda stack: stack.rows)
+        ids = np.array(packed.bags[last.name].ids)
+        ids[0] = last.rows
+        bags = packed.bags | {last.name: dataclasses.replace(packed.bags[last.name], ids=ids, cast=None)}
+        feed = run.feed([dataclasses.replace(packed, bags=bags)], dense=DENSE)
+        with pytest.raises(ValueError, match=rf"ids\[0.*\] is {last.rows}, but stack {last.name} has rows 0 to"):
+            next(feed)
+        feed.close()
 
 
 def test_trained_rows_and_slots_move_to_where_a_plan_puts_them():
@@ -395,3 +436,26 @@ def test_a_plan_whose_paths_lead_elsewhere_is_refused():
     words = r"the rows from 0 on of table 'user' from device 0, which does not hold them; device 1 does"
     with pytest.raises(jrec.sharding.PlanError, match=words):
         jrec.distribute(*modules(layout_of()), mesh=mesh_of(4), plan=moved)
+
+
+@pytest.mark.parametrize("tiers", [{"tag": "host"}, {"user": "host", "item": "host"}])
+@pytest.mark.parametrize("where", ["plan", "everywhere"])
+def test_a_plan_takes_tables_of_any_tier(tiers, where):
+    """Under a plan tables of any tier share a stack, of which the model then has made only some rows."""
+    plan = jrec.run.placement.plan.default_plan(layout_of().with_plan(), 1)
+    for name in ("tag", "user"):
+        plan = overlaid(plan, {name: np.array([[0, ROWS[name]]])}, HOST)
+    hot = {"tag": np.arange(30), "user": np.arange(100, 300), "item": np.arange(7)}
+    options = {"plan": plan} if where == "plan" else {"everywhere": hot}
+
+    def trained(tiers):
+        model, _ = modules(layout_of(tiers=tiers))
+        row = ops.Adagrad(learning_rate=0.1, initial_accumulator=0.5)
+        optimizer = nn.SparseOptimizer(model, dense=optax.sgd(0.05), embedding=row)
+        with jrec.distribute(model, optimizer, **options) as run:
+            first = {name: run.table(name) for name in ROWS}
+            step = run.compile()
+            losses = [float(step(batch)[0]) for batch in run.feed(map(columns, range(3)), dense=DENSE)]
+            return first, losses, {name: run.table(name) for name in ROWS}
+
+    jax.tree.map(np.testing.assert_array_equal, trained(tiers), trained({}))

@@ -23,6 +23,8 @@ from jrec.data.keys import value_keys
 from jrec.errors import CheckpointError, ConfigError
 from jrec.ops.row_init import init_rows_of_keys, key_words
 from jrec.run.options import HostOptions
+from jrec.run.placement.plan import default_plan, overlaid
+from jrec.sharding.pieces import HOST
 
 CLOSE = {"rtol": 2e-4, "atol": 2e-6}
 
@@ -185,6 +187,26 @@ def test_a_closed_feed_that_still_reads_changes_nothing():
                         if thread.name == "jrec-read":
                             thread.join(60)
         follows(run, losses)
+
+
+def test_batches_that_read_no_row_in_host_memory_grow_on_the_devices():
+    tables = [jrec.TableConfig(name="user", rows=30, dim=8)]
+    layout = jrec.EmbeddingLayout.build(tables, [jrec.FeatureConfig(name="user", table="user")])
+    config = nn.DLRMConfig(num_dense=0, bottom_mlp=(), top_mlp=(8, 1), interaction="concat")
+    plan = overlaid(default_plan(layout.with_plan(), 1), {"user": np.array([[5, 30]])}, HOST)
+
+    def trained(**where):
+        model = nn.DLRM(config, layout, rngs=nnx.Rngs(0))
+        optimizer = nn.SparseOptimizer(model, dense=optax.sgd(0.1), embedding=ops.Adagrad(learning_rate=0.1))
+        growing = {"user": GrowingVocabulary(Growth(capacity=30))}
+        with jrec.distribute(model, optimizer, growing=growing, **where) as run:
+            step = run.compile()
+            # Two new keys a batch: rows 1 to 4 are on the device, the others in host memory.
+            items = ({"label": np.ones(4), "user": np.arange(4) % 2 + 2 * n} for n in range(4))
+            losses = [float(step(batch)[0]) for batch in run.feed(items)]
+            return np.array(losses), run.table("user")
+
+    jax.tree.map(functools.partial(np.testing.assert_allclose, **CLOSE), trained(plan=plan), trained())
 
 
 @pytest.mark.parametrize("row", [ops.Adam(learning_rate=0.01), ops.RowWiseAdagrad(learning_rate=0.1)])

@@ -51,6 +51,13 @@ def test_a_row_is_that_of_the_last_tokens_alone():
     assert len(set(of_gram.values())) > 0.98 * len(of_gram)
 
 
+def test_whatever_negative_number_stands_for_an_absent_token():
+    tokens = np.array([[7, -1, 5, 6], [7, -3, 5, 6]])
+    for both in (tokens, jnp.asarray(tokens, jnp.int32)):
+        first, second = ngram_rows(CONFIG, both)
+        np.testing.assert_array_equal(first, second)
+
+
 def test_rows_are_spread_evenly():
     config = NGramConfig(rows=2 * 1_000, dim=4, sizes=(2,), heads=2)
     pairs = np.stack(np.meshgrid(np.arange(200), np.arange(200)), axis=-1).reshape(-1, 2)

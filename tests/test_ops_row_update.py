@@ -192,13 +192,20 @@ def test_padding_rows_change_nothing(implementation):
 
 def test_padding_that_int32_cannot_number_is_refused():
     """It would wrap around to rows of the table; nothing is computed here."""
-    from jrec.ops.row_update_xla import _distinct
+    from jrec.ops.row_update_xla import distinct
 
     rows = jax.ShapeDtypeStruct((8,), jnp.int32)
-    at_most = jax.ShapeDtypeStruct((2**31 - 8, 1), jnp.float32)
-    assert jax.eval_shape(_distinct, rows, at_most).shape == (8,)
-    with pytest.raises(ValueError, match="a table of 2,147,483,641 rows cannot be updated at 8 rows at once"):
-        jax.eval_shape(_distinct, rows, jax.ShapeDtypeStruct((2**31 - 7, 1), jnp.float32))
+    assert jax.eval_shape(lambda rows: distinct(rows, 2**31 - 8), rows).shape == (8,)
+    too_many = "a table of 2,147,483,641 rows cannot be updated at 8 rows at once"
+    with pytest.raises(ValueError, match=too_many):
+        jax.eval_shape(lambda rows: distinct(rows, 2**31 - 7), rows)
+
+    def dense_gradient(table, ids):
+        return jax.grad(lambda table: jnp.sum(ops.embedding_bag(table, ids)))(table)
+
+    table = jax.ShapeDtypeStruct((2**31 - 7, 1), jnp.float32)
+    with pytest.raises(ValueError, match=too_many):
+        jax.eval_shape(dense_gradient, table, jax.ShapeDtypeStruct((8, 1), jnp.int32))
 
 
 def test_a_foreign_optimizer_runs_by_its_own_step_and_native_refuses_it():

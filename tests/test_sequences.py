@@ -24,7 +24,7 @@ from jrec.nn import (
     ranks,
     sequences,
 )
-from jrec.nn.sequences import HSTUBlock, SASRecBlock, View
+from jrec.nn.sequences import HSTUBlock, SASRecBlock, View, unit
 
 KINDS = ("hstu", "sasrec")
 SLOW = pytest.mark.slow
@@ -187,6 +187,18 @@ def test_ages_are_trained_on_exported_and_served(tmp_path):
     bad = np.where(np.arange(LENGTH) == 3, np.inf, columns["age"])
     with pytest.raises(ValueError, match=r"dense feature 'age\[3\]' is inf in example 0"):
         served.logits({**request, "age": bad})
+
+
+def test_vectors_of_length_one_have_the_gradients_of_a_quotient_and_zeros_have_none():
+    vectors = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
+    vectors[1] = 0
+    ahead = np.arange(12, dtype=np.float32).reshape(3, 4)
+    gradient = jax.grad(lambda x: jnp.sum(unit(x) * ahead))(vectors)
+    length = np.linalg.norm(vectors, axis=1, keepdims=True).clip(1e-30)
+    along = vectors / length
+    expected = (ahead - along * np.sum(along * ahead, axis=1, keepdims=True)) / length
+    expected[1] = 0
+    np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -13,6 +13,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jrec import ops
+from jrec.ops.tt import TTShape, tt_apply_gradients, tt_init_slots, tt_lookup
 
 ROWS, DIM, BAGS, LENGTH = 400, 8, 16, 5
 OPTIMIZER = ops.Adam(learning_rate=0.1)
@@ -164,6 +165,22 @@ def test_columns_stay_divided_in_a_lookup_and_are_refused_in_an_update(rng):
 
     with pytest.raises(Exception, match=r"divided evenly by rows, not .*; call the op inside jax.shard_map"):
         update(divided[0])
+
+
+@pytest.mark.parametrize("implementation", [None, pytest.param("xla", marks=SLOW)])
+def test_cores_divided_by_slices(implementation, rng):
+    """Their steps take a row for each slice, in its place, of which some are padding: these rows do not ascend."""
+    shape = TTShape.search(1000, 8, ranks=4)
+    cores = ops.tt_init(shape, jax.random.key(0))
+    slots = tt_init_slots(OPTIMIZER, cores)
+    ids, gradients = jnp.array([[3, 7], [711, 712]], jnp.int32), jnp.asarray(rng.normal(size=(2, 8)), jnp.float32)
+    assert all(core.shape[0] % 2 == 0 for core in cores)
+
+    def step(cores, slots):
+        _, residuals = tt_lookup(cores, shape, ops.Bags(ids=ids), implementation=implementation)
+        return tt_apply_gradients(OPTIMIZER, cores, slots, shape, residuals, gradients, implementation=implementation)
+
+    _run(step, _divided(_mesh(2), (cores, slots), "x"), (cores, slots))
 
 
 @pytest.mark.parametrize("seeded", [False, True])

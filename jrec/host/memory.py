@@ -85,6 +85,7 @@ def _file(size: int, written: np.ndarray, name: str, folder: pathlib.Path, descr
         for begin, stop in written:
             # A hole would be filled by a mapped write, whose failure on a full disk is a SIGBUS, not an error.
             os.posix_fallocate(descriptor, int(begin), int(stop - begin))
+        # Shared, as mmap's default is: what is written goes to the file, and pages may leave memory.
         mapping = mmap.mmap(descriptor, size)
         with contextlib.suppress(OSError):
             # Rows are read in no order. A fault would bring 128 KiB around its page into memory, as a zeroed page each:

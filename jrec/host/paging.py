@@ -196,6 +196,8 @@ class MemoryLimit:
         """
         rows = np.ascontiguousarray(rows, np.int64)
         with self._lock:
+            # Times, pins and counts change under one lock: ``_coldest`` sees a page before it is marked or once it is
+            # pinned.
             self._now += 1
             now = self._now
             marked = [file.mark(rows, made, now) for file in files]
@@ -205,8 +207,10 @@ class MemoryLimit:
                 self.read_pages += fresh
         count = sum(pages.size for pages, _ in marked)
         try:
+            # Twice, since the next batch's pages are being read while this one's are used.
             if (need := 2 * count * mmap.PAGESIZE) > self.size:
                 raise self.too_small("the rows of two batches like this one", need)
+            # Before the reads are asked for: pages that leave make room for those that come.
             self._make_room()
             for file, (pages, before) in zip(files, marked, strict=True):
                 file.read(pages[before == 0])
@@ -248,6 +252,8 @@ class MemoryLimit:
                 with self._lock:
                     if (count := self.pages) * mmap.PAGESIZE <= self.size:
                         return
+                    # Chosen under the lock, dropped without it: writes to a disk take long, and only those who need
+                    # room wait.
                     leaving = self._coldest(count - (self.size - self.size // 16) // mmap.PAGESIZE)
                 stayed = [file.drop(pages) for file, pages in leaving]
                 before = self.dropped_pages
@@ -255,6 +261,7 @@ class MemoryLimit:
                     for (file, pages), stays in zip(leaving, stayed, strict=True):
                         again = stays[file.used[stays] == 0]  # unless somebody has used and counted them since
                         file.used[again] = 1
+                        # Each is taken off once: one that somebody marked meanwhile was counted a second time then.
                         file.count -= pages.size - again.size
                         self.dropped_pages += pages.size - again.size
                 if self.dropped_pages == before:

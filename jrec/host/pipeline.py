@@ -178,8 +178,10 @@ class HostPipeline:
         # Begun here, behind the step in the device's queue: the
         # copy waits only for the step, whatever is dispatched next.
         returning = {name: self._return(ready, name, tables[name]) for name in ready.located.reads}
+        # Nothing waits for the step here: the stage behind does, and the caller goes on to the next batch.
         item = Updated(located=ready.located, rows=dict(tables), returning=returning, dispatched=self._dispatched)
         with self._monitor.guarded():
+            # Waits while Q batches are on their way back: what is not stored yet is bounded, too.
             self._updated.put((ready.number, item))
         self._returned += 1
         # Of the batch whose step is taken, not of the last one read: a resumed run reads those ahead again.
@@ -299,6 +301,7 @@ class HostPipeline:
             self.timeline.moved(name, to_device=tree_bytes(item.fetched[name]))
         sources = {name: read.source for name, read in reads.items()}
         self.timeline.sent_batch(tree_bytes((item.located.batch, sources)))
+        # The arrays are this batch's own and never written again: on a CPU the device may read them where they are.
         fetched, sources = self._to_device((item.fetched, sources))
         batch = self._preparation.send(item.located.sent)
         jax.block_until_ready(fetched)  # so that the span covers the transfer

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from jrec.batch import Batch
+from jrec.host.checks import checked_bags
 from jrec.host.ring import Rows, bucket, head
 from jrec.host.table import HostTable, local_ids
 from jrec.ops.host_cast import with_cast
@@ -191,9 +192,15 @@ def localized(bags: Bags, stack: Stack) -> tuple[Bags, np.ndarray, int]:
 
     Returns:
       The bags; the unique rows, (n,) of the stack's ``address_dtype``, ascending; and the largest possible ``n``.
+
+    Raises:
+      ValueError: On an id that the stack does not have, of bags without a cast.
     """
+    if bags.cast is None:  # packed by hand: a cast takes such an id for padding
+        checked_bags(bags, stack)
     cast = with_cast(bags, stack, threads=None).cast
     assert cast is not None
+    # Before ``on_device`` makes int32 of them: host memory is read at whole addresses.
     rows = np.asarray(cast.rows)
     local = dataclasses.replace(bags, ids=local_ids(cast, bags.ids.shape), cast=on_device(cast))
     return local, rows[: int(cast.num_unique)], rows.size
@@ -213,6 +220,7 @@ def fetched(table: HostTable, rows: np.ndarray, capacity: int) -> Rows:
       rows: (n,) int32 or int64, ascending.
       capacity: The largest possible ``n``.
     """
+    # Few sizes, so that few programs are compiled.
     size = bucket(rows.size, capacity)
 
     def space(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

@@ -92,6 +92,7 @@ class RingIndex:
                 " pipeline have one static size"
             )
         if room is not None:
+            # Never smaller than before: entries keep their rows when they grow, and places count from an entry's begin.
             self.capacity = room
         elif rows.size > self.capacity:
             # Each capacity compiles the step anew: an eighth of room lets the next batches be a little larger.
@@ -123,8 +124,10 @@ class DeviceRing:
         """
         capacity = source.shape[0]
         if self._length == 0:
+            # No ring: every row was fetched, and the sources are negative.
             return _merge(source, fetched)
         if self._kept is None:
+            # Made at the first batch, whose rows tell the dtype and the slots' shapes.
             space = self._length * capacity
             self._kept = jax.tree.map(lambda array: jnp.zeros((space, *array.shape[1:]), array.dtype), fetched)
         elif self._kept.values.shape[0] != self._length * capacity:
@@ -134,6 +137,8 @@ class DeviceRing:
     def push(self, batch: int, updated: Rows) -> None:
         """Writes the updated rows of a batch over the rows of batch ``batch - length``."""
         if self._kept is not None:
+            # Behind the step in the device's queue, as whatever reads the ring next is behind this: one stream, in one
+            # order.
             self._kept = _write(self._kept, updated, (batch % self._length) * updated.values.shape[0])
 
 

@@ -67,10 +67,12 @@ class Monitor:
         """
         with self._condition:
             while True:
+                # Looked at before every wait and after each waking: no thread sleeps on when there is nothing to come.
                 if self._failure is not None or self._closed:
                     raise Stopped
                 if ready():
                     break
+                # In a loop, since any change wakes all: a wait ends only by its own condition.
                 self._condition.wait()
             # One condition for all waits: an action may be what any other thread waits for, and there are few threads.
             result = action()
@@ -121,6 +123,7 @@ class Channel[T]:
 
         def take() -> T:
             if not self._items:
+                # Only when the channel is empty: a failure comes in its turn, behind the items made before it.
                 raise Finished(None if self._end is None else self._end.reason)
             self._timeline.depth(self.name, len(self._items))
             return self._items.popleft()
@@ -220,6 +223,7 @@ class Stage:
                 error.add_note(f"(in stage {name!r}, after {done} batches)")
                 fail(error)
 
+        # A daemon: a program that ends without ``close`` does not hang on a thread that waits.
         self._thread = threading.Thread(target=run, name=f"jrec-{name.replace(' ', '-')}", daemon=True)
 
     def start(self) -> None:

@@ -108,6 +108,7 @@ class HostTable:
         )
         self._files: list[MappedFile] = []
         if limit is not None:
+            # The bitmaps have no file: they are small, and read at every row.
             arrays = *slots.values(), self._store.values  # in the order in which they were allocated
             for array, descriptor in zip(arrays, descriptors or (), strict=True):
                 self._files.append(limit.add(array, descriptor, str(folder)))
@@ -270,11 +271,14 @@ class HostTable:
         Raises:
           ValueError: On addresses outside the stack, or arrays that do not fit.
         """
+        # ``gather_reduce`` has checked the same rows.
         rows = cast_rows(cast) if made else checked_rows(cast_rows(cast), self.stack)
+        # As in ``store``: a checkpoint under way copies what it has not written yet.
         self._before_write(rows)
         numbers = host_rounding_rows(self.stack, rows) if self.dtype.itemsize < 4 else None
         with self._using(rows):
             if not made:
+                # Before the step: a row that memory lacks has its first values only here.
                 self._store.make(rows, self.threads, mark=True)
             host.casted_update(
                 self.optimizer,
@@ -443,6 +447,7 @@ def _clear(bitmap: np.ndarray) -> None:
 
 def _numbers(bitmap: np.ndarray) -> np.ndarray:
     """The numbers of the bits that are set, ascending."""
+    # Only words with a bit: the bitmap of a table of a billion rows has pages that were never touched.
     words = np.flatnonzero(bitmap)
     bits = np.unpackbits(bitmap[words].view(np.uint8).reshape(-1, 8), axis=1, bitorder="little")
     at, bit = np.nonzero(bits)

@@ -50,6 +50,8 @@ class Timeline:
     def __init__(self, *, trace: bool = False):
         self.trace = trace
         self._lock = threading.Lock()
+        # A bounded deque drops the oldest by itself: a trace of a long run keeps its end, and no memory grows with the
+        # run.
         self._events: collections.deque[tuple[str, int, float, float]] = collections.deque(maxlen=MAX_EVENTS)
         self._depth_events: collections.deque[tuple[str, float, int]] = collections.deque(maxlen=MAX_EVENTS)
         self._origin = time.perf_counter()
@@ -157,6 +159,7 @@ class Timeline:
     def write_trace(self, path: str | os.PathLike[str]) -> None:
         """Writes the spans and queue depths as Chrome trace events (JSON), which https://ui.perfetto.dev opens."""
         with self._lock:
+            # Copies under the lock, for stages may still work; the file is written without it, which may take seconds.
             events, depths = list(self._events), list(self._depth_events)
         stages = list(dict.fromkeys(stage for stage, _, _, _ in events))
         names: list[dict[str, Any]] = [

@@ -103,6 +103,7 @@ def shared_gradients(
     if reduce == "dense":
         # ``picked`` has each row at most once: setting is enough, and the sum over devices is the only addition.
         dense = place(jnp.zeros((table.shape[0], picked_gradients.shape[1]), jnp.float32), picked, picked_gradients)
+        # Padding of the cast reads any row, and is dropped by the update.
         summed = pick(jax.lax.psum(dense, AXIS), cast.rows)
     else:
         summed = _local_aggregated(cast, picked_gradients)

@@ -67,6 +67,7 @@ class Communication:
 
     def of_examples(self, values: jax.Array) -> jax.Array:
         """(batch, ...) on every device, from the (examples, ...) of each device that computes, in their order."""
+        # All devices enter, those without examples too: their parts are cut out afterwards.
         every = self.gathered(values)
         if self.computes is None:
             return every
@@ -112,6 +113,8 @@ def only_on[T](devices: Sequence[bool], work: Callable[..., T], *arguments: obje
     def nothing(*_: object) -> T:
         return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
 
+    # Each device takes a branch of its own: ``work`` must have no collective, or those that skip it would be waited
+    # for.
     return jax.lax.cond(_chosen(devices), work, nothing, *arguments)
 
 

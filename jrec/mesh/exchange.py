@@ -116,6 +116,7 @@ def swap(values: jax.Array, out: jax.Array, into: jax.Array, *, kind: Kind, dtyp
     travelling = _narrowed(values, dtype)
     # Padding travels along, and whoever places the values drops it: no sizes are needed.
     arrived = swap_padded(travelling) if kind == "padded" else _swap_ragged(travelling, out, into)
+    # Widened at once: what is computed from it is float32, so that each value is rounded once, for the way.
     return arrived.astype(values.dtype)
 
 
@@ -123,6 +124,7 @@ def _narrowed(values: jax.Array, dtype: str | None) -> jax.Array:
     """Floating-point values in a dtype of fewer bits, rounded to nearest; others as they are."""
     if dtype is None or not jnp.issubdtype(values.dtype, jnp.floating):
         return values
+    # bfloat16 rows that are to travel in float16 stay what they are: neither holds all values of the other.
     if values.dtype.itemsize <= jnp.dtype(dtype).itemsize:
         return values
     most = jnp.finfo(dtype).max.astype(values.dtype)
@@ -142,5 +144,6 @@ def _swap_ragged(values: jax.Array, out: jax.Array, into: jax.Array) -> jax.Arra
     # swap. Only the sizes differ between the kinds, never a place.
     starts = jnp.arange(devices, dtype=jnp.int32) * line
     own_line = jnp.full(devices, jax.lax.axis_index(AXIS) * line, jnp.int32)  # this device's line in each result
+    # Zeros where nothing arrives: padding is read, though it reaches no row.
     moved = jax.lax.ragged_all_to_all(flat, jnp.zeros_like(flat), starts, out, own_line, into, axis_name=AXIS)
     return moved.reshape(values.shape)

@@ -48,6 +48,8 @@ def retrieve(rows: MeshRows, route: Route, exchange: Exchange | None, current: C
     unique_rows = jnp.zeros((route.capacity, rows.sharded.shape[1]), rows.sharded.dtype)
     if route.own is not None:
         unique_rows = place(unique_rows, route.own.at, _of_shard(rows, route.own.rows, current))
+    # An owner makes rows of an exact optimizer current before they travel, as here before they are placed: slots stay
+    # where they are.
     copies = gather(rows.replicated, rows.replicated_slots, route.replicated.rows, current)
     unique_rows = place(unique_rows, route.replicated.at, copies)
     if route.remote is None or answers is None:

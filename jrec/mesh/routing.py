@@ -121,6 +121,7 @@ class AddressMap:
 
     def routed(self, bags: Bags, implementation: Implementation | None) -> Routing:
         """Casts and routes a device's bags of addresses; inside ``shard_map``."""
+        # Depends on ids alone, on no row and no step: all of it may run before the step (``routed_ahead``).
         sent, ids = None, bags.ids
         if self.sends:
             sent, leaves = self._sent(bags)
@@ -139,6 +140,7 @@ class AddressMap:
         """The lookups that are sent, and which these are, (lookups,) bool."""
         devices, ids, room = jax.lax.axis_size(AXIS), bags.ids.reshape(-1), self.room
         bag_of = _bags_of_lookups(bags)
+        # One place more, for lookups of no bag: ``bag_of`` numbers them ``num_bags``.
         sending = np.zeros(bags.num_bags + 1, bool)
         for first, stop in self.sends:
             sending[first:stop] = True
@@ -170,6 +172,7 @@ class AddressMap:
             addresses=lines(ids, 0),
             num_bags=bags.num_bags,
         )
+        # Places past the lookups are dropped: those of padding, and of lookups that found no room.
         everywhere = jnp.zeros(ids.size, bool)
         return route, everywhere.at[jnp.where(sent, taken, ids.size)].set(True, mode="drop")
 
@@ -270,6 +273,8 @@ class Routing:
         most = jnp.concatenate([most, jnp.array([room.replicated, NO_ROW], jnp.int32)])
         # A row fits if fewer rows of its source than there is room lie between it and the window's begin.
         within = self.rank - window.behind[self.source] < most[self.source]
+        # The first row behind a window always fits, since there is room for at least one row of every source that a
+        # plan has (``MeshSizes.make_room``): each window takes a row on some device, so the loop over windows ends.
         left_out = (number >= window.stop) & (number < cast.num_unique)
         return left_out & ((number - window.stop >= room.unique) | ~within)
 
@@ -282,6 +287,8 @@ class Routing:
         bound = jnp.min(jnp.where(self._left_out(window), cast.rows, highest), initial=highest)
         # Where everything always fits, even this small collective is saved.
         high = highest if self.fits else jax.lax.pmin(bound, AXIS)
+        # Both conditions: a cast's padding is the table's number of rows, which is below the greatest number. A device
+        # that has room for more takes fewer all the same, up to the address that all agree on.
         stop = jnp.sum((cast.rows < high) & (number < cast.num_unique), dtype=jnp.int32)
         # How many rows of every source are below ``stop``: a count over ``order``, read at the sources' begins.
         upto = jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(self.order < stop, dtype=jnp.int32)])
@@ -303,6 +310,7 @@ class Routing:
         """
         cast, room = _cast(self.bags), self.room.unique
         inside = (self.numbers >= window.first) & (self.numbers < window.stop)
+        # Lookups of other windows' rows are absent here, and their bags sum them there.
         count, ids = window.stop - window.first, jnp.where(inside, self.numbers - window.first, -1)
         number = jnp.arange(room, dtype=jnp.int32)
         # A window's rows are neighbours in the cast, so its cast is a slice
@@ -313,6 +321,8 @@ class Routing:
         if not first:
             begin = offsets[0]
             entries = begin + jnp.arange(sources.shape[0], dtype=jnp.int32)
+            # Behind the last entry this repeats it, so that positions are no permutation: nobody reads behind the last
+            # offset.
             sources, positions = (array.at[entries].get(mode="clip") for array in (sources, positions))
             offsets = offsets - begin
         rows = Cast(
@@ -370,6 +380,8 @@ class Routing:
             value, window = carry[0], self.after(carry[1])
             return body(value, window), window
 
+        # All devices leave together, since ``more`` is agreed on: the collectives of ``body`` are entered by all or by
+        # none.
         carry: Any = jax.lax.while_loop(lambda carry: self.more(carry[1]), step, (value, window))
         return carry[0]
 
@@ -396,6 +408,7 @@ def routed_ahead(
         routed = {name: of_stack.routed(bags[name], implementation) for name, of_stack in places.items()}
         return routed, jnp.stack([routing.overflows() for routing in routed.values()])
 
+    # One collective for all steps, the ``pmax`` below: routing itself exchanges nothing.
     routed, overflows = jax.lax.map(of_step, {name: bags[name] for name in places})
     return routed, jax.lax.pmax(jnp.any(overflows).astype(jnp.int32), AXIS) > 0
 

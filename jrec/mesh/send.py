@@ -101,12 +101,15 @@ class Sent:
         """
         rows, named = self.rows, None if options is None else options.implementation
         if current is not as_stored:
+            # Rows as they are now are no array: those looked up are gathered, each to the place of its lookup, which
+            # numbers it.
             shard = gather(shard, slots or {}, jnp.maximum(rows, 0), current)
             rows = jnp.where(rows < 0, rows, jnp.arange(rows.size, dtype=jnp.int32))
         sums = gather_reduce(shard, rows, self.offsets, weights=self.weights, implementation=named)
         # As sums go back along the lines, ``answers`` is what this device sends now, and ``sends`` what it gets.
         lines = sums.reshape(*self.at.shape, -1)
         arrived = swap(lines, self.answers, self.sends, kind=self.links.kind, dtype=self.links.rows)
+        # float32 whatever travelled: a bag's sum is that of up to N devices' parts.
         sums_by_bag = jnp.zeros((self.num_bags, shard.shape[1]), jnp.float32)
 
         def add_line(line: jax.Array, sums_by_bag: jax.Array) -> jax.Array:

@@ -59,6 +59,7 @@ class StepOptions:
                 f"{table.dtype} rows are rounded stochastically by table and row, so by their addresses in the stack,"
                 " which the route lacks; give it `addresses`, or no rounding key"
             )
+        # By table and row, not by line of this array: a row rounds alike on whatever device, and in host memory.
         numbers = addresses if self.stack is None else rounding_rows(self.stack, addresses)
         return shared | {"rounding_key": self.rounding_key, "rounding_rows": numbers}
 

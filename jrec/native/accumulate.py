@@ -31,8 +31,11 @@ def _load_widened(builder: Any, address: Any, dtype: int, width: int) -> Any:
     """``width`` consecutive elements as a float32 vector."""
     element = {F32: _FLOAT, BF16: _I16, F16: ir.HalfType()}[dtype]
     vector = builder.load(builder.inttoptr(address, ir.VectorType(element, width).as_pointer()))
+    # Rows begin at multiples of an element, not of a vector: an aligned load would fault.
     vector.align = 4 if dtype == F32 else 2
     floats = ir.VectorType(_FLOAT, width)
+    # An instruction where the processor has F16C; LLVM calls a library function an element elsewhere, so that
+    # ``xla.unavailable`` refuses x86 processors without it.
     if dtype == F16:
         return builder.fpext(vector, floats)
     if dtype == BF16:
@@ -98,6 +101,7 @@ def _add_row(builder: Any, dtype: int, width: int, at: Any, args: Any, j: Any, t
                 with plain:
                     add(row)
         with outside, builder.if_then(builder.icmp_signed(">=", index, _I64(0))):
+            # NaN, since a kernel inside jit cannot raise: a sum without the row would train on without a word.
             add(ir.Constant(vector, [float("nan")] * width))
 
 
@@ -105,6 +109,7 @@ def _sum_block(builder: Any, dtype: int, width: int, at: Any, args: Any) -> None
     """Emits the loop over a segment's rows for elements [at, at + width)."""
     out, begin, end = args[0], args[5], args[6]
     vector = ir.VectorType(_FLOAT, width)
+    # A stack slot in LLVM's code, a register in the processor's: its address goes nowhere, so LLVM promotes it.
     total = cgutils.alloca_once_value(builder, ir.Constant(vector, [0.0] * width))
     with cgutils.for_range_slice(builder, begin, end, _I64(1), intp=_I64) as (j, _):
         _add_row(builder, dtype, width, at, args, j, total)
@@ -145,6 +150,7 @@ def _sum_lines_block(builder: Any, width: int, at: Any, args: Any) -> None:
     with cgutils.for_range(builder, lines, intp=_I64) as loop:
         place = builder.add(at, builder.mul(loop.index, step))
         line = _load_widened(builder, builder.add(source, builder.mul(place, _I64(4))), F32, width)
+        # No product to contract with, and one addition a line in their order: the bits are the same on every processor.
         builder.store(builder.fadd(builder.load(total), line), total)
     address = builder.add(out, builder.mul(at, _I64(4)))
     builder.store(builder.load(total), builder.inttoptr(address, vector.as_pointer())).align = 4
@@ -158,6 +164,7 @@ def _copy_block(builder: Any, dtype: int, width: int, at: Any, args: Any) -> Non
     def bits(constant: int) -> Any:
         return ir.Constant(vector, [constant] * width)
 
+    # The sum of one row from +0 turns -0 into +0, so a copy must, too: lookups have the same bits on either way.
     value = cgutils.alloca_once(builder, vector)
     block = builder.add(out, builder.mul(at, _I64(4)))
     stride = builder.mul(dim, _I64(4))

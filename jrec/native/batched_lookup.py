@@ -61,6 +61,8 @@ def lookup_chunks(work, begin, end):
         offsets, length, weights = get_i64(job, OFFSETS), get_i64(job, LENGTH), get_i64(job, WEIGHTS)
         for bag in range(get_i64(chunk, 1), get_i64(chunk, 2)):
             first, last = bag * length, (bag + 1) * length
+            # The null address stands for bags of one length: then a bag's place follows from its number, and no offsets
+            # are read.
             if offsets != 0:
                 first, last = np.int64(get_i32(offsets, bag)), np.int64(get_i32(offsets, bag + 1))
             out = get_i64(job, OUT) + get_i64(job, STEP) * bag
@@ -195,6 +197,7 @@ def _look_up(lookups: Sequence[Lookup], places: Sequence[tuple[int, int]], threa
     """Writes each lookup's sums to its place: the address of its first bag, and the bytes from bag to bag."""
     words, chunks, cost, kept = [], [], 0, []
     for number, ((rows, ids, offsets, weights), (out, step)) in enumerate(zip(lookups, places, strict=True)):
+        # What is checked is what the job's addresses point to: ``checked_ids`` may have made a copy that lies together.
         ids, offsets = checked_ids(ids, offsets)
         if weights is not None:
             weights = _checked_weights(weights, ids)
@@ -209,9 +212,11 @@ def _look_up(lookups: Sequence[Lookup], places: Sequence[tuple[int, int]], threa
         own = ids.size + bags
         cost += own
         each = bags if own <= _COST else max(1, _COST * bags // own)
+        # Chunks of one table each: a kernel's kind, dim and stride are then those of the whole chunk.
         for begin in range(0, bags, each or 1):
             chunks += (number, begin, min(begin + each, bags))
     if chunks:
+        # Names of their own, since ``work`` holds only addresses: the arrays must live until the call has returned.
         every, jobs = np.array(chunks, np.int64), np.array(words, np.int64)
         work = np.array([pointer(every), pointer(jobs)], np.int64)
         used = thread_count(threads) if cost > _COST else 1  # waking a thread costs more than a chunk does

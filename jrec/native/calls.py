@@ -20,8 +20,10 @@ def custom_call(
     run = jax.ffi.ffi_call(
         _registered(module, name),
         results,
+        # The handlers know no batch axis: a mapped call becomes a loop of calls.
         vmap_method="sequential",
         input_output_aliases=aliases,
+        # What is written in place are results, too (aliases): XLA may drop a call whose results nobody reads.
         has_side_effect=False,
     )
 

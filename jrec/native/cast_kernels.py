@@ -86,6 +86,7 @@ def _digit_bits(entries, rows):
     # ``rows`` itself must fit: it is the key of padding.
     while (rows >> bits) != 0:
         bits += 1
+    # The number of passes decides, since each moves every word; equal digits then keep the counters few.
     widest = SMALL_DIGIT_BITS if entries < SMALL else MAX_DIGIT_BITS
     passes = (bits + widest - 1) // widest
     return (bits + passes - 1) // passes, bits
@@ -104,6 +105,7 @@ def _table(job, t):
 @inlined
 def _part(job, chunk):
     """Entries of a chunk."""
+    # Multiplied before divided, in 64 bits: parts differ by at most one entry and leave none out.
     capacity, chunks = get_i64(job, CAPACITY), get_i64(job, CHUNKS)
     return capacity * chunk // chunks, capacity * (chunk + 1) // chunks
 
@@ -118,6 +120,7 @@ def _id_bits(job):
 def _key(ids, i, id_bits, limit, base, rows):
     """The row within its table, or ``rows`` for padding."""
     row = (np.int64(get_i32(ids, i)) & id_bits) - base
+    # Three comparisons and a select: no branch on ids, which no processor predicts.
     return row if (i < limit) & (row >= 0) & (row < rows) else rows
 
 
@@ -157,6 +160,7 @@ def _scan(counters, chunks, buckets, begin):
         for chunk in range(chunks):
             at = chunk * buckets + bucket
             count = np.int64(get_i32(counters, at))
+            # Fits: there are fewer than 2^31 entries (``checked_ids``).
             put_i32(counters, at, np.int32(place))
             place += count
 
@@ -267,6 +271,8 @@ def _fill_bags(job, begin, end):
         if (first < 0) | (first > last) | (last > capacity) | ((bag == 0) & (first != 0)):
             put_i64(job, ERROR, 1)
             continue
+        # Within ``bag_of`` even where offsets overlap; what is written then is not read, since the error makes all
+        # padding.
         for i in range(first, last):
             put_i32(bag_of, i, np.int32(bag))
 
@@ -279,6 +285,8 @@ def cast_chunks(job, begin, end):
         bits, _ = _digit_bits(get_i64(job, CAPACITY), get_i64(job, NUM_ROWS))
     second, table = get_i64(job, IN_SECOND), _table(job, 0)
     for chunk in range(begin, end):
+        # Counters of its own for each chunk: counting takes no atomics, and ``_scan`` makes them the chunk's own
+        # cursors, so that no two chunks ever write one entry.
         counters = get_i64(job, COUNTERS) + 4 * (chunk << bits)
         first, last = _part(job, chunk)
         if phase == BAGS:
@@ -295,6 +303,7 @@ def cast_chunks(job, begin, end):
             _scatter(job, table, first, last, shift, bits, second, counters)
         elif phase == UNIQUE:
             unique, real = _count_unique(_pairs(job, second), 0, first, last, get_i64(job, NUM_ROWS))
+            # The counters are free after the last pass: their memory holds two int64 for each chunk now.
             put_i64(get_i64(job, COUNTERS), 2 * chunk, unique)
             put_i64(get_i64(job, COUNTERS), 2 * chunk + 1, real)
         elif phase == WRITE:
@@ -305,6 +314,8 @@ def cast_chunks(job, begin, end):
 def _place_tables(job):
     """Where the sorted lookups, unique rows and padding of each table go."""
     tables, total, unique, padding = get_i64(job, NUM_TABLES), np.int64(0), np.int64(0), np.int64(0)
+    # All real lookups first, then all padding, each by table: as one sort of everything has it, where the key of
+    # padding is past every row.
     for t in range(tables):
         table = _table(job, t)
         put_i64(table, T_FIRST_REAL, total)
@@ -340,6 +351,7 @@ def _fill_tail(job):
     capacity, total = get_i64(job, UNIQUE_CAPACITY), np.int32(get_i64(job, TOTAL))
     unique, rows, offsets = get_i32(get_i64(job, NUM_UNIQUE_OUT), 0), get_i64(job, ROWS_OUT), get_i64(job, OFFSETS_OUT)
     num_rows = np.int32(get_i64(job, NUM_ROWS))
+    # Nothing where more rows were found than there is room for: only the count tells of those.
     for i in range(unique, capacity):
         put_i32(rows, i, num_rows)
     for i in range(unique, capacity + 1):
@@ -350,6 +362,7 @@ def _fill_tail(job):
 def _begin(job):
     offsets, capacity, bags = get_i64(job, OFFSETS), get_i64(job, CAPACITY), get_i64(job, NUM_BAGS)
     put_i64(job, ERROR, 0)
+    # Clamped, since nobody has checked the offsets yet.
     put_i64(job, LIMIT, min(capacity, max(0, np.int64(get_i32(offsets, bags)))) if offsets != 0 else capacity)
 
 
@@ -381,6 +394,8 @@ def cast_advance(job):
             put_i64(job, ERROR, 0)
             put_i64(job, LIMIT, 0)
         return _begin_sort(job)
+    # An id of another table, of which the host's cast says whose it is. One table owns every row, so inside jit there
+    # is none.
     if get_i64(job, ERROR) != 0:
         return 0
     if phase == SORT_TABLES:

@@ -26,6 +26,7 @@ FASTMATH = {"contract", "reassoc", "nsz", "arcp"}
 inlined = functools.partial(numba.njit, nogil=True, error_model="numpy", fastmath=FASTMATH)
 """Decorates a helper that kernels call."""
 
+# Re-entrant: compiling a kernel first compiles those that it requires, in the same thread.
 _LOCK = threading.RLock()
 
 
@@ -85,7 +86,11 @@ def address_of(symbol: str) -> Any:
     def address(typing_context):
         def codegen(context, builder, signature, args):
             function = cgutils.get_or_insert_function(
-                builder.module, ir.FunctionType(ir.VoidType(), [ir.IntType(64), ir.IntType(64)]), symbol
+                # The declared type does not matter: only the address is taken, and whoever calls it casts it to what it
+                # is.
+                builder.module,
+                ir.FunctionType(ir.VoidType(), [ir.IntType(64), ir.IntType(64)]),
+                symbol,
             )
             return builder.ptrtoint(function, ir.IntType(64))
 

@@ -122,6 +122,7 @@ def error(frame, text, code):
 @inlined
 def answered_metadata(frame):
     """Whether XLA only asked which API version the handler speaks; if so, says it."""
+    # XLA calls a handler like this once, when it is registered; the frame has no buffers then.
     extension = get_i64(frame + _EXTENSION, 0)
     if extension == 0:
         return False
@@ -192,6 +193,7 @@ def dim(buffer, i):
 @inlined
 def integer_attribute(frame, i):
     """The int64 attribute number ``i`` by name."""
+    # Sorted by name, whatever the order of the call: of ``kind`` and ``threads`` the first is ``kind``.
     scalar = get_i64(get_i64(frame + _ATTRS + 40, 0), i)
     return get_i64(get_i64(scalar + 8, 0), 0)
 
@@ -303,6 +305,8 @@ def parallel(frame, function, job, chunks, threads):
         _call_chunks(function, job, 0, chunks)
         return
     api, call = get_i64(frame + _API, 0), state + 8 * _CALL
+    # Plain stores: nobody else knows the state before a task is scheduled, which publishes them. The first reference is
+    # the caller's own.
     put_i64(state, _REFERENCES, 1)
     put_i64(state, _FINISHED, 0)
     put_i64(state, _FUNCTION, function)
@@ -327,6 +331,7 @@ def parallel(frame, function, job, chunks, threads):
     # The job and XLA's buffers belong to the caller, so it must not return before every chunk is finished. No shares
     # are left by now: what is waited for is running on another core.
     while load_acquire(state + 8 * _FINISHED) < chunks:
+        # Not a spin: where threads outnumber cores, the one that is waited for may need this core.
         sched_yield()
     _leave(state)
 

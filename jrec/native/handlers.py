@@ -58,6 +58,7 @@ def _dtype_code(buffer):
 @inlined
 def _run_segments(frame, job, threads):
     chunks = seg.count_chunks(job)
+    # The number of threads changes no bit: chunks and pieces follow from the data.
     threads = min(threads, pool_size(frame)) if chunks >= SERIAL_CHUNKS else np.int64(1)
     parallel(frame, _segment_chunks(), job, chunks, threads)
     # Pieces of long segments lie in several chunks, so they are added only when all chunks are done, by one thread.
@@ -74,6 +75,7 @@ def _run_segments(frame, job, threads):
 @inlined
 def _optional(buffer):
     """Address of an operand that is empty where there is none."""
+    # XLA knows no absent operand, so that an empty array stands for None.
     return data(buffer) if dim(buffer, 0) > 0 else np.int64(0)
 
 
@@ -120,6 +122,8 @@ def _set_table(job, frame, operands, scratch):
     The last operand may be the rows' numbers for rounding.
     """
     buffers = num_results(frame) - scratch
+    # Not the operand: the result is aliased with it, and where XLA could not give it the operand's own memory, it has
+    # copied the table there before this call.
     table = result(frame, scratch)
     put_i64(job, seg.TABLE, data(table))
     put_i64(job, seg.TABLE_DTYPE, _dtype_code(table))

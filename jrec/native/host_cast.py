@@ -46,6 +46,7 @@ def tensor_cast(
     if not 1 <= num_rows < 2**bits:
         raise ValueError(f"num_rows is {num_rows}; row numbers are {kind}, so it must lie in 1..2**{bits} - 1")
     original = ids
+    # The kernels sort words of a 32-bit row above a 32-bit position, which rows below 2^32 - 1 fit.
     if wide:  # as uint32, of which the last one is no row
         ids = np.where((ids < 0) | (ids >= num_rows), 2**32 - 1, ids).astype(np.uint32)
     num_bags, length = ids.shape if offsets is None else (offsets.size - 1, 0)
@@ -62,11 +63,13 @@ def tensor_cast(
     num_threads = thread_count(threads)
     chunks = 1 if len(tables) > 1 else max(1, min(4 * num_threads, ids.size // _ENTRIES_PER_CHUNK))
     chunks = 1 if num_threads == 1 else chunks
+    # Twice: a pass of the radix sort reads one half and writes the other.
     pairs = np.empty(2 * ids.size, np.uint64)
     bag_of = np.empty(0 if offsets is None else ids.size, np.int32)
     counters = np.empty(max(chunks, len(tables)) << cast_kernels.MAX_DIGIT_BITS, np.int32)
     J = cast_kernels.Job
     job = np.zeros(cast_kernels.JOB_WORDS, np.int64)
+    # Only addresses, which keep nothing alive: the arrays have names here until the last phase has run.
     for word, array in (
         (J.IDS, ids), (J.PAIRS, pairs), (J.BAG_OF, bag_of), (J.COUNTERS, counters), (J.TABLES, tables),
         (J.ROWS_OUT, out["rows"]), (J.OFFSETS_OUT, out["offsets"]), (J.SOURCES_OUT, out["sources"]),

@@ -83,6 +83,7 @@ class RowStore:
         job[J.VALUES] = 0 if values is None else pointer(values)
         job[J.MADE], job[J.DIRTY] = pointer(self.made), pointer(self.dirty)
         job[J.TABLES], job[J.NUM_TABLES] = pointer(self.tables), len(self.tables)
+        # No values: a fetch leaves such a slot out, and making rows needs none.
         for word, (name, slot) in zip((J.SLOT0, J.SLOT1, J.SLOT2), self.slots.items(), strict=False):
             job[word], job[word + 1] = pointer(slot), slot.shape[1] if slot.ndim > 1 else 1
             job[word + 2] = _bits(self.initial_slots[name])

@@ -85,6 +85,7 @@ def row_update(
     rows, gradients = np.ascontiguousarray(rows), np.ascontiguousarray(gradients)
     hyper = host_hyperparameters(optimizer, step, gradient_scale, _checked_key(rounding_key))
     job = np.zeros(kernels.JOB_WORDS, np.int64)
+    # Segments without lookups: their gradients are there already, and are copied.
     job[kernels.Job.SEGMENTS] = rows.size
     job[kernels.Job.GRADIENTS], job[kernels.Job.DIM] = pointer(gradients), gradients.shape[1]
     _set_table(job, optimizer, table, slots, rows, hyper)
@@ -132,6 +133,7 @@ def casted_update(
         _check_array("hyperparameters", hyperparameters, (HYPER_WORDS,), np.int32)
         hyper = np.ascontiguousarray(hyperparameters)
     job = _segment_job(bag_gradients, sources, offsets, weights)
+    # ``num_unique`` also counts rows that found no room.
     segments, wide = min(int(cast.num_unique), rows.size), rows.dtype == np.int64
     if wide:
         rows = _unsigned(rows[:segments])

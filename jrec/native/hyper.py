@@ -67,6 +67,7 @@ def hyperparameters(
     optimizer: RowOptimizer, step: jax.Array, scale: jax.Array, rounding_key: jax.Array | None = None
 ) -> jax.Array:
     """What the kernels need to know of one step, (HYPER_WORDS,) int32; see ``Hyper``."""
+    # Optimizers count steps from 1 here, as Adam's paper does; ``step`` is how many were taken.
     corrections = optimizer.bias_corrections((step + 1).astype(jnp.float32))
     values = _values(optimizer, optimizer.learning_rate_at(step), scale, corrections, taken_before(step))
     floats = jnp.stack([jnp.asarray(value, jnp.float32) for value in values])

@@ -31,6 +31,7 @@ def _get(numba_type: Any, kind: ir.Type) -> Any:
     def get(typing_context, address, index):
         def codegen(context, builder, signature, args):
             value = builder.load(_element(builder, args, kind))
+            # The alignment of one element is all that holds: addresses point anywhere into rows of any dim.
             value.align = kind.get_abi_size(context.target_data)
             return value
 
@@ -66,6 +67,8 @@ def prefetch_line(builder: Any, address: Any, *, near: bool) -> None:
     byte = ir.IntType(8).as_pointer()
     kind = ir.FunctionType(ir.VoidType(), [byte, _I32, _I32, _I32])
     function = builder.module.declare_intrinsic("llvm.prefetch", (), kind)
+    # To be read (0), from the data cache (1). Locality 3 is every cache level, 2 the second level and what is behind
+    # it.
     builder.call(function, [builder.inttoptr(address, byte), _I32(0), _I32(3 if near else 2), _I32(1)])
 
 
@@ -86,6 +89,8 @@ def fetch_add(typing_context, address, value):
 
     def codegen(context, builder, signature, args):
         pointer = builder.inttoptr(args[0], _I64.as_pointer())
+        # Sequentially consistent, so release and acquire as well: who reads the sum sees what was written before each
+        # addition.
         return builder.atomic_rmw("add", pointer, args[1], "seq_cst")
 
     return types.int64(types.int64, types.int64), codegen
@@ -107,6 +112,7 @@ def load_acquire(typing_context, address):
     """Atomically reads the int64 at ``address``."""
 
     def codegen(context, builder, signature, args):
+        # Pairs with ``fetch_add``: what other threads wrote before their additions is visible from here on.
         return builder.load_atomic(builder.inttoptr(args[0], _I64.as_pointer()), "acquire", 8)
 
     return types.int64(types.int64), codegen
@@ -143,6 +149,7 @@ def get_bf16(typing_context, address, index):
     def codegen(context, builder, signature, args):
         value = builder.load(_element(builder, args, _I16))
         value.align = 2
+        # A bfloat16 is the upper half of a float32, so widening is a shift, and exact.
         return builder.bitcast(builder.shl(builder.zext(value, _I32), _I32(16)), _F32)
 
     return types.float32(types.int64, types.int64), codegen
@@ -154,8 +161,11 @@ def put_bf16(typing_context, address, index, value):
 
     def codegen(context, builder, signature, args):
         bits = builder.bitcast(args[2], _I32)
+        # Half to even: 0x7FFF and the lowest kept bit carry where the dropped half is above one half, or is one half
+        # and the kept part odd.
         odd = builder.and_(builder.lshr(bits, _I32(16)), _I32(1))
         rounded = builder.lshr(builder.add(bits, builder.add(odd, _I32(0x7FFF))), _I32(16))
+        # A NaN whose payload lies in the dropped half only would round to infinity: the quiet bit keeps it a NaN.
         quiet = builder.or_(builder.lshr(bits, _I32(16)), _I32(0x40))
         is_nan = builder.icmp_unsigned(">", builder.and_(bits, _I32(0x7FFFFFFF)), _I32(0x7F800000))
         store = builder.store(

@@ -53,6 +53,7 @@ def _expand_by_four(builder: Any, starts: list[Any], slice_: Any, rank: Any) -> 
 
     A register holds four lines of the slice, of which each is multiplied by its own element below.
     """
+    # Stack slots that LLVM turns into registers: what a loop of its intermediate form carries would else be phi nodes.
     sums = [cgutils.alloca_once_value(builder, ir.Constant(_vector(16), [0.0] * 16)) for _ in starts]
     with cgutils.for_range_slice(builder, _I64(0), rank, _I64(4), intp=_I64) as (k, _):
         four = load(builder, offset(builder, slice_, builder.mul(k, _I64(SIDE))), _vector(16))
@@ -143,8 +144,10 @@ def _transpose_tile(width: int) -> Any:
             below, below_gradient, slopes, slope_step, digits, entries, totals, turned, rank = args
             vector, lines = _vector(width), range(SIDE)
             steps = [builder.mul(rank, _I64(i)) for i in lines]
+            # Read whole before the last store, which may go to the same place: ``below_gradient`` may be ``below``.
             lefts = [load(builder, offset(builder, below, step), vector) for step in steps]
             sums = [cgutils.alloca_once_value(builder, ir.Constant(vector, [0.0] * width)) for _ in lines]
+            # One entry after another, each read from and added to memory whole: several entries may name one digit.
             with cgutils.for_range(builder, entries, intp=_I64) as loop:
                 digit = builder.sext(load(builder, offset(builder, digits, loop.index), _I32), _I64)
                 place = builder.mul(digit, builder.mul(rank, _I64(SIDE)))

@@ -28,12 +28,14 @@ _ZERO, _ONE = np.float32(0), np.float32(1)
 @inlined
 def _prepare(row, gradient, dim, hyper):
     """Unscales, clips and decays the gradient, in place."""
+    # The order of ``RowOptimizer.prepare``: the norm is of the unscaled gradient, and decay is not clipped.
     scale, decay, limit = get_f32(hyper, SCALE), get_f32(hyper, WEIGHT_DECAY), get_f32(hyper, MAX_NORM)
     if scale != _ONE:
         for d in range(dim):
             put_f32(gradient, d, get_f32(gradient, d) * scale)
     if limit < np.float32(np.inf):
         norm = math.sqrt(_sum_of_squares(gradient, dim))
+        # False of NaN, which then reaches the row and is noticed.
         if norm > limit:
             factor = limit / norm
             for d in range(dim):
@@ -92,12 +94,15 @@ def _exact_adam(row, gradient, dim, slot0, slot1, slot2, hyper):
     eps, correction1, correction2 = get_f32(hyper, C), get_f32(hyper, CORRECTION1), get_f32(hyper, CORRECTION2)
     taken = get_f32(hyper, TAKEN)
     missed = taken - get_f32(slot2, 0)
+    # The row is brought up to date below for every step that it missed, and takes this one.
     put_f32(slot2, 0, taken + _ONE)
     of_mu, of_nu = _power(get_f32(hyper, LOG_A), missed), _power(get_f32(hyper, LOG_B), missed)
     of_row = _power(get_f32(hyper, LOG_ROW), missed)
+    # Read once a row: the loop over its elements keeps them in registers where there are enough.
     before, after = _numbers(hyper, TAIL), _numbers(hyper, TAIL_AFTER)
     for d in range(dim):
         g, mu, nu = get_f32(gradient, d), of_mu * get_f32(slot0, d), of_nu * get_f32(slot1, d)
+        # Where the row is now, from where it would come to rest: see ``jrec.row_optimizers.Exact``, ``current``.
         value = of_row * get_f32(row, d) + mu * _tail(math.sqrt(nu), before)
         value = value - rest_row * value
         mu = rest_a * g + a * mu
@@ -105,6 +110,7 @@ def _exact_adam(row, gradient, dim, slot0, slot1, slot2, hyper):
         put_f32(slot0, d, mu)
         put_f32(slot1, d, nu)
         value = value - rate * ((mu / correction1) / (math.sqrt(nu / correction2) + eps))
+        # Stored is again where the row comes to rest if no gradient follows.
         put_f32(row, d, value - mu * _tail(math.sqrt(nu), after))
 
 
@@ -112,6 +118,7 @@ def _exact_adam(row, gradient, dim, slot0, slot1, slot2, hyper):
 def _step(kind, row, gradient, dim, slot0, slot1, slot2, hyper):
     rate, a, b = get_f32(hyper, LEARNING_RATE), get_f32(hyper, A), get_f32(hyper, B)
     rest_a, rest_b = get_f32(hyper, REST_A), get_f32(hyper, REST_B)
+    # The same kind for all rows of a call, so that these branches are predicted.
     if kind == SGD:
         for d in range(dim):
             put_f32(row, d, get_f32(row, d) - rate * get_f32(gradient, d))
@@ -197,14 +204,17 @@ def update_row(kind, table, dtype, row, number, dim, stride, gradient, slot0, sl
     Stochastic rounding hashes ``number``. ``gradient`` is overwritten, ``scratch`` holds ``dim`` float32.
     """
     at = row * stride
+    # A slot of one number a row is dense; one of elements has the stride of the table, padding among it.
     slot0 += 4 * (row if kind in (ROWWISE_ADAGRAD, ROWWISE_RMSPROP) else at)
     slot1 += 4 * (row if kind in (ROWWISE_ADAM, EXACT_MOMENTUM, EXACT_RMSPROP) else at)
+    # Only exact Adam has a third slot; of the others nobody reads this address.
     slot2 += 4 * row
     if dtype == F32:
         values = table + 4 * at
         _prepare(values, gradient, dim, hyper)
         _step(kind, values, gradient, dim, slot0, slot1, slot2, hyper)
         return
+    # A float32 row was stepped where it lies; 16 bits are widened to a row of scratch, which the step changes.
     stored = table + 2 * at
     for d in range(dim):
         put_f32(scratch, d, get_bf16(stored, d) if dtype == BF16 else get_f16(stored, d))

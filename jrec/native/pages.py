@@ -50,9 +50,11 @@ def mark_pages(rows, count, line, made, used, pins, now, out):
     pages = np.int64(0)
     for i in range(count):
         row = get_i64(rows, i)
+        # A row that was never made is read as its first values, from no page.
         if row < 0 or (made != 0 and not _has(made, row)):
             continue
         for page in range(row * line // _PAGE, (row * line + line - 1) // _PAGE + 1):
+            # Rows share pages: within one call a page is pinned and listed once.
             before = get_i64(used, page)
             if before == now:
                 continue
@@ -83,6 +85,7 @@ def advise_pages(action, address, descriptor, pages, count, out):
     failed, i = np.int64(0), 0
     if action == AWAIT:
         for i in range(count):
+            # A page fault waits for the disk. The result is returned only so that LLVM may not leave the loads out.
             failed ^= get_i64(address + get_i64(pages, i) * _PAGE, 0)
         return failed
     while i < count:

@@ -36,6 +36,7 @@ def partitioned(run: Run, plan: Callable[[Mesh, Any, Any], _Plan], rule: str, **
         # Inside ``shard_map`` a device's operands are its own already, and XLA may not divide them again.
         if not rules_apply(operands):
             return run(*operands)
+        # Made anew for each call: what ``plan`` closes over differs from call to call.
         ruled = custom_partitioning(lambda *inner: run(*inner))
 
         def partition(mesh: Mesh, arguments: Any, results: Any) -> Any:
@@ -165,26 +166,30 @@ def update_plan(run: Run, casted: bool, slots: int) -> Callable[[Mesh, Any, Any]
             raise ValueError(_refusal("update", "by rows", table))
 
         def device(*operands: jax.Array) -> Any:
+            # No mesh axis divides the rows: every device steps all of them alike.
             if not axes:
                 return run(*operands)
             hyper, rows, *rest = operands[:before]
             state, numbers = operands[before : before + 1 + slots], operands[before + 1 + slots :]
             held = state[0].shape[0]
             first = first_row(axes, held)
+            if not casted:
+                # Rows of other devices become padding where they stand. They come in any order: a core's step gives a
+                # row for each slice, in its place, with padding between them.
+                inside = (rows >= first) & (rows < first + held)
+                own = jnp.where(inside, rows - first, jnp.int32(held))
+                return run(hyper, own, *rest, *state, numbers[0] if numbers else rows)
             # A cast's rows ascend, so a device's rows are one run of segments, ``low`` to ``high``. It is rolled to the
             # front, since shapes are static; everything behind it becomes padding.
             low, high = (jnp.sum(rows < bound, dtype=jnp.int32) for bound in (first, first + held))
             place = jnp.arange(rows.shape[0], dtype=jnp.int32)
             own = jnp.where(place < high - low, jnp.roll(rows, -low) - first, jnp.int32(held))
-            if casted:
-                offsets, sources, positions, gradients, weights, _ = rest
-                begin = offsets[low]
-                # Offsets behind the device's last segment stay at its end, so that these segments are empty.
-                ends = jnp.minimum(jnp.arange(offsets.shape[0], dtype=jnp.int32) + low, high)
-                moved = [jnp.roll(array, -begin) for array in (sources, positions)]
-                rest = [offsets[ends] - begin, *moved, gradients, weights, high - low]
-            else:
-                rest = [jnp.roll(rest[0], -low, axis=0)]
+            offsets, sources, positions, gradients, weights, _ = rest
+            begin = offsets[low]
+            # Offsets behind the device's last segment stay at its end, so that these segments are empty.
+            ends = jnp.minimum(jnp.arange(offsets.shape[0], dtype=jnp.int32) + low, high)
+            moved = [jnp.roll(array, -begin) for array in (sources, positions)]
+            rest = [offsets[ends] - begin, *moved, gradients, weights, high - low]
             # Rounding hashes the numbers that the rows have in the whole table.
             return run(hyper, own, *rest, *state, jnp.roll(numbers[0] if numbers else rows, -low))
 

@@ -41,6 +41,7 @@ def _sum_block(builder: Any, bits: int, width: int, at: Any, args: Any) -> None:
     out, source, _, stride, rows, indices, begin, end, limit, weights = args
     vector = ir.VectorType(_FLOAT, width)
     total = cgutils.alloca_once_value(builder, ir.Constant(vector, [0.0] * width))
+    # Biases of a bag's rows add up to one number, which is added to all elements at the end: a row costs one product.
     biases = cgutils.alloca_once_value(builder, _FLOAT(0.0))
     index_array = builder.inttoptr(indices, _I32.as_pointer())
     last = builder.sub(limit, _I64(1))

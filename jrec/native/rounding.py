@@ -21,6 +21,7 @@ def _hash(builder: Any, key0: Any, key1: Any, row: Any, column: Any) -> Any:
     def mix(value: Any, shift: int) -> Any:
         return builder.xor(value, builder.lshr(value, _I32(shift)))
 
+    # The constants and the order of ``jrec.ops.rounding.random_bits``; both wrap modulo 2^32.
     value = builder.add(builder.mul(row, _I32(0x9E3779B1)), key0)
     value = builder.mul(mix(value, 16), _I32(0x85EBCA6B))
     value = builder.mul(mix(value, 13), _I32(0xC2B2AE35))

@@ -86,6 +86,8 @@ BASE, KEY0, KEY1, SCALE = (int(word) for word in Table)
 
 @inlined
 def _has(bitmap, row):
+    # A plain load, though others may be setting bits of the word: this row's bit is nobody else's, by the callers'
+    # contract.
     return (get_i64(bitmap, row >> 6) >> (row & 63)) & 1 != 0
 
 
@@ -203,6 +205,7 @@ def _make(job, row, size):
 def row_chunks(job, begin, end):
     """Does the job's action on the rows of chunks [begin, end)."""
     action, size = get_i64(job, ACTION), get_i64(job, DIM) * (4 if get_i64(job, DTYPE) == F32 else 2)
+    # Rows are unique, so each has one thread; neighbours share only words of the bitmaps.
     for i in range(begin * ROWS_PER_CHUNK, min(end * ROWS_PER_CHUNK, get_i64(job, COUNT))):
         row = get_i64(get_i64(job, ROWS), i)
         if action == MAKE:
@@ -225,5 +228,6 @@ def absent_chunks(job, begin, end):
         if row < 0:
             continue
         if not _has(made, row):
+            # Several threads may write it, all the same value; it is read when all are done.
             put_i64(job, ABSENT, 1)
             return

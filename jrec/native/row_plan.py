@@ -25,6 +25,7 @@ def match_rows(rows, count, held, held_count, base, source, wide):
         row = _row(rows, i, wide)
         while (h < held_count) and (_row(held, h, wide) < row):
             h += 1
+        # A source that is there already is a later batch's copy of the row, and stays.
         if (h < held_count) and (_row(held, h, wide) == row) and (get_i32(source, i) < 0):
             put_i32(source, i, np.int32(base + h))
             matched += 1

@@ -117,6 +117,8 @@ def _start(job, s):
 
 @inlined
 def _position(job, s):
+    # Well-formed ones strictly ascend, since every segment costs at least 1: a binary search finds one first segment
+    # for each chunk, also among empty segments, and a chunk has at most CHUNK of them.
     return _start(job, s) + s * get_i64(job, SEGMENT_COST)
 
 
@@ -132,6 +134,8 @@ def _first_segment(job, chunk, chunks):
     low, high = np.int64(0), get_i64(job, SEGMENTS)
     if chunk == 0:
         return low
+    # Callers cut by capacities (``max_chunks``), which offsets need not fill: chunks behind the last one get no
+    # segments.
     if chunk >= chunks:
         return high
     while low < high:
@@ -181,12 +185,14 @@ def _copy(job, first, last):
 def _row(job, s):
     """The row of segment s."""
     row = np.int64(get_i32(get_i64(job, ROWS), s))
+    # Undoes the sign extension of uint32 rows that were read as int32.
     return row & np.int64(0xFFFFFFFF) if get_i64(job, UNSIGNED) != 0 else row
 
 
 @inlined
 def _update(job, s, gradient, scratch):
     row = _row(job, s)
+    # A cast's padding names the row behind the last one: nothing of it is read or written.
     if (row >= 0) & (row < get_i64(job, TABLE_ROWS)):
         numbers = get_i64(job, ROUNDING_ROWS)
         number = row if numbers == 0 else np.int64(get_i32(numbers, s))
@@ -208,6 +214,7 @@ def _prefetch_row(job, s):
     """Asks for the row and the slots of segment s, if there is one."""
     if s < get_i64(job, SEGMENTS):
         row, dim, kind = _row(job, s), get_i64(job, DIM), get_i64(job, KIND)
+        # Asking for a line never faults, so a row of padding needs no check. Slots lie as ``update_row`` finds them.
         size = 4 if get_i64(job, TABLE_DTYPE) == F32 else 2
         at = row * get_i64(job, STRIDE)
         _prefetch_lines(get_i64(job, TABLE) + size * at, size * dim)
@@ -225,6 +232,8 @@ def _prefetch_row(job, s):
 
 @inlined
 def _piece(job, chunk, s, k, begin, end):
+    # Two places a chunk are enough, since no piece is shorter than a chunk: piece 0 of the segment that begins here,
+    # and one piece of the segment that goes on from an earlier chunk.
     out = get_i64(job, PARTIALS) + 4 * get_i64(job, DIM) * (2 * chunk + (1 if k == 0 else 0))
     _sum(job, out, begin + k * PIECE, min(end, begin + (k + 1) * PIECE))
 
@@ -256,6 +265,8 @@ def _segments(sum_rows):
         weights, positions, split = get_i64(job, WEIGHTS), get_i64(job, POSITIONS), get_i64(job, LONG) != 0
         gradients, offsets, length = get_i64(job, GRADIENTS), get_i64(job, OFFSETS), get_i64(job, LENGTH)
         long = np.int32(-1)
+        # A chunk owns its segments, and rows of a cast are unique: no other thread reads or writes their sums, rows or
+        # slots, so there are neither locks nor atomics.
         for s in range(first, last):
             begin, end = s * length, (s + 1) * length
             if offsets != 0:
@@ -273,9 +284,12 @@ def _segments(sum_rows):
                 _prefetch_row(job, s + 8)
             # An update's gradient never leaves the thread's scratch, behind which ``update_row`` has room of its own.
             total = scratch if out == 0 else out + 4 * dim * s
+            # A copy, since ``update_row`` scales, clips and decays the gradient in place, and the operand is not ours
+            # to change.
             if gradients != 0:
                 for d in range(dim):
                     put_f32(total, d, get_f32(gradients + 4 * dim * s, d))
+            # An update goes on with a gradient of zero: momentum and weight decay move the row all the same.
             elif begin == end:
                 for d in range(dim):
                     put_f32(total, d, np.float32(0))
@@ -297,6 +311,7 @@ def _list_short(job, first, last, places, ends):
     offsets, lookups = get_i64(job, OFFSETS), _start(job, last) - _start(job, first)
     if (offsets == 0) | (get_i64(job, GRADIENTS) != 0) | (last - first > CHUNK) | (lookups > SHORT * (last - first)):
         return np.int64(-1)
+    # The test above has ruled out more segments than the lists have room for, which only malformed offsets bring.
     listed, end, longest = np.int64(0), get_i32(offsets, first), np.int32(0)
     ascending = _well_formed(first, np.int64(end), np.int64(get_i32(offsets, last)), get_i64(job, CAPACITY))
     for s in range(first, last):
@@ -315,6 +330,7 @@ def _sum_short(job, first, last, places, ends, listed):
     out, source, dim, rows = get_i64(job, OUT), get_i64(job, SOURCE), get_i64(job, DIM), get_i64(job, SOURCE_ROWS)
     indices, limit, dtype = get_i64(job, INDICES), get_i64(job, CAPACITY), get_i64(job, DTYPE)
     weights, positions = get_i64(job, WEIGHTS), get_i64(job, POSITIONS)
+    # Empty segments are in no list, so that their sums are zeroed here; the others are overwritten.
     if listed < last - first:  # as the places of padding, which come last
         for i in range(dim * first, dim * last):
             put_f32(out, i, np.float32(0))
@@ -330,17 +346,20 @@ def _sum_short(job, first, last, places, ends, listed):
 @kernel(types.void(types.int64, types.int64, types.int64))
 def segment_chunks(job, begin, end):
     """Runs chunks [begin, end)."""
+    # Without room for pieces (``max_pieces``) no segment can be long, and nothing is split.
     chunks, split = count_chunks(job), get_i64(job, LONG) != 0
     copied, dtype, update = _copied(job), get_i64(job, DTYPE), get_i64(job, OUT) == 0
     scratch = malloc(8 * get_i64(job, DIM) + 8 if update else np.int64(8 * (CHUNK + 1)))
     if scratch == 0:
         put_i64(job, ERROR, 2)
         return
+    # Update: a row's gradient, and behind it a row widened from 16 bits. Else two lists of CHUNK + 1 int32.
     for chunk in range(begin, end):
         first, last = _first_segment(job, chunk, chunks), _first_segment(job, chunk + 1, chunks)
         if copied:
             _copy(job, first, last)
             continue
+        # Also where no segment begins in this chunk: it may lie wholly within a long one.
         if split & (first > 0):
             _carried_piece(job, chunk, first)
         if not update:
@@ -378,6 +397,7 @@ def _sum_one_by_one(job):
 @kernel(types.void(types.int64))
 def finish_segments(job):
     """Adds up the pieces of the long segments, once all chunks are done; of malformed sums makes NaN."""
+    # Sums are made anew. Rows cannot be, some of which are stepped by now: an update fails (``_run_segments``).
     if (get_i64(job, ERROR) == 1) & (get_i64(job, OUT) != 0):
         _sum_one_by_one(job)
         put_i64(job, ERROR, 0)

@@ -62,6 +62,7 @@ def _tile(builder: Any, width: int, places: list[Any], row: Any, column: Any, de
 
     def add(line: Any, factors: list[Any]) -> None:
         right = load(builder, offset(builder, line, column), vector)
+        # One line of the right operand meets all rows of the tile, so that a load serves as many multiply-adds.
         for total, factor in zip(sums, factors, strict=True):
             product = builder.fmul(right, splat(builder, load(builder, factor, _FLOAT), width), flags=("contract",))
             builder.store(builder.fadd(builder.load(total), product, flags=("contract",)), total)
@@ -79,6 +80,7 @@ def _product(
 
     def block(width: int, column: Any) -> None:
         tall, done = _TALLEST[width], _I64(0)
+        # What the tallest tiles leave goes to tiles of half the rows, and so on: each has unrolled code of its own.
         while tall:
             end = builder.and_(rows, _I64(-tall))
             with cgutils.for_range_slice(builder, done, end, _I64(tall), intp=_I64) as (row, _):
@@ -108,6 +110,7 @@ def _product_rows(builder: Any, args: Any, each_step: Callable[[], None]) -> Non
     def run(builder: Any, tall: int, row: Any, add: Callable[[Any, list[Any]], None]) -> None:
         starts = listed(lefts, row, tall)
         with cgutils.for_range(builder, depth, intp=_I64) as loop:
+            # Between the products, whose latency hides it.
             each_step()
             line = offset(builder, right, builder.mul(loop.index, columns))
             add(line, [offset(builder, start, loop.index) for start in starts])

@@ -48,6 +48,9 @@ def run(kernel: Kernel, job: int, chunks: int, threads: int) -> None:
         work()
     finally:  # an interrupted caller frees what the helpers still read and write
         for helper in helpers:
+            # A helper that has not started never will. One that has is inside a kernel, which reads and writes the
+            # caller's arrays by address: these must live until it ends. Helpers of several callers share the pool, so
+            # one may well be queued behind another's.
             if not helper.cancel():
                 helper.result()
 

@@ -25,6 +25,7 @@ def _rotated(builder: Any, word: Any, distance: int) -> Any:
 def _threefry(builder: Any, key0: Any, key1: Any, high: Any, low: Any) -> tuple[Any, Any]:
     keys = (key0, key1, builder.xor(builder.xor(key0, key1), _I32(_PARITY)))
     x, y = builder.add(high, keys[0]), builder.add(low, keys[1])
+    # Five groups of four rounds, with a key injected after each, are Threefry-2x32-20.
     for group in range(5):
         for distance in _ROTATIONS[group % 2]:
             x = builder.add(x, y)
@@ -43,6 +44,7 @@ def initial_value(typing_context, key0, key1, element, scale):
         high = builder.trunc(builder.lshr(element, _I64(32)), _I32)
         x, y = _threefry(builder, key0, key1, high, builder.trunc(element, _I32))
         bits = builder.lshr(builder.xor(x, y), _I32(8))
+        # An odd integer within +-2^24 is exact in float32, so that the product below is the only rounding.
         odd = builder.sub(builder.shl(bits, _I32(1)), _I32(2**24 - 1))
         return builder.fmul(builder.sitofp(odd, _F32), scale)
 

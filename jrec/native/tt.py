@@ -167,6 +167,8 @@ def _transpose(
     if level.by_digit is None:
         from jrec.native.tt_piece_kernels import MOST_PIECES, PIECE_REPEATS
 
+        # Room for as many pieces as the capacity could ask for; the handler takes fewer where a batch has fewer
+        # entries.
         pieces = min(MOST_PIECES, max(1, capacity // max(1, PIECE_REPEATS * m)))
         name, of_core, turned, partial, touched = "tt_transpose_pieces", m, m, (pieces, *core.shape), m
     else:
@@ -177,6 +179,7 @@ def _transpose(
         name, of_core = "tt_transpose_digits", turned if step else m
     shapes = (of_core, *core.shape[1:]), below.shape, (turned, *core.shape[1:]), partial
     results = [*(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes), _i32(touched)]
+    # The below gradient in the place of ``below``, of which XLA makes a copy where something still reads it.
     aliases = {1: 1}
     if step:
         places = 2, *range(len(operands) + 1, len(operands) + len(step))

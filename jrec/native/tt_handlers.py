@@ -77,6 +77,7 @@ def _set_step(job, frame, operands):
         return
     put_i64(job, tt.HYPER, data(argument(frame, operands)))
     put_i64(job, tt.KIND, integer_attribute(frame, 1))
+    # Counted from the results, so that one handler serves optimizers of any number of slots.
     core, slots = GRADIENT_RESULTS, num_results(frame) - GRADIENT_RESULTS - 1
     put_i64(job, tt.CORE, data(result(frame, core)))
     if slots > 0:
@@ -186,6 +187,7 @@ def tt_transpose_pieces_handler(frame):
     room, slices = dim(result(frame, 3), 0), get_i64(job, tt.SLICES)
     wanted = get_i64(job, tt.COUNT) // max(np.int64(1), pieces.PIECE_REPEATS * slices)
     wanted += wanted % 2  # so that two threads have as many each
+    # As many as sizes and counts say, never the threads: sums over pieces keep one order.
     put_i64(job, tt.PIECES, min(max(np.int64(1), wanted), room))
     put_i64(job, tt.PIECE_GRADIENTS, data(result(frame, 3)))
     put_i64(job, tt.TOUCHED, data(result(frame, 4)))

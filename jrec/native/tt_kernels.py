@@ -112,6 +112,7 @@ def transpose(out, source, rows, columns):
 @inlined
 def lower_bound(array, size, value):
     """The first index of an ascending int32 array that holds ``value`` or more."""
+    # Invariant: everything before ``low`` is less than the value, everything from ``high`` on is not.
     low, high = np.int64(0), size
     while low < high:
         middle = (low + high) // 2
@@ -157,6 +158,8 @@ def tt_expand_digits(job, begin, end):
         for j in range(get_i32(offsets, digit), get_i32(offsets, digit + 1)):
             u = np.int64(get_i32(entries, j))
             left = below + 4 * rows * rank * np.int64(get_i32(parents, u))
+            # An entry has one digit, so that every line of the result has one writer, though entries of a digit lie
+            # anywhere.
             target = out + 4 * rows * columns * u
             for a in range(rows):
                 if listed == LIST:
@@ -180,6 +183,7 @@ def tt_transpose_digits(job, begin, end):
     size, slices = get_i64(job, CHUNK), get_i64(job, SLICES)
     lefts, rights = address_list(), address_list()
     for chunk in range(begin, end):
+        # Scratch of the chunk, not of a thread: whichever thread takes it, no two write to one place.
         turned = get_i64(job, TURNED) + 4 * rank * columns * chunk
         for digit in range(chunk * size, min((chunk + 1) * size, slices)):
             place = 4 * rank * columns * digit

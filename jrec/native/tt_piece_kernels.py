@@ -72,12 +72,16 @@ def tt_transpose_pieces(job, begin, end):
     narrow = fits(get_i64(job, ROWS), rank, columns)
     slopes, rights = address_list(), address_list()
     for piece in range(begin, end):
+        # A gradient of the whole core for each piece: no two threads add to one slice, and a last core is small.
         total = get_i64(job, PIECE_GRADIENTS) + 4 * core_size * piece
         clear(total, core_size)
         u, last = _piece_begin(parents, count, piece, pieces), _piece_begin(parents, count, piece + 1, pieces)
+        # The piece before ends with this parent. Those without entries behind it are cleared here, so that every line
+        # has one writer.
         done = np.int64(get_i32(parents, u - 1)) + 1 if u > 0 else np.int64(0)
         while u < last:
             parent = np.int64(get_i32(parents, u))
+            # Parents without entries: no entry will write their gradient, and their memory holds what was there before.
             clear(below_gradient + 4 * width * done, width * (parent - done))
             first = u
             while u < last and get_i32(parents, u) == parent:

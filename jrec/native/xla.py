@@ -72,6 +72,7 @@ def gather_reduce(
         return custom_call("handlers", "gather_reduce", results)(*operands, threads=threads_attribute())[0]
 
     ids, out = ("b l", "b d") if padded else ("c", "s d")
+    # Shardy's rule: rows and columns of the source, bags and columns of the sums; offsets stay whole on every device.
     rule = f"r d, {ids}, o, {ids if weighted else 'w'} -> {out}"
     call = without_derivative("gather_reduce", partitioned(run, lookup_plan(run, not padded, weighted), rule))
     return call(_supported(source), indices, _or_empty(offsets, jnp.int32), _or_empty(weights, jnp.float32))
@@ -82,7 +83,9 @@ def tensor_cast(ids: jax.Array, offsets: jax.Array | None, *, num_rows: int, uni
     from jrec.native import cast_kernels
 
     capacity, threads = ids.size, int(threads_attribute())
+    # Scratch is a static size, so chunks are cut for the threads that there are when the program is traced.
     chunks = max(1, min(4 * threads, capacity // _ENTRIES_PER_CHUNK)) if threads > 1 else 1
+    # Pairs are uint32 for uint64: JAX has no 64-bit arrays unless ``jax_enable_x64`` is set.
     results = [
         _i32(unique_capacity), _i32(unique_capacity + 1), _i32(capacity), _i32(capacity),
         jax.ShapeDtypeStruct((), jnp.int32),
@@ -108,6 +111,7 @@ def row_update(
     rounding_rows: jax.Array | None = None,
 ) -> tuple[jax.Array, Slots]:
     """See ``jrec.ops.row_update``."""
+    # The numbers of a step are an operand: a schedule's rate changes without another compilation.
     operands = [hyperparameters(optimizer, step, scale, rounding_key), rows, gradients]
     return _update("row_update", optimizer, _supported(table), slots, operands, [], rounding_rows)
 
@@ -153,6 +157,7 @@ def _update(
     def run(*arrays: jax.Array) -> tuple[jax.Array, ...]:
         held = arrays[len(operands) : len(operands) + len(state)]
         results = [*scratch, *(jax.ShapeDtypeStruct(array.shape, array.dtype) for array in held)]
+        # Table and slots are stepped where they lie if they are donated; XLA copies them beforehand where they are not.
         aliases = {len(operands) + i: len(scratch) + i for i in range(len(state))}
         call = custom_call("handlers", name, results, aliases)
         return tuple(call(*arrays, kind=np.int64(kind_of(optimizer)), threads=threads_attribute())[len(scratch) :])

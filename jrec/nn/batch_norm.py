@@ -38,6 +38,7 @@ class BatchNorm(nnx.BatchNorm):
         if self.axis_name is not None:
             sums = jax.lax.psum(sums, self.axis_name, axis_index_groups=self.axis_index_groups)
         count, mean, square = sums[0], sums[1] / jnp.maximum(sums[0], 1), sums[2] / jnp.maximum(sums[0], 1)
+        # One pass over the batch, as Flax's fast variance; rounding may take the difference below zero.
         variance = jnp.maximum(square - jnp.square(mean), 0)
         for stored, batch_value in ((self.mean, mean), (self.var, variance)):
             moved = self.momentum * stored[...] + (1 - self.momentum) * batch_value.astype(stored.dtype)

@@ -137,6 +137,7 @@ class DIN(nnx.Module):
         features = {n: x.astype(self.dtype) for n, x in self.embeddings.features(activations, bags).items()}
         present = self.embeddings.masks(bags)
         targets, histories = zip(*self.histories, strict=True)
+        # A step counts where all of its features have an id: half an item would be weighed by what it lacks.
         there = jnp.all(jnp.stack([present[name] for name in histories]), axis=0)
         target = jnp.concatenate([features[name] for name in targets], axis=1)
         history = jnp.concatenate([features[name] for name in histories], axis=2)

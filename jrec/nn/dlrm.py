@@ -222,6 +222,8 @@ class DLRM(nnx.Module):
         if members == 1:
             logits = _member_logits(self.config, layers, groups, dense, real)
         else:
+            # Each group by itself, since dims may differ between groups: a member has a part of every row, whatever its
+            # dim.
             parts = [g.reshape(*g.shape[:2], members, -1) for g in groups]
             logits = (_mean_logits if self.deterministic else _all_logits)(self.config, layers, parts, dense, real)
         return logits if self.calibration is None else self.calibration(logits)
@@ -235,6 +237,7 @@ def _all_logits(
     Of several tasks a dictionary of them.
     """
     member = functools.partial(_member_logits, config)
+    # All members see the same dense features and the same examples; only layers and parts of the rows are their own.
     return nnx.vmap(member, in_axes=(0, 2, None, None), out_axes=1)(layers, parts, dense, real)
 
 
@@ -260,6 +263,8 @@ def _member_logits(
     bottom_mlp, top, cross, first_order = layers
     dtype, terms = jnp.dtype(config.compute_dtype), list[jax.Array]()
     if config.wide:
+        # Read before the cast below: they go into the logit as they are, and bfloat16 would round each of them to 8
+        # bits.
         terms = [_FIRST_ORDER_SCALE * jnp.sum(g[..., -1].astype(jnp.float32), axis=1) for g in groups]
         terms = terms if first_order is None else [*terms, first_order(dense)[:, 0]]
         groups = [g[..., :-1] for g in groups]

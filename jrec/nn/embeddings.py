@@ -193,6 +193,8 @@ class EmbeddingCollection(nnx.Module):
         for name, stack in self.layout.stacks.items():
             key = rounding_key
             if key is not None and stack.compressed:
+                # Cores are numbered from slice 0 in every table: without a key of its own each table's would draw the
+                # same bits.
                 key = rounding.derived_key(key, zlib.crc32(name.encode()))
             options = StepOptions(step=step, rounding_key=key, stack=stack, implementation=self.implementation)
             contexts[name] = Context(
@@ -261,6 +263,7 @@ class EmbeddingCollection(nnx.Module):
 
     def _unique_capacity(self, name: str, rows: jax.Array, bags: Bags) -> int:
         stack = self.layout.stacks[name]
+        # No batch reads more unique rows than it has lookups, or the table rows.
         examples, most = bags.num_bags // stack.bags_per_example, min(bags.capacity, rows.shape[0])
         if bags.capacity <= stack.capacity(examples):  # longer bags than the layout's have room for all of their rows
             most = min(most, stack.unique_capacity(examples))
@@ -328,6 +331,7 @@ class EmbeddingCollection(nnx.Module):
         for stack, number in self.layout.places[name]:
             feature, batch = stack.features[number], activations[stack.name].shape[0] // stack.bags_per_example
             config, begin = feature.config, feature.first_bag * batch
+            # Bags are feature-major: a feature's bags of all examples lie together, and are a slice.
             rows = activations[stack.name][begin : begin + config.bags_per_example * batch]
             parts.append(rows.reshape(batch, config.max_length, stack.dim) if config.unpooled else rows)
         rows = functools.reduce(jnp.add, parts)
@@ -368,6 +372,7 @@ class EmbeddingCollection(nnx.Module):
                 of_run = [of_feature(f.config.name) for f in stack.features[run[1] : run[2]]]
                 arrays.append(jnp.concatenate(of_run, axis=1))
             else:
+                # Feature-major bags are (features, batch, dim) as they lie; interactions want examples first.
                 whole = activations[stack.name].reshape(len(stack.features), -1, stack.dim).swapaxes(0, 1)
                 arrays.append(whole[:, run[1] : run[2]])
         return arrays

@@ -115,6 +115,8 @@ def _log_sum_exp(block: int, queries: jax.Array, rows: jax.Array, own: jax.Array
         highest = jnp.maximum(top, jnp.max(scores, axis=1))
         # Where no row has counted yet the highest score is -inf, which must not be taken off itself.
         shift = jnp.where(highest == -jnp.inf, 0, highest)
+        # A running sum of exponentials (Milakov and Gimelshein 2018): what came before is rescaled to the new highest
+        # score.
         total = total * jnp.exp(top - shift) + jnp.sum(jnp.exp(scores - shift[:, None]), axis=1)
         return (highest, total), None
 
@@ -139,6 +141,7 @@ def _backward(
     def step(carry: tuple[jax.Array, jax.Array], number: jax.Array) -> tuple[tuple[jax.Array, jax.Array], None]:
         of_queries, of_rows = carry
         start, part, scores = _scores(block, queries, rows, own, ids, number)
+        # The softmax itself, since ``sums`` are logarithms of the whole sums; zero where a row does not count.
         shares = jnp.exp(scores - shift[:, None]) * gradient[:, None]
         # A row is of one block, where the gradients of all queries meet in float32: it is rounded once.
         before = jax.lax.dynamic_slice_in_dim(of_rows, start, block)

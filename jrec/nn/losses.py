@@ -81,6 +81,7 @@ def _of_all_devices(values: jax.Array) -> jax.Array:
         jax.lax.axis_size(AXIS)
     except NameError:
         return values
+    # Tiled: parts in the devices' order are the batch in its own order.
     return jax.lax.all_gather(values, AXIS, tiled=True)
 
 
@@ -124,9 +125,12 @@ def mean_of_positions(losses: jax.Array, counts: jax.Array, mask: jax.Array) -> 
       mask: (batch,), the examples' weights; 0 for examples that pad the batch.
     """
     weights = counts.astype(losses.dtype) * mask.astype(losses.dtype)[:, None]
+    # Chosen and not only multiplied: the loss of a position that is none may be NaN, and 0 times NaN is NaN.
     own = jnp.sum(jnp.where(weights > 0, losses * weights, 0))
     examples = jnp.sum(mask.astype(losses.dtype))
     every_example, positions = nonzero(_over_batch(examples)), nonzero(_over_batch(jnp.sum(weights)))
+    # A step multiplies each part's loss by the part's examples over all examples; this takes that factor out
+    # beforehand.
     return own * (every_example / nonzero(examples)) / positions
 
 
@@ -213,6 +217,7 @@ def in_batch_softmax(
         rows,
         all_examples(rows),
         positive_ids=ids,
+        # Padding is absent by its number: its rows would count among the negatives of all examples.
         negative_ids=all_examples(jnp.where(mask > 0, ids, -1)),
         positive_log_q=log_q,
         negative_log_q=None if log_q is None else all_examples(log_q),

@@ -42,6 +42,7 @@ class MicroBatches:
         self._size = self._examples // count
         self._orders = {name: _orders(stack, self._examples, count) for name, stack in layout.stacks.items()}
         examples = (batch.dense, batch.labels, batch.mask, batch.extras)
+        # Examples in their order, so that joined slices are the batch again.
         by_slice = jax.tree.map(lambda array: array.reshape(count, self._size, *array.shape[1:]), examples)
         self.slices: Any = (by_slice, jax.tree.map(jnp.asarray, self._orders))
 
@@ -74,6 +75,8 @@ class MicroBatches:
         lengths = _taken(bags.offsets, order + 1) - begins
         offsets = jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(lengths, dtype=jnp.int32)])
         number = jnp.arange(capacity, dtype=jnp.int32)
+        # The last bag that begins at or before each place: empty bags, which begin where the next one does, are passed
+        # over.
         bag = jnp.searchsorted(offsets, number, side="right").astype(jnp.int32) - 1
         # Past the last bag is padding, whatever it reads.
         place = _taken(begins, bag) + number - _taken(offsets, bag)

@@ -97,6 +97,7 @@ def shared(model: Any, changed: Changed, communication: Communication, weight: j
     some = jax.lax.psum(weight, AXIS) > 0
 
     def mean(name: str, leaf: jax.Array) -> jax.Array:
+        # bfloat16 statistics are summed in float32, or the devices' shares would round away.
         wide = leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32))
         total = jax.lax.psum(wide * weight.astype(wide.dtype), AXIS)
         return jnp.where(some, total.astype(leaf.dtype), old[name])

@@ -88,6 +88,7 @@ class MultiTaskHeads(nnx.Module):
             read = [shared[:, 0]] * len(self.towers)
         else:
             gates = self.gates(x.astype(jnp.float32)).reshape(x.shape[0], len(self.towers), -1)
+            # In float32, as the gates are: bfloat16 could not tell nearly equal shares apart.
             weights = jax.nn.softmax(gates, axis=2).astype(shared.dtype)
             read = list(jnp.moveaxis(jnp.einsum("bte,bed->btd", weights, shared), 1, 0))
         logits = (tower(each)[:, 0].astype(jnp.float32) for tower, each in zip(self.towers, read, strict=True))

@@ -185,10 +185,12 @@ def _window(xp: Any, hashing: NGramHashing, tokens: Any) -> Iterator[Any]:
     ended, ends_at = None, _SCHEMES[hashing.scheme].ends_at
     for distance in range(1, max(hashing.sizes)):
         pads = ((0, 0), (distance, 0))
+        # Padded and then cut, which is right for texts shorter than the distance, too: nothing of them is left.
         before = xp.pad(tokens, pads, constant_values=hashing.pad_id)[:, : tokens.shape[1]]
         if ends_at is not None:
             ends = ends_at(before, hashing.pad_id)
             ended = ends if ended is None else ended | ends
+            # The nearest come first, so that an end covers every token farther away, also those of the text before.
             before = xp.where(ended, xp.asarray(hashing.pad_id, tokens.dtype), before)
         yield before
 
@@ -205,6 +207,7 @@ def _wide_product(tokens: jax.Array, multiplier: int) -> tuple[jax.Array, jax.Ar
     lowest = halves[0] * factors[0]
     middle = (lowest >> 16) + (crossed[0] & jnp.uint32(0xFFFF)) + (crossed[1] & jnp.uint32(0xFFFF))
     carried = halves[1] * factors[1] + (crossed[0] >> 16) + (crossed[1] >> 16) + (middle >> 16)
+    # Modulo 2^32 each; the product of the two high halves would begin at 2^64.
     high = carried + low * jnp.uint32(above) + sign * jnp.uint32(below)
     return high, (lowest & jnp.uint32(0xFFFF)) | (middle << 16)
 
@@ -219,6 +222,7 @@ def _signed_remainder(high: jax.Array, low: jax.Array, primes: Sequence[int]) ->
         width = min(step, stop)
         digits = (low >> (stop - width)) & jnp.uint32(2**width - 1)
         rest = ((rest << width) | digits[:, :, None]) % prime
+    # A negative number is its bits less 2^64. Both terms below are at most the prime, so that their sum fits.
     wrapped = np.array([p - 2**64 % p for p in primes], np.uint32)[None, None, :]
     return jnp.where((high >> 31 == 1)[:, :, None], (rest + wrapped) % prime, rest)
 
@@ -273,6 +277,7 @@ def compress_tokens(lookup: np.ndarray, tokens: Any) -> Any:
     """
     xp: Any = jnp if isinstance(tokens, jax.Array) else np
     tokens = xp.asarray(tokens)
+    # An absent token reads entry 0, which is thrown away below: index -1 would be the last token's.
     new = xp.asarray(lookup, np.int32)[xp.where(tokens < 0, xp.zeros_like(tokens), tokens)]
     return xp.where(tokens < 0, tokens.astype(np.int32), new)
 

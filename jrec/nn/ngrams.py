@@ -99,7 +99,8 @@ def ngram_rows(config: NGramConfig, tokens: Any) -> Any:
         raise ValueError(f"tokens must be integers of shape (batch, length), but are {tokens.dtype}{tokens.shape}")
     if config.hashing is not None:
         return hashed_rows(config.hashing, tokens)
-    number = tokens.astype(xp.uint32) + xp.uint32(1)  # 0 before the begin, and for absent tokens
+    # 0 before the begin, and for absent tokens, whichever negative number stands for them.
+    number = xp.where(tokens < 0, xp.uint32(0), tokens.astype(xp.uint32) + xp.uint32(1))
     share, rows = config.rows // config.slots, []
     for size in config.sizes:
         before = [xp.pad(number, ((0, 0), (distance, 0)))[:, : number.shape[1]] for distance in reversed(range(size))]

@@ -119,6 +119,7 @@ class SparseOptimizer(nnx.Module):
         named = {name: cores for name in own if name not in tables} if isinstance(cores, RowOptimizer) else cores or {}
         self._cores = _by_stack(trains, embedding, {**own, **named}, "cores")
         _check_cores(trains, self.of, self.cores_of)
+        # Predictions without this optimizer's slots would read rows at rest: the embeddings refuse them.
         model.embeddings.exact = self.has_tail
         slots = model.embeddings.init_slots(self.of, cores=self.cores_of)
         self.slots = nnx.Dict(
@@ -324,6 +325,7 @@ def _named(optimizer: Any) -> str:
 
 def _check_every_step(dense: optax.GradientTransformation, model: Any) -> None:
     """Refuses a transformation that steps only now and then: rows would step every time."""
+    # Shapes alone: the state of a large model would be made and thrown away.
     state = jax.eval_shape(dense.init, nnx.state(model, nnx.Param))
 
     def waits(node: Any) -> bool:

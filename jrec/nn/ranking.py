@@ -140,6 +140,7 @@ def _over_rows(mesh: Mesh | None, work, queries, rows, left_out, block, *further
 
 @functools.partial(jax.jit, static_argnames=("work", "mesh", "block"))
 def _on_devices(rows, queries, left_out, *further, work, mesh: Mesh, block: int):
+    # Whole blocks for each device; rows that only pad have numbers past the items and score -inf.
     missing = -len(rows) % (block * mesh.size)
     blocks = jnp.pad(rows, ((0, missing), (0, 0))).reshape(-1, block, rows.shape[1])
     everywhere = PartitionSpec()
@@ -173,6 +174,7 @@ def _firsts(blocks: jax.Array) -> jax.Array:
 def _count_above(items, blocks, queries, left_out, own, targets):
     def step(count, block_and_first):
         scores, numbers = _scores(items, queries, left_out, *block_and_first)
+        # Ties count against the target: a model that scores all items alike must not rank it first.
         above = (scores >= own[:, None]) & (numbers[None, :] != targets[:, None]) & (scores > -jnp.inf)
         return count + jnp.sum(above, axis=1, dtype=jnp.int32), None
 

@@ -102,6 +102,7 @@ class View(NamedTuple):
         """Keys and values of all positions: those that are asked have their own, the others what is remembered."""
         if before is None:
             return own
+        # Places behind the room are of padding, which is dropped: nothing may be written over the last position.
         example = jnp.arange(self.places.shape[0], dtype=jnp.int32)[:, None]
         return Remembered(
             *(kept.at[example, self.places].set(new, mode="drop") for kept, new in zip(before, own, strict=True))
@@ -146,6 +147,7 @@ class HSTUBlock(nnx.Module):
         scores = jnp.einsum("bihd,bjhd->bhij", queries, keys) + self._bias(view).astype(queries.dtype)
         divisor = self.length if self.normalize == "maximum" else _items(view.allowed, scores.dtype)
         weights = jax.nn.silu(scores) / divisor
+        # Masked behind the SiLU: it has no normalization over positions, by which a masked score would drop out.
         weights = jnp.where(view.allowed[:, None], weights, jnp.zeros((), scores.dtype))
         gathered = jnp.einsum("bhij,bjhd->bihd", weights, values).reshape(batch, length, -1)
         gated = gates.reshape(batch, length, -1) * self.norm_gathered(gathered)
@@ -153,6 +155,7 @@ class HSTUBlock(nnx.Module):
 
     def _bias(self, view: View) -> jax.Array:
         """(1 or batch, 1, queries, positions) float32, by the distance of two positions, and of their times."""
+        # Distances run from 1 - length to length - 1, and the parameters begin at the least.
         apart = jnp.arange(view.allowed.shape[2], dtype=jnp.int32)[None, None, :] - view.places[:, :, None]
         bias = self.position_bias[...][apart + (self.length - 1)][:, None]
         return bias if view.passed is None else bias + self.time_bias[...][view.passed][:, None]
@@ -188,6 +191,7 @@ class SASRecBlock(nnx.Module):
         own = Remembered(*own)
         keys, values = view.beside(before, own)
         scores = jnp.einsum("bihd,bjhd->bhij", queries, keys) / math.sqrt(self.qk)
+        # The least number, not -inf: an empty history's positions may read none, and their softmax stays finite.
         scores = jnp.where(view.allowed[:, None], scores, jnp.finfo(scores.dtype).min)
         weights = self.drops[0](jax.nn.softmax(scores, axis=3))
         x = normed + self.out(jnp.einsum("bhij,bjhd->bihd", weights, values).reshape(*x.shape[:2], -1))
@@ -236,6 +240,7 @@ class SequenceEncoder(nnx.Module):
           (batch, length, dim) float32; of padding whatever comes out.
         """
         length, dim = rows.shape[1:]
+        # Times the root of their size, as the Transformer's embeddings (Vaswani et al. 2017, section 3.4).
         x = self.drop((rows * math.sqrt(dim) + self.positions[...][None, :length]).astype(self.dtype))
         allowed = jnp.tril(jnp.ones((1, length, length), bool)) & present[:, None, :]
         passed = None if times is None else _buckets(times, times if asked is None else asked)
@@ -385,6 +390,7 @@ class NextItem(nnx.Module):
             times, asked = -dense, -jnp.pad(dense[:, 1:], ((0, 0), (0, 1)))
         encoded = unit(self.encoder(rows[history], masks[history], times, asked))
         if self.deterministic:
+            # Histories begin at position 0 without gaps, so that their number of items is where the last one lies.
             last = jnp.sum(masks[history], axis=1) - 1
             user = jnp.take_along_axis(encoded, jnp.maximum(last, 0)[:, None, None], axis=1)[:, 0]
             return {"user": jnp.where(last[:, None] >= 0, user, 0)}
@@ -501,4 +507,6 @@ def _of_head(dim: int, heads: int) -> int:
 def unit(vectors: jax.Array) -> jax.Array:
     """Vectors of length one; zeros stay zeros, with a gradient of zeros."""
     squares = jnp.sum(jnp.square(vectors), axis=-1, keepdims=True)
-    return vectors * jax.lax.rsqrt(jnp.maximum(squares, 1e-12))
+    # Zeros by a scale of 0: by a bound alone their gradient would be a million times what comes in, and a row that was
+    # set to zeros would end far off after one step.
+    return vectors * jnp.where(squares > 0, jax.lax.rsqrt(jnp.maximum(squares, 1e-12)), 0)

@@ -101,6 +101,7 @@ def train_step_on(
     """
     embeddings = model.embeddings
     contexts = step_contexts(embeddings, optimizer, communication)
+    # Contexts hold the number of the step, which ``dense.update`` counts at the end: both are made before it.
     every = step_stores(embeddings, optimizer, stores, batch.bags)
     activations, residuals = look_up(every, batch.bags, contexts, embeddings.implementation)
     (value, logits), (dense_gradients, gradients) = _gradients(

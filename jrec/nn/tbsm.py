@@ -215,6 +215,8 @@ class TBSM(nnx.Module):
         of_steps, of_target = self._bottoms(dense, place, present & real[:, None], real)
         history = self._vectors(of_steps, {n: vectors[self.config.history_of.get(n, n)] for n in self.own})
         target = self._vectors(of_target, {n: vectors[n] for n in self.own})[:, 0]
+        # One-hot by position and place. Without ``present`` padding would be counted: its place is that of the step
+        # after it, where one follows.
         taken = present[:, :, None] & (place[:, :, None] == jnp.arange(self.steps, dtype=jnp.int32)[None, None, :])
         read = []
         for attention in self.attention:
@@ -372,6 +374,8 @@ class TimeSeriesLayer(nnx.Module):
           (batch, width), the context, and (batch, steps), the products by place in time, 0 where there is no step.
         """
         products = jnp.einsum("bld,bd->bl", history, self._transformed(target))
+        # A sum with one term: it moves each step's product to its place in time, and leaves zeros where there is no
+        # step.
         products = jnp.einsum("bl,blq->bq", products, place)
         weights = jax.nn.sigmoid(self.mlp(products))
         return jnp.einsum("bl,bld->bd", jnp.einsum("bq,blq->bl", weights, place), history), products

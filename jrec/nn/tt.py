@@ -202,6 +202,8 @@ class TTEmbed(TTTable):
     ):
         if shape is None:
             shape = TTShape.search(num_embeddings, features, num_cores=num_cores, ranks=1)
+            # Searched with ranks of 1, since the factors do not depend on them; only then is it known which ranks are
+            # too many.
             bounds = shape.max_ranks
             shape = shape.with_ranks([min(ranks, bound) for bound in bounds] if isinstance(ranks, int) else ranks)
         if (shape.rows, shape.dim) != (num_embeddings, features):

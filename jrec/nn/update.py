@@ -70,6 +70,7 @@ def apply_gradients(
     if limit is not None:
         dense_gradients = _of_all_devices(dense_gradients, communication)
         norm = _gradient_norm(dense_gradients, pending, communication)
+        # The scale is one factor of all gradients, so it may be multiplied to the norm in place of each of them.
         norm = norm if scale is None else norm * jnp.abs(scale)
         # 1 where the norm is below the limit, without a division by a norm of zero.
         clip = limit / jnp.maximum(norm, limit)
@@ -83,6 +84,7 @@ def apply_gradients(
             optimizer.slots[stack][name][...] = slot
     if limit is None:
         dense_gradients = _of_all_devices(dense_gradients, communication)
+    # Last: it counts the step, whose number row optimizers and rounding have read.
     optimizer.dense.update(model, dense_gradients)
     return updated, norm
 

@@ -22,6 +22,7 @@ from jrec.ops.gather_reduce import gather_reduce, segment_of_entries, take_rows
 from jrec.ops.offsets import within_bags
 from jrec.ops.program_primitive import Batch, ProgramPrimitive, summed_over
 from jrec.ops.row_update import casted_gather_reduce
+from jrec.ops.row_update_xla import distinct
 from jrec.ops.tensor_cast import tensor_cast
 
 Part = Literal["bags", "table", "weights"]
@@ -103,7 +104,8 @@ class BagSums:
         num_rows = self.num_rows
         cast = tensor_cast(ids, offsets, num_rows=num_rows, implementation=self.implementation)
         of_rows = casted_gather_reduce(cast, bags, weights, implementation=self.implementation)
-        rows = jnp.where(cast.rows < num_rows, cast.rows, num_rows + jnp.arange(cast.rows.shape[0], dtype=jnp.int32))
+        rows = distinct(cast.rows, num_rows)
+        # float32 until every row is whole: a bfloat16 table's gradient is rounded once.
         dense = jnp.zeros((num_rows, bags.shape[1]), jnp.float32)
         dense = dense.at[rows].set(of_rows, mode="drop", unique_indices=True, indices_are_sorted=True)
         return dense.astype(self.dtype)
@@ -120,6 +122,7 @@ def bag_weight_gradient(table: jax.Array, ids: jax.Array, offsets: jax.Array | N
         return jnp.sum(rows * gradient[:, None, :], axis=-1)
     segments = segment_of_entries(offsets, ids.shape[0])
     products = jnp.sum(rows * gradient.at[segments].get(mode="fill", fill_value=0), axis=-1)
+    # A weight of a lookup in no bag, or in a malformed one, moves no sum.
     return jnp.where(within_bags(offsets, segments), products, jnp.float32(0))
 
 
@@ -135,6 +138,7 @@ def _jvp(primals: Any, tangents: Any, *, sums: BagSums, part: Part, **params: An
         return _sums.primitive.bind(*operands, sums=sums, part=part, **params)
 
     places = [i for i in range(len(sums.linear_in(part))) if not isinstance(tangents[i], ad.Zero)]
+    # The product rule: linear in each part, the tangent is a sum with one part at a time exchanged.
     terms = [bind(*primals[:i], tangents[i], *primals[i + 1 :])[0] for i in places]
     return bind(*primals), [sum(terms[1:], terms[0])]
 
@@ -151,6 +155,7 @@ def _transpose(
         return none
     named: dict[Part, Any] = {**dict(zip(names, operands, strict=False)), part: cotangent}
     wanted, levels = names[place], []
+    # Each vmap maps the operands of the transpose as it did the operands of the op; the cotangent has every axis.
     for flags in batch:
         mapped_parts = {**dict(zip(names, flags, strict=False)), part: True}
         levels.append((*(mapped_parts[other] for other in sums.linear_in(wanted)), *flags[len(names) :]))

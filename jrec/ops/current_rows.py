@@ -74,6 +74,7 @@ def current_rows(
     flat = rows.reshape(-1)
 
     def of_rows(array: jax.Array) -> jax.Array:
+        # Padding behind the elements is not read: its slots hold no moments.
         at = array.at[flat] if array.ndim == 1 else array.at[flat, :dim]
         return at.get(mode="clip", wrap_negative_indices=False)
 
@@ -83,6 +84,8 @@ def current_rows(
 
 def numbered(bags: Bags, cast: Cast) -> Bags:
     """Bags whose ids number the unique rows of their cast."""
+    # Ids past the table have no segment, and get the number behind the last one: their bags are NaN, as in the table
+    # itself.
     segments = segment_of_entries(cast.offsets, cast.positions.shape[0])
     numbers = jnp.zeros_like(segments).at[cast.positions].set(segments, unique_indices=True)
     return dataclasses.replace(bags, ids=jnp.where(bags.ids < 0, -1, numbers.reshape(bags.ids.shape)))

@@ -65,6 +65,7 @@ def dispatch[Result](
             raise NotImplementedError(
                 f"{op}: {implementation} kernels need static shapes; export 'xla' or None instead"
             )
+        # Scratch and grids of kernels are static sizes; XLA's programs are of any.
         implementation = "xla" if implementation is None else implementation
     if implementation is None:
         per_platform: dict[str, Callable[..., Result]] = {}
@@ -73,6 +74,8 @@ def dispatch[Result](
         if pallas is not None and kernel is not None and gpu_choice(kernel) == "pallas":
             # A chosen kernel may decline, a named one may not: that is why only this one has a way out.
             per_platform["cuda"] = _where_it_serves(pallas, xla)
+        # A program may be lowered for another platform than it is traced on, as an export's: all branches are traced,
+        # and one is lowered.
         return jax.lax.platform_dependent(*args, **per_platform, default=xla) if per_platform else xla(*args)
     if implementation == "xla":
         return xla(*args)

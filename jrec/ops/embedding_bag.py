@@ -123,6 +123,7 @@ def normalized_weights(
         ]
         # Bags that share ids, as malformed offsets make them, have no count that one weight an id could carry.
         count = jnp.where((segments == num_bags) | within_bags(offsets, segments), count, jnp.float32(jnp.nan))
+    # An empty bag divides its zeros by one.
     norm = jnp.maximum(count, jnp.float32(1))
     if combiner == "sqrtn":
         norm = jnp.sqrt(norm)
@@ -159,6 +160,7 @@ def max_of_bags(
     highest = jax.ops.segment_max(
         jnp.where(real[:, None], rows, lowest), segments, num_bags, indices_are_sorted=True, mode="drop"
     )
+    # A bag of absent ids has a maximum of -inf, and is zero by this.
     occupied = jnp.zeros(num_bags, bool).at[segments].max(real, indices_are_sorted=True, mode="drop")
     maximum = jnp.where(occupied[:, None], highest, jnp.float32(0))
     return nan_unless(whole_bags(offsets, segments), maximum)

@@ -61,6 +61,7 @@ def like_bags(ids: object, offsets: object = None, table: object = None) -> Part
     """
     of_ids = tuple(_spec(ids))
     bags = (None,) if offsets is not None else of_ids[:1] if len(of_ids) < 2 else of_ids[:-1]
+    # An axis divides one dimension of an array: columns give way to bags.
     taken = {axis for entry in bags for axis in _axes(entry)}
     columns = [None if taken & _axes(entry) else entry for entry in tuple(_spec(table))[1:]]
     return PartitionSpec(*bags, *columns)

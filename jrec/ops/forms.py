@@ -98,6 +98,7 @@ def narrowed(values: Any, *, name: str = "ids") -> Any:
         raise ValueError(f"{name} must be integers, but are {dtype}; convert them, such as by {name}.astype('int32')")
     module: Any = np if isinstance(values, np.ndarray) else jnp
     limits = jnp.iinfo(dtype)
+    # Clamped in their own type before the cast, which would wrap: 2^32 + 3 must not become row 3.
     if limits.max > _HIGHEST:
         values = module.minimum(values, np.asarray(_HIGHEST, dtype))
     if limits.min < -_HIGHEST:

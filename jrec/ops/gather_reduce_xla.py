@@ -13,6 +13,8 @@ from jrec.ops.varying import varying_like
 
 def segment_of_entries(offsets: jax.Array, capacity: int) -> jax.Array:
     """The segment of each of ``capacity`` entries, (capacity,) int32; entries past the last offset get num_segments."""
+    # One at the end of every segment, so that the running sum counts the segments that have ended: an empty segment
+    # ends where the one before does, and is passed over.
     starts = jnp.zeros(capacity + 1, jnp.int32).at[offsets[1:]].add(1, indices_are_sorted=True, mode="drop")
     return jnp.cumsum(starts[:capacity], dtype=jnp.int32)
 
@@ -23,6 +25,7 @@ def take_rows(source: jax.Array, indices: jax.Array, weights: jax.Array | None) 
     rows = source.at[inside].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False).astype(jnp.float32)
     if weights is not None:
         rows = rows * weights[..., None]
+    # Behind the weights: an absent lookup may have a weight of NaN.
     return jnp.where((indices >= 0)[..., None], rows, jnp.float32(0))
 
 
@@ -62,6 +65,7 @@ def _sums_of_segments(
 ) -> jax.Array:
     segments = segment_of_entries(offsets, indices.shape[0])
     rows = take_rows(source, indices, weights)
+    # Entries past the last offset are of segment ``num_segments``, and dropped.
     return jax.ops.segment_sum(rows, segments, offsets.shape[0] - 1, indices_are_sorted=True, mode="drop")
 
 

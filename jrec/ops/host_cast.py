@@ -25,12 +25,14 @@ def with_cast(bags: Bags, stack: Stack, *, threads: int | None = 1) -> Bags:
     from jrec.native import host
 
     ids, offsets = np.asarray(bags.ids), None if bags.offsets is None else np.asarray(bags.offsets)
-    examples = bags.num_bags // stack.bags_per_example
+    examples, most = bags.num_bags // stack.bags_per_example, min(ids.size, stack.rows)
+    if ids.size <= stack.capacity(examples):  # longer bags than the layout's have room for all of their rows
+        most = stack.unique_capacity(examples)
     cast: Any = host.tensor_cast(
         ids,
         offsets,
         num_rows=stack.rows,
-        unique_capacity=stack.unique_capacity(examples),
+        unique_capacity=most,
         segments=_table_bounds(stack) * (examples, 1),
         threads=threads,
     )

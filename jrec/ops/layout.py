@@ -241,6 +241,7 @@ class Stack:
 
     def addresses_from_device(self, words: np.ndarray) -> np.ndarray:
         """Addresses, modulo 2^32 in int32 as devices have them, in ``address_dtype``."""
+        # A table has below 2^32 rows, so that nothing is lost modulo 2^32 and the sign is only a bit.
         return words.view(np.uint32).astype(np.int64) if self.wide else words
 
     @functools.cached_property
@@ -257,6 +258,7 @@ class Stack:
     def padded_length(self) -> int | None:
         """Ids per bag where every bag has the same static number of them, so that offsets are not needed."""
         lengths = {1 if f.config.unpooled else f.config.max_length for f in self.features}
+        # Where bags vary in length padding would travel, and be read, like ids: these are ragged.
         regular = all(f.config.max_length == 1 or f.config.fixed_length for f in self.features)
         return lengths.pop() if regular and len(lengths) == 1 else None
 
@@ -273,6 +275,7 @@ class Stack:
         lookups = {table.name: 0 for table in self.tables}
         for feature in self.features:
             lookups[feature.config.table] += batch_size * feature.config.max_length
+        # By table: a stack of small tables and one long one has far fewer unique rows than lookups.
         return sum(min(table.rows, lookups[table.name]) for table in self.tables)
 
 
@@ -398,6 +401,8 @@ class EmbeddingLayout:
         groups = _groups(tables, planned=planned)
         return EmbeddingLayout(
             members=tuple(_stack(name, group, readers) for name, group in groups.items()),
+            # By tables as they were given, whatever stacks they are in: moving a table to another tier moves no input
+            # of a model.
             order=tuple(feature.name for table in firsts for feature in readers[table.name]),
             planned=planned,
         )
@@ -460,6 +465,7 @@ def _groups(tables: Iterable[TableConfig], *, planned: bool) -> dict[str, list[T
                 " rows over several devices (mesh.devices; planned=True in code)"
             )
         name, number, rows = current.get(kind, (kind, 1, 0))
+        # A table is never cut: the next one begins another stack, whose addresses start at 0 again.
         if rows and rows + table.rows >= MAX_ROWS:
             number, rows = number + 1, 0
             name = f"{kind}_{number}"

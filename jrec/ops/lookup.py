@@ -114,6 +114,7 @@ def lookup(
                 room, rule = capacities.get(name), checked_optimizer(optimizer_of(optimizer, name))
                 cast = cast_of(bag, rows.shape[0], unique_capacity=room, implementation=implementation)
                 formed[name] = dataclasses.replace(bag, cast=cast)
+                # Only the unique rows are brought up to date, once each, and bags then read these.
                 rows, bag = current_rows(rule, rows, slots[name], cast.rows, step), numbered(bag, cast)
             calls.append(gather_reduce_call(rows, bag.ids, bag.offsets, weights=bag.weights))
     activations = dict(zip(tables, gather_reduce_together(calls, implementation, tables=True), strict=True))
@@ -205,6 +206,7 @@ def apply_gradients(
                 )
             key = None
             if rounding_key is not None and rows.dtype.itemsize < 4:
+                # By the table's place among sorted names: whatever the order of the mapping, the bits are the same.
                 key = rounding.derived_key(rounding_key, number[name])
             calls[name] = casted_update_call(
                 rule,
@@ -218,6 +220,7 @@ def apply_gradients(
                 rounding_key=key,
                 dim=None if dims is None else dims[name],
             )
+    # All tables at once, whose kernels share launches on a GPU.
     results = casted_update_together(list(calls.values()), implementation) if calls else []
     changed = dict(zip(calls, results, strict=True))
     updated = {name: changed.get(name, (table, slots[name])) for name, table in tables.items()}
@@ -266,6 +269,7 @@ def squared_gradient_norm(
             if dim is not None and width is not None and dim > width:  # less where the table is padded
                 raise ValueError(f"gradients are of dim {dim}, but the table's rows hold {width} elements")
         rows = casted_gather_reduce(looked_up.cast, of_bags, looked_up.weights, implementation=implementation)
+        # Padding of a cast has empty segments, which add zero.
         total += jnp.sum(jnp.square(rows))
     return total
 

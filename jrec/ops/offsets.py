@@ -69,6 +69,7 @@ def within_bags(offsets: jax.Array, segments: jax.Array) -> jax.Array:
 
     num_bags, position = offsets.shape[0] - 1, jnp.arange(segments.shape[0], dtype=jnp.int32)
     low, high = at(offsets, segments), at(offsets, segments + 1)
+    # Only the first bag could begin late, and leave lookups before it that are in no bag.
     from_zero = (segments > 0) | (low == 0)
     return (segments < num_bags) & (low <= position) & (position < high) & (high <= segments.shape[0]) & from_zero
 

@@ -51,6 +51,7 @@ class ProgramPrimitive:
         """The results; ``batch`` says which operands have axes that the program is mapped over."""
         # Inside shard_map loops need operands that vary alike; the transpose of what makes them so sums over devices.
         operands = tuple(varying_like(list(operands), list(operands)))
+        # Traced here, where the mesh and its axes are known; the primitive then carries the program along.
         jaxpr, results = jax.make_jaxpr(mapped(self._run, batch, **params), return_shape=True)(*operands)
         structure = jax.tree.structure(results)
         leaves = self.primitive.bind(*operands, jaxpr=jaxpr, structure=structure, batch=batch, **params)

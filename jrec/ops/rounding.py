@@ -84,6 +84,7 @@ def derived_key(key: jax.Array, number: jax.Array | int) -> jax.Array:
 
 def random_bits(key0: jax.Array, key1: jax.Array, addresses: jax.Array, columns: jax.Array) -> jax.Array:
     """32 random bits for every (address, column), uint32; integer hashes with murmur3's and lowbias32's finishers."""
+    # The row is mixed before the column comes in: all columns of a row share this half.
     hashed = addresses.astype(jnp.uint32) * jnp.uint32(0x9E3779B1) + key0
     hashed = (hashed ^ _right(hashed, 16)) * jnp.uint32(0x85EBCA6B)
     hashed = (hashed ^ _right(hashed, 13)) * jnp.uint32(0xC2B2AE35)
@@ -97,6 +98,7 @@ def _round_bits(values: jax.Array, bits: jax.Array, dropped: int) -> jax.Array:
     """Adds random bits below the last kept one and cuts them off; a carry moves on into the exponent as it should."""
     raw = jax.lax.bitcast_convert_type(values, jnp.uint32)
     kept = jnp.uint32(2**32 - 2**dropped)
+    # Uniform random bits carry into the last kept bit with a probability of the dropped part over that bit's value.
     rounded = (raw + _right(bits, 32 - dropped)) & kept
     finite = (raw & jnp.uint32(_EXPONENT)) != jnp.uint32(_EXPONENT)
     return jax.lax.bitcast_convert_type(jnp.where(finite, rounded, raw), jnp.float32)

@@ -31,6 +31,7 @@ def filled(rows: int, width: int, dtype: str, piece: Callable[[jax.Array, int], 
     most = min(rows, max(1, _MADE_ELEMENTS // width))
 
     def fill(number: jax.Array | int, array: jax.Array) -> jax.Array:
+        # The last piece reaches back, so that all have one size: it makes some rows twice, with the same bits.
         begin = jnp.minimum(jnp.asarray(number, jnp.int32) * jnp.int32(most), jnp.int32(rows - most))
         return jax.lax.dynamic_update_slice_in_dim(array, piece(begin, most), begin, axis=0)
 

@@ -126,6 +126,7 @@ def init_rows_at(
     scales = jnp.asarray([_scale(t) for t in tables], jnp.float32)[table]
     # The number of an element, row * dim + column, in two words: Threefry's counter.
     row, width = (addresses - starts[table]).astype(jnp.uint32), jnp.uint32(dim)
+    # Schoolbook multiplication by halves of 16 bits: JAX has no 64 bits, and products of a row and dim do not fit 32.
     upper, lower = (row >> 16) * width, (row & jnp.uint32(0xFFFF)) * width
     columns = jnp.arange(dim, dtype=jnp.uint32)[None, :]
     below = lower[:, None] + columns
@@ -151,6 +152,7 @@ def init_rows_of_keys(tables: Sequence[TableConfig], key: jax.Array, numbers: ja
     """
     dim = tables[0].dim
     of_tables = table_keys(jax.random.wrap_key_data(key, impl="threefry2x32"), [t.name for t in tables])[numbers]
+    # A key of its own for each 64-bit key, by a block of Threefry; columns count within it.
     own = jax.vmap(threefry_2x32)(of_tables, words)
     scales = jnp.asarray([_scale(t) for t in tables], jnp.float32)[numbers]
     counter = jnp.concatenate([jnp.zeros(dim, jnp.uint32), jnp.arange(dim, dtype=jnp.uint32)])

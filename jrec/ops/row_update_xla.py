@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from jrec.ops import rounding
 from jrec.ops.platforms import cpu_or_other
-from jrec.ops.sizes import all_static
+from jrec.ops.sizes import all_static, is_static
 from jrec.row_optimizers import MOST_STEPS, RowOptimizer, Slots, taken_before
 
 
@@ -63,6 +63,7 @@ class ArrayMath:
         Of products only: a CPU's ``exp`` has other bits where it takes several numbers at once, so that a row's would
         depend on where it lies.
         """
+        # By squaring, bit by bit of the exponent; ``1 + 0 * exponents`` is NaN where the exponent is.
         bits, power = exponents.astype(jnp.int32), 1 + 0 * exponents
         for bit in range(MOST_STEPS.bit_length() - 1):
             power = power * jnp.where((bits >> bit) & 1 == 1, jnp.float32(base ** (1 << bit)), jnp.float32(1))
@@ -134,7 +135,7 @@ def _write_rows(
     rounding_rows: jax.Array | None,
 ) -> tuple[jax.Array, Slots]:
     """Reads rows and slots, computes new ones, and writes them."""
-    rows = _distinct(rows, table)
+    rows = distinct(rows, table.shape[0])
     old = _take(table, rows, gradients).astype(jnp.float32)
     math = ArrayMath.of(optimizer, step, gradient_scale)
     gradients = optimizer.prepare(old, gradients, math)
@@ -162,13 +163,14 @@ def _step_in_place(
     XLA fuses what a scatter writes into the scatter unless it reads the array that the scatter overwrites. New rows
     computed from old ones are therefore an array of their own, as large as the gradients; increments are not.
     """
-    rows = _distinct(rows, table)
+    rows = distinct(rows, table.shape[0])
     old = _take(table, rows, gradients).astype(jnp.float32)
     # Slots first: the change of a row is computed from their new values, as every optimizer here defines it.
     math = ArrayMath.of(optimizer, step, gradient_scale)
     gradients = optimizer.prepare(old, gradients, math)
     new_slots = {}
     for name, (decay, increment) in optimizer.slot_terms(gradients, math).items():
+        # Two scatters, of a product and of a sum, each in place; one of both would read the slots that it overwrites.
         slot = slots[name] if decay is None else _scale(slots[name], rows, decay, increment)
         new_slots[name] = _add(slot, rows, increment)
     at_rows = {name: _take(slot, rows, gradients) for name, slot in new_slots.items()}
@@ -182,14 +184,13 @@ def _step_in_place(
     return _put(table, rows, new), new_slots
 
 
-def _distinct(rows: jax.Array, table: jax.Array) -> jax.Array:
+def distinct(rows: jax.Array, num_rows: Any) -> jax.Array:
     """Rows whose padding is distinct rows past the end, which are dropped: the promise of unique rows holds for all.
 
     Raises:
       ValueError: If there are no such numbers in int32, in which they would be rows of the table again.
     """
-    num_rows = table.shape[0]
-    if all_static(table, rows) and num_rows + rows.shape[0] > 2**31:
+    if is_static(num_rows) and all_static(rows) and num_rows + rows.shape[0] > 2**31:
         raise ValueError(
             f"a table of {num_rows:,} rows cannot be updated at {rows.shape[0]:,} rows at once: together they must be"
             f" at most 2**31; split the table, or update fewer rows (unique_capacities)"
@@ -198,11 +199,13 @@ def _distinct(rows: jax.Array, table: jax.Array) -> jax.Array:
 
 
 def _place(array: jax.Array, rows: jax.Array, gradients: jax.Array) -> Any:
+    # A padded table is read and written in its first columns only: what lies behind them keeps its bits.
     return rows if array.shape[1:] in ((), gradients.shape[1:]) else (rows, slice(gradients.shape[1]))
 
 
 def _take(array: jax.Array, rows: jax.Array, gradients: jax.Array) -> jax.Array:
     at = array.at[_place(array, rows, gradients)]
+    # Both promises hold: a cast's rows ascend, and ``distinct`` has numbered the padding on from the last row.
     return at.get(mode="fill", fill_value=0, unique_indices=True, indices_are_sorted=True)
 
 

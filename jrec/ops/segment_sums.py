@@ -56,6 +56,7 @@ def segment_sums(rows_at: Rows, capacity: int, offsets: jax.Array) -> jax.Array:
     # From the top: a level's spans need the sums of the level above, found by a span's first full run.
     for level in reversed(range(len(spans))):
         source, span = sources[level], spans[level]
+        # The highest level has few nodes, which are all looked at; below it only a span's two edges are added.
         total = (
             _walk(source, span, (capacity, *counts)[-1]) if above is None else _edges(source, span, above, _run(level))
         )
@@ -90,6 +91,7 @@ def _spans(offsets: jax.Array, counts: list[int]) -> list[Span]:
     places, ends, base, size = [], [], 0, 1
     for level, count in enumerate(counts):
         size *= _run(level)
+        # Of each segment the runs that lie within it as a whole, on this level.
         low, high = (offsets[:-1] + (size - 1)) // size, offsets[1:] // size
         places.append(jnp.where(low < high, base + low, -1))
         ends.append(high)

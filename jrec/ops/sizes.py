@@ -62,4 +62,5 @@ def search_sorted(ascending: jax.Array, queries: jax.Array, side: Literal["left"
         return jnp.where(right, middle + 1, low), jnp.where(right, high, middle)
 
     bounds = jnp.zeros(queries.shape, jnp.int32), jnp.full(queries.shape, size, jnp.int32)
+    # 32 steps, whatever the length is: it is below 2^31.
     return jax.lax.fori_loop(0, 32, halve, varying_like(bounds, ascending, queries))[0]

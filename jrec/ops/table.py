@@ -239,6 +239,8 @@ class TableType(hijax.HiType):
     def to_tangent_aval(self) -> RowGradientsType:
         if self.capacity is None:
             return RowGradientsType(self, None)
+        # A loop carries the sum, so that its type may not depend on how much was added: as many bags of one id as the
+        # capacity.
         row = hijax.ShapedArray((self.capacity, 1), np.dtype("int32"))
         gradient = hijax.ShapedArray((self.capacity, self.dim), np.dtype("float32"))
         return RowGradientsType(self, _Sizes.of([(Bags(ids=row), gradient)]))  # pyright: ignore[reportArgumentType]
@@ -323,6 +325,8 @@ class RowGradientsType(hijax.HiType):
 
     @override
     def vspace_zero(self) -> RowGradients:
+        # Zeros of no lookups are of another size than any sum; a loop, which would begin with them, is why capacities
+        # exist.
         return RowGradients((), self.table) if self.table.capacity is None else _Nothing(self.table)()
 
     @override
@@ -455,6 +459,8 @@ class _Lookup(_Operation):
     def jvp(self, primals: Any, tangents: Any) -> Any:
         (table, leaves), (moved, moved_leaves) = primals, tangents
         result = self(table, leaves)
+        # The sums are linear in the rows and in the weights: the two terms of the product rule, either of which may be
+        # zero.
         changes = []
         if not isinstance(moved, hijax.Zero):
             changes.append(_Pick(self, jax.typeof(moved))(moved, leaves))
@@ -473,6 +479,8 @@ class _Lookup(_Operation):
             jnp.broadcast_to(leaf, (axis_data.size, *leaf.shape)) if axis is None else jnp.moveaxis(leaf, axis, 0)
             for leaf, axis in zip(leaves, of_leaves, strict=True)
         ]
+        # One lookup of all examples' bags, so that the backward pass is one too, and a row that two examples read steps
+        # once.
         bags = merged(jax.tree.unflatten(self.structure, leaves))
         sums = look_up(table, bags)
         return sums.reshape(axis_data.size, *self.out_aval.shape), 0
@@ -522,6 +530,7 @@ class _Pick(_Operation):
         bags, (numbers, values) = jax.tree.unflatten(self.structure, leaves), _summed(moved)
         if not len(numbers):
             return jnp.zeros(self.out_aval.shape, jnp.float32)
+        # A tangent has only some rows; where a looked-up row is none of them, nothing changes.
         place = jnp.minimum(jnp.searchsorted(numbers, bags.ids), len(numbers) - 1).astype(jnp.int32)
         place = jnp.where((numbers[place] == bags.ids) & (bags.ids >= 0), place, -1)
         return _sums(values, dataclasses.replace(bags, ids=place, cast=None), None)
@@ -629,6 +638,8 @@ class _ToGradients(_Operation):
             values = [operand.raise_val(*own) for operand, own in zip(operands, arrays, strict=True)]
             return function(*values, *static).parts
 
+        # A primitive must say the sizes of its result before it is computed, and they are whatever the function makes
+        # of it.
         shapes = jax.eval_shape(parts, *(operand.lo_ty() for operand in operands))
         leaves, structure = jax.tree.flatten(shapes)
         avals = tuple(hijax.ShapedArray(leaf.shape, leaf.dtype) for leaf in leaves)
@@ -649,7 +660,9 @@ class _Step(_Operation):
     def expand(
         self, table: Table, gradients: RowGradients, slots: Any, step: jax.Array, key: tuple[jax.Array, ...]
     ) -> tuple[Table, Any]:
+        # Operands of a primitive have places and no names; ``row_step`` flattened the slots in this order.
         names = sorted(self.optimizer.slots)
+        # Nothing was looked up: kernels take no arrays without elements.
         if not any(bags.capacity for bags, _ in gradients.parts):
             return table, slots
         cast, weights, of_bags = _joint(gradients)
@@ -822,6 +835,7 @@ def _joint(gradients: RowGradients) -> tuple[Cast, jax.Array | None, jax.Array]:
     if len(parts) == 1:
         bags, of_bags = parts[0]
     else:
+        # A row that several lookups read takes one step, by the sum of its gradients: so all parts are cast together.
         bags, of_bags = joined([bags for bags, _ in parts]), jnp.concatenate([values for _, values in parts])
     return cast_of(bags, table.rows, implementation=table.implementation), bags.weights, of_bags
 
@@ -837,6 +851,7 @@ def _summed(gradients: RowGradients) -> tuple[jax.Array, jax.Array]:
 
 def _scattered(gradients: RowGradients) -> jax.Array:
     numbers, values = _summed(gradients)
+    # Padding is the number of the rows, one past the last, which "drop" leaves out; -1 would be the last row.
     return jnp.zeros(gradients.table.shape, jnp.float32).at[numbers].add(values, mode="drop")
 
 
@@ -845,16 +860,15 @@ def _squares(gradients: RowGradients) -> jax.Array:
 
 
 def _with_cast(gradients: RowGradients) -> RowGradients:
+    # The type of a table with a capacity has no place for a cast.
+    if not gradients.parts or gradients.table.capacity is not None:
+        return gradients
     if len(gradients.parts) == 1:
         ((bags, values),) = gradients.parts
-    elif gradients.parts:
+    else:
         bags = joined([bags for bags, _ in gradients.parts])
         values = jnp.concatenate([values for _, values in gradients.parts])
-    else:
-        return gradients
     cast = cast_of(bags, gradients.table.rows, implementation=gradients.table.implementation)
-    if gradients.table.capacity is not None:  # whose type has no place for a cast
-        return gradients
     return RowGradients(((dataclasses.replace(bags, cast=cast), values),), gradients.table)
 
 
@@ -863,6 +877,7 @@ def _sum(gradients: RowGradients, other: RowGradients) -> RowGradients:
 
 
 def _times(gradients: RowGradients, factor: jax.Array) -> RowGradients:
+    # Of the bags' gradients, before any sum: sums are linear in them.
     return RowGradients([(bags, values * factor) for bags, values in gradients.parts], gradients.table)
 
 
@@ -870,6 +885,7 @@ def _gathered(gradients: RowGradients, axis_name: str) -> RowGradients:
     """The parts of all devices of an axis."""
     parts = []
     for bags, values in gradients.parts:
+        # A cast is of one device's lookups alone.
         bags, values = jax.tree.map(
             lambda array: jax.lax.all_gather(array, axis_name), (dataclasses.replace(bags, cast=None), values)
         )
@@ -888,5 +904,6 @@ def _within_capacity(gradients: RowGradients) -> RowGradients:
     of_bags = jnp.concatenate([values for _, values in gradients.parts])
     cast = cast_of(bags, table.rows, unique_capacity=most, implementation=table.implementation)
     values = casted_gather_reduce(cast, of_bags, bags.weights, implementation=table.implementation)
+    # Padding becomes absent lookups: the gradient is looked at as bags of one id.
     numbers = jnp.where(jnp.arange(most) < cast.num_unique, cast.rows, -1)
     return _of_rows(table, numbers, jnp.where(cast.num_unique > most, jnp.nan, values))

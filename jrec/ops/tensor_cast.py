@@ -133,8 +133,10 @@ def _cast_of(keys: jax.Array, bags: jax.Array, num_bags: int, padding: Any, uniq
     keys = keys.astype(padding.dtype)
     real = keys < padding
     total = jnp.sum(real, dtype=jnp.int32)
+    # Algorithm 2, lines 5 to 9: a scan over the sorted rows, and a running sum that numbers their segments.
     first = jnp.concatenate([jnp.ones(smaller(1, capacity), bool), keys[1:] != keys[:-1]])
     segment = jnp.cumsum(first, dtype=jnp.int32) - 1
+    # Padding, and what finds no room, is written past the end, and dropped.
     starts = jnp.where(first & real, segment, unique_capacity)
     iota = jnp.arange(capacity, dtype=jnp.int32)
     return Cast(
@@ -179,6 +181,7 @@ def _keys(ids: jax.Array, num_rows: int, inside: jax.Array | bool = True) -> jax
 def _sorted(keys: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Keys in ascending order, and their flat positions, int32."""
     positions = jnp.arange(keys.shape[0], dtype=jnp.int32)
+    # Stable: lookups of a row stay in the order of the batch, so that all implementations sum them in one order.
     keys, positions = jax.lax.sort((keys, positions), num_keys=1, is_stable=True)
     return keys, positions
 

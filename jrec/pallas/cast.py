@@ -60,6 +60,7 @@ class Runs:
         """Runs that cover ``places`` places, at most ``most`` of them (rounded up to whole thread blocks)."""
         if unroll is None:
             unroll = 4 if places <= _SMALL else 8
+        # Trips grow where runs would be more than the second kernel can add up in each warp.
         trips = -(-places // (WARP * unroll * most))
         return Runs(blocks=-(-places // (THREADS * unroll * trips)), trips=trips, unroll=unroll)
 
@@ -104,6 +105,7 @@ def _ragged_keys(
             ends = ops.load_scalars(tile, offsets, jnp.where(open_, middle + 1, -1))
             return jnp.where(open_ & (ends <= place), middle + 1, low), jnp.where(open_ & (ends > place), middle, high)
 
+        # Invariant of the search: the lookup's bag lies in [low, high], and ``num_bags`` stands for none.
         bounds = tile.row_scalars(0, jnp.int32), tile.row_scalars(num_bags, jnp.int32)
         bag, _ = jax.lax.fori_loop(0, num_bags.bit_length(), halve, bounds)
         # The search leaves only lookups before the first bag, where that does not begin at 0, with a bag not theirs.
@@ -193,6 +195,7 @@ def _count(keys: jax.Array, num_rows: int, runs: Runs, interpret: Interpret) -> 
             ops.store_scalars(tile, total, jnp.where(padding, 0, -1), place)  # of all places, exactly one
             return count + jnp.where(first, 1, 0)
 
+        # Lanes count for themselves, and are added once a run, not once a trip.
         starts = jax.lax.fori_loop(0, runs.trips, add, tile.row_scalars(0, jnp.int32))
         run, chunk, lane = _run(runs, item)
         ops.store_scalars(tile, counts, jnp.where((chunk == 0) & (lane == 0), run, -1), ops.warp_sum(tile, starts))
@@ -238,6 +241,7 @@ def _write(
             position = ops.load_scalars(tile, positions, jnp.where(place < capacity, place, -1))
             key, first, _ = _starts(tile, ops, keys, place, num_rows)
             flags = jnp.where(first, 1, 0)
+            # Votes of the warp: no shared memory, and no barrier among warps whose runs differ.
             segment = before + ops.warp_ranks(tile, flags)
             ops.store_scalars(tile, rows, jnp.where(first & (segment < unique_capacity), segment, -1), key)
             ops.store_scalars(tile, offsets, jnp.where(first & (segment <= unique_capacity), segment, -1), place)
@@ -246,6 +250,7 @@ def _write(
             fill = tile.row_scalars(num_rows, jnp.int32)
             ops.store_scalars(tile, rows, jnp.where(left & (place < unique_capacity), place, -1), fill)
             ops.store_scalars(tile, offsets, jnp.where(left & (place <= unique_capacity), place, -1), real)
+            # Ragged: the bag of each flat position was written down; padded bags divide the position by their length.
             if length is None:
                 source = ops.load_scalars(tile, bags, jnp.where(place < real, position, -1))
             else:

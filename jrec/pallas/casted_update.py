@@ -145,6 +145,7 @@ def _prepared(request: UpdateRequest, rule: Rule) -> tuple[_Work, _Variant]:
             element_slots=sum(shape == "element" for _, shape in rule.slots),
         )
     hyper = rules.hyperparameters(request.optimizer, request.step, request.gradient_scale)
+    # The learning rate is an operand, not part of what is compiled for: a schedule compiles one kernel.
     target = Target(request.table, request.slots, request.rows, hyper, request.rounding_key, request.rounding_rows)
     gather = Gather(request.bag_gradients, request.sources, request.weights)
     active = request.num_unique.reshape(1)  # a walk ends with its rows, so more than there are does no harm
@@ -165,6 +166,7 @@ def _steps(work: _Work, variant: _Variant, interpret: Interpret) -> Steps:
     dim, itemsize = table.shape[1], variant.rule.access(table.dtype.itemsize)
     # As refs, so that every launch of the update writes the same arrays where they are.
     work = work._replace(target=in_place(work.target))
+    # Launches of their own, one a level: whatever reads a piece is in a later launch.
     levels, runs = yield from make_pieces(dim, work.gather, work.offsets, config, interpret)
     jobs = [
         _ShortRows(

@@ -138,6 +138,7 @@ def _padded(gather: Gather, length: int | None, config: TuningConfig, interpret:
     num_segments = gather.indices.shape[0] // length
 
     def gather_reduce_padded(segment: jax.Array, gather: Gather, out: Ref) -> None:
+        # Past the last segment the range is empty, and the row takes part in the warp's loop without loads.
         low = jnp.where(segment >= 0, segment * length, 0)
         high = jnp.where(segment >= 0, low + length, 0)
         total = segments.add_range(tile, ops, gather, low, high, tile.zeros(), unroll=config.unroll)

@@ -137,6 +137,8 @@ def spread(tile: Tile, scalars: jax.Array) -> jax.Array:
         wide = ir.VectorType.get((tile.vector,), scalars.mlir_dtype)
         of_chunk = [vector.broadcast(wide, scalar) for scalar in scalars_of(scalars)]
         registers = np.empty(tile.blocks * tile.chunks, dtype=object)
+        # Register ``b * chunks + k`` is block ``b`` of row ``k`` (``Tile.layout``): the rows' scalars, once for each
+        # block.
         registers[:] = of_chunk * tile.blocks
         return fragment(registers, tile.layout.to_mgpu(), dtype)
 
@@ -225,6 +227,8 @@ def most(tile: Tile, scalars: jax.Array) -> jax.Array:
         greatest, *rest = scalars_of(scalars)
         for other in rest:
             greatest = arith.maxsi(greatest, other)
+        # One instruction of sm_80 and later, where a butterfly takes five shuffles. All lanes must reach it: rows that
+        # take no part bring zeros, not a branch.
         greatest = nvvm.redux_sync(greatest, nvvm.ReductionKind.MAX, i32(FULL_WARP))
         return mgpu.FragmentedArray.splat(greatest, (), mgpu.WGSplatFragLayout(()), is_signed=True)
 

@@ -114,6 +114,7 @@ def launch(jobs: Sequence[Job], *, interpret: Interpret) -> list[tuple[jax.Array
         outs = iter(refs[len(inputs) :])
         outputs = {id(job): tuple(itertools.islice(outs, len(job.out_types))) for job in jobs}
         first = 0
+        # Each job has ``grid`` blocks of its own, one range of block numbers behind the other.
         for job, (tree, numbers) in zip(jobs, places, strict=True):
             operands = jax.tree.unflatten(tree, [refs[n] for n in numbers])
             walk = _walk(job, ops_for(interpret), (*operands, *outputs[id(job.writes or job)]))
@@ -128,6 +129,7 @@ def launch(jobs: Sequence[Job], *, interpret: Interpret) -> list[tuple[jax.Array
 
     # What profilers and the tests of compiled programs find it by.
     kernel.__name__ = "_and_".join(dict.fromkeys(job.body.__name__ for job in jobs))
+    # One warpgroup a block, without clusters or shared memory: blocks only meet at the end of the launch.
     made = plgpu.kernel(
         kernel,
         out_type=[out for job in jobs for out in job.out_types],
@@ -219,6 +221,8 @@ def _walk(job: Job, ops: ModuleType, refs: tuple[Any, ...]) -> Callable[[jax.Arr
             # All lanes load the same number, so the maximum over the warp is only a way to a scalar.
             real = ops.most(tile, ops.load_scalars(tile, inputs[job.active], tile.row_scalars(0, jnp.int32)))
             last = jnp.minimum(last, jax.lax.div(real + (tile.rows - 1), jnp.int32(tile.rows)))
+        # How many of the tiles ``block``, ``block + grid``, ... lie before the last; none or fewer where all rows end
+        # earlier.
         turns = jax.lax.div(last - block + (job.grid - 1), jnp.int32(job.grid))
 
         def item_at(turn: jax.Array | int) -> jax.Array:

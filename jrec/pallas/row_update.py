@@ -98,6 +98,7 @@ def _row_update(
     def row_update(item: jax.Array, target: Target, gradients: Ref) -> None:
         address = updater.addresses(target, item)
         old = updater.load(target, item, address)
+        # Padded rows load nothing, as ``updater.load`` does for them: their gradients may be anything, NaN too.
         row_gradients = updater.ops.load_rows(tile, gradients, jnp.where(address >= 0, item, -1))
         updater.apply(target, old, row_gradients)
 

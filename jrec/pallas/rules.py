@@ -81,7 +81,7 @@ class Step:
     def power(self, base: float, exponents: jax.Array, /) -> jax.Array:
         """A base to the power of exponents (``StepMath``)."""
         if base == 0:
-            return jnp.where(exponents > 0, 0 * exponents, jnp.float32(1))
+            return jnp.where(exponents != 0, 0 * exponents, jnp.float32(1))  # NaN, after too many steps, stays NaN
         return jnp.exp(exponents * jnp.float32(math.log(base)))
 
     def rounded(self, x: jax.Array, /) -> jax.Array:
@@ -107,6 +107,7 @@ class Step:
 
     def row_mean(self, values: jax.Array) -> jax.Array:
         """Means along rows as row scalars."""
+        # By ``dim``, not the tile's width: padding columns are zeros and do not count.
         return self.ops.row_sum(self.tile, values) * jnp.float32(1 / self.dim)
 
     def unbiased(self, values: jax.Array, moment: int) -> jax.Array:
@@ -126,6 +127,7 @@ def rule_of(optimizer: RowOptimizer, dim: int) -> Rule:
             " and row_change, or use implementation='xla' or None"
         )
     if optimizer.takes_schedule:
+        # Static, and compared: two runs that differ in the rate alone share a compiled kernel.
         optimizer = dataclasses.replace(optimizer, learning_rate=0.0)
     return Rule(optimizer=optimizer, dim=dim)
 

@@ -111,6 +111,7 @@ def run_at(
     else:
         segment = ops.load_scalars(tile, runs, jnp.where(node >= 0, node * split**level, -1), fill=-1)
     real = (node >= 0) & (segment >= 0) & (segment < offsets.shape[0] - 1)
+    # Within one segment: it begins at or before the node, by the search, and ends at or behind it.
     end = ops.load_scalars(tile, offsets, jnp.where(real, segment + 1, -1), fill=-1)
     return jnp.where(real & ((node + 1) * split ** (level + 1) <= end), segment, -1)
 
@@ -131,6 +132,7 @@ def load_lookups(
         positions = [
             jnp.where((at < high) & (lane < unroll - start), at, -1) for at, start in zip(place, starts, strict=True)
         ]
+    # Weights come in the order of the positions (the cast's), so that they load with the indices.
     weights = None
     if source.weights is not None:
         weights = tuple(ops.load_scalars(tile, source.weights, p) for p in positions)
@@ -299,6 +301,7 @@ def visit_long(
     first = shift_right(item - row, tile.rows) * width
     visited, total = [], tile.row_scalars(0, jnp.int32)
     for start in range(0, width, tile.lanes):
+        # Every row of the tile looks at the same runs, ``lanes`` of them at a time.
         run = first + (lane + start)
         segment, _, _ = long_segment(tile, ops, runs, offsets, jnp.where(run < runs.shape[0], run, -1), split=split)
         flags = jnp.where(segment >= 0, 1, 0)

@@ -32,6 +32,7 @@ def butterfly(value: ir.Value, lanes: int, combine: Callable[[ir.Value, ir.Value
     """Combines a value over ``lanes`` neighbouring threads; addition commutes, so all get the same bits."""
     distance = 1
     while distance < lanes:
+        # Rows have a power of two of neighbouring lanes, so that the exchange never leaves a row.
         other = nvvm.shfl_sync(i32(FULL_WARP), value, i32(distance), i32(WARP - 1), nvvm.ShflKind.bfly)
         value = combine(value, other)
         distance *= 2

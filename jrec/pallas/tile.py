@@ -94,9 +94,11 @@ class Tile:
     def of(dim: int, itemsize: int, *, chunks: int = 1) -> Tile:
         """The tile for rows of ``dim`` elements of ``itemsize`` bytes, ``chunks`` rows per thread."""
         vector = ACCESS_BYTES // itemsize
+        # Rows begin at multiples of ``dim``: a vector that divides it is aligned in every row, as wide loads must be.
         while dim % vector:
             vector //= 2
         lanes = 1
+        # Enough lanes for the row and no more: short rows share a warp, and rows past 32 accesses take several blocks.
         while lanes < WARP and lanes * vector < dim:
             lanes *= 2
         blocks = -(-dim // (lanes * vector))
@@ -121,6 +123,7 @@ class Tile:
     def columns(self) -> jax.Array:
         """The column of each value, int32; columns of ``dim`` and more are padding."""
         column = plgpu.layout_cast(jax.lax.broadcasted_iota(jnp.int32, self.shape, 1), self.layout)
+        # Short rows, the common case, need no second iota and no division.
         if self.blocks == 1:
             return column
         row = plgpu.layout_cast(jax.lax.broadcasted_iota(jnp.int32, self.shape, 0), self.layout)

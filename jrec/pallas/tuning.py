@@ -95,6 +95,7 @@ def tune(
         return TuningConfig(**config)
     registers, lanes = Tile.of(dim, itemsize).registers, Tile.of(dim, itemsize).lanes
     old = 0 if element_slots is None else 1 + element_slots  # tiles of the table and slots
+    # Live beside the loads: the sum, and in an update the old row and its slots.
     unroll = _unroll(_SKEWED_UNROLL if length is None else min(length, _IN_FLIGHT), 1 + old, registers)
     chunks = 1
     if length is not None:  # one lookup or a few: more segments a thread instead
@@ -109,6 +110,7 @@ def tune(
         long_unroll=min(unroll, 4 * lanes),
         top=_TOP,
         blocks=8 * MULTIPROCESSORS.get(gpu, 132) if kind == "update" else 2**20,
+        # The old row waits in registers while the gradient is summed, which pays only while that costs no warps.
         prefetch=(1 + old + unroll) * chunks * registers <= 2 * _SHORT_REGISTERS,
     )
 

@@ -66,6 +66,7 @@ class Updater:
     def addresses(self, target: Target, item: jax.Array) -> jax.Array:
         """Table rows of items; -1 for padding and for no item."""
         address = self.ops.load_scalars(self.tile, target.rows, item, fill=-1)
+        # One number for both kinds of no row, which loads and stores leave out.
         return jnp.where(address < target.table.shape[0], address, -1)
 
     def load(self, target: Target, item: jax.Array, address: jax.Array) -> Loaded:
@@ -100,12 +101,14 @@ class Updater:
             number=number,
         )
         optimizer = self.rule.optimizer
+        # The same mathematics as XLA's (``jrec.row_optimizers``), on registers: padding columns are zeros throughout.
         gradients = optimizer.prepare(old.rows, gradients, step)
         rows, slots = optimizer.step_rows(old.rows, gradients, old.slots, step)
         if self.rounding is not None:
             key = [ops.spread(tile, ops.load_scalars(tile, target.key, tile.row_scalars(i, jnp.int32))) for i in (0, 1)]
             of_row = ops.spread(tile, old.number)
             rows = self.rounding(rows, target.table.dtype, key[0], key[1], of_row, tile.columns())
+        # Rows are unique, so that no other tile reads or writes these, whenever it runs.
         ops.store_rows(tile, target.table, old.address, rows)
         for name, shape in self.rule.slots:
             store = ops.store_rows if shape == "element" else ops.store_scalars

@@ -124,6 +124,7 @@ def restore_state(
     if not (slots and dense_optimizer):
         unread = _STATE + (_DENSE_OPTIMIZER if slots else _OPTIMIZER)
         dense = {name: array for name, array in dense.items() if not name.startswith(unread)}
+    # Whatever is left was in the checkpoint and has no place in this run: another model, or another optimizer.
     if dense:
         raise _only_in(saved, min(dense).removeprefix(_STATE), "the checkpoint")
     return jax.tree.unflatten(jax.tree.structure(like), leaves), progress

@@ -102,6 +102,7 @@ def distribute(
             )
         model.embeddings.exact = False  # a checkpoint's rows are made current when they are read
     cast = cast or ("host" if jax.default_backend() == "cpu" else "none")
+    # Read now: the model gives its arrays to the run, whose steps donate them.
     first_key: jax.Array = model.embeddings.table_key() if key is None else key
     held: ModelRows | None = None
     setup: MeshSetup | None = None

@@ -36,6 +36,7 @@ def evaluated(
     pairs = ((predictions.of_batch(batch), batch) for batch in _packed(batches, packer, batch_size))
     first = next(pairs, None)
     tasks = () if first is None else _tasks(*first)
+    # The first batch was taken to see what the model returns, and is scored like the others.
     pairs = itertools.chain([] if first is None else [first], pairs)
     by_label = numbers if isinstance(numbers, Mapping) else {} if numbers is None else {"": numbers}
     if first is not None and (odd := sorted(by_label.keys() - {*(tasks or ("",))})):
@@ -96,6 +97,8 @@ def collected(
         examples = len(batch.labels)
         for task, accumulator in accumulators.items():
             all_logits = np.asarray(logits[task] if task else logits)
+            # On a mesh of several processes logits are of all processes' examples, in the processes' order; labels are
+            # the process's own.
             begin = 0 if all_logits.size == examples else jax.process_index() * examples
             labels, mask = np.asarray(batch.labels), np.asarray(batch.mask)
             if task not in ("", first_task):

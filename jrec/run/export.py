@@ -209,6 +209,7 @@ def write_export(
                 "the model ranks items by a user's vector, which model.onnx does not have; leave out --onnx"
             )
     model = Parameters(source.model)
+    # Before a folder is made: a model that cannot be exported leaves nothing behind.
     program = export_program(model, source.layout, source.num_dense, served=served)
     manifest = Manifest(
         id="",
@@ -375,6 +376,7 @@ class _Writer:
             file=self._path(table, ""),
             changed="" if self._base is None else self._path(table, ".changed"),
         )
+        # Numbers of rows take 8 bytes each beside the rows: where most changed, all are compared, or written whole.
         if self._base is not None and (rows := self._changed(table)) is not None and 2 * rows.size < table.rows:
             some = [rows[begin : begin + _AT_ONCE] for begin in range(0, max(rows.size, 1), _AT_ONCE)]
             self._saved(part.changed, rows)
@@ -395,11 +397,13 @@ class _Writer:
         numbers, values = [np.zeros(0, np.int64)], [held[:0]]
         for piece in pieces:
             before = held[begin : begin + len(piece)]
+            # By bytes: NaN differs from itself, and -0 equals 0.
             same = (_bytes(piece) == _bytes(before)).all(axis=1)
             numbers.append(np.flatnonzero(~same) + begin)
             values.append(piece[~same])
             begin += len(piece)
         changed = np.concatenate(numbers)
+        # Else the whole table is less than the changed rows with their numbers.
         if changed.size * (changed.itemsize + held.itemsize * held[:1].size) < held.nbytes:
             self._saved(part.changed, changed)
             self._saved(part.file, np.concatenate(values))

@@ -72,6 +72,7 @@ class Predictions:
         wanted, count = len(batch.labels), len(setup.plan.compute_devices)
         examples = -(-wanted // count) * count
         if examples > wanted:
+            # Devices get equal parts, so the batch is filled up; what the blank examples give is cut off below.
             more = blank(setup.layout, batch, examples - wanted)
             batch = gathered(setup.layout, [(batch, 0, wanted), (more, 0, examples - wanted)])
         partitioned = setup.whole_partitioner(batch)
@@ -88,6 +89,7 @@ class Predictions:
             self._on_mesh[whole] = MeshBatches(setup, whole=whole, peers=setup.peers)
         batches, tables = self._on_mesh[whole], self._run.tables
         prepared = batches.prepare(partitioned)
+        # Read here, not through the pipeline: rows in host memory are flushed, and predictions write none back.
         rows = rows_on_mesh(unique_rows(prepared.rows, tables), setup.mesh)
         return self._predict(rows, batches.send(prepared.sent))
 

@@ -146,11 +146,13 @@ class Run:
     def _take(self, batch: FedBatch, step_on: StepOn, metrics: Metrics | None) -> StepResults:
         if batch.feed not in self._feeds.opened:
             raise ValueError("a step takes a batch of this run's feed; this one is of another run")
+        # Before anything is donated: a batch is refused while the state is whole.
         batch.feed.check(batch)
         self._checkpoints.between_steps()
         if (setup := self._state.setup) is not None and setup.monitor is not None:
             for one in batch.batches:
                 setup.monitor.observe(one)
+        # The old arrays are donated here: what fails within may leave no state to go on from.
         host, outputs = self._state.step(batch.ready, step_on, metrics)
         batch.feed.stepped(batch, host, outputs)
         self.steps += len(batch.batches)
@@ -442,6 +444,8 @@ class Run:
         """
         check_local(folder)
         self.flush()
+        # Through JSON at once, so that what cannot be written fails here, and later changes of the caller's do not get
+        # in.
         about = {"meta": json.loads(json.dumps(dict(meta or {}))), "forms": self._sending()}
         about |= {} if self._record is None else self._record.of(*self._feeds.fed).meta()
         self._checkpoints.save(
@@ -569,6 +573,8 @@ class Run:
             lost, and the checkpoint vanishes.
         """
         with contextlib.ExitStack() as stack:
+            # Callbacks run from the last to the first, and all of them even where one raises: a checkpoint under way
+            # ends first, then the feeds, and last the exchange with other processes, which both may use.
             stack.callback(self._state.setup.close if self._state.setup is not None else lambda: None)
             for feed in self._feeds.opened:
                 stack.callback(feed.close, flush=finish)

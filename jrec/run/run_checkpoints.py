@@ -95,7 +95,10 @@ class RunCheckpoints:
         """Takes over a checkpoint; see ``Run.load``."""
         check_identity(saved, {**self._identity, **expected}, optimizers=self._state.training)
         self.finish()
+        # What comes next is written to the folder of the checkpoint that the run goes on from, or to another one.
         self._checkpoints = None
+        # Rows that an exact optimizer of another run left at rest are made current, and settled again as this run's has
+        # them.
         opened, saved = saved, saved.read_by(self._state.optimizer_of_table)
         if any(self._state.optimizer_of_table(table) is not None for table in saved.manifest.meta.get(SETTLED, {})):
             slots = True  # lookups read them
@@ -110,6 +113,7 @@ class RunCheckpoints:
         )
         self._state.growing.restore(arrays)
         self._state.restore(saved, state, rows=rows)
+        # The next checkpoint there holds only what changes from now on.
         if goes_on:
             self._checkpoints = self._open(saved.folder.parent)
             if saved is opened:  # else the next checkpoint is whole: other learning rates store all rows otherwise

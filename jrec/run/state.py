@@ -138,15 +138,20 @@ class RunState:
           step_on: The step (``CompiledRun.with_loss``).
           metrics: What the steps before have counted, or None.
         """
+        # Before the step overwrites them in place: a checkpoint under way copies rows as they were.
         for name, tier in self.tiers.items() if self._tracked else ():
             if tier.changing is not None:
                 for batch in ready.batches:
                     tier.changing.before_step(_changed(batch.bags[name]))
         if (grown := ready.grown) is not None and (new := self._new_lines(grown)):
             self._renew(new)
+        # Donated: from here on the arrays of ``_flat``, ``rows`` and ``ready.host`` are deleted, and only the results
+        # are read.
         self._flat, rows, host, outputs = step_on(self._flat, self.rows, ready.host, ready.prepared, metrics)
         self._take_rows(rows)
+        # Devices that only keep tables did not step their copies of the dense parameters (``state``).
         self._behind = True
+        # Behind the step: until it is dispatched, a checkpoint must have the keys that the rows belong to.
         if grown is not None:
             self.growing.taken(grown)
         return host, outputs
@@ -213,6 +218,7 @@ class RunState:
         ids, values = ids[order], values[order]
         if (twice := ids[1:] == ids[:-1]).any():
             raise ValueError(f"row {ids[1:][twice][0]} of table {name!r} is given twice")
+        # All pieces are checked before the first is written: a refused call changes nothing.
         step, new = int(self.modules()[1].step), list[tuple[Stack, SetAddresses]]()
         for stack, number, here, addresses in self._parts(name, ids):
             if stack.compressed and here.any():
@@ -224,6 +230,8 @@ class RunState:
                 rows = values[here].astype(stack.dtype)
             if not (finite := np.isfinite(rows.astype(np.float32)).all(axis=1)).all():
                 raise ValueError(f"the vector of row {ids[here][~finite][0]} of table {name!r} is not finite")
+            # Pieces of one size at most, each a bucket: few programs are compiled, and little is on the device at a
+            # time.
             for begin in range(0, addresses.size, _MOST):
                 some = slice(begin, begin + _MOST)
                 numbers = np.full(addresses[some].size, number, np.int32)
@@ -244,6 +252,7 @@ class RunState:
         tier = self.tiers[stack.name]
         tier.store(new)
         if (lines := tier.new_lines(new)) is not None:
+            # Rows that are set change like those of a step: a checkpoint under way needs them as they were.
             if self._tracked and tier.changing is not None:
                 tier.changing.before_step(new.addresses)
             self._renew({stack.name: lines})

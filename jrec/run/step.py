@@ -217,6 +217,7 @@ def compile_run(
       >>> state, run = compile_run(model, optimizer)
       >>> state, loss, logits = run.step(state, batch)
     """
+    # Split once: the graph is static and closed over, so that each call handles only arrays.
     graph, state = nnx.split((model, optimizer))
     together = None if mesh is None else communication or Communication()
     implementation = model.embeddings.implementation  # the step's functions keep no module, which has all arrays
@@ -237,6 +238,7 @@ def compile_run(
         results = _results(outputs, batch, together, with_logits=metrics is None)
         if metrics is not None:
             metrics = metrics.updated(outputs.logits, batch.labels, batch.mask)
+        # The same structure as came in: donated buffers are matched to results leaf by leaf, and a scan asks for it.
         carry = nnx.state((model, optimizer)), _planned(outputs.stores, rows), metrics
         return carry, _to_host(outputs.stores, host), results
 
@@ -329,6 +331,7 @@ def _several(
     alone = dataclasses.replace(prepared, steps=1, places={})
 
     def following(carry: _Carry, xs: tuple[StepBatch, dict[str, Routing]]) -> tuple[_Carry, StepResults]:
+        # ``host`` is empty: several steps in one dispatch cannot wait for rows that the host brings between them.
         batch, routed = xs
         carry, _, results = step(carry, {}, dataclasses.replace(batch, places=prepared.places), routed)
         return carry, results

@@ -141,7 +141,10 @@ class Cores:
         cast: Cast | Callable[[], Cast] = residuals.cast
         counted = {"hits": residuals.hits, "lookups": residuals.lookups}
         if context.communication is not None:
+            # Of all devices, so that their copies of the counters stay equal.
             counted = jax.lax.psum(counted, AXIS)
+            # May be called under a ``cond`` on the number of the step, which all devices have alike: all of them enter
+            # its collectives.
             cast = functools.partial(shared_cores.cast_of_all, residuals.cast, self.shape.rows, context)
         assert self.cache is not None
         state = tt_cache_step(

@@ -109,6 +109,7 @@ class LocalUpdate(Update[LocalRows, Residuals]):
         )
 
         def finish(updated: tuple[jax.Array, Slots]) -> LocalRows:
+            # Stored rows may be narrower than what the kernel took: padding that was added for the call goes again.
             width = store.values.shape[1]
             values, slots = jax.tree.map(lambda array: strip(array, width) if array.ndim == 2 else array, updated)
             return dataclasses.replace(store, values=values, slots=slots)
@@ -130,6 +131,7 @@ def of_batch(values: jax.Array, slots: Slots, bags: Bags) -> tuple[LocalRows, Ba
     if bags.cast is None:
         raise ValueError("bags of rows from host memory have no cast; jrec.host.HostPipeline gives them one")
     capacity, cast = values.shape[0], bags.cast
+    # Unique rows and the fetched ones are the same list, in one order: the k-th row of the cast is row k of the array.
     numbers = jnp.arange(cast.rows.shape[0], dtype=jnp.int32)
     numbered: Any = jnp.where(numbers < cast.num_unique, numbers, jnp.int32(capacity))
     rows = LocalRows(values=values, slots=slots, addresses=cast.rows, dim=values.shape[1], fetched=True)

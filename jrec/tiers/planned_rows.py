@@ -93,6 +93,8 @@ class PlannedRows:
         if not _all_replicated(self.route):
             kind = _OwnedUpdate
         else:
+            # On one device the kernel that sums and steps at once: no row gradients are written, and the bits are the
+            # plain step's.
             kind = _SharedUpdate if jax.lax.axis_size(AXIS) > 1 else _LocalUpdate
         return kind(store=self, residuals=residuals, gradients=gradients, context=context)
 
@@ -190,5 +192,7 @@ def _on_copies(bags: Bags, route: Route) -> Bags:
     copies, cast = route.replicated.rows, bags.cast  # as many as unique rows, in their order
     if cast is None:
         raise ValueError(_NO_CAST)
+    # All unique rows are replicated here, so that the k-th of these is the k-th pick: ``MeshSizes.places`` gives both
+    # one size.
     ids = jnp.where(bags.ids < 0, bags.ids, copies.at[bags.ids].get(mode="clip", wrap_negative_indices=False))
     return dataclasses.replace(bags, ids=ids, cast=dataclasses.replace(cast, rows=copies))

@@ -60,6 +60,7 @@ class CoreGradients:
         """Gradients of the cores, float32 in the cores' shapes."""
         residuals, gradients = self._by_cores
         implementation = self.context.options.implementation
+        # Cores are small and read by all devices: their gradients are summed whole, by one all-reduce a core.
         own = tt_core_gradients(self.cores, self.shape, residuals, gradients, implementation=implementation)
         return self.context.summed(own)
 
@@ -73,6 +74,7 @@ class CoreGradients:
         """The cached rows that the device read, and where their gradients are; no more of them than the cache has."""
         assert isinstance(self.residuals, TTCachedResiduals)
         assert self.cache is not None
+        # Room for unique rows may be more than the cache has rows; those behind are padding.
         rows = self.residuals.cached.rows[: self.cache.ids.shape[0]]
         return GatherMap(rows=rows, at=jnp.arange(rows.shape[0], dtype=jnp.int32))
 
@@ -116,6 +118,7 @@ class CoreGradients:
                 core,
                 of_core,
                 total[k],
+                # A slice that any device touched is stepped on all, or their copies would drift apart.
                 self.context.summed(touched.astype(jnp.int32)) > 0,
                 step=jnp.asarray(options.step, jnp.int32),
                 gradient_scale=jnp.asarray(options.gradient_scale, jnp.float32),
@@ -162,11 +165,13 @@ def cast_of_all(cast: Cast, rows: int, context: Context) -> Cast:
     size, lookups = cast.rows.shape[0], cast.positions.shape[0]
     gathered, options = context.together.gathered, context.options
     if lookups <= 2 * size:
+        # A number a lookup, or two a unique row (the row and its count): whatever is less travels.
         ids = take(cast.rows, segment_of_entries(cast.offsets, lookups), rows)
         return cast_rows(gathered(ids), num_rows=rows, options=options)
     counts = gathered(lookups_of_rows(cast))
     every = cast_rows(gathered(cast.rows), num_rows=rows, options=options)
     segments = segment_of_entries(every.offsets, every.positions.shape[0])
     times = jnp.zeros_like(every.rows).at[segments].add(counts[every.positions], mode="drop")
+    # Offsets as if each lookup had travelled: only lengths of segments are read of them, never what lies there.
     ends = jnp.cumsum(times, dtype=jnp.int32)
     return dataclasses.replace(every, offsets=jnp.concatenate([jnp.zeros(1, jnp.int32), ends]))

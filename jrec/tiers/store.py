@@ -160,6 +160,7 @@ def look_up(
       contexts: The contexts, by stack.
       implementation: See ``gather_reduce``.
     """
+    # In the stores' order, which is the same on all devices: some of them exchange rows while they prepare.
     pending = {name: store.lookup(bags[name], contexts[name]) for name, store in stores.items()}
     run = functools.partial(gather_reduce_together, implementation=implementation, tables=True)
     completed: dict[str, tuple[jax.Array, Residuals]] = _complete(pending, run)

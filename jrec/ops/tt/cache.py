@@ -163,6 +163,7 @@ def tt_cache_step(
       ValueError: On shapes that do not fit.
     """
     cache, step = checked_cache(cache, shape), checked_step(step)
+    # Steps after the warm-up's last one: 0 at the end of that, when rows enter the cache for the first time.
     since = step + 1 - jnp.int32(config.warmup_steps)
     if config.refresh_every is None:
         tracks, refreshes = since <= 0, since == 0  # nobody would read later counts
@@ -217,6 +218,7 @@ def tt_cache_refresh(
     enters = compact(~stays & (ids < shape.rows), size)
     # Rows that stay keep what they learned; only those that enter are made from the cores, as ``size`` lookups at most.
     entering = _rows_of_cores(cores, shape, take(ids, enters, shape.rows), implementation)
+    # The cores have gone on learning without the cached rows, so only rows that enter are made from them (TT-Rec, 4.2).
     rows = take(cache.rows, before, 0).at[enters].set(entering, mode="drop")
     slots = {name: take(slot, before, optimizer.initial_slot(name)) for name, slot in cache.slots.items()}
     return dataclasses.replace(cache, ids=ids, rows=rows, slots=slots)
@@ -329,6 +331,7 @@ def tt_cached_lookup(
     from_cores, misses = tt_lookup(
         cores, shape, missed, contraction=contraction, traffic=traffic, implementation=implementation
     )
+    # Misses are absent here, as hits are among the cores' lookups: each bag is the sum of both.
     from_cache = gather_reduce(
         cache.rows, split.places, bags.offsets, weights=bags.weights, implementation=implementation
     )

@@ -66,11 +66,13 @@ def track(tracker: TTTracker, cast: Cast, rows: int) -> TTTracker:
     before = count_below(ids, cast.rows)
     known = (before < capacity) & (take(ids, before, rows) == cast.rows) & (cast.rows < rows)
     added = lookups_of_rows(cast)
+    # A cast's rows are unique, so no count is added to twice: there is no order to depend on.
     counts = counts.at[jnp.where(known, before, jnp.int32(capacity))].add(added, mode="drop")
     fresh = (cast.rows < rows) & ~known
     fresh_up_to = jnp.cumsum(fresh, dtype=jnp.int32)
     # Merging two sorted lists: an entry goes after its predecessors in both lists.
     fresh_below = jnp.concatenate([jnp.zeros(1, jnp.int32), fresh_up_to])[count_below(cast.rows, ids)]
+    # Padding of the tracker sorts behind every row, and is written behind every row.
     old_places = jnp.arange(capacity, dtype=jnp.int32) + fresh_below
     new_places = jnp.where(fresh, before + fresh_up_to - 1, jnp.int32(capacity + batch))
 

@@ -106,6 +106,8 @@ def backward_levels(
     gradient = row_gradients[:, :, None]
     lower = (_first(cores, shape), *products)
     counts = (jnp.int32(shape.row_factors[0]), *(level.count for level in levels))
+    # TT-Rec's backward pass (Algorithm 2 there) from the last core to the first, but once for each unique prefix in
+    # place of each lookup (EL-Rec's in-advance gradient aggregation).
     for k in range(len(levels), 0, -1):
         gradient, of_core = transpose(k, gradient, lower[k - 1], counts[k - 1], method if k == 1 else "grouped")
         # A generator, so that whoever steps core ``k`` may overwrite
@@ -122,6 +124,7 @@ def naive_rows(cores: Cores, shape: TTShape, ids: jax.Array) -> jax.Array:
     """
     rest, digits = ids, []
     for factor in reversed(shape.row_factors):
+        # The digits of a row number in the mixed radix of the cores' factors, the last core's first.
         digits.append(rest % jnp.int32(factor))
         rest = rest // jnp.int32(factor)
     out = jnp.ones((ids.shape[0], 1, 1), jnp.float32)
@@ -190,6 +193,7 @@ def bags_by_shared_prefix(
     scales = jnp.ones(capacity, jnp.float32) if weights is None else weights.reshape(-1)
     # The cast has sorted the lookups by row: a stable sort by bag leaves each bag's rows in that order.
     bags = bags[index.cast.positions]
+    # Of the cast only its stable sort is wanted: no room for unique bags.
     by_bag = tensor_cast(bags[:, None], num_rows=num_bags, unique_capacity=0, implementation=implementation).positions
     bags, order = bags[by_bag], index.cast.positions[by_bag]
     sources, scales = sources[order], scales[order]

@@ -171,6 +171,7 @@ def step_core(
     def xla(core: jax.Array, slots: Slots, gradient: jax.Array, touched: jax.Array, *rest: Any) -> Any:
         step, scale, key = rest
         rows = jnp.nonzero(touched, size=m, fill_value=m)[0].astype(jnp.int32)
+        # Touched slices in front, as a row update wants its rows: ascending, padding behind them.
         values = gradient.reshape(m, -1).at[rows].get(mode="fill", fill_value=0)
         scalars = {"step": step, "gradient_scale": scale, "rounding_key": key}
         table, slots = row_update(optimizer, core.reshape(m, -1), slots, rows, values, **scalars, implementation="xla")

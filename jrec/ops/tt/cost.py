@@ -213,6 +213,7 @@ def contraction_seconds(
     # have one prefix of their own, because of this.
     slices = traffic.lookups * levels[-1].slice
     forwards["sample"] += slices / machine.gathered + slices / machine.written + slices / machine.scattered
+    # A backward pass takes two products an entry, of the slice's gradient and of the prefix's.
     backwards = {"unique": sum(backward(*step) for step in ways["unique"])}
     if shape.num_cores > 2 and dense_fits(shape):
         whole, entries = shape.prefixes(2), traffic.entries[0]
@@ -283,6 +284,7 @@ def _unique(rows: int, suffix: int, lookups: float, exponent: float) -> float:
     groups = -(-rows // suffix)
     edges = np.unique(np.minimum(np.rint(np.geomspace(1, groups + 1, 4096)).astype(np.int64) - 1, groups))
     edges = np.unique(np.concatenate([edges, [groups]]))
+    # The power law's integral over each range of groups, from half a row before its first: rows are in frequency order.
     reached = np.minimum(edges * float(suffix), rows) + 0.5
     mass = np.log(reached) if exponent == 1 else reached ** (1 - exponent) / (1 - exponent)
     share = np.diff(mass) / (mass[-1] - mass[0])

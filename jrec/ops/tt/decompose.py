@@ -159,6 +159,7 @@ def tt_svd(
     size = shape.row_factors[-1] * shape.dim_factors[-1]
     gram = np.zeros((size, size), np.float64)
     for piece in _unfolded(table, shape, chunk_rows):
+        # Of (m_d * n_d)^2 elements, whatever the rows are: the table itself is never in memory as a whole.
         gram += piece @ piece.T
     # The squared Frobenius norm is the trace of the Gram matrix: no further pass over the table.
     norm = math.sqrt(np.trace(gram))
@@ -225,12 +226,14 @@ class _Choice:
         """How many of these singular values, squared and descending, to keep."""
         if self.budget is None:
             return min(self.shape.ranks[self.bond], len(squares))
+        # Entry r is what a rank of r leaves out; summed from the smallest on, which loses the fewest digits.
         tails = np.append(np.cumsum(squares[::-1])[::-1], 0.0)
         return max(1, int(np.argmax(tails <= self.budget)))
 
 
 def _basis(gram: np.ndarray, choice: _Choice) -> tuple[np.ndarray, float]:
     """Leading eigenvectors as columns, and the sum of the eigenvalues left out."""
+    # Ascending: the leading ones are the last columns.
     values, vectors = np.linalg.eigh(gram)
     # The others are zero, but for rounding: the unfolding's other side is smaller.
     values, vectors = np.maximum(values[::-1], 0)[: choice.shape.max_ranks[choice.bond]], vectors[:, ::-1]
@@ -243,6 +246,7 @@ def _truncate(matrix: np.ndarray, choice: _Choice) -> tuple[np.ndarray, np.ndarr
     if matrix.shape[0] <= matrix.shape[1]:
         basis, lost = _basis(matrix @ matrix.T, choice)
         return basis, basis.T @ matrix, lost
+    # A tall matrix: its other Gram matrix is the large one, and the matrix itself is small by now.
     left, values, right = np.linalg.svd(matrix, full_matrices=False)
     rank = choice.rank(values**2)
     return left[:, :rank], values[:rank, None] * right[:rank], float((values[rank:] ** 2).sum())

@@ -158,6 +158,7 @@ def _gradients_run(gradient: jax.Array, *operands: jax.Array, bag: _Bag) -> list
     of_cores = tt_core_gradients(
         cores, shape, residuals, gradient, contraction=config.contraction, traffic=config.traffic, implementation=named
     )
+    # float32 until here, where JAX wants the cores' own dtype.
     gradients = [g.astype(core.dtype) for g, core in zip(of_cores, cores, strict=True)]
     if weights is not None:
         index, last = residuals.index, cores[-1].astype(jnp.float32)
@@ -208,6 +209,7 @@ def _sums_jvp(
     changes = [tangents[i] for i in which]
     bag = dataclasses.replace(bag, residuals=left)
     change = _tangent(*changes, *primals, *results[1:], bag=bag, which=which, batch=levels)
+    # Residuals are read by the transpose alone: nothing that is differentiated depends on them.
     return results, [change, *map(no_tangent, results[1:])]
 
 

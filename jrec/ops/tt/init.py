@@ -82,6 +82,8 @@ def _unit(initializer: str, key: jax.Array, shape: tuple[int, ...]) -> jax.Array
         bound = math.sqrt(3)
         return jax.random.uniform(key, shape, jnp.float32, minval=-bound, maxval=bound)
     key_sign, key_tail = jax.random.split(key)
+    # By the inverse of the distribution, in place of Algorithm 3's rejection, whose loop has no static length; never 0,
+    # whose quantile is infinite.
     tail = jax.random.uniform(key_tail, shape, jnp.float32, minval=jnp.finfo(jnp.float32).tiny, maxval=_TAIL)
     magnitude = -jax.scipy.special.ndtri(tail) * jnp.float32(_TAIL_VARIANCE**-0.5)
     return magnitude * jax.random.rademacher(key_sign, shape, jnp.float32)

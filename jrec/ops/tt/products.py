@@ -252,6 +252,8 @@ def _segment_sums(values: jax.Array, segments: jax.Array, count: int) -> jax.Arr
         return segment_sums(lambda positions: _take(values, positions), values.shape[0], bounds)
 
     def join(one: tuple[jax.Array, jax.Array], two: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        # Associative, since segments ascend: a sum is carried on within a segment, and begins anew where the number
+        # changes.
         same = one[0] == two[0]
         return two[0], jnp.where(same[:, None], one[1] + two[1], two[1])
 
@@ -294,6 +296,7 @@ def _dense_transpose(
     m, _, columns = core.shape
     gradient = gradient.reshape(level.capacity, rows, columns)
     places = _dense_places(below, core, level)
+    # ``set`` is enough: entries are unique (prefix, digit) pairs, so that no place is written twice.
     table = jnp.zeros((parents * rows * m, columns), jnp.float32).at[places].set(gradient, mode="drop")
     table = table.reshape(parents * rows, m * columns)
     flat_below, flat_core = below.reshape(parents * rows, rank), core.swapaxes(0, 1).reshape(rank, m * columns)

@@ -137,6 +137,7 @@ class Block:
         while width % vector:
             vector //= 2
         across = 1
+        # At most half a warp along the columns, so that the other half can use the same lines of the right factor.
         while across < WARP // 2 and across * vector < width:
             across *= 2
         lanes = across

@@ -116,6 +116,7 @@ class Engine:
         taken = (left >= 0) & (left < left_factors.shape[0] // height)
         # An entry of padding, or one that names no factor, is a zero product, not an access out of bounds.
         taken = taken & (right >= 0) & (right < right_factors.shape[0] // terms)
+        # int32: ``check_int32`` has counted the rows of all factors.
         left_row = self.repeat(jnp.where(taken, left * height, 0))
         # Rows below the matrix read its last row, and columns past it the
         # last ones: loads need no branch, and what they give is not stored.

@@ -95,6 +95,7 @@ def multiply(
         zero = vector.broadcast(kind, constant(0, ir.F32Type.get()))
         # A product that is not taken is a loop of no steps: nothing is loaded, and the sum is zero.
         terms = arith.select(not_negative(scalars_of(taken)[0]), i32(contraction), i32(0))
+        # The sums are the loop's own values, in registers from the first term to the last.
         loop: Any = scf.ForOp(i32(0), terms, i32(steps), [zero] * block.down)
         with ir.InsertionPoint(loop.body):
             k = to_index(loop.induction_variable)

@@ -62,6 +62,7 @@ def expand_transpose(
     capacity, height, width = parents.shape[0], below.shape[1], n * right_rank
     gradient = gradient.reshape(capacity, height, width)
     by_digit, by_parent = _bounds(order, digits, m), bounds_of(parents, below.shape[0])
+    # A copy of the core, transposed in memory: its columns become rows, which threads load as vectors.
     turned = core.reshape(m, rank, width).swapaxes(1, 2)
     # Products by runs are written and then summed by gather-reduce, which holds rows of up to ``MAX_DIM`` elements.
     if width < WIDE or height * rank > MAX_DIM:

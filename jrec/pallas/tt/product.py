@@ -100,6 +100,7 @@ def _products(
         engine.tt_ops.store_blocks(block, out, out_row, engine.columns, values)
 
     count = runs.factors.shape[0] * block.chunks
+    # Runs that the batch does not have are behind the real ones, and are not walked.
     active = runs.count * jnp.int32(block.chunks)
     job = Job(
         body=tt_products,

@@ -89,6 +89,7 @@ def reduce_products(
     height = products.left.shape[2 if transposed else 1]
     num_segments = offsets.shape[0] - 1
     capacity = products.shape[0] if indices is None else indices.shape[0]
+    # Kernels take no arrays without elements.
     if num_segments == 0 or capacity == 0 or 0 in products.left.shape or 0 in products.right.shape:
         return jnp.zeros((num_segments, height, width), jnp.float32)
     if config is None:
@@ -202,6 +203,7 @@ def _long(
         total = engine.add_nodes(levels, low, high, split=config.split)
         engine.store(out, segment, total)
 
+    # A ref: the launch writes rows of long segments where the others lie, instead of a second array to be joined.
     target = jax.new_ref(out)
     _launch(tt_reduce_long, spec, runs.shape[0], (levels, runs, offsets, target), config, interpret, rows=None)
     return jax.freeze(target)

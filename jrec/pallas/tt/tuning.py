@@ -135,6 +135,7 @@ def tune_single(*, height: int, width: int) -> ReduceConfig:
 
 def tune_product(*, height: int, width: int) -> ProductConfig:
     """The config for (height, width) products: as many entries a run as fill 8 rows of every thread."""
+    # Of a matrix too tall to matter, to see how many rows a block of this width has.
     entries = max(1, Block.of(1 << 20, width).rows // height)
     return ProductConfig(block=Block.of(entries * height, width), entries=entries)
 

@@ -97,6 +97,7 @@ def _products(
         @pl.when(run < runs.count[0])
         def _() -> None:
             factor = right.at[runs.factors[run], :, pl.ds(first_column, tile)]
+            # By TMA, which one thread starts and the barrier counts: no registers, and no thread waits here.
             plgpu.copy_gmem_to_smem(factor, smem, barrier)
             begin, end = runs.begins[run], runs.ends[run]
 
@@ -145,6 +146,8 @@ def _load(
     def load(ctx, left, left_index, order, begin, end):
         del ctx
         layout = mgpu.WGMMA_LAYOUT
+        # In the layout in which wgmma takes its left factor from registers, so that it never passes through shared
+        # memory.
         registers = np.empty(layout.registers_shape(shape), dtype=object)
         stored = ir.VectorType.get((2,), left.type.element_type)
         single = ir.VectorType.get((2,), ir.F32Type.get())

@@ -106,6 +106,7 @@ class AheadFeed(LoaderFeed):
         # A program that reads no results would else queue dispatches without end, each with its batches on the device.
         self._under_way.append(results.loss)
         if len(self._under_way) > _AHEAD:
+            # The loss of a dispatch is ready when all of it is, since one program makes both.
             self._under_way.popleft().block_until_ready()
 
     def position(self) -> Position:

@@ -212,6 +212,8 @@ class _Threads:
         self._room = threading.Semaphore(room)
         self._results: queue.SimpleQueue[tuple[concurrent.futures.Future[Any], _Read]] = queue.SimpleQueue()
         self._pool = concurrent.futures.ThreadPoolExecutor(workers, thread_name_prefix="jrec-pack")
+        # A daemon, since an iterable may block forever in its ``next``, which no close can end, and must not keep a
+        # program alive.
         self._thread = threading.Thread(target=self._read, args=(items,), name="jrec-read", daemon=True)
         self._thread.start()
 
@@ -220,7 +222,7 @@ class _Threads:
             raise StopIteration
         future, read = self._results.get()
         # Futures come in the order of the items, whichever worker is done first. Room is given back only with the
-        # result, so that never more than ``room`` items are read and not given out.
+        # result, so that no more than ``room`` items wait, and the one with which the reading thread waits for room.
         made = future.result()
         self._room.release()
         return made, read

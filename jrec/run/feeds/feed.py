@@ -87,6 +87,7 @@ def remaining(loader: Batches, total: int | None) -> Iterator[tuple[Any, tuple[P
       A batch, and what holds after its step: the loader's position, and what it changed in tables that grow.
     """
     while total is None or loader.position < total:
+        # The generator must end by a return: a StopIteration that escapes from it would become a RuntimeError.
         try:
             batch = next(loader)
         except StopIteration:

@@ -80,12 +80,14 @@ class HostFeed:
                 # Before the pipeline's first read: no thread may read the loader while its first batches are looked at.
                 self._partitioned.begin(self._loader, self._total)
             self._position = self._loader.state()
+        # Kept until ``stepped``: the pipeline takes back the batch that it gave out, with its rows after the step.
         ready = self._out = self._pipeline.get()
         if ready is None:
             raise StopIteration
         batch, (_, grown) = ready.located.batch, ready.located.position
         tables = ready.tables
         if grown is not None and self._first_rows is not None:
+            # Where the batch gave a row to another key, what was fetched, or lay in the ring, is the old key's row.
             read = {name: plan.rows for name, plan in ready.located.reads.items()}
             tables = {name: self._first_rows.among(name, rows, read[name], grown) for name, rows in tables.items()}
             # ``among`` was given the old arrays' memory (they are donated), so nothing may refer to them any more.

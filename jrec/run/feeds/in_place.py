@@ -158,6 +158,7 @@ class HostPooling:
             bags = batch.bags[name]
             if bags.cast is None:
                 raise ValueError(f"the bags of stack {name} have no cast; the loader makes it, or HostCasts")
+            # Views where the step left float32: it has ended (``stepped``), and nothing else writes to its results.
             gradients, words = np.asarray(update.gradients, np.float32), np.asarray(update.hyperparameters)
             weights: Any = bags.weights
             self._tables[name].casted_update(bags.cast, gradients, weights=weights, hyperparameters=words, made=True)

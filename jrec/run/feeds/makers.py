@@ -50,12 +50,14 @@ class Feeds:
 
     def open(self, batches: Iterable[Any], told: FeedOptions) -> RunFeed:
         """See ``Run.feed``."""
+        # Closed ones go here, not when they close: until now ``flush`` and ``save`` had to ask them.
         self.opened = [feed for feed in self.opened if not feed.closed]
         if told.steps != 1 and (reason := self.one_by_one(hot=told.hot)):
             raise ConfigError(f"several steps in one dispatch need batches that only devices change, but {reason}")
         reads_ahead = bool(self._state.tables) and not (self._in_place or told.hot)
         self._check(hot=told.hot, reads_ahead=reads_ahead)
         setup = self._state.setup
+        # Hot batches have a setup of their own: no exchange, no host rows, and sizes by the replicated rows alone.
         setup = setup.for_hot_batches() if told.hot and setup is not None else setup
         reader = batches.config if isinstance(batches, Loader) else told
         transform = self._transform(setup, reader.workers and reader.workers + reader.prefetch)
@@ -69,6 +71,7 @@ class Feeds:
         else:
             self.fed = (tuple(told.dense), None)
         if isinstance(batches, Loader) and replays:
+            # The loader's own threads cut and cast: no second pool of threads that would hand batches on.
             batches.pass_through(transform)
             packed: Batches = batches
         else:

@@ -54,6 +54,8 @@ class MeshBatches:
           total: How many batches the run takes; None for all.
         """
         self._setup.decide_modes(loader)
+        # Modes first, by collectives of the devices: all processes are at this point, and no thread of a feed exchanges
+        # yet.
         self._peers = self._setup.peers_of_feed()
         if batches := loader.first(FIRST_BATCHES if total is None else min(FIRST_BATCHES, total)):
             self._measure(batches)
@@ -62,6 +64,7 @@ class MeshBatches:
         """Makes room for what some batches of one size need."""
         setup, examples = self._setup, len(batches[0].parts[0].labels)
         sizes = self._sizes[examples] = setup.sizes(examples)
+        # Of all processes: the static sizes of one program that all of them run.
         sizes.make_room(setup.needs(batches, sizes), self._peers)
         self._places[examples] = setup.places(sizes)
 
@@ -106,6 +109,7 @@ class MeshBatches:
         """The places of (n,) rows of host memory, the same for each of ``count`` devices."""
 
         def padded(values: np.ndarray, fill: int) -> Any:
+            # 64 bits until the cast below, which takes a wide stack's addresses and padding modulo 2^32.
             out = np.full(room, fill, np.int64)
             out[: values.size] = values
             return np.broadcast_to(out.astype(np.int32), (count, room))

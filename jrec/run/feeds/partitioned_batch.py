@@ -13,6 +13,7 @@ import numpy as np
 from jrec.batch import Batch
 from jrec.data.regroup import blank, gathered
 from jrec.data.schema import DatasetError
+from jrec.host.checks import checked_bags
 from jrec.ops.host_cast import with_cast
 from jrec.ops.layout import EmbeddingLayout, Stack
 from jrec.ops.types import Bags
@@ -73,13 +74,16 @@ class BatchPartitioner:
         """The batch, and a part for each of the devices.
 
         Raises:
-          ValueError: If the devices cannot share the examples equally.
+          ValueError: If the devices cannot share the examples equally, or bags that jrec has not packed hold more ids
+            than the layout says, or one that a stack does not have.
           DatasetError: If the batch is to be hot, but reads a row that not every device has.
         """
         count = len(self._compute_devices)
         size, rest = divmod(len(batch.labels), count)
         if rest:
             raise ValueError(f"{len(batch.labels)} examples cannot be shared equally by {count} devices")
+        for stack in () if batch.packed else self._layout.planned_stacks:
+            _check_lookups(stack, batch.bags[stack.name], len(batch.labels))
         for name, ranges in self._everywhere.items():
             self._check_hot(self._layout.stacks[name], batch.bags[name], ranges)
         read = {}
@@ -109,6 +113,17 @@ class BatchPartitioner:
                 f"a hot batch reads row {elsewhere[0] - stack.bases[number]} of table {stack.tables[number].name!r},"
                 " which the plan does not put on every device; give such examples to a feed without hot=True"
             )
+
+
+def _check_lookups(stack: Stack, bags: Bags, examples: int) -> None:
+    """Refuses what devices would take for padding: ids past the stack, and more ids than there is surely room for."""
+    _, _, lookups = checked_bags(bags, stack)
+    # The devices' static sizes follow from the layout.
+    if lookups.size > (most := stack.capacity(examples)):
+        raise ValueError(
+            f"the bags of stack {stack.name} hold {lookups.size:,} ids of {examples:,} examples, but by max_length of"
+            f" its features there are at most {most:,}; raise FeatureConfig.max_length"
+        )
 
 
 def host_stacks(layout: EmbeddingLayout, plan: Plan) -> tuple[Stack, ...]:

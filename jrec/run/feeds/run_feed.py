@@ -122,11 +122,13 @@ class RunFeed:
         A feed whose batches are all taken is closed.
         """
         if not self._closed:
+            # First: closing must not run twice, and a failure to flush still ends the threads.
             self._closed = True
             try:
                 if flush:
                     self._feed.flush()
             finally:
+                # Asked before the feed closes its loader, which then reads no further.
                 position = self._feed.position()
                 self._feed.close()
                 if self.replays:  # a loader goes on behind the last step, however far the feed read ahead

@@ -103,6 +103,7 @@ class MeshSource(ChangingRows):
     def _parts(self, addresses: np.ndarray, segments: np.ndarray) -> list[Part]:
         place, lines = self._segments.place[segments], addresses + self._segments.shift[segments]
         parts, rows = [], self._rows()
+        # One gather a device that has some of the rows: they begin on all devices before the first is waited for.
         for number in np.flatnonzero(np.bincount(place)).tolist():
             at = np.flatnonzero(place == number)
             parts.append(Part(at, gathered(self._arrays_of(rows, number), lines[at])))

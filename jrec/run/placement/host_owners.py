@@ -83,6 +83,7 @@ class HostOwners:
           process reads.
         """
         owner = self.of(stack, read)
+        # A row's rank among its owner's rows of this batch: all processes find the same, since all know every lookup.
         rank, most = np.empty(read.size, np.int64), 0
         for process in range(self.processes):
             owned = owner == process

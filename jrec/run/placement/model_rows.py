@@ -12,6 +12,8 @@ from flax import nnx
 from jrec.checkpoint.manifest import VALUES
 from jrec.nn import SparseOptimizer
 from jrec.ops.layout import EmbeddingLayout, Stack
+from jrec.row_optimizers import RowOptimizer
+from jrec.run.placement.rows import first_rows
 
 
 class RowSource(Protocol):
@@ -63,6 +65,36 @@ class ModelRows:
         return out
 
 
+class WithFirstRows:
+    """A model's rows of a stack, and of tables that the model does not hold the first ones; see ``RowSource``.
+
+    Under a plan tables of tier "host" share a stack with others, and ``everywhere`` may have rows of theirs on devices.
+
+    Args:
+      held: The model's rows.
+      key: The key of the model's tables.
+      optimizer: The row optimizer; None without slots.
+    """
+
+    def __init__(self, held: ModelRows, key: jax.Array, optimizer: RowOptimizer | None):
+        self._held, self._key, self._optimizer = held, key, optimizer
+
+    def read(self, stack: Stack, array: str, addresses: np.ndarray) -> np.ndarray:
+        """Rows at (n,) addresses of a stack, see ``RowSource``."""
+        rows = self._held.read(stack, array, addresses)
+        here = np.array([self._held.has_table(table.name) for table in stack.tables])
+        missing = ~here[np.searchsorted(stack.bases, addresses, side="right") - 1]
+        if not missing.any():
+            return rows
+        if array == VALUES:
+            # Of all addresses: the first rows of only the missing ones would be a compiled program for each number.
+            rows[missing] = np.asarray(first_rows(stack, self._key, addresses.astype(np.int32)))[missing]
+        else:
+            assert self._optimizer is not None  # whose slot it is
+            rows[missing] = self._optimizer.initial_slot(array)
+        return rows
+
+
 @jax.jit
 def _gathered(array: jax.Array, rows: jax.Array) -> jax.Array:
     return array[rows]
@@ -74,6 +106,7 @@ def without_rows(model: Any, optimizer: SparseOptimizer) -> tuple[Any, SparseOpt
     Args:
       model, optimizer: Modules that hold all rows on one device, or in host memory; they stay as they are.
     """
+    # Modules of its own over the same arrays, so that the caller's keep their rows.
     graph, state = nnx.split((model, optimizer))
     model, optimizer = nnx.merge(graph, state)
     embeddings, before = model.embeddings, model.embeddings.layout

@@ -41,6 +41,7 @@ class PlanMonitor:
         ids: dict[str, list[np.ndarray]] = {}
         for stack in self._stacks:
             lookups = np.asarray(batch.bags[stack.name].ids).reshape(-1)
+            # Sorted once, so that each table's lookups are a slice.
             lookups = np.sort(lookups[lookups >= 0])
             bounds = np.searchsorted(lookups, [*stack.bases, stack.rows])
             for table, base, low, high in zip(stack.tables, stack.bases, bounds[:-1], bounds[1:], strict=True):

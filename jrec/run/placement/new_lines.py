@@ -251,6 +251,7 @@ def on_device(
 
 
 def _put(array: jax.Array, at: jax.Array, lines: jax.Array) -> jax.Array:
+    # Padding repeats one line, which lies outside of every array and is dropped: lines that are written are unique.
     return array.at[at].set(lines, mode="drop", unique_indices=True)
 
 
@@ -301,6 +302,7 @@ class FirstRows:
         count = new.addresses.size
         lines = new.lines(np.arange(count))
         rows = _first(table.stack, table.optimizer, self.words, lines, self._step())
+        # Without the bucket's padding: a host table has a row for each address, and no place for more.
         slots = {name: np.asarray(slot)[:count] for name, slot in rows.slots.items()}
         table.store(new.addresses, np.asarray(rows.values)[:count], slots)
 
@@ -314,8 +316,10 @@ class FirstRows:
           grown: What the batch changed.
         """
         stack = self._layout.stacks[name]
-        if (new := new_addresses(stack, grown)) is None:
+        # Of a stack that a plan divides, a batch may read rows on devices alone, and renew only these.
+        if (new := new_addresses(stack, grown)) is None or not read.size:
             return rows
+        # Every new row is one that the batch reads somewhere: here, or where ``renewed`` writes it.
         at = np.searchsorted(read, new.addresses)
         chosen = np.flatnonzero((at < read.size) & (read[np.minimum(at, read.size - 1)] == new.addresses))
         if not chosen.size:

@@ -49,6 +49,7 @@ class Peers:
         self._connections = dict(connections)
         self._round, self._closed = 0, False
         for connection in self._connections.values():
+            # Never blocked in a call: a wait is in the selector, which looks every half a second whether it was closed.
             connection.setblocking(False)
 
     def exchange(self, arrays: Sequence[Sequence[np.ndarray]]) -> list[list[np.ndarray]]:
@@ -134,6 +135,7 @@ class _Frame:
 
     def receive(self, connection: socket.socket) -> None:
         """Receives the bytes that have arrived, but none of the next message."""
+        # At most to the end of this message: what follows belongs to the next round, and stays in the socket.
         count = connection.recv_into(memoryview(self.content)[self._filled :])
         if not count:
             raise EOFError
@@ -145,6 +147,7 @@ class _Frame:
 
 
 def _encoded(number: int, arrays: Sequence[np.ndarray]) -> bytes:
+    # Little-endian by name: the processes of a run may be on unlike machines.
     sizes = np.array([[_DTYPES.index(array.dtype), array.size] for array in arrays], "<i8").reshape(-1, 2)
     parts = [np.int64(len(arrays)).tobytes(), sizes.tobytes(), *(np.ascontiguousarray(a).tobytes() for a in arrays)]
     return b"".join([_HEADER.pack(number, sum(map(len, parts))), *parts])
@@ -182,6 +185,7 @@ def connect(count: int, *, wait: float = CONNECT_SECONDS) -> tuple[Peers, ...]:
     if process == 0:
         own = published(f"{keys}/first", wait)
         store.key_value_set(f"{keys}/token", secrets.token_hex(16))
+    # Listening before the address is published: whoever reads it can connect.
     with _listen(own, backlog=count * processes) as listener:
         store.key_value_set(f"{keys}/{process}", f"{listener.getsockname()[1]} {own if process else coordinator}")
         token = bytes.fromhex(published(f"{keys}/token", wait))
@@ -255,6 +259,7 @@ def _accept(
             ) from error
         said = _received(connection, _HELLO.size, _HELLO_SECONDS)
         sent_token, process, number = _HELLO.unpack(said) if len(said) == _HELLO.size else (b"", -1, -1)
+        # Whoever finds the port may connect; only processes of this run know the token.
         if not secrets.compare_digest(sent_token, token) or (process, number) not in missing:
             connection.close()
             continue

@@ -143,6 +143,7 @@ def overlaid(plan: Plan, ranges: Mapping[str, np.ndarray], tier: int) -> Plan:
         start = start[start < table.rows]
         starts.append(start)
         old.append(plan.first[number] + np.searchsorted(own_start, start, side="right") - 1)
+        # Segments were cut at the ranges' ends, so each lies within one range as a whole, or within none.
         inside = np.searchsorted(cuts[:, 0], start, side="right") - 1
         ends = np.append(cuts[:, 1], 0)  # the last is for rows before the first range
         covered.append(start < ends[inside])
@@ -183,6 +184,7 @@ def default_plan(
     tables = plan_tables_of(layout, slots)
     flat = tuple(TableProfile(name=t.name, starts=np.array([0, t.rows]), counts=np.array([1.0])) for t in tables)
     profile = AccessProfile(tables=flat, examples=1, source="none", dataset=None)
+    # No hardware is known, and none matters: a baseline deals rows by their numbers alone.
     machine = grid("any", devices=devices, memory=2**62, lookup=1.0, within=1.0, all_reduce=1.0)
     problem = Problem(tables=tables, profile=profile, hardware=machine, batch_size=devices)
     return build_plan(problem, BASELINES[baseline](problem))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -128,6 +129,12 @@ def device_addresses(stack: Stack, plan: Plan, mesh: Mesh) -> tuple[jax.Array, j
         jax.make_array_from_callback((capacity * plan.devices,), over, of_device),
         jax.make_array_from_callback(shared.shape, everywhere, lambda index: shared[index]),
     )
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def first_rows(stack: Stack, key: jax.Array, addresses: jax.Array) -> jax.Array:
+    """The first values of rows at (n,) int32 addresses of a stack, (n, dim), as ``initial_stack`` makes them."""
+    return _rows(stack, key, addresses)
 
 
 def _rows(stack: Stack, key: jax.Array, addresses: jax.Array) -> jax.Array:

@@ -93,6 +93,8 @@ class MeshSetup:
     def modes(self) -> LookupModes:
         """Which features' lookups are sent, once decided: all that can be, where some devices only keep tables."""
         chosen = self.options.form if not self.hot else "retrieve"
+        # Tensor Casting's memory-centric mode (section IV-C): devices that keep tables pool and update, so that only
+        # sums and their gradients travel to those that compute.
         chosen = "send" if chosen == "auto" and self.plan.computes is not None else chosen
         return LookupModes(self.layout, chosen, links=self.links)
 

@@ -28,7 +28,7 @@ from jrec.row_optimizers import RowOptimizer
 from jrec.run.options import HostOptions
 from jrec.run.placement.checkpoint import MeshSource, saved_stack
 from jrec.run.placement.host_owners import HostOwners
-from jrec.run.placement.model_rows import ModelRows
+from jrec.run.placement.model_rows import ModelRows, WithFirstRows
 from jrec.run.placement.new_lines import Addresses, Lines, MeshLines, SetAddresses
 from jrec.run.placement.rows import based, initial_stack, on_mesh
 from jrec.run.placement.setup import MeshSetup
@@ -80,7 +80,7 @@ class ShardedTier(Tier):
             self.sources = (self.changing, HostSource(self._table))
         self.host = self._table if plan.host_rows(stack.name) else None
         if held is not None and held.has(stack):
-            self._rows = saved_stack(held, stack, plan, setup.mesh, optimizer)
+            self._rows = saved_stack(WithFirstRows(held, key, optimizer), stack, plan, setup.mesh, optimizer)
             if self._table is not None:
                 _store_held(held, self._table, plan, setup.owners)
 
@@ -141,6 +141,7 @@ class ShardedTier(Tier):
             held.sharded_slots | {VALUES: held.sharded},
             held.replicated_slots | {VALUES: held.replicated},
         )
+        # Offsets lie in one device's array, so that int32 holds them however many rows the stack has.
         copies, count = where.offset[shared].astype(np.int32), int(lines.sum())
         # Sizes are powers of two, so that reads of any number of rows share few compiled programs.
         places = np.zeros((2, 1 << max(0, count - 1).bit_length()), np.int32)
@@ -229,6 +230,9 @@ def _store_held(held: ModelRows, table: HostTable, plan: Plan, owners: HostOwner
         for first in range(begin, stop, most):
             addresses = np.arange(first, min(first + most, stop))
             addresses = addresses[here[np.searchsorted(table.stack.bases, addresses, side="right") - 1]]
+            # Tables of tier "host" share the stack under a plan: the model holds none of their rows.
+            if not addresses.size:
+                continue
             arrays = {n: held.read(table.stack, n, addresses) for n in (VALUES, *table.optimizer.slots)}
             _store_changed(table, addresses, arrays, np.ones(addresses.size, bool))
 
@@ -236,6 +240,7 @@ def _store_held(held: ModelRows, table: HostTable, plan: Plan, owners: HostOwner
 def _store_changed(table: HostTable, addresses: np.ndarray, saved: Mapping[str, np.ndarray], ours: np.ndarray) -> None:
     """Writes the rows of ``ours``, (n,) bool, that differ from the table's."""
     before, slots_before = table.fetch(addresses[ours])
+    # Only rows that differ from what the table would make anyway: the others take no memory.
     own = {name: np.ascontiguousarray(array[ours]) for name, array in saved.items()}
     changed = _differ(own[VALUES], before)
     for name, slot in slots_before.items():

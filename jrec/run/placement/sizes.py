@@ -107,6 +107,7 @@ class MeshSizes:
         """
         for name, room in agreed(needed, peers).items():
             sizes, limits = {}, self.limits[name]
+            # A bucket, not the count itself: runs with nearly the same needs share a compiled program.
             for kind, most in limits._asdict().items():
                 sizes[kind] = bucket(int(np.ceil(getattr(room, kind) * self._headroom)), most)
             if self._affords(name, sizes):
@@ -168,6 +169,7 @@ class MeshSizes:
                 self.host[name] = before.most(HostSizes(*grown))
 
     def _host_rows(self, name: str) -> int:
+        # Hot batches read replicated rows only (FAE), whatever else a plan has.
         return 0 if self._hot else self._plan.host_rows(name)
 
     def _host_limit(self, stack: Stack) -> HostSizes:

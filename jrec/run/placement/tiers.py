@@ -112,6 +112,7 @@ class ModelTier(Tier):
         return self.read(addresses), slots
 
     def _read(self, array: str, addresses: np.ndarray) -> np.ndarray:
+        # Gathered on the device, so that only these rows travel and not the table.
         lines = np.asarray(self._arrays()[array][addresses.astype(np.int32)])
         return lines[:, : self.stack.dim] if lines.ndim == 2 else lines
 
@@ -178,6 +179,7 @@ class CoresTier(Tier):
         values = np.array(tt_rows(cores.arrays(), cores.shape, addresses))
         if cores.cache_config is not None and addresses.size:  # a cached row has changed since it was in the cores
             numbers, changed = (np.asarray(cores.cached[key][...]) for key in ("ids", "rows"))
+            # Places without a row hold the number of rows, which no address equals.
             order = np.argsort(numbers, kind="stable")
             at = np.minimum(np.searchsorted(numbers, addresses, sorter=order), numbers.size - 1)
             cached = numbers[order[at]] == addresses
