@@ -142,8 +142,21 @@ def test_bags_longer_than_the_layouts(ragged, pipeline):
     (loss, rows), (host_loss, host_rows) = step("sharded"), step("host", host=HostOptions(pipeline=pipeline))
     assert host_loss == pytest.approx(loss)
     np.testing.assert_allclose(host_rows, rows, **CLOSE)
-    with pytest.raises(ValueError, match=r"hold 6 ids of 2 examples, but by max_length .* at most [24];"):
+    with pytest.raises(ValueError, match=r"a bag of feature 'user' holds 3 ids, but max_length is [12];"):
         step("sharded", mesh=mesh_of(1))
+
+
+def test_a_longer_bag_beside_a_shorter_one_is_refused_on_a_mesh():
+    """Packed by hand: the batch has no more ids than by max_length, but one feature more than its room for rows."""
+    tables = [jrec.TableConfig(name=name, rows=100, dim=8, tier="sharded") for name in ("user", "item")]
+    features = [jrec.FeatureConfig(name=table.name, table=table.name, max_length=2) for table in tables]
+    ones = np.ones(2, np.float32)
+    bags = ops.Bags(ids=np.arange(6, dtype=np.int32), offsets=np.array([0, 3, 4, 5, 6], np.int32))
+    with jrec.distribute(*modules(jrec.EmbeddingLayout.build(tables, features)), mesh=mesh_of(1)) as run:
+        (name,) = run.layout.stacks
+        batch = jrec.Batch(dense=np.ones((2, 2), np.float32), labels=ones, mask=ones, bags={name: bags})
+        with pytest.raises(ValueError, match="a bag of feature 'user' holds 3 ids, but max_length is 2; raise Feature"):
+            next(run.feed([batch], dense=DENSE))
 
 
 @pytest.mark.parametrize("name", ["host", "host-pipeline", "mesh", "plan-one"])

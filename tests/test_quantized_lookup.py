@@ -106,6 +106,13 @@ def test_an_id_past_the_table_is_nan_and_no_other_bag_is(kind):
 
 
 @pytest.mark.parametrize("bits", [8, 4])
+def test_no_rows_are_no_values(bits):
+    """As of a request without a candidate; NumPy cannot tell the width of no rows."""
+    stored = quantize(np.zeros((0, 3), np.float32), bits)
+    assert dequantize(stored, bits, 3).shape == (0, 3)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
 def test_quantized_values_are_within_half_a_step(bits):
     rng = np.random.default_rng(bits)
     rows = rng.normal(size=(500, 33)) * 10.0 ** rng.integers(-6, 4, (500, 1))

@@ -60,5 +60,6 @@ def dequantize(rows: np.ndarray, bits: int, dim: int) -> np.ndarray:
     """The float32 rows, (n, dim), that quantized ones stand for."""
     values = rows["values"]
     if bits == 4:
-        values = np.stack([values & 15, values >> 4], axis=-1).reshape(len(rows), -1)[:, :dim]
+        # The width is said, not left to NumPy: of no rows it cannot be told.
+        values = np.stack([values & 15, values >> 4], axis=-1).reshape(len(rows), 2 * values.shape[1])[:, :dim]
     return values * rows["scale"][:, None] + rows["bias"][:, None]

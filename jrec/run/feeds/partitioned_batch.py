@@ -116,14 +116,20 @@ class BatchPartitioner:
 
 
 def _check_lookups(stack: Stack, bags: Bags, examples: int) -> None:
-    """Refuses what devices would take for padding: ids past the stack, and more ids than there is surely room for."""
-    _, _, lookups = checked_bags(bags, stack)
-    # The devices' static sizes follow from the layout.
-    if lookups.size > (most := stack.capacity(examples)):
-        raise ValueError(
-            f"the bags of stack {stack.name} hold {lookups.size:,} ids of {examples:,} examples, but by max_length of"
-            f" its features there are at most {most:,}; raise FeatureConfig.max_length"
-        )
+    """Refuses what devices would take for padding: ids past the stack, and more of a bag than there is surely room for.
+
+    The devices' static sizes follow from the layout.
+    """
+    ids, offsets, _ = checked_bags(bags, stack)
+    lengths = np.full(len(ids), ids.shape[1]) if offsets is None else np.diff(offsets)
+    for feature in stack.features:
+        config, first = feature.config, feature.first_bag * examples
+        of_feature = lengths[first : first + config.bags_per_example * examples]
+        if (of_feature > (most := 1 if config.unpooled else config.max_length)).any():
+            raise ValueError(
+                f"a bag of feature {config.name!r} holds {of_feature.max():,} ids, but max_length is {most:,}; raise"
+                " FeatureConfig.max_length"
+            )
 
 
 def host_stacks(layout: EmbeddingLayout, plan: Plan) -> tuple[Stack, ...]:
