@@ -56,6 +56,12 @@ def test_moments_are_those_of_all_values(values, shift, size):
         assert values.std() <= tolerance or np.isclose(values.std(), 1.0)
 
 
+@pytest.mark.parametrize("value", [0.1, 0.3, -7.7, 123.456, 0.0])
+@pytest.mark.parametrize("count", [1, 3, 10, 1000])
+def test_a_constant_has_no_deviation_whatever_its_mean_is_rounded_to(value, count):
+    assert moments(chunked(np.full(count, value), 7)) == (value, 1.0)
+
+
 def made(folder, name, lines, schema=SCHEMA, **options):
     (folder / "schema.toml").write_text(schema)
     (folder / f"{name}.csv").write_text("y,at,year,price,c\n" + "\n".join(lines) + "\n")

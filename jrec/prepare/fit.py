@@ -59,14 +59,19 @@ def fit(source: LogFormat, spill: Spill, train_rows: int) -> LogFormat:
 def moments(chunks: _Chunks) -> tuple[float, float]:
     """Mean and standard deviation, in float64; a deviation of 0 is given as 1, so that constants become 0."""
     count, mean, squares = 0, 0.0, 0.0
+    least, greatest = math.inf, -math.inf
     for values in chunks():
         if not len(values):
             continue
+        least, greatest = min(least, float(values.min())), max(greatest, float(values.max()))
         own = float(values.mean())
         total = count + len(values)
         squares += float(np.square(values - own).sum()) + (own - mean) ** 2 * count * len(values) / total
         mean += (own - mean) * len(values) / total
         count = total
+    # The mean of many 0.1 is not 0.1: a constant's deviation, 1e-17, would make 1e16 of another value in a later log.
+    if least == greatest:
+        return least, 1.0
     return mean, (math.sqrt(squares / count) if count else 0.0) or 1.0
 
 
