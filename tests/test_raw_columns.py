@@ -5,11 +5,18 @@ import itertools
 
 import hypothesis
 import numpy as np
+import pyarrow as pa
+import pytest
 from hypothesis import strategies as st
 
 from jrec.data.keys import text_key
-from jrec.data.schema import DatasetError
+from jrec.data.schema import DatasetError, Schema
+from jrec.prepare.encoder import Encoder
+from jrec.prepare.joined import csv_source
+from jrec.prepare.prepare import prepare
+from jrec.prepare.prepare_options import PrepareOptions
 from jrec.prepare.raw_columns import parsed_columns
+from jrec.prepare.readers import load_schema
 from jrec.prepare.readers.parse import Field
 
 TEXTS = st.sampled_from(["", "-", "ab12ef90", "AB12EF90", "1", "-2.5", "u17", "a long text of a value", "1e400", "nan"])
@@ -31,6 +38,32 @@ FIELDS = [
     for kind, number, mark in itertools.product(("number", "hex", "text"), (0, 1), ("", "-"))
 ]
 FIELDS += [dataclasses.replace(field, name=f"{field.name}, again") for field in FIELDS]
+
+LOG_SCHEMA = """
+[label]
+column = "y"
+[time]
+column = "t"
+format = "seconds"
+[[dense]]
+column = "price"
+transform = "log1p"
+[[dense]]
+column = "half"
+transform = "log1p"
+[[categorical]]
+column = "bucket"
+quantiles = 4
+[[categorical]]
+column = "tags"
+lists = true
+max_length = 2
+weights = "strengths"
+[[categorical]]
+column = "t"
+name = "hour"
+part = "hour"
+"""
 
 
 def read(fields, columns):
@@ -61,3 +94,51 @@ def test_booleans_beside_integers_are_no_integers():
     columns = {"first": [np.True_], "second": [1]}
     wanted = {"first": text_key("true"), "second": text_key("1")}
     assert {n: int(k[0]) for n, k in parsed_columns([first, second], columns, 0).columns.items()} == wanted
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory):
+    """A dataset of a table in memory, and the table."""
+    folder = tmp_path_factory.mktemp("log")
+    (folder / "schema.toml").write_text(LOG_SCHEMA)
+    rng, rows = np.random.default_rng(0), 400
+    table = pa.table({
+        "y": rng.integers(0, 2, rows),
+        "t": 1.7e9 + 3600.0 * np.arange(rows),
+        "price": rng.random(rows, np.float32),
+        "half": rng.random(rows).astype(np.float16),
+        "bucket": (rng.integers(0, 10, rows) / 10).astype(np.float32),
+        "tags": [(["a", None], [None], ["b", "a"], [], None, [""])[k % 6] for k in range(rows)],
+        "strengths": [([1.0, 2.0], [None], [0.5, 1.0], [], None, [float("nan")])[k % 6] for k in range(rows)],
+    })  # fmt: skip
+    prepare(csv_source(load_schema(str(folder / "schema.toml"))), table, folder / "data", PrepareOptions(min_count=1))
+    return Encoder(Schema.load(folder / "data")), table
+
+
+def forms(table):
+    texts = ("tags", "strengths")
+    numpy = {name: table[name].to_pylist() if name in texts else table[name].to_numpy() for name in table.column_names}
+    return {"arrow": table, "pandas": table.to_pandas(), "numpy": numpy}
+
+
+@pytest.mark.parametrize("form", ["arrow", "pandas", "numpy"])
+def test_columns_mean_what_preparation_read(log, form):
+    """float32 is its shortest decimal, in buckets of quantiles above all, and a list of one missing value is empty."""
+    encoder, table = log
+    (prepared,) = encoder.stream(table, batch_size=table.num_rows)
+    encoded = encoder.columns(forms(table)[form])
+    assert encoder.schema.categorical[0].boundaries == (0.2, 0.5, 0.7)
+    np.testing.assert_array_equal(encoded.dense, prepared.dense)
+    for name, column in prepared.ids.items():
+        for mine, theirs in zip(column, encoded.ids[name], strict=True):
+            np.testing.assert_array_equal(mine, theirs, name)
+    np.testing.assert_array_equal(encoded.weights["tags"], prepared.weights["tags"])
+    assert np.diff(prepared.ids["tags"].offsets)[:6].tolist() == [2, 0, 2, 0, 0, 0]
+
+
+@pytest.mark.parametrize("times", [np.array([np.nan, 1.7e9]), pa.array([float("nan"), 1.7e9]), [None, 1.7e9]])
+def test_a_time_that_is_nan_is_missing(log, times):
+    encoder, table = log
+    columns = {**table.slice(0, 2).to_pydict(), "t": times}
+    (missing, known) = encoder.columns(columns).ids["hour"]
+    assert missing == encoder.schema.table("hour").oov_row != known

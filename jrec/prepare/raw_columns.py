@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from jrec.data.arrow_values import arrow_compute
 from jrec.data.column_forms import Form, brief, by_name, form_of
 from jrec.data.columns import Column, ListColumn, count_examples
 from jrec.data.keys import MISSING, Spans, hex8_keys, value_keys
 from jrec.data.scan import OK
 from jrec.data.schema import DatasetError
 from jrec.data.spans import numbers_of, time_reason, times_of
-from jrec.prepare.readers.columnar import split_texts
+from jrec.prepare.readers.columnar import as_float64, split_texts
 from jrec.prepare.readers.lines import Block
 from jrec.prepare.readers.parse import Dialect, Field, ParsedBlock, without_missing
 
@@ -114,8 +115,11 @@ def _read_alike(fields: Sequence[Field], columns: Sequence[Any], key_seed: int) 
 
 def _read(field: Field, form: Form, key_seed: int) -> Column:
     many = field.kind in ("texts", "weights")
+    printed = many and form.offsets is None and not field.separator
     if many and form.offsets is None:
         form = _split(field, form)
+    if many and not printed:  # of a list that is printed, as ["a"], a log has the null, too
+        form = _without_lone_blanks(form)
     if not many and form.offsets is not None:
         raise DatasetError(f"column {field.name!r} holds lists, but it has one value an example")
     if field.kind in ("number", "weights"):
@@ -128,6 +132,26 @@ def _read(field: Field, form: Form, key_seed: int) -> Column:
         values = _keys(field, form, key_seed)
     column = ListColumn(form.bounds.copy(), values) if many else values  # the bounds may be the caller's
     return without_missing(column, field, key_seed) if field.kind in ("text", "texts") and field.missing else column
+
+
+def _without_lone_blanks(form: Form) -> Form:
+    """The same lists, of which those of one blank are empty, as preparation makes them (``columnar``)."""
+    assert form.offsets is not None  # of lists
+    lengths = np.diff(form.offsets)
+    if not (alone := lengths == 1).any():
+        return form
+    if form.is_text:
+        blank = arrow_compute().binary_length(form.values).fill_null(0).to_numpy(zero_copy_only=False) == 0
+    else:
+        blank = np.isnan(form.values) if form.values.dtype.kind == "f" else np.zeros(len(form.values), bool)
+        blank = blank if form.present is None else blank | ~form.present
+    alone[alone] = blank[form.offsets[:-1][alone]]
+    if not alone.any():
+        return form
+    kept = ~np.repeat(alone, lengths)
+    offsets = np.concatenate([[0], np.cumsum(np.where(alone, 0, lengths), dtype=np.int64)])
+    values = form.values.filter(kept) if form.is_text else form.values[kept]
+    return Form(values, offsets, None if form.present is None else form.present[kept])
 
 
 def _is_nothing(form: Form) -> bool:
@@ -178,7 +202,7 @@ def _numbers(field: Field, form: Form) -> np.ndarray:
     elif form.values.dtype.kind not in "fiub":
         raise DatasetError(f"column {field.name!r} holds {form.values.dtype}, but numbers are wanted; cast it")
     else:
-        values = form.values.astype(np.float64)
+        values = as_float64(form.values)
         if form.present is not None:
             values[~form.present] = np.nan
     if (infinite := np.isinf(values)).any():
@@ -217,7 +241,8 @@ def _times(field: Field, form: Form) -> np.ndarray:
     if not form.is_text:
         import pyarrow as pa
 
-        texts = pa.array(form.values, mask=None if form.present is None else ~form.present).cast(pa.large_string())
+        absent = None if form.present is None else ~form.present
+        texts = pa.array(form.values, mask=absent, from_pandas=True).cast(pa.large_string())  # NaN is null
     absent = field.missing if field.blank else None
     codes, values = times_of(*Spans.of(texts.fill_null(b"" if form.is_text else "")), field.unit, absent)
     if (wrong := codes != OK).any():

@@ -288,16 +288,27 @@ def _floats(column: pa.Array) -> np.ndarray:
 
     if pa.types.is_boolean(column.type):
         column = column.cast(pa.int8())
-    values = column.fill_null(0).to_numpy() if column.null_count else column.to_numpy()
-    if values.dtype == np.float32:
-        values, left = _decimals(values)
-        if (rows := np.flatnonzero(left)).size:
-            values[rows] = column.take(pa.array(rows)).cast(pa.large_string()).cast(pa.float64()).to_numpy()
-    else:
-        values = values.astype(np.float64)
+    values = as_float64(column.fill_null(0).to_numpy() if column.null_count else column.to_numpy())
     if column.null_count:
         values[_nulls(column)] = np.nan
     return values
+
+
+def as_float64(values: np.ndarray) -> np.ndarray:
+    """(n,) numbers as a log's text gives them: of float32, and of float16, those that its shortest decimals are.
+
+    So 0.7 in float32 falls into the bucket of the 0.7 that preparation read, which 0.699999988, its float64, does not.
+    """
+    if values.dtype == np.float16:
+        values = values.astype(np.float32)  # as ``plain`` has it
+    if values.dtype != np.float32:
+        return values.astype(np.float64)
+    import pyarrow as pa
+
+    decimals, left = _decimals(np.ascontiguousarray(values))
+    if (rows := np.flatnonzero(left)).size:
+        decimals[rows] = pa.array(values[rows]).cast(pa.large_string()).cast(pa.float64()).to_numpy()
+    return decimals
 
 
 @compiled
