@@ -322,6 +322,15 @@ def test_states_of_other_runs_are_refused(dataset):
     ]:
         with pytest.raises(CheckpointError, match=difference):
             other.restore(state)
+    for options in (
+        {"start": 100},
+        {"first": 500},
+        {"start": 100, "first": 500},
+    ):  # of which a whole epoch says nothing
+        with pytest.raises(CheckpointError, match=r"but this run has .*=None"):
+            loader().restore(loader(**options).state())
+        with pytest.raises(CheckpointError, match=r"saved with .*=None"):
+            loader(**options).restore(loader().state())
     with pytest.raises(CheckpointError, match="no loader position of this jrec"):
         loader().restore({"next_index": 3})
     with pytest.raises(CheckpointError, match="outside of this run of 42 batches"):

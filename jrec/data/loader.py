@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import grain
 
 _STATE_VERSION = 1
+_UNLESS_DEFAULT = ("start", "first", "half_life")  # of an identity, where they are not what they are by default
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -330,9 +331,11 @@ class Loader:
         if not isinstance(state, dict) or state.get("version") != _STATE_VERSION:
             raise CheckpointError(f"{json.dumps(state, default=str)[:200]} is no loader position of this jrec")
         self._share_as(state)
-        if different := [k for k, v in self._identity.items() if state.get(k) != v]:
+        # Also what only the saved position names: a part of the epoch counted other batches than the whole does.
+        names = dict.fromkeys((*self._identity, *_UNLESS_DEFAULT))
+        if different := [k for k in names if state.get(k) != self._identity.get(k)]:
             saved = ", ".join(f"{k}={state.get(k)!r}" for k in different)
-            ours = ", ".join(f"{k}={self._identity[k]!r}" for k in different)
+            ours = ", ".join(f"{k}={self._identity.get(k)!r}" for k in different)
             raise CheckpointError(
                 f"the loader's position was saved with {saved}, but this run has {ours}; resume with the same data and"
                 " loader settings, or start a new run"
