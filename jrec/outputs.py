@@ -152,7 +152,7 @@ def new_folder(
         for place in (partial, replaced):
             if place.is_symlink():
                 raise OutputError(f"{place} is a link, which is not followed; remove it")
-        _recover(out, replaced, report)
+        _recover(out, replaced, kind, report)
         _check_folder(out, overwrite, kind)
         mode, text = _mode(out), json.dumps(manifest, indent=1)
         resumed = resume and _resumes(partial, text, report)
@@ -383,12 +383,14 @@ def _set_mode(path: pathlib.Path, mode: int | None) -> None:
         path.chmod(mode)
 
 
-def _recover(out: pathlib.Path, replaced: pathlib.Path, report: Callable[[str], None]) -> None:
+def _recover(out: pathlib.Path, replaced: pathlib.Path, kind: str, report: Callable[[str], None]) -> None:
     """Undoes or completes a replacement that was interrupted between its renames."""
     if not replaced.exists():
         return
+    if not _is_ours(replaced, kind) and kind_of(replaced) is None:
+        raise OutputError(f"{replaced} is in the way, but holds something that jrec did not make; move it away")
     if out.exists():
-        shutil.rmtree(replaced)
+        _remove(replaced)
     else:
         report(f"an interrupted run had set {out} aside; it is back")
         replaced.rename(out)
@@ -420,11 +422,18 @@ def _resumes(partial: pathlib.Path, manifest: str, report: Callable[[str], None]
     return True
 
 
+def _is_ours(folder: pathlib.Path, kind: str) -> bool:
+    """Whether a run that was to make such a folder left this one."""
+    # A run killed at its last step leaves a whole folder without the manifest, at its first an empty one.
+    return folder.is_dir() and (
+        (folder / MANIFEST).is_file() or _is_finished(folder, kind) or not any(folder.iterdir())
+    )
+
+
 def _discard(partial: pathlib.Path, kind: str, report: Callable[[str], None]) -> None:
     if not partial.exists():
         return
-    # A run killed at its last step leaves a whole folder without the manifest, at its first an empty one.
-    if not ((partial / MANIFEST).is_file() or _is_finished(partial, kind) or not any(partial.iterdir())):
+    if not _is_ours(partial, kind):
         raise OutputError(
             f"{partial} is needed as a workplace, but holds something that jrec did not make; move it away"
         )
@@ -436,10 +445,11 @@ def _remove(partial: pathlib.Path, *, ignore_errors: bool = False) -> None:
     """Removes the folder, the manifest last: what a kill leaves of it can still be told to be ours."""
     with contextlib.suppress(FileNotFoundError):
         for path in sorted(partial.iterdir()):
-            if path.is_dir():
+            if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path, ignore_errors=ignore_errors)
             elif path.name != MANIFEST:
-                path.unlink(missing_ok=True)
+                with contextlib.suppress(OSError if ignore_errors else FileNotFoundError):
+                    path.unlink()
         shutil.rmtree(partial, ignore_errors=ignore_errors)
 
 
@@ -459,7 +469,12 @@ def _exchange(partial: pathlib.Path, out: pathlib.Path, replaced: pathlib.Path) 
             raise
     sync(out.parent)
     for old in (partial, replaced):
-        shutil.rmtree(old, ignore_errors=True)
+        if old.exists():
+            # Removing a large folder takes a while. What a kill leaves of it has lost its own mark, perhaps, and could
+            # not be told from a user's folder: so it gets the one that goes last. Empty, since nobody resumes it.
+            with contextlib.suppress(OSError):
+                (old / MANIFEST).touch()
+            _remove(old, ignore_errors=True)
 
 
 def _swapped(one: pathlib.Path, other: pathlib.Path) -> bool:

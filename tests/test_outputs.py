@@ -515,3 +515,52 @@ def test_a_folder_is_replaced_in_one_step_or_comes_back(tmp_path, monkeypatch, s
     folder(tmp_path / "out", 3)
     assert content(tmp_path / "out")["0"] == bytes([3]) * 1000
     assert names(tmp_path) == ["out"]
+
+
+@pytest.mark.parametrize("swaps", [True, False])
+def test_a_kill_while_the_old_folder_is_removed_blocks_no_later_run(tmp_path, monkeypatch, swaps):
+    if not swaps:
+        monkeypatch.setattr(outputs, "_swapped", lambda one, other: False)
+    folder(tmp_path / "out", 1)
+
+    class Killed(BaseException):
+        """Nothing after it runs, as after a signal."""
+
+    def unlink(self, missing_ok=False, remove=pathlib.Path.unlink):
+        remove(self, missing_ok=missing_ok)
+        if self.name == "schema.json":  # the old folder's mark is gone, some of its files are there
+            raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pathlib.Path, "unlink", unlink)
+        patch.setattr(outputs, "_remove", _without_the_last_file(outputs._remove))
+        with pytest.raises(Killed):
+            folder(tmp_path / "out", 2)
+    left = [name for name in names(tmp_path) if name != "out" and not name.startswith(".")]
+    assert left in (["out.partial"], ["out.replaced"])
+    (tmp_path / left[0] / "schema.json").unlink(missing_ok=True)
+    folder(tmp_path / "out", 3)
+    assert content(tmp_path / "out")["0"] == bytes([3]) * 1000
+    assert names(tmp_path) == ["out"]
+
+
+def _without_the_last_file(remove):
+    """Removes a folder, and then is not asked again: as the clean-up of a killed process."""
+    calls = []
+
+    def once(*args, **options):
+        calls.append(args)
+        if len(calls) == 1:
+            remove(*args, **options)
+
+    return once
+
+
+def test_a_folder_beside_the_output_that_is_not_ours_stays(tmp_path):
+    folder(tmp_path / "out", 1)
+    (tmp_path / "out.replaced").mkdir()
+    (tmp_path / "out.replaced" / "thesis.txt").write_text("mine")
+    with pytest.raises(OutputError, match=r"out\.replaced is in the way.* move it away"):
+        folder(tmp_path / "out", 2)
+    assert (tmp_path / "out.replaced" / "thesis.txt").read_text() == "mine"
+    assert content(tmp_path / "out")["0"] == bytes([1]) * 1000
