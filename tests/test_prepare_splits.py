@@ -1,6 +1,7 @@
 """Splits other than by time: files of each split, and examples drawn at random."""
 
 import numpy as np
+import pyarrow.csv as pa_csv
 import pytest
 from prepare_reference import provenance, read_dataset, read_vocabulary
 
@@ -101,6 +102,8 @@ def test_fractions_of_none(tmp_path):
     ("inputs", "options", "message"),
     [
         ({"train": ["a"], "test": ["a"]}, {}, r"input\(s\) .*a given for more than one split"),
+        ({"train": ["a"], "test": ["link"]}, {}, r"input\(s\) .*a, .*link given for more than one split"),
+        ({"train": ["b", "./b"], "test": ["a"]}, {}, r"input\(s\) .*b, .*b given more than once"),
         ({"test": ["a"]}, {}, "there is no file to train on; give --train"),
         ({"train": ["a"], "test": ["b"]}, {"split": (1, 0, 0)}, "--split and --split-by split one log"),
         ({"train": ["a"], "test": ["b"]}, {"split_by": "random"}, "--split and --split-by split one log"),
@@ -111,10 +114,25 @@ def test_inputs_that_make_no_dataset(tmp_path, inputs, options, message):
     for name in "ab":
         log(tmp_path / name, 10, 0)
     (tmp_path / "empty").touch()
-    files = {split: [str(tmp_path / name) for name in names] for split, names in inputs.items()}
+    (tmp_path / "link").symlink_to("a")
+    files = {split: [f"{tmp_path}/{name}" for name in names] for split, names in inputs.items()}
     with pytest.raises(DatasetError, match=message):
         prepare(source(tmp_path), files, tmp_path / "out", PrepareOptions(**options))
     assert not (tmp_path / "out").exists()
+
+
+def test_tables_of_one_kind_for_each_split(tmp_path):
+    for name, rows in (("a", 30), ("b", 7)):
+        log(tmp_path / name, rows, 0)
+    options = PrepareOptions(min_count=1)
+    prepare(source(tmp_path), {"train": [tmp_path / "a"], "test": [tmp_path / "b"]}, tmp_path / "files", options)
+    names = pa_csv.ReadOptions(column_names=["y", "at", "x", "c", "l"])
+    tables = {split: [pa_csv.read_csv(tmp_path / name, names)] for split, name in (("train", "a"), ("test", "b"))}
+    made = prepare(source(tmp_path), tables, tmp_path / "tables", options)
+    assert [made.splits[name].examples for name in ("train", "valid", "test")] == [30, 0, 7]
+    assert read_dataset(tmp_path / "tables")[1] == read_dataset(tmp_path / "files")[1]
+    named = [one["file"] for one in made.provenance["inputs"]]
+    assert named == ["table 1 of train (pyarrow.Table)", "table 1 of test (pyarrow.Table)"]
 
 
 def test_formats_and_arguments_that_are_refused(tmp_path, capsys):

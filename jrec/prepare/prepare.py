@@ -40,7 +40,7 @@ from jrec.prepare.ingest import (
 )
 from jrec.prepare.parts import read_parts
 from jrec.prepare.prepare_options import LEAVE_ONE_OUT, PrepareOptions
-from jrec.prepare.readers.lines import check_inputs
+from jrec.prepare.readers.lines import check_inputs, repeated_places
 from jrec.prepare.readers.log_format import CategoricalSpec, History, LogFormat
 from jrec.prepare.readers.streams import Input, InputLike, is_stream, read_names, spool
 from jrec.prepare.shards import ShardRows, write_shards
@@ -103,7 +103,7 @@ def prepare(
     options = options or PrepareOptions()
     progress = progress or Progress(show=False)
     groups = {WHOLE: inputs} if not isinstance(inputs, Mapping) else {n: inputs[n] for n in SPLITS if inputs.get(n)}
-    groups = {name: read_names(paths) for name, paths in groups.items()}
+    groups = {name: read_names(paths, "" if name == WHOLE else name) for name, paths in groups.items()}
     for paths in groups.values():
         check_inputs(paths, keep_order=options.keep_order)
     _check_groups(groups, source, options)
@@ -159,8 +159,8 @@ def _check_groups(groups: Mapping[str, Sequence[str]], source: LogFormat, option
             )
     if WHOLE in groups:
         return
-    paths = flat(groups)
-    if repeated := sorted({p for p in paths if paths.count(p) > 1}):
+    # Also by another path, or through a link.
+    if repeated := repeated_places(flat(groups), os.path.realpath):
         raise DatasetError(f"input(s) {', '.join(repeated)} given for more than one split; their examples would leak")
     if "train" not in groups and options.vocabulary_from is None:
         raise DatasetError("there is no file to train on; give --train, or --input for files to split")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import gzip
@@ -82,7 +83,8 @@ def check_inputs(paths: list[str], *, keep_order: bool) -> None:
             raise DatasetError(f"input {path} is a terminal or another device; give files, or pipe the log into it")
         if not os.access(path, os.R_OK):
             raise DatasetError(f"input {path} cannot be read: permission denied")
-    if repeated := sorted({p for p in paths if paths.count(p) > 1}):
+    # Links are not followed: whoever makes some wants the file more than once.
+    if repeated := repeated_places(paths, os.path.abspath):
         raise DatasetError(f"input(s) {', '.join(repeated)} given more than once")
     paths = [path for path in paths if not is_stream(path)]
     numeric = sorted(paths, key=places.natural_order)
@@ -93,6 +95,19 @@ def check_inputs(paths: list[str], *, keep_order: bool) -> None:
             f" ({', '.join(paths[:3])}{', …' if len(paths) > 3 else ''}); a time-ordered split would be wrong. Give"
             " them in order ($(ls -v …)), or pass --keep-order if the order is right as it is"
         )
+
+
+def repeated_places(paths: Sequence[str], resolved: Callable[[str], str]) -> list[str]:
+    """The names, sorted, of inputs that are there more than once, under one name or several.
+
+    Args:
+      paths: Paths, URIs, and tables in memory.
+      resolved: What says of a path which file it is.
+    """
+    named = [isinstance(path, InMemory) or places.is_remote(path) for path in paths]
+    keys = [path if as_named else resolved(path) for path, as_named in zip(paths, named, strict=True)]
+    times = collections.Counter(keys)
+    return sorted({path for path, key in zip(paths, keys, strict=True) if times[key] > 1})
 
 
 def count_lines(text: bytes) -> int:

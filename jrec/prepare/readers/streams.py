@@ -45,15 +45,20 @@ class InMemory(str):
     table: ArrowStream
 
     @classmethod
-    def of(cls, table: ArrowStream, number: int) -> InMemory:
-        """Names the table by its number and type."""
-        named = cls(f"table {number} ({type(table).__module__.partition('.')[0]}.{type(table).__qualname__})")
+    def of(cls, table: ArrowStream, number: int, split: str = "") -> InMemory:
+        """Names the table by its number among a log's, or among a split's, and by its type."""
+        kind = f"{type(table).__module__.partition('.')[0]}.{type(table).__qualname__}"
+        named = cls(f"table {number}{split and f' of {split}'} ({kind})")
         named.table = table
         return named
 
 
-def read_names(inputs: InputLike | Sequence[InputLike]) -> list[str]:
+def read_names(inputs: InputLike | Sequence[InputLike], split: str = "") -> list[str]:
     """The names of inputs: standard input for "-", the files of a folder in its place, ``InMemory`` for tables.
+
+    Args:
+      inputs: One input, or several.
+      split: Whose inputs they are, where each split has its own: tables of several splits need names of their own.
 
     Raises:
       DatasetError: If a folder has no files.
@@ -66,7 +71,7 @@ def read_names(inputs: InputLike | Sequence[InputLike]) -> list[str]:
         if isinstance(one, str | os.PathLike):
             names += places.expand(named(os.fspath(one)))
         elif hasattr(one, "__arrow_c_stream__"):
-            names.append(InMemory.of(one, number))
+            names.append(InMemory.of(one, number, split))
         else:
             raise TypeError(f"input {number} is a {type(one).__name__}; give paths, or tables with __arrow_c_stream__")
     return names
