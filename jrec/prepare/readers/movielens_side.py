@@ -71,7 +71,10 @@ def _unique_ids(path: str, ids: list[str]) -> tuple[np.ndarray, list[int]]:
 
 def _rows(path: str, width: int) -> Iterator[list[str]]:
     """The fields of every line, the first field an integer."""
-    for number, line in enumerate(_text(path).splitlines(), 1):
+    # Not by ``splitlines``, which also splits at characters inside of titles, such as the byte 0x85 of Latin-1.
+    lines = _text(path).split("\n")
+    for number, line in enumerate(lines if lines[-1] else lines[:-1], 1):
+        line = line.removesuffix("\r")
         fields = line.split("::") if "::" in line else next(csv.reader([line]), [])
         if number == 1 and fields[:1] in (["movieId"], ["movie_id"], ["user_id"], ["userId"]):
             continue
