@@ -11,12 +11,14 @@ from hypothesis import strategies as st
 
 from jrec.data.keys import text_key
 from jrec.data.schema import DatasetError, Schema
+from jrec.data.spans import NO_TIME
 from jrec.prepare.encoder import Encoder
 from jrec.prepare.joined import csv_source
 from jrec.prepare.prepare import prepare
 from jrec.prepare.prepare_options import PrepareOptions
 from jrec.prepare.raw_columns import parsed_columns
 from jrec.prepare.readers import load_schema
+from jrec.prepare.readers.columnar import _numbers
 from jrec.prepare.readers.parse import Field
 
 TEXTS = st.sampled_from(["", "-", "ab12ef90", "AB12EF90", "1", "-2.5", "u17", "a long text of a value", "1e400", "nan"])
@@ -142,3 +144,13 @@ def test_a_time_that_is_nan_is_missing(log, times):
     columns = {**table.slice(0, 2).to_pydict(), "t": times}
     (missing, known) = encoder.columns(columns).ids["hour"]
     assert missing == encoder.schema.table("hour").oov_row != known
+
+
+def test_nanoseconds_are_cut_downwards_before_1970_too():
+    moments = np.array([-1, -1001, 1999, 0], np.int64)
+    field = Field(name="t", kind="time", unit="iso")
+    read, codes, absent = _numbers(field, pa.array(moments, pa.timestamp("ns"), mask=np.arange(4) == 3))
+    assert read.tolist() == [-1, -2, 1, NO_TIME]
+    assert (codes.tolist(), absent.tolist()) == ([0] * 4, [False] * 3 + [True])
+    columns = {"t": moments[:3].view("datetime64[ns]")}
+    assert parsed_columns([field], columns, 0).columns["t"].tolist() == [-1, -2, 1]

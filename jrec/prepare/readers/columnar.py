@@ -244,10 +244,12 @@ def _numbers(field: Field, column: pa.Array) -> tuple[np.ndarray, np.ndarray, np
     elif field.kind == "time" and is_temporal(column.type):
         zone = column.type.tz if kinds.is_timestamp(column.type) else None
         nanoseconds = kinds.is_timestamp(column.type) and column.type.unit == "ns"
-        absent = _nulls(column)
+        absent, codes = _nulls(column), np.full(len(column), OK)
         # Only nanoseconds may lose something; of other units what does not fit is refused.
-        column = column.cast(pa.timestamp("us", zone), safe=not nanoseconds).cast(pa.int64())
-        values, codes = column.fill_null(spans.NO_TIME).to_numpy(), np.full(len(column), OK)
+        column = (column if nanoseconds else column.cast(pa.timestamp("us", zone))).cast(pa.int64())
+        values = column.fill_null(0).to_numpy()
+        # Arrow would round towards 1970: 11:59:59.9999999 of a day before it would be noon.
+        values = np.where(absent, spans.NO_TIME, values // 1000 if nanoseconds else values)
     else:
         decimal = field.decimal if kinds.is_large_binary(column.type) else "."
         return _numbers_of_texts(field, _spans(column, field), decimal)
