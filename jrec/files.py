@@ -164,6 +164,7 @@ def decode[T](
         if (path := _unsound(content)) is not None:
             raise error(f"{where}: {_dotted(path)} must be a finite number of at most 64 bits{advice}")
         value = msgspec.convert(content, kind, strict=True)
+        # And back again: msgspec ignores keys that a class has not, and fills in those that have a default.
         back = dataclasses.asdict(value)  # pyright: ignore[reportArgumentType]
     except (msgspec.ValidationError, RecursionError) as problem:
         fault = problem.__cause__ if isinstance(problem.__cause__, JrecError) else _in_words(str(problem), content)

@@ -285,6 +285,7 @@ def _auc(positives: np.ndarray, negatives: np.ndarray) -> float | None:
     if total_positives == 0 or total_negatives == 0:
         return None
     below = np.cumsum(negatives) - negatives
+    # Doubled, so that half a win of a tie is a whole number.
     twice_wins = np.sum(positives * (2 * below + negatives)).item()
     return twice_wins / (2 * total_positives * total_negatives)
 
@@ -326,6 +327,7 @@ def log_loss(logits: ArrayLike, labels: ArrayLike, *, weights: ArrayLike | None 
     """
     z = np.asarray(logits, np.float64)
     truth = _binary(labels, z)
+    # log(1 + exp(-z)) of a click, log(1 + exp(z)) of none; logaddexp neither overflows nor loses small losses to 1 + x.
     return float(np.average(np.logaddexp(0.0, np.where(truth, -z, z)), weights=checked_weights(weights, z)))
 
 
@@ -352,6 +354,7 @@ def reliability_bins(
     p = np.asarray(probabilities, np.float64)
     truth = _binary(labels, p)
     w = checked_weights(weights, p)
+    # Edges are values that occur, the only method that NumPy has with weights; equal ones make one bin.
     edges = np.unique(np.quantile(p, np.arange(1, bins) / bins, method="inverted_cdf", weights=w))
     which = np.searchsorted(edges, p, side="left")
     counts, each = np.bincount(which, minlength=len(edges) + 1), np.ones(p.size) if w is None else w

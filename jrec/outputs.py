@@ -305,6 +305,8 @@ def locked(out: Place) -> Iterator[None]:
                 with contextlib.suppress(FileNotFoundError):
                     if os.path.samestat(os.fstat(file.fileno()), path.stat()):
                         break
+        # Called before the file is closed, and so while it is locked: whoever opened it meanwhile finds that its name
+        # is gone.
         stack.callback(path.unlink, missing_ok=True)
         yield
 
@@ -334,6 +336,7 @@ def try_lock(file: IO[bytes], busy: str) -> None:
       OutputError: With the message ``busy``, if it is locked; or if its file system has no locks.
     """
     try:
+        # flock, not lockf: it is the open file's, so that two threads of a process keep each other out, too.
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise OutputError(busy) from error
@@ -346,6 +349,7 @@ def try_lock(file: IO[bytes], busy: str) -> None:
 
 def sync(path: Place) -> None:
     """Waits until a file's content, or the names in a folder, are on the disk."""
+    # Also of a folder, which can only be opened for reading, and whose entries a rename changes.
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -364,6 +368,7 @@ def sync_all(paths: Iterable[Place]) -> None:
 def link(source: Place, target: Place) -> str:
     """A hard link, or a copy where links cannot be; files of a dataset are replaced, never changed."""
     try:
+        # No copy: files are never changed in place, so that two datasets may share one.
         os.link(source, target)
     except OSError:
         shutil.copy2(source, target)
@@ -458,6 +463,8 @@ def _sync_tree(folder: pathlib.Path) -> None:
 
 
 def _exchange(partial: pathlib.Path, out: pathlib.Path, replaced: pathlib.Path) -> None:
+    # Swapped, ``out`` is the old folder or the new one at any time. In two renames there is a moment without one, which
+    # ``_recover`` mends after a kill.
     if not out.exists() or not _swapped(partial, out):
         try:
             if out.exists() and any(out.iterdir()):

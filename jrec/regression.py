@@ -179,6 +179,7 @@ def r2_score(predictions: ArrayLike, labels: ArrayLike, *, weights: ArrayLike | 
     p, y = _both(predictions, labels)
     w = checked_weights(weights, p)
     variance = np.average((y - np.average(y, weights=w)) ** 2, weights=w)
+    # By the labels, not by a variance of 0, which a rounded mean of equal labels need not have.
     return None if y.min() == y.max() else float(1 - np.average((p - y) ** 2, weights=w) / variance)
 
 

@@ -48,6 +48,7 @@ def write_container(
     """
     entries, bodies = [], []
     for name, array in arrays.items():
+        # By name, so that the file, and its checksum, are the same on every machine.
         little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
         body = zlib.compress(little.tobytes(), 6)
         entries.append({"name": name, "dtype": little.dtype.str, "shape": little.shape, "bytes": len(body)})
@@ -140,6 +141,7 @@ def _arrays(entries: list[JsonObject], body: memoryview) -> dict[str, np.ndarray
         if expected > _MOST_COMPRESSED * size:  # before room is made for it
             raise ValueError(f"array {name} of shape {shape} cannot be in {size} bytes")
         unpacker = zlib.decompressobj()
+        # One byte more than expected is enough to tell that there are too many, however many there are.
         raw = unpacker.decompress(body[at : at + size], expected + 1)
         if len(raw) != expected or not unpacker.eof or unpacker.unused_data:
             raise ValueError(f"array {name} has other bytes than its shape {shape} says")

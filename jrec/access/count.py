@@ -140,6 +140,7 @@ def sample_blocks(schema: Schema, split: str, *, fraction: float, seed: int) -> 
         raise ProfileError(f"the sampled fraction is {fraction}; give one above 0, up to 1")
     _examples(schema, split)
     blocks = split_blocks(schema, split)
+    # Whole blocks: reading one is reading all of it. Of a log in order of time they are moments, spread over all of it.
     chosen = np.random.default_rng(seed).permutation(len(blocks))[: max(1, round(fraction * len(blocks)))]
     return [blocks[i] for i in sorted(chosen)]
 

@@ -45,6 +45,7 @@ class AccessMonitor:
     def reset(self) -> None:
         """Forgets what it saw, for example when a new plan is in force."""
         with self._lock:
+            # Twice the capacity: up to that many are kept, and a chunk of as many comes on top before it is halved.
             self._kept = np.empty(2 * self.capacity, np.int64)
             self._count = 0
             self._halvings = 0
@@ -106,6 +107,7 @@ class AccessMonitor:
                 chunk = chunk[self._positions(chunk.size)]
             self._kept[self._count : self._count + chunk.size] = chunk.astype(np.int64) + self._bases[name]
             self._count += chunk.size
+            # One draw for each, as for those that come: after it all have had the same chance (Bernoulli sampling).
             while self._count > self.capacity:
                 stay = self._kept[: self._count][self._rng.random(self._count) < 0.5]
                 self._kept[: stay.size] = stay
@@ -117,6 +119,8 @@ class AccessMonitor:
         mean = size * self.rate
         pieces, at = [], -1
         while at < size:
+            # A number for each access that is taken, not for each that is seen: at a rate of 1/1024 a thousandth of the
+            # draws.
             gaps = self._rng.geometric(self.rate, int(mean + 4 * np.sqrt(mean)) + 8)
             places = at + np.cumsum(gaps)
             pieces.append(places)

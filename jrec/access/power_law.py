@@ -60,6 +60,7 @@ def _table(name: str, rows: int, accesses: float, exponent: float) -> TableProfi
     starts = ranks - 1
     if head < rows and exponent > 0:
         # A count of v ends at the rank where the expectation falls below v - 1/2.
+        # Below the head a run for each count, not a row for each rank: a billion rows take some thousand runs.
         values = np.arange(int(counts[-1]), 1, -1)
         ends = np.floor((scale / (values - 0.5)) ** (1 / exponent)).astype(np.int64)
         ends = np.clip(ends, head, rows)
@@ -75,6 +76,7 @@ def _total(rows: int, exponent: float) -> float:
     head = float((np.arange(1, min(rows, _EXACT) + 1, dtype=np.float64) ** -exponent).sum())
     if rows <= _EXACT:
         return head
+    # The midpoint rule backwards: an integral over [k - 1/2, k + 1/2] for each rank k.
     low, high = _EXACT + 0.5, rows + 0.5
     if exponent == 1:
         return head + float(np.log(high / low))

@@ -182,6 +182,7 @@ class Checkpoints:
             self._settings = dataclasses.replace(self._settings, keep=keep)
         save = Save(self._settings, self._base, step, copy.deepcopy(dict(meta or {})), protected=protected)
         if self._settings.first:
+            # Until the checkpoint is complete, or has vanished: ``_completed`` and ``close`` give it back.
             self._held.enter_context(locked(self.folder))
         self._save = save
         with self._failing(), save.blocking():
@@ -232,6 +233,7 @@ class Checkpoints:
                 self._save = None
 
     def _completed(self, save: Save) -> None:
+        # Only a complete checkpoint is built upon: the sources count changes from it already.
         self._base, self._save, self._written = save.manifest, None, save.report()
         self._held.close()
 

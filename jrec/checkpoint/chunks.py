@@ -22,6 +22,7 @@ _TRAILER = 4  # bytes of a chunk's own checksum
 def chunk_rows(rows: int, row_bytes: int, chunk_bytes: int) -> int:
     """Rows of a chunk of about ``chunk_bytes``; the last of equal chunks is padded by less than a row per chunk."""
     most = max(1, chunk_bytes // row_bytes)
+    # Equal chunks, as zarr has them, of as few rows as fill the fewest chunks: padding is less than with full ones.
     return -(-rows // -(-rows // most))
 
 

@@ -109,6 +109,7 @@ def read_arrays(path: pathlib.Path, records: list[JsonObject]) -> dict[str, np.n
         raw = data[begin : begin + size]
         if crc32c(raw) != record["crc32c"]:
             raise DamagedError(path, f"the checksum of {record['name']!r} differs from what was written")
+        # A copy, so that each array is aligned, and one that is kept does not keep the whole file in memory.
         arrays[record["name"]] = raw.copy().view(dtype).reshape(record["shape"])
         begin += size
     return arrays

@@ -97,6 +97,7 @@ class HostRows:
             if not self._rows.size:
                 return
             at = np.minimum(np.searchsorted(self._rows, addresses), self._rows.size - 1)
+            # ``at`` is the nearest place, at the end the last one: it counts only where the address stands there.
             wanted = (self._rows[at] == addresses) & self._pending[at]
             if wanted.any():
                 kept = np.ascontiguousarray(addresses[wanted])

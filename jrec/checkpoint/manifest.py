@@ -110,6 +110,7 @@ class TableShape:
     @property
     def folder(self) -> str:
         """The table's folder in a checkpoint: its name, with what a file's name may not have as %XX."""
+        # A dot, too, so that no table is called as a parent folder, or as a file that is being written.
         return quote(self.name, safe=" ").replace(".", "%2E")
 
 

@@ -198,6 +198,7 @@ class Save:
         try:
             # Tried, since a filesystem does not say beforehand whether it has links.
             trial.unlink(missing_ok=True)
+            # A file that every checkpoint has; on the file system where the links are to be.
             os.link(settings.folder / str(self._base.step) / ARRAYS, trial)
             trial.unlink()
         except OSError:  # a filesystem without links, or someone deleted that checkpoint
@@ -248,6 +249,7 @@ class Save:
     def _name(self, piece: Piece) -> str:
         """The next number among the table's pieces; with several processes also this one's."""
         own = sum(other.shape.name == piece.table for other in self._pieces)
+        # Behind the linked pieces, whose folders have their numbers already.
         number = f"{len(self._linked.get(piece.table, [])) + own:04}"
         return number if self._settings.barrier is None else f"{number}-{jax.process_index():05}"
 
@@ -354,4 +356,6 @@ def _link_tree(source: pathlib.Path, target: pathlib.Path) -> list[pathlib.Path]
 
 def withdrawn(folder: pathlib.Path, step: int) -> pathlib.Path:
     """Takes away a checkpoint's name first, so that it is complete or not there."""
+    # One step of the file system, where removing a folder is many: a kill leaves a name that nobody takes for a
+    # checkpoint.
     return (folder / str(step)).rename(folder / f"{step}.removed")

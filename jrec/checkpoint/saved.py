@@ -177,6 +177,7 @@ class SavedTable:
         return arrays
 
     def _read_stored(self, array: str, rows: np.ndarray, out: np.ndarray) -> None:
+        # First values everywhere, over which pieces write what they have.
         self._fill_first(array, rows, out)
         read = np.zeros(rows.size, bool)
         for piece in self._pieces:
@@ -218,6 +219,7 @@ class SavedTable:
           before: The table in that checkpoint. This one tells what came after it where it only added to its pieces, and
             rows change only where they are written.
         """
+        # Pieces are only added, unless all rows were written anew: then the first ones differ.
         count = len(before.pieces)
         added = self._pieces[count:]
         if self._conversion is not None or self.record.pieces[:count] != before.pieces:

@@ -97,6 +97,7 @@ class Conversion:
         values = current_on_host(before.optimizer, arrays[VALUES], slots, before.step, numbers)
         if self.wanted is None:
             return {**arrays, VALUES: values}
+        # Steps in which the row was not read: its slots decay in them, too, once it is read.
         missed = (before.step - slots[LAST]).astype(np.float32)
         for name, decay in before.optimizer.slot_decays.items():
             powers = np.power(np.float32(decay), missed)

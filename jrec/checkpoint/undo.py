@@ -48,6 +48,7 @@ class Undo:
             # What the other thread adds from now on is of rows that are still pending, and so not of these.
             entries = list(self._entries)
         for entry in entries:
+            # Here, and not when it was added: it waits for the device, which the thread that takes steps must not.
             entry.trim()
             low, high = addresses if isinstance(addresses, tuple) else (int(addresses[0]), int(addresses[-1]) + 1)
             begin, stop = (int(i) for i in np.searchsorted(entry.addresses, (low, high)))

@@ -116,6 +116,7 @@ class Writer:
             return False
         at = self._reads[self._next]
         try:
+            # Waits for the writing thread, which gives room back whatever happens to it (``_run``).
             self._free.get()
             self._begun.put(at.piece.piece.begin(at.start, at.stop))
             self._next += 1
@@ -139,6 +140,7 @@ class Writer:
 
     def abort(self) -> None:
         """Ends the thread, whatever is written; may be called again where it was interrupted."""
+        # Before the entry that wakes the thread, which looks at the flag next.
         self._stop = True
         self._begun.put(None)
         if self._running:  # a thread that has not come so far will see that it is to stop
@@ -188,6 +190,7 @@ class Writer:
         first = at.number * record.chunk
         for name, checked in record.arrays.items():
             chunk = self._room(name, record.chunk, *at.piece.shape.array(name))
+            # Reads are parts of a chunk, which is written, and summed up, as a whole.
             chunk[at.start - first : at.stop - first] = arrays[name]
             if at.last:
                 folder = self._target(at.piece) / name

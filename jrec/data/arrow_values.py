@@ -77,6 +77,7 @@ def plain(column: pa.Array | pa.ChunkedArray) -> pa.Array:
         column = pa.concat_arrays(column.cast(wide).chunks)
     dtype = column.type
     if isinstance(dtype, pa.UuidType):
+        # Before other extensions, whose storage is what they mean: a UUID's 16 bytes would become 0x and digits.
         return _uuid_texts(column.storage)
     if isinstance(dtype, pa.Bool8Type):
         return column.storage.cast(pa.bool_())
@@ -130,6 +131,7 @@ def _whole(column: pa.Array, most: float) -> pa.Array:
     import pyarrow as pa
 
     compute = arrow_compute()
+    # Infinities equal their floor, and are kept out by the bound.
     whole = compute.and_(compute.equal(compute.floor(column), column), compute.less(compute.abs(column), most))
     integers = compute.if_else(whole, column, None).cast(pa.int64()).cast(pa.large_string())
     return compute.coalesce(integers, column.cast(pa.large_string()))
@@ -149,6 +151,7 @@ def _byte_texts(column: pa.Array) -> pa.Array:
         return column
     bounds = np.frombuffer(ends, np.int64)[column.offset :][: len(column) + 1]
     values = np.frombuffer(content, np.uint8)[bounds[0] : bounds[-1]]
+    # Of printable ASCII alone, as most bytes are, every value is a text that a line can hold.
     if not values.size or (values.min() >= ord(" ") and values.max() < 128):
         return column
     return _large_binary(column, *_texts_of_bytes(values, bounds - bounds[0]))
@@ -161,6 +164,8 @@ def _texts_of_bytes(values, bounds):
     ends = np.zeros(bounds.shape[0], np.int64)
     for i in range(digits.shape[0]):
         start, end = bounds[i], bounds[i + 1]
+        # All or nothing for each value, never for the column: what a value is called must not depend on what stands
+        # beside it.
         other = check_text(values, start, end) != OK
         for j in range(start, end):
             other = other or values[j] == 10 or values[j] == 0x1E or values[j] == 0x1F

@@ -54,6 +54,7 @@ def save_order(folder: str | os.PathLike[str], table: str, order: np.ndarray) ->
     checksum = hashlib.sha256(data).hexdigest()
     path = pathlib.Path(folder) / FOLDER / f"{table}-{checksum[:16]}.npy"
     path.parent.mkdir(exist_ok=True)
+    # Before the schema names it: a crash between the two leaves a file that nobody reads.
     write_file(path, data)
     return Bijection(file=f"{FOLDER}/{path.name}", sha256=checksum, version=VERSION)
 

@@ -221,6 +221,7 @@ class ShardWriter:
         if self._pending is not None:
             if table.schema != self._pending.schema:
                 raise ValueError(f"columns changed from ({_types(self._pending)}) to ({_types(table)})")
+            # Without a copy: a block is put together when it is written.
             table = pa.concat_tables([self._pending, table])
         start = 0
         while table.num_rows - start >= self.block_size:
@@ -242,6 +243,7 @@ class ShardWriter:
             with self._write_errors():
                 self._writer.write(tags)
                 self._writer.close()
+            # Once the writer is closed, which writes its footer.
             size = self._file.partial.stat().st_size
             self._file.commit()
         except BaseException:
@@ -317,7 +319,9 @@ class ShardReader:
             raise IndexError(f"{self.path} has blocks 0 to {len(self) - 1}, not {block}")
         reader, tags = self._opened
         try:
+            # ArrayRecord's reader may be shared by threads, and does not take the GIL to unpack.
             record = reader.read([block])[0]
+            # ArrayRecord has checked the bytes; the tag says that they are this block's, not another shard's.
             if record[-_TAG_BYTES:] != tags[block * _TAG_BYTES : (block + 1) * _TAG_BYTES]:
                 raise ValueError("it is another block")
             return decode_block(record)
@@ -331,6 +335,7 @@ class ShardReader:
     def _opened(self) -> tuple[Any, bytes]:
         """ArrayRecord's reader, and the tags of all blocks."""
         with self._lock:
+            # Another thread may have opened it meanwhile: ``cached_property`` of Python 3.12 has no lock.
             if (opened := self.__dict__.get("_opened")) is None:
                 opened = self.__dict__["_opened"] = self._open()
             return opened

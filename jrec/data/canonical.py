@@ -31,6 +31,7 @@ def _is_word(buffer, start, word):
     capitals = 0
     for i in range(word.shape[0]):
         c = buffer[start + i]
+        # Words are of letters only, and this bit is all that their two cases differ by.
         if c | 32 != word[i]:
             return False
         capitals += c != word[i]
@@ -55,6 +56,7 @@ def _without_zeros(buffer, point, end):
 @compiled
 def _time_end(buffer, start, end):
     """Rewrites a date with a time; other texts stay."""
+    # 16 bytes, 2024-05-06 07:08, are the shortest; what follows reads so many without looking where the text ends.
     if end - start < 16 or buffer[start + 4] != _MINUS or buffer[start + 7] != _MINUS or buffer[start + 13] != _COLON:
         return end
     for i in (0, 1, 2, 3, 5, 6, 8, 9, 11, 12, 14, 15):
@@ -71,6 +73,7 @@ def _time_end(buffer, start, end):
             at = _digits_end(buffer, at + 1, end)
             if at == clock + 1:
                 return end
+            # Of a fraction of zeros the point goes, too: 09.000 is 09.
             clock = _without_zeros(buffer, clock, at)
     # Behind it nothing, or a zone.
     sign = hours = minutes = 0
@@ -81,17 +84,21 @@ def _time_end(buffer, start, end):
         colon = digits == 5 and buffer[at + 3] == _COLON
         if (sign != _PLUS and sign != _MINUS) or not (digits == 4 or colon):
             return end
+        # From the end, so that +0130 and +01:30 are read alike.
         last = end - 2
         if _digits_end(buffer, at + 1, at + 3) != at + 3 or _digits_end(buffer, last, end) != end:
             return end
         hours = (buffer[at + 1] - _ZERO) * 10 + buffer[at + 2] - _ZERO
         minutes = (buffer[last] - _ZERO) * 10 + buffer[last + 1] - _ZERO
+    # Written only now, when nothing can be found wrong any more: a text that is not one stays byte for byte.
     buffer[start + 10] = _SPACE
     if not seconds:
         midnight = True
         for i in (11, 12, 14, 15):
             midnight = midnight and buffer[start + i] == _ZERO
+        # Without seconds none are added, which would make the text longer, except for midnight, where all goes.
         return start + 10 if midnight and sign == 0 else end
+    # Midnight with a zone keeps its time: the date alone would be of another zone's day.
     if sign == 0:
         for i in range(start + 11, clock):
             if buffer[i] != _ZERO and buffer[i] != _COLON:
@@ -100,6 +107,7 @@ def _time_end(buffer, start, end):
     if hours == 0 and minutes == 0:
         buffer[clock] = 90
         return clock + 1
+    # Hours and minutes were read above, since the zone may be written over its own digits.
     buffer[clock] = sign
     buffer[clock + 1], buffer[clock + 2] = _ZERO + hours // 10, _ZERO + hours % 10
     buffer[clock + 3], buffer[clock + 4] = _ZERO + minutes // 10, _ZERO + minutes % 10
@@ -113,6 +121,7 @@ def _small_end(buffer, at, point, end):
     while first < end and buffer[first] == _ZERO:
         first += 1
     exponent = first - point
+    # Python prints 0.0001 so, and 0.00001 as 1e-05: the border is where it changes.
     if point != at + 1 or buffer[at] != _ZERO or exponent < 5 or first == end:
         return end
     buffer[at] = buffer[first]
@@ -145,6 +154,7 @@ def _exponent_end(buffer, point, mark, end):
     exponent = 0
     for i in range(first, min(end, first + 4)):
         exponent = exponent * 10 + buffer[i] - _ZERO
+    # 1.25e+1 is 12.5, as others print it. More digits than there are would make the text longer.
     if buffer[mark + 1] == _PLUS and 0 < exponent <= fraction:  # all digits are there: the point moves
         for i in range(point, point + exponent):
             buffer[i] = buffer[i + 1]
@@ -167,6 +177,7 @@ def _number_end(buffer, start, at, digits, end):
         mark = _digits_end(buffer, digits + 1, end)
         if mark == digits + 1:
             return end
+    # No exponent. A number of only zeros loses its sign: programs print -0.0 of sums and differences.
     if mark == end:
         stop = _without_zeros(buffer, digits, end)
         if at > start and stop == at + 1 and buffer[at] == _ZERO:
@@ -194,6 +205,7 @@ def _clock_end(buffer, start, end):
 def canonical_end(buffer, start, end):
     """Rewrites ``buffer[start:end]``, a text of UTF-8, where it is not in the one form; returns where it ends then."""
     length = end - start
+    # Nothing shorter has another form: 1., .5 and -0 are left as they are, too.
     if length < 3:
         return end
     first = buffer[start]

@@ -107,6 +107,7 @@ def form_of(name: str, column: Any, *, categories: bool = False) -> Form:
         return _of_sequence(name, column, categories)
     import pyarrow as pa
 
+    # Arrow would make one type of the column's values, so that 7 beside 7.5 became 7.0: each is printed by itself.
     if categories and type(column).__module__.startswith("pandas") and column.dtype == object:
         return _of_sequence(name, column.tolist(), categories)
     if hasattr(column, "__arrow_c_stream__"):
@@ -185,6 +186,7 @@ def _of_values(
 def _of_sequence(name: str, column: Sequence[Any], categories: bool) -> Form:
     import pyarrow as pa
 
+    # By exact types: a subclass of str may print otherwise than it reads.
     if str in (types := {*map(type, column)}) and types <= {str, type(None)}:
         # At once to what `plain` gives texts: its two casts took a third of a request's time of one row.
         texts = _built(name, lambda: pa.array(column, pa.large_binary()))

@@ -62,6 +62,8 @@ def unescape(buffer, at, end):
             digits = 4 if c == 117 else 2
             point = _hex_digits(buffer, at, end, digits)
             at += digits
+            # Characters past U+FFFF are two escapes in JSON. Half of one is written as it is, and refused as no UTF-8
+            # later.
             if 0xD800 <= point < 0xDC00 and at + 1 < end and buffer[at] == 92 and buffer[at + 1] == 117:
                 low = _hex_digits(buffer, at + 2, end, 4)
                 if 0xDC00 <= low < 0xE000:

@@ -154,6 +154,7 @@ class GrowingVocabulary:
         self._entries = np.zeros((growth.capacity, 2), np.uint64)
         self._held_index: np.ndarray | None = None
         counts = growth.admit_after > 1 or growth.evict == "lfu"
+        # Count-min: of 4 hashes the least counts, so that only a key that collides in all of them is overestimated.
         width = max(1024, 1 << (4 * growth.capacity - 1).bit_length()) if counts else 0
         self._sketch = np.zeros((kernels.DEPTH, width), np.uint8)
         self._now = _Scalars()
@@ -235,6 +236,7 @@ class GrowingVocabulary:
             copy._entries, copy._sketch, copy._now = self._entries.copy(), self._sketch.copy(), self._now
             copy._held_index = None  # a checkpoint needs none
         for undo in reversed(later):
+            # Newest first: each brings back what the batch before it had left.
             copy._take_back(undo)
         return copy
 
@@ -275,6 +277,7 @@ class GrowingVocabulary:
             self._undo.clear()
             self._entries[:] = 0
             self._entries[: self._now.stop] = arrays["entries"]
+            # Of a run that did not count there is none: counts begin anew, and rows stay.
             self._sketch[:] = arrays["sketch"] if arrays["sketch"].shape == self._sketch.shape else 0
             self._held_index = None
 
@@ -363,6 +366,7 @@ class GrowingVocabulary:
         Of all rows the first ones in that order, so that a scan serves many batches.
         """
         words = self._entries[:, 1]
+        # Not of keys of this very batch, whose rows its step reads.
         free = (words >> np.uint64(32)) < np.uint64(clock)
         free[0] = False
         free[self._now.stop :] = False
@@ -375,6 +379,8 @@ class GrowingVocabulary:
             ranks = (ranks << np.uint64(32)) | (ranks >> np.uint64(32))
         count = max(_LEAST_QUEUE, self.growth.capacity // _QUEUE_SHARE)
         if rows.size > count:
+            # Exactly ``count`` rows, and of equal ranks the first ones: what is evicted must not depend on how a
+            # partition leaves ties.
             last = np.partition(ranks, count - 1)[count - 1]
             lower, equal = np.flatnonzero(ranks < last), np.flatnonzero(ranks == last)
             kept = np.sort(np.concatenate([lower, equal[: count - lower.size]]))

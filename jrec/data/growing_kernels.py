@@ -64,6 +64,7 @@ def use(keys, clock, entries, index, rows, unknown, touched, words):
             missing += 1
             continue
         word = entries[row, 1]
+        # Once a batch: what a second use of it would note is no state before the batch.
         if word >> _CLOCK != clock:
             touched[used], words[used] = row, word
             used += 1
@@ -113,6 +114,7 @@ def count_in_sketch(keys, counts, sketch, cells, before):
         for d in range(DEPTH):
             cell = d * sketch.shape[1] + np.int64(mix64(keys[i] + np.uint64(d + 1) * _STRIDE) & mask)
             cells[at], before[at] = cell, flat[cell]
+            # Saturates, since a count that wrapped round would forget the most frequent keys.
             flat[cell] = min(np.int64(flat[cell]) + counts[i], MOST_COUNT)
             at += 1
     estimates = np.empty(keys.shape[0], np.int64)
@@ -145,6 +147,7 @@ def next_victims(queue, begin, scanned, entries, victims, frequency, guarded):
         row = queue[begin]
         if entries[row, 1] >> _CLOCK <= scanned:
             uses = np.int64(entries[row, 1] & _MOST_USES)
+            # Keys come by descending frequency: where this one is refused, so are all behind it.
             if guarded and frequency[count] <= uses and frequency[count] < MOST_COUNT:
                 return count, begin, True
             victims[count] = row
@@ -176,6 +179,7 @@ def give(rows, keys, counts, clock, entries, index, taken):
                 place = (place + _ONE) & mask
                 if index[place] < 0:
                     break
+                # Knuth, The Art of Computer Programming 3, 6.4, Algorithm R: deletion without tombstones.
                 home = mix64(entries[index[place], 0]) & mask
                 if ((place - home) & mask) >= ((place - hole) & mask):
                     index[hole] = index[place]

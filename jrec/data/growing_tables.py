@@ -114,6 +114,7 @@ class GrowingTables:
                     "a feed was closed before all of its batches were taken, of which the processes have mapped"
                     " different numbers; save the run, and restore it into a new one"
                 )
+            # Copies: a closed feed's vocabularies are mapped ahead of the steps, and its thread may still work on them.
             self._vocabularies = self.now()
         self._handed_out = True
         return functools.partial(self._map, self._vocabularies)
@@ -143,6 +144,7 @@ class GrowingTables:
         """By table the keys of all processes' parts, and where this one's begin among them."""
         if self._peers is None:
             return keys, dict.fromkeys(keys, 0)
+        # One message for all tables; the exchange has signed integers.
         own = np.concatenate(list(keys.values())).view(np.int64)
         sizes = np.array([array.size for array in keys.values()], np.int64)
         parts = []

@@ -36,6 +36,7 @@ _FOUR = np.uint64(4)
 _EIGHT = np.uint64(8)
 _TEN = np.uint64(10)
 _NIBBLE = np.uint64(15)
+# Keys are stored, in vocabularies' files, growing tables and means: these constants must never change.
 _KEY_SEED = np.uint64(0x9E3779B97F4A7C15)
 _FINGERPRINT_SEED = np.uint64(0xD6E8FEB86659FD93)
 _FINGERPRINT_STEP = np.uint64(0xA0761D6478BD642F)
@@ -62,6 +63,7 @@ def mix64(x):
 def hash_text(buffer, start, end, seed):
     """The (key, fingerprint) of a text too long to be its own key; both uint64, the key with the text tag."""
     length = np.uint64(end - start)
+    # The last word is not padded: but for the length, a text and the same behind a zero byte would share a key.
     key = mix64(_KEY_SEED ^ length ^ mix64(seed))
     fingerprint = mix64(_FINGERPRINT_SEED ^ length)
     word, filled = np.uint64(0), 0
@@ -113,6 +115,7 @@ def short_key(buffer, start, end):
         valid, key = _hex8(buffer, start, _LOWER_HEX_DIGITS)
         if valid:
             return True, key
+    # 2^56 - 1 has 17 digits. A leading zero would be lost on the way back: such a text is hashed.
     if length <= 17 and buffer[start] != 48:
         value = np.uint64(0)
         for i in range(start, end):
@@ -203,6 +206,8 @@ def value_keys(values: np.ndarray | pa.Array, seed: int, *, canonical: bool = Fa
             return integer_keys(values.astype(np.int64))
         import pyarrow as pa
 
+        # Out of the range of exact keys: by their texts, as a log has them, which uint64 past 2^63 would not survive as
+        # int64.
         values = pa.array(values).cast(pa.large_string())
     buffer, starts, ends = Spans.of(values)
     if canonical:
@@ -224,6 +229,7 @@ def crossed_keys(columns: Sequence[np.ndarray]) -> np.ndarray:
     mixed = np.full(len(columns[0]), _KEY_SEED)
     for keys in columns:
         _mix_in(mixed, keys)
+    # 56 bits, so that the combination is a number below 2^56, whose key is exact: no text of it need be kept.
     return integer_keys((mixed & _PAYLOAD).view(np.int64))
 
 
@@ -249,6 +255,8 @@ class Spans(NamedTuple):
             return cls(np.zeros(1, np.uint8), *np.zeros((2, 0), np.int64))
         bounds = np.frombuffer(ends, np.int64)[texts.offset : texts.offset + len(texts) + 1]
         first, last = bounds[0], bounds[-1]
+        # A copy, since kernels rewrite texts in place, and Arrow's buffers may be anybody's. Never empty: Arrow may
+        # give no buffer.
         buffer = np.zeros(1, np.uint8) if first == last else np.frombuffer(content, np.uint8)[first:last].copy()
         bounds = bounds - first
         return cls(buffer, bounds[:-1], bounds[1:])
@@ -298,6 +306,7 @@ def decode_keys(keys, text_ends, text_bytes):
     """
     num_keys = keys.shape[0]
     offsets = np.empty(num_keys + 1, np.int64)
+    # 17 digits are the longest text that a key holds by itself.
     out = np.empty(17 * num_keys + text_bytes.shape[0], np.uint8)
     at, text, text_start = 0, 0, 0
     offsets[0] = 0

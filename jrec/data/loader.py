@@ -179,6 +179,7 @@ def make_loader(
         share_of_process = (process_index * config.batch_size, (process_index + 1) * config.batch_size)
         return SharesSource(layout, lambda s: share(s, count, whole // count), *share_of_process, whole // count)
 
+    # Read together, the processes' parts are those of one process with the whole batch, so that the position is, too.
     common = config.together and process_count > 1
     identity = {
         "dataset": schema.name,
@@ -330,6 +331,7 @@ class Loader:
         """
         if not isinstance(state, dict) or state.get("version") != _STATE_VERSION:
             raise CheckpointError(f"{json.dumps(state, default=str)[:200]} is no loader position of this jrec")
+        # First, since with the shares' number the identity changes that is compared next.
         self._share_as(state)
         # Also what only the saved position names: a part of the epoch counted other batches than the whole does.
         names = dict.fromkeys((*self._identity, *_UNLESS_DEFAULT))
@@ -394,5 +396,6 @@ class Loader:
         for function in self._functions():
             batches = batches.map(function)
         iterator = iter(batches.to_iter_dataset(options))
+        # All that resuming takes: batch ``i`` is a function of its number (``loader_source``), whatever ran before.
         iterator.set_state({"next_index": self._position})
         return iterator

@@ -130,6 +130,7 @@ def epoch_order(config: OrderConfig, block_examples: np.ndarray, epoch: int) -> 
     shared = stops > starts
     blocks, starts, stops = blocks[shared], starts[shared], stops[shared]
     ends = np.concatenate([[0], np.cumsum(stops - starts)])
+    # Unique, where the last window is full, and for a share without examples: [0].
     window_starts = np.unique(np.append(ends[:: config.window_blocks], ends[-1]))
     return EpochOrder(
         config=config, epoch=epoch, blocks=blocks, starts=starts, stops=stops, window_starts=window_starts
@@ -160,7 +161,9 @@ class SharedCache[T]:
                 future = self._futures.get(key)
                 ours = future is None
                 if future is None:
+                    # Under the lock only the promise is made; whoever comes next waits for it outside.
                     future = self._futures[key] = concurrent.futures.Future()
+                    # What is evicted while it is made is still given to those that wait for it.
                     while len(self._futures) > self._capacity:
                         self._futures.popitem(last=False)
                 self._futures.move_to_end(key)
@@ -172,6 +175,7 @@ class SharedCache[T]:
                 value = make()
             except BaseException as error:
                 with self._lock:
+                    # It may have been evicted, and made by another thread since.
                     if self._futures.get(key) is future:
                         del self._futures[key]
                 future.set_exception(error)
@@ -299,6 +303,7 @@ class BatchSource:
             for window, (number, i, j) in zip(windows, spans, strict=True)
         ]
         columns = pieces[0] if len(pieces) == 1 else join(pieces or [self._no_columns])
+        # Another number for each process's batch: what is drawn by it must not be the same in all of them.
         of_run = int(index) * self._order_config.process_count + self._order_config.process_index
         return self._packer.pack(columns, self._batch_size, where, number=of_run)
 
@@ -338,6 +343,7 @@ class BatchSource:
     def _load(self, order: EpochOrder, window: int) -> Window:
         columns, packed = self._columns(order, window), None
         with contextlib.suppress(DatasetError):  # left to the batch that has the example
+            # In the thread that has read the window, once, and not batch by batch in all of them.
             packed = self._packer.window(columns, self._batch_size)
         return Window(
             columns=columns if packed is None else None,

@@ -30,6 +30,7 @@ class LongTexts(NamedTuple):
     @classmethod
     def joined(cls, pieces: Sequence[LongTexts]) -> LongTexts:
         """The texts of one or more, in one buffer."""
+        # Columns of one block share its buffer, which is then taken over once, not once a column.
         buffers = {id(piece.buffer): piece.buffer for piece in pieces}
         begins = dict(zip(buffers, np.cumsum([0, *map(len, buffers.values())]).tolist(), strict=False))
         moved = [

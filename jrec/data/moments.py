@@ -60,6 +60,7 @@ class Moments:
 
     def examples_before(self, moment: int) -> int:
         """How many examples were before a moment, in seconds since 1970; up to ``STRIDE`` - 1 too many."""
+        # Without the last entry, which is no multiple of the stride.
         return min(int(np.searchsorted(self.seconds[:-1], moment)) * STRIDE, self.examples)
 
     def recency(self, start: int, stop: int, half_life: int) -> np.ndarray:
@@ -115,6 +116,7 @@ def save_moments(folder: pathlib.Path, split: str, parts: Iterable[np.ndarray]) 
     """
     strided, last = [], np.empty(0, np.int64)
     for part in parts:
+        # Parts are multiples of the stride, so that the places go on from part to part.
         strided.append(part[::STRIDE])
         last = part[-1:]
     if not last.size:

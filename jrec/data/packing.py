@@ -256,6 +256,7 @@ class _Pack:
 
     def batch(self, *, casts: bool = True) -> Batch:
         packer, n, size = self.packer, self.columns.examples, self.batch_size
+        # Padding keeps 0, the weight of an example that does not count.
         mask = np.zeros((size, 1), np.float32)
         mask[:n] = 1
         if packer.weight is not None:
@@ -272,6 +273,7 @@ class _Pack:
         # Batch names the arrays as jax.Array; on the host they are NumPy's.
         arrays: Any = {"dense": dense, "labels": labels[:, 0], "mask": mask[:, 0], "extras": extras}
         batch = Batch(bags=bags, **arrays)
+        # The batch is frozen, and this says only how it was made.
         object.__setattr__(batch, "packed", True)
         return batch
 
@@ -329,6 +331,7 @@ class _Pack:
         for feature in stack.features:
             config = feature.config
             start, stop = stop, stop + self.batch_size * config.max_length
+            # A feature's examples lie together, and its padding behind them, before the next feature's.
             middle = start + n * config.max_length
             ids[middle:stop] = -1
             column = self.columns.ids[config.name]
@@ -408,6 +411,7 @@ class _Pack:
         """Base, rows, policy, OOV row and order, as the kernels take them; a part has its whole table's."""
         packer, table = self.packer, feature.config.table
         order = packer.orders.get(table, _STORED_ORDER)
+        # Of a part rows are first those of the whole table, of which ``keep_part`` then takes the part's.
         base = 0 if feature.is_part else feature.base
         return base, self._ids(feature), packer.policy, packer.oov_rows.get(table, 0), order
 

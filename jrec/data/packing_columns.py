@@ -202,6 +202,7 @@ def as_matrix(column: Column, length: int) -> Column:
     if not isinstance(column, ListColumn):
         return column.reshape(-1, 1) if length == 1 else _as_lists(column)
     examples = len(column.offsets) - 1
+    # The sum first, which tells most ragged columns without a look at the offsets.
     full = column.values.size == examples * length
     if full and np.array_equal(column.offsets, np.arange(examples + 1) * length):
         return column.values.reshape(examples, length)
@@ -297,6 +298,7 @@ def _taken(column: Column, indices: np.ndarray) -> Column:
 
 def _weights(name: str, weights: Form, ids: Form) -> np.ndarray:
     """The weights of the ids that are present, one after the other."""
+    # Before absent ids are taken out, whose weights go with them.
     if len(weights.values) != len(ids.values) or not np.array_equal(weights.bounds, ids.bounds):
         raise DatasetError(f"weights of {name!r} must have the form and lengths of its ids, example by example")
     if weights.is_text or weights.values.dtype.kind != "f":

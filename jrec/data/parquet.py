@@ -63,6 +63,7 @@ class ParquetTable:
         )
         self._file = self._open()
         rows = sum(self._file.metadata.row_group(number).num_rows for number in range(self._file.num_row_groups))
+        # Footers have no checksum; a wrong number of rows would end the file early without a word.
         if rows != self._file.metadata.num_rows:
             raise ValueError(f"the footer counts {self._file.metadata.num_rows:,} rows, but its row groups {rows:,}")
 

@@ -15,6 +15,7 @@ SLOW = -1  # a number that needs more than one correctly rounded operation
 
 _EXACT_MANTISSA = 1 << 53
 _POWERS = 10.0 ** np.arange(23)  # exact in float64
+# Checked before a digit is added: the product stays below 2^62, and nothing wraps.
 _INT_LIMIT = (1 << 62) // 10
 
 
@@ -49,6 +50,7 @@ def parse_number(buffer, start, end, point_mark=46):
         if 48 <= c <= 57:
             digits += 1
             if mantissa < _EXACT_MANTISSA:
+                # At most 10 * 2^53, which int64 holds; what passes 2^53 is SLOW below.
                 mantissa = mantissa * 10 + (c - 48)
                 exponent -= 1 if point else 0
             else:
@@ -74,9 +76,12 @@ def parse_number(buffer, start, end, point_mark=46):
         while at < end:
             if buffer[at] < 48 or buffer[at] > 57:
                 return NOT_NUMBER, 0.0
+            # Bounded: an exponent of thousands of digits must not wrap round to a small one.
             written = min(written * 10 + (buffer[at] - 48), 100000)
             at += 1
         exponent += sign * written
+    # Clinger, "How to Read Floating Point Numbers Accurately", 1990: both operands are exact, so that there is one
+    # rounding.
     if mantissa >= _EXACT_MANTISSA or exponent > 22 or exponent < -22:
         return SLOW, 0.0
     value = float(mantissa)

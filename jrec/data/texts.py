@@ -79,6 +79,7 @@ class TextStore:
         Raises:
           DatasetError: If two different texts are seen to have the same 63-bit hash (one log in millions).
         """
+        # In steps that an empty table surely holds, whatever a block brings.
         step = self._slots // 8
         for start in range(0, len(texts.keys), step):
             self._add(texts.take(slice(start, start + step)))
@@ -116,6 +117,7 @@ class TextStore:
             keys, fingerprints, lengths, content = (np.concatenate(p) for p in zip(*self._pieces, strict=True))
             self._pieces.clear()
             ends = np.cumsum(lengths)
+            # A run has each key once, so that the sort need not be stable.
             order = np.argsort(keys)
             content = gather_texts(content, (ends - lengths)[order], ends[order])
             run = _Run(keys[order], fingerprints[order], self._bytes + np.cumsum(lengths[order]), content)
@@ -151,6 +153,8 @@ class TextStore:
     def _merge(self, runs: list[tuple[int, int]]) -> None:
         size = self._bytes + _TEXT_BYTES * self._runs[-1]
         parts = -(-size // self._share)
+        # Hashes are spread evenly, so that ranges of equal width hold about equally many texts, and each fits the
+        # share.
         limits = np.array([_TEXT_KEYS + part * (_TEXT_KEYS // parts) for part in range(1, parts)], np.uint64)
         bounds = []
         for a, b in runs:
@@ -177,6 +181,7 @@ class TextStore:
         order = np.argsort(keys, kind="stable")
         keys, fingerprints, starts, ends = keys[order], fingerprints[order], starts[order], ends[order]
         again = keys[1:] == keys[:-1]
+        # In memory a key was compared with those of its own run only: here two runs' texts of one key meet.
         if (clash := again & (fingerprints[1:] != fingerprints[:-1])).any():
             k = int(clash.argmax()) + 1
             raise self._same_hash(content[starts[k] : ends[k]])
@@ -192,6 +197,7 @@ class TextStore:
         hashes = keys[is_text(keys)]
         order = np.argsort(hashes)
         ordered = hashes[order]
+        # From the left: a key that begins a piece is looked up in it, not in the piece before.
         bounds = [0, *np.searchsorted(ordered, self._firsts[1:]).tolist(), len(hashes)]
         gathered, lengths = [np.empty(0, np.uint8)], np.empty(len(hashes), np.int64)
         for piece, (a, b) in enumerate(itertools.pairwise(bounds)):

@@ -116,6 +116,7 @@ class UnknownCounts:
         Raises:
           DatasetError: If more are.
         """
+        # Each call by itself, before it counts: one bad batch must not hide behind many good ones.
         call.check(most, remedy="raise max_unknown")
         for name, read in call.features.items():
             self.count(name, read.values, read.unknown, read.examples, trained=read.trained)

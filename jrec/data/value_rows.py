@@ -85,6 +85,7 @@ class KeyVocabulary:
     def rows(self, values: np.ndarray | pa.Array) -> np.ndarray:
         """(n,) int64 rows of integers or texts, -1 for rare and unknown ones."""
         rows = self._encode(value_keys(values, self.key_seed, canonical=self.canonical)).astype(np.int64)
+        # The caller says what becomes of unknown values: an error, or the OOV row.
         return rows if self.complete else np.where(rows == self.table.oov_row, UNKNOWN, rows)
 
 

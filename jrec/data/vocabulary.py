@@ -32,9 +32,11 @@ def _count(keys, start, table_keys, table_counts, used, limit, partition_bits, p
     for i in range(start, keys.shape[0]):
         key = keys[i]
         mixed = mix64(key)
+        # By the upper bits, while slots are by the lower: within a partition keys still spread over the whole table.
         if partition_bits > 0 and np.int64(mixed >> np.uint64(64 - partition_bits)) != partition:
             continue
         slot = mixed & mask
+        # By the count, since 0 is a key, the missing value's.
         while table_counts[slot] > 0 and table_keys[slot] != key:
             slot = (slot + _ONE) & mask
         if table_counts[slot] == 0:
@@ -199,9 +201,11 @@ def build_table(
     own_keys = np.concatenate([*frequent_keys, np.array([_LAST_KEY])])  # the OOV row's key comes behind all others
     own_counts = np.concatenate([*frequent_counts, np.array([rare])])
     del frequent_keys, frequent_counts  # here is where memory peaks
+    # By count, then by key: the rows depend neither on the order of the log nor on how it was partitioned.
     order = np.lexsort((own_keys, -own_counts))
     oov_row = int(np.flatnonzero(order == len(order) - 1)[0])
     own_keys, own_counts = own_keys[order], own_counts[order]
+    # Means nothing; but files of the same vocabulary are to be the same.
     own_keys[oov_row] = 0
     return Vocabulary(own_keys, oov_row, own_counts)
 
@@ -264,5 +268,6 @@ def _count_partition(
             size = min(4 * len(table_keys), slots)
             table_keys, table_counts = np.zeros(size, np.uint64), np.zeros(size, np.int64)
             _recount(*old, table_keys, table_counts)
+    # Empty slots have count 0, below any ``min_count``.
     kept = table_counts >= min_count
     return table_keys[kept], table_counts[kept], int(table_counts[~kept].sum())

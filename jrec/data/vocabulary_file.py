@@ -230,6 +230,7 @@ def _save_vocabulary(path: pathlib.Path, built: Vocabulary, texts: TextStore | N
             ends, stored = texts.texts_of(keys) if texts else (np.empty(0, np.int64), np.empty(0, np.uint8))
             offsets, content = decode_keys(keys, ends, stored)
             valid = np.arange(start, start + len(keys)) != built.oov_row
+            # Lengths and bytes apart: of bytes alone "ab", "c" would be "a", "bc".
             lengths.update(np.diff(offsets).astype("<i8").data)
             values_digest.update(content.tobytes())
             values = pa.LargeStringArray.from_buffers(

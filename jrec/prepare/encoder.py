@@ -256,7 +256,9 @@ class Encoder:
 
     def _encoded(self, chunk: Chunk, unknown: UnknownValues | None, *, labelled: bool = False) -> EncodedColumns:
         names = tuple(f.name for f in self.schema.dense)
+        # Column by column, as it is filled here and read by the packer.
         dense = np.empty((len(chunk.labels), len(names)), np.float32, order="F")
+        # Statistics are of single values, crosses among them.
         keys_of = {name: keys for name, keys in chunk.keys.items() if isinstance(keys, np.ndarray)}
         values = {**chunk.dense, **values_by_keys(self.schema.dense, keys_of, self._label_counts)}
         for k, name in enumerate(names):
@@ -264,6 +266,7 @@ class Encoder:
         keys, weights = {**chunk.keys}, {**chunk.weights}
         for feature in self.schema.categorical:
             if feature.fixed_length and isinstance(lists := keys[feature.name], ListColumn):
+                # A list of a fixed length that is missing: the model promises the length, so it becomes missing values.
                 keys[feature.name] = _filled(lists, feature.max_length, MISSING)
                 if feature.name in weights:
                     weights[feature.name] = _filled(weights[feature.name], feature.max_length, 0)

@@ -42,6 +42,7 @@ def fit(source: LogFormat, spill: Spill, train_rows: int) -> LogFormat:
             known = dataclasses.replace(feature, mean=mean, deviation=deviation)
             dense[feature.name] = feature = known
             _replace(spill, name, np.dtype(np.float32), lambda values, known=known: apply(known, values))
+        # Not known from the schema, since no line of training may lack it: learnt for requests, which may.
         if feature.name in source.complete and feature.missing is None and train_rows:
             mean = feature.mean
             if mean is None:
@@ -91,6 +92,8 @@ def quantiles(chunks: _Chunks, count: int) -> tuple[float, ...]:
     def ordered() -> Iterator[np.ndarray]:
         for values in chunks():
             bits = (values[~np.isnan(values)] + 0.0).view(np.uint64)  # adding 0 makes -0 the same as 0
+            # The bits of floats as integers that ascend as the floats do: negative ones reversed, positive ones behind
+            # them.
             yield np.where(bits & _TOP_BIT, ~bits, bits | _TOP_BIT)
 
     total = sum(len(values) for values in ordered())
@@ -98,6 +101,7 @@ def quantiles(chunks: _Chunks, count: int) -> tuple[float, ...]:
         return ()
     ranks = np.arange(1, count) * total // count
     prefixes = np.zeros(len(ranks), np.uint64)
+    # Radix selection of all ranks at once, in 8 passes over the column; 256 counts for each prefix that is left.
     for shift in range(64 - _DIGIT_BITS, -1, -_DIGIT_BITS):
         known, place = np.unique(prefixes, return_inverse=True)
         counts = np.zeros(len(known) * _DIGITS, np.int64)

@@ -83,6 +83,7 @@ def write_histories(
         histories.append(lists_at(values, starts[chosen], lengths[chosen]))
         if ticks is not None:
             moments_of = lists_at(then, starts[chosen], lengths[chosen])
+            # In int64, and only then in float32: moments since 1970 have more digits than it.
             passed = np.repeat(now[chosen], lengths[chosen]) - moments_of.values
             ages.append(ListColumn(moments_of.offsets, (passed / ticks).astype(np.float32)))
     for column in (histories, ages):
@@ -138,8 +139,11 @@ def last_lines(
         begins = np.flatnonzero(new)
         sizes, number = np.diff(np.append(begins, count)), np.cumsum(new) - 1
         first = lines[_MOMENT][begins]  # each user's first moment
+        # The user that was held comes first, and began in an earlier piece.
         first[: len(held_first)] = held_first
         from_end = (begins + sizes)[number] - 1 - np.arange(count)
+        # The last user of a piece may go on: its last lines wait, and the others of it are decided, since three or more
+        # follow.
         keep = np.zeros(count, bool) if last else (number == len(begins) - 1) & (from_end < _CHOSEN)
         split = np.where(from_end < _CHOSEN, NO_SPLIT - 1 - from_end, NO_SPLIT)
         split[(sizes[number] < _CHOSEN) & (from_end == 0)] = _TRAIN
@@ -208,9 +212,11 @@ def _places(by_user: Spill, kept: Spill, folder: pathlib.Path, length: int, step
         users, items, at, moments = (
             by_user.plain(name).read(start, start + step) for name in (_USER, _ITEM, _AT, _MOMENT)
         )
+        # What is in nobody's history takes no place in the file; its line still gets a history.
         keep = (items != MISSING) & (users != MISSING.astype(np.int64))
         before = kept.rows + np.cumsum(keep) - keep  # kept items of examples before each one
         new_user = np.append(True if last_user is None else users[0] != last_user, users[1:] != users[:-1])
+        # A history ends where the line's own moment begins, so that no line sees itself or what came with it.
         new_moment = new_user | np.append(moments[0] != last_moment, moments[1:] != moments[:-1])
         # Kept items never become fewer, so that the latest beginning is the greatest.
         first = np.maximum.accumulate(np.where(new_user, before, user_start))

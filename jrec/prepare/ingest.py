@@ -76,6 +76,7 @@ class BadLines:
             with self._path.open("ab") as file:
                 if self.count == 1:
                     file.write(b"file\tline\treason\ttext\n")
+                # The text comes last in its line and is not changed: it may hold tabs, and is the line as it stood.
                 reason = bad.reason.replace("\t", " ").replace("\r", " ").replace("\n", " ")
                 file.write(f"{bad.path}\t{bad.line}\t{reason}\t".encode() + bad.text + b"\n")
 
@@ -122,6 +123,8 @@ class Log:
             try:
                 for done, dialect, block in self._blocks():
                     pending.append((done + block.bytes_read, pool.submit(self._parse, dialect, block)))
+                    # Taken in the order of the files, whichever block is parsed first: the dataset does not depend on
+                    # the threads, and memory holds one block more than there are threads.
                     if len(pending) > self._threads:
                         yield self._take(pending, advance, bad)
                 while pending:
@@ -199,9 +202,12 @@ def fill_spill(source: LogFormat, chunks: Iterator[Chunk], spill: Spill, texts: 
         if chunk.times is not None:
             columns[TIME] = chunk.times
             if (np.diff(chunk.times) < 0).any():
+                # Each chunk becomes a run that is sorted by itself, which merging relies on; lines of one moment keep
+                # their order.
                 columns = gather_all(columns, np.argsort(chunk.times, kind="stable"))
             times = columns[TIME]
             assert isinstance(times, np.ndarray)
+            # Most logs are in order of time, or nearly so: then nothing has to be merged.
             ordered &= bool(times[0] >= latest)
             latest = max(latest, times[-1])
         spill.append(columns)

@@ -177,6 +177,7 @@ class JoinedDelimited(Delimited):
         return super().assemble(self._counted(converted))
 
     def _counted(self, converted: Iterator[Chunk]) -> Iterator[Chunk]:
+        # With the first chunk: the vocabulary needs each of the file's long texts once, and a store asks for a chunk.
         texts = {name: long for table in self._tables for name, long in table.texts.items()}
         for chunk in converted:
             assert isinstance(chunk, _JoinedChunk)  # convert makes these
@@ -213,6 +214,7 @@ class SideTable:
         self.missing = len(keys)
         self.texts = texts
         self._columns = columns
+        # The row of missing values takes the place of the OOV row, which every key without one of its own gets.
         self._row_of = Vocabulary(np.append(keys, MISSING), self.missing).encoder()
         self._fingerprints = None
         if len(long.keys):
@@ -263,6 +265,7 @@ class _SideFile(Delimited):
         parsed.reject(parsed.numbers(key) == MISSING, key, "is a missing value, which no line of the log is joined by")
         self.check(parsed)
         return _Piece(
+            # Copies: an array may be a view of a record batch, which would stay in memory as a whole.
             columns={n: c.copy() if isinstance(c, np.ndarray) else c for n, c in parsed.columns.items()},
             lines=parsed.lines + parsed.block.line,
             texts=_texts_by_column(parsed),
@@ -308,6 +311,8 @@ def load_side(
     for piece in log.converted(advance, bad):
         pieces.append(piece)
         held += piece.bytes
+        # By the share read so far, so that a file that cannot fit is refused at its beginning, not by the system's
+        # killer.
         _check_memory(join, int(held * log.bytes / done) if done else held)
     if not sum(len(piece.lines) for piece in pieces):
         raise DatasetError(f"{join.file} has no line but its header; give the file to join as --join {join.title}=FILE")

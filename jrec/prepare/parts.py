@@ -107,6 +107,7 @@ def read_parts(
     with running(executor, tasks, attempts=attempts) as all_read:
         for part, one in zip(parts, all_read, strict=True):
             before = 0 if part.start == 0 else before  # lines of the file that come before this part
+            # A part counts lines from its own beginning; only here is it known how many come before it.
             bad.take([line._replace(line=line.line + before) for line in one.bad])
             before += one.lines
             for name, store in one.texts.items():
@@ -116,6 +117,7 @@ def read_parts(
             done += (part.bytes if part.stop is None else part.stop) - part.start
             advance(done)
     source.check_parts([one.source for one in read])
+    # Without empty ones, which have no first and last moment to compare.
     spills = [one.spill for one in read if one.spill.rows] or [read[0].spill]
     ordered = all(one.ordered for one in read) and (not source.timed or _in_order(spills))
     return Spill.joined(spills), ordered
@@ -123,6 +125,7 @@ def read_parts(
 
 def _parts(one: Input) -> Iterator[Input]:
     """Ranges of a plain text file, or the whole file."""
+    # Only of a plain local text can a worker begin in the middle.
     if is_table(one.file) or is_compressed(one.file) or places.is_remote(one.file) or one.bytes <= PART_BYTES:
         yield one
         return
@@ -139,6 +142,7 @@ def _read_part(
 ) -> _Read:
     shutil.rmtree(folder, ignore_errors=True)  # of a worker that died
     folder.mkdir()
+    # What assembling notes, such as whether labels are 0 or -1, is this part's, and is compared at the end.
     source = copy.copy(source)
     texts = {}
     for i, (name, remedy) in enumerate(remedies.items()):

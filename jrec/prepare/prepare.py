@@ -112,6 +112,7 @@ def prepare(
     if earlier is not None:
         source = earlier.source(source)
     learned = {} if earlier is None else earlier.learned
+    # Provenance says what the dataset depends on, and so not how many threads made it: it is the same for any number.
     left_out = {"threads", "overwrite"}
     left_out |= {"vocabulary_from"} if earlier is None else set()
     left_out |= {"split_by", "split_seed"} if options.split_by == "time" else set()
@@ -209,6 +210,7 @@ class _Preparation:
         }
         bad = BadLines(self.folder / BAD_LINES_FILE, skip=self.options.on_bad_line == "skip")
         spill, bounds = self._ingest(inputs, work, texts, bad)
+        # The spooled inputs are read; their room is needed for what follows.
         shutil.rmtree(work / "streams", ignore_errors=True)
         if self.earlier is None and bounds[0] == 0:
             split = f"--split {self.options.split}"
@@ -229,6 +231,8 @@ class _Preparation:
                 train_rows=bounds[0], split_by=self.options.split_by,
                 earlier=None if self.earlier is None else self.earlier.schema, advance=advance,
             )  # fmt: skip
+        # Behind the target means, which are raw values that are standardized as any other; and only now, since splits
+        # say what training is.
         self.source = fit(self.source, spill, bounds[0])
         if self.earlier is not None:
             features = self.earlier.features(spill)
@@ -297,6 +301,8 @@ class _Preparation:
         """All examples in order of their splits, and where each split ends."""
         try:
             if self.earlier is not None:
+                # The earlier dataset's texts first: a new value with the hash of an old one would otherwise take its
+                # row without a word.
                 self.earlier.add_texts(texts)
             spills = {}
             for split, group in inputs.items():

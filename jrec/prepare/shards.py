@@ -101,6 +101,7 @@ def _write(
                 read[weights] = ListColumn(offsets, values.read(start, stop).values)
         return read
 
+    # Whole blocks, so that the writer keeps nothing back from one piece to the next.
     step = max(_READ_ROWS // block_size, 1) * block_size
     with blocks.ShardWriter(folder / rows.file, block_size) as writer:
         for start in range(rows.start, rows.stop, step):

@@ -44,6 +44,7 @@ class PlainColumn:
 
     def read(self, start: int, stop: int) -> np.ndarray:
         """The values of these rows."""
+        # Opened anew for each read: columns are read by several threads, and sent to workers.
         count = max(min(stop, self.rows) - start, 0)
         return np.fromfile(self.path, self.dtype, count=count, offset=start * self.dtype.itemsize)
 
@@ -79,6 +80,7 @@ class JoinedColumn(PlainColumn):
     def read(self, start: int, stop: int) -> np.ndarray:
         """The values of these rows."""
         read = [np.empty(0, self.dtype)]
+        # To the right, past empty columns, and to the column that begins there.
         i = int(np.searchsorted(self._ends, start, "right"))
         while start < min(stop, self.rows):
             end = min(stop, int(self._ends[i]))
@@ -206,11 +208,16 @@ class Spill:
         spill's files as it goes.
         """
         merged = Spill(folder, self._plain, self._lists)
+        # An external merge without a heap: the same spans of time are cut out of all runs, and each bucket of pieces is
+        # sorted in memory. Column by column, so that memory holds one column of a bucket, and disk two copies of one.
         buckets = list(self._time_buckets(self.plain(time), bucket_rows))
+        # Of one bucket the order is kept; of many each column sorts the times anew, which costs less than room for all
+        # orders.
         orders = [self._order(time, bucket) for bucket in buckets] if len(buckets) == 1 else None
         for name in self.columns:
             if name != time:
                 self._merge_column(name, time, buckets, orders, merged.columns[name])
+        # The times last: all others' orders are read from them, and merging a column deletes it.
         self._merge_column(time, time, buckets, orders, merged.columns[time])
         merged.rows = self.rows
         merged.runs = [0, self.rows]
@@ -240,6 +247,7 @@ class Spill:
         ends = [times.read(at, at + 1)[0] for start, stop in bucket for at in (start, stop - 1)]
         if min(ends) == max(ends):
             return None
+        # Pieces come in the order of the runs, so that a stable sort keeps the log's order within a moment.
         return np.argsort(np.concatenate([times.read(start, stop) for start, stop in bucket]), kind="stable")
 
     def _time_buckets(self, times: PlainColumn, bucket_rows: int) -> Iterator[list[tuple[int, int]]]:
@@ -257,6 +265,7 @@ class Spill:
                 yield ranges
 
     def _sample(self, times: PlainColumn) -> np.ndarray:
+        # About a million times: bounds need not be exact, only no bucket much too large.
         step = max(1, self.rows >> 20)
         sampled = [times.read(at, at + BUCKET_ROWS)[::step] for at in range(0, self.rows, BUCKET_ROWS)]
         return np.sort(np.concatenate(sampled))
@@ -266,5 +275,7 @@ def _time_bounds(sample: np.ndarray, rows: int, bucket_rows: int) -> np.ndarray:
     """Times that cut the log into buckets; one moment with many examples gets a bucket of its own."""
     per_bucket = max(1, len(sample) * bucket_rows // max(rows, 1))
     bounds = np.unique(sample[per_bucket::per_bucket])
+    # No bound can divide a moment: a log whose times are dates, say, has buckets of a day, which need no sorting
+    # (``_order``).
     heavy = np.searchsorted(sample, bounds, "right") - np.searchsorted(sample, bounds, "left") >= per_bucket // 2
     return np.unique(np.concatenate([bounds, bounds[heavy] + 1]))

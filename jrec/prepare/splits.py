@@ -26,6 +26,7 @@ NO_SPLIT = len(SPLITS)
 
 def split_bounds(rows: int, fractions: tuple[float, float, float]) -> _Bounds:
     """Where train, valid and test end among ``rows`` examples in order of time."""
+    # 0.29 * 100 is 28.999999999999996 in float64; what is meant is 29.
     train = math.floor(rows * fractions[0] + 1e-6)
     valid = math.floor(rows * (fractions[0] + fractions[1]) + 1e-6)
     return train, min(valid, rows), rows
@@ -37,6 +38,8 @@ def _draw(start, stop, seed, train, valid):
     drawn = np.empty(stop - start, np.uint8)
     mixed = mix64(seed)
     for i in range(start, stop):
+        # By the example's number alone, so that pieces may be drawn in any order. 53 bits are what float64 holds: below
+        # 1.
         share = float(mix64(np.uint64(i) ^ mixed) >> np.uint64(11)) * 2.0**-53
         drawn[i - start] = 0 if share < train else (1 if share < valid else 2)
     return drawn
@@ -136,6 +139,7 @@ def check_labels(labels: PlainColumn, train_rows: int, column: str | None) -> No
     Raises:
       DatasetError: If the training examples have one label.
     """
+    # Not 0 or 1 by name: a log of one label has either.
     first = labels.read(0, 1)
 
     def another(start: int, stop: int) -> bool:

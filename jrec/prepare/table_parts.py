@@ -92,6 +92,7 @@ def encode_table(
         if growing:
             built = count_keys(trained_keys)
         else:
+            # A cross may have its own: most of its pairs are rare.
             min_count = options.min_count if part.min_count is None else part.min_count
             built = build_table(part.name, trained_keys, min_count=min_count, max_rows=options.max_rows)
     encode, ids = built.encoder(), {}
@@ -102,6 +103,8 @@ def encode_table(
         for chunk in _keys(column, part.rows):
             rows = encode(chunk)
             if usage is not None:
+                # The first ``trained`` values of the column are training's, of which these are what is left in this
+                # piece.
                 usage.add(rows, rows[: max(trained - encoded.rows, 0)])
             encoded.append(rows)
         encoded.finish()

@@ -95,6 +95,7 @@ class LabelCounts:
         """(n,) sums and (n,) counts of (n,) uint64 keys, 0 for those that are not there."""
         if not len(self.keys):
             return np.zeros(len(keys), np.int64), np.zeros(len(keys), np.int64)
+        # As they are sorted in the file: the order of the bits as int64, in which texts' keys are negative.
         wanted = keys.view(np.int64)
         places = np.minimum(np.searchsorted(self.keys, wanted), len(self.keys) - 1)
         known = self.keys[places] == wanted
@@ -131,6 +132,7 @@ def values_by_keys(
 
 def _combined(features: tuple[str, ...], keys: Callable[[str], np.ndarray]) -> np.ndarray:
     """(n,) uint64 keys of the combinations of features' values."""
+    # One feature's own keys, as its column in the log; only combinations are hashed.
     columns = [keys(name) for name in features]
     return columns[0] if len(columns) == 1 else crossed_keys(columns)
 
@@ -257,6 +259,7 @@ class _Labels:
         for start in starts:
             sizes = np.abs(column.read(start, min(start + _READ_ROWS, rows)))
             largest = max(largest, float(sizes[~np.isnan(sizes)].max(initial=0.0)))  # NaN is not known
+        # The sum of all is below 2^62 units, so that int64 holds every partial sum, in any order.
         return cls(column, math.ldexp(1.0, math.frexp(largest * rows)[1] - _SUM_BITS))
 
     def read(self, start: int, stop: int) -> np.ndarray:
@@ -286,6 +289,7 @@ def _sorted(
         stop = min(start + step, train_rows)
         at = np.arange(start, stop)
         keys = _combined(mean.of, lambda name, a=start, b=stop: spill.plain(keys_name(name)).read(a, b)).view(np.int64)
+        # Without times the order of the log is the time, and no two lines are of one moment.
         moments = spill.plain(TIME).read(start, stop) if source.timed else at
         order = np.argsort(keys, kind="stable")
         read = {_KEY: keys, _AT: at, _MOMENT: moments, _TARGET: labels.read(start, stop)}
@@ -362,6 +366,8 @@ def _count(keys, moments, labels, at, start, stop, folds, window, latest, min_co
         if i >= state[0]:
             folded[:] = 0
             end, total, count = i, 0, 0
+            # The whole key is read ahead, past ``stop`` where it goes on there: folds need its total before its first
+            # example.
             while end < keys.shape[0] and keys[end] == keys[i]:
                 if labels[end] != _UNKNOWN:
                     fold = np.int64(mix64(np.uint64(at[end]) ^ _FOLD_SEED) % np.uint64(folds)) if folds > 0 else 0
@@ -377,9 +383,12 @@ def _count(keys, moments, labels, at, start, stop, folds, window, latest, min_co
                 groups[0, num_keys], groups[1, num_keys], groups[2, num_keys] = keys[i], total, count
                 num_keys += 1
         if folds > 0:
+            # The same draw as above, from the example's number in the log: an example is never counted for its own
+            # fold.
             fold = np.int64(mix64(np.uint64(at[i]) ^ _FOLD_SEED) % np.uint64(folds))
             counted[0, i - start], counted[1, i - start] = state[5] - folded[fold, 0], state[6] - folded[fold, 1]
         else:
+            # Ends at ``i`` itself at the latest; moments ascend within a key.
             while moments[state[2]] < moments[i]:
                 if labels[state[2]] != _UNKNOWN:
                     state[3] += labels[state[2]]
@@ -392,6 +401,7 @@ def _count(keys, moments, labels, at, start, stop, folds, window, latest, min_co
                 state[1] += 1
             counted[0, i - start], counted[1, i - start] = state[3], state[4]
         if counted[1, i - start] < min_count:
+            # As a key that training does not know, whose mean is the prior.
             counted[0, i - start], counted[1, i - start] = 0, 0
     return num_keys
 
@@ -427,6 +437,7 @@ def _append(
     for feature in features:
         if (statistic := feature.statistic) is None or statistic.file != file:
             continue
+        # Raw values wait for their mean and deviation (``fit``); an earlier dataset's features have theirs.
         dtype = np.dtype(np.float64 if feature.unfitted else np.float32)
         name = dense_name(feature.name)
         spill.columns[name] = column = PlainColumn(work / f"{pathlib.Path(file).stem}-{statistic.kind}", dtype)

@@ -47,6 +47,7 @@ def running[R](
     Raises:
       DatasetError: If a task has failed ``attempts`` times; names the task.
     """
+    # All at once: the executor limits how many run; results are small, and what is large lies in files.
     pending = [executor.submit(_outcome, task) for task in tasks]
     try:
         yield (_result(executor, task, future, attempts) for task, future in zip(tasks, pending, strict=True))
@@ -63,6 +64,8 @@ def _result[R](executor: concurrent.futures.Executor, task: Task[R], future: _Fu
 
 
 def _tried[R](executor: concurrent.futures.Executor, task: Task[R], future: _Future[R], attempts: int) -> R | JrecError:
+    # Whatever is raised, since executors have errors of their own for a worker that died; mistakes come back as
+    # results.
     for _ in range(attempts - 1):
         with contextlib.suppress(Exception):
             return future.result()

@@ -50,6 +50,7 @@ class Usage:
 
     def stated(self) -> dict[str, int]:
         """For the provenance: how many accesses there were, and of the OOV row, which only vocabularies have."""
+        # Hashed tables know every value, and growing ones have no rows yet.
         return {"accesses": self._accesses} | ({} if self._oov_row is None else {"oov": self._oov})
 
 
@@ -88,6 +89,7 @@ class EarlierDataset:
         self._check(_kinds("categorical feature", features), _kinds("categorical feature", specs))
         earlier, later = _csv_columns(self.schema.preparation.get("format_options")), _csv_columns(source.options())
         both = earlier.keys() & later.keys()
+        # A log without labels may have a schema that still describes them.
         if source.labels != "required":
             both = {name for name in both if not name.startswith("the label")}
         self._check(*({name: columns[name] for name in sorted(both)} for columns in (earlier, later)))

@@ -193,6 +193,7 @@ def _has_places(plan: Plan) -> bool:
     )
     if not sound:
         return False
+    # Offsets follow from the rest: what they should be is computed, and compared.
     laid_out = plan.laid_out()
     places = ("offset", "copy_segment", "copy_device", "copy_offset")
     return all(np.array_equal(getattr(laid_out, name), getattr(plan, name)) for name in places)

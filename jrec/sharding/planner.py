@@ -128,6 +128,7 @@ def _by_rule(problem: Problem, options: PlanOptions, rule: FrequencyRule, previo
     """Plans, with replicas by one rule."""
     began = time.perf_counter()
     tiers = choose_tiers(problem, options.tt, host=options.host, rule=rule)
+    # Cores hold rows from a number on, not the coldest ones: ranks must not mix the two.
     problem = problem.cut(cuts_of(tiers.tt))
     training = problem.purpose == "training"
     hot = replicated_ranks(problem, tiers.kept, tiers.extra, rule)
@@ -137,6 +138,7 @@ def _by_rule(problem: Problem, options: PlanOptions, rule: FrequencyRule, previo
     groups = [(hot, tiers.kept)] if training else [(none, hot), (hot, tiers.kept)]
     reserved = np.full(problem.devices, float(tiers.core_bytes))
     if training:
+        # Replicated rows are on every device before any row is dealt out.
         reserved += float((hot * problem.memory_bytes).sum())
     # Halving the threshold may make the balance worse, since the greedy assignment sees other pieces: keep the best.
     best: tuple[float, float, Placement] | None = None

@@ -84,6 +84,7 @@ class Plan:
     @functools.cached_property
     def stop(self) -> np.ndarray:
         """(segments,) int64, the row after each segment's last."""
+        # The last segment of a table ends where the table does, not where the next table's first begins.
         ends = np.append(self.start[1:], 0)
         ends[self.first[1:] - 1] = [t.rows for t in self.tables]
         return ends
@@ -145,6 +146,7 @@ class Plan:
         offset = self.offset[segment]
         copied = np.flatnonzero((tier == SHARDED) & (source != self.owner[segment]))
         if copied.size:
+            # Copies are listed by segment, then by device (``np.nonzero`` in ``laid_out``), so that the keys ascend.
             at = np.searchsorted(self._copy_keys, segment[copied] * self.devices + source[copied])
             offset[copied] = self.copy_offset[at]
         return Located(tier, source, offset + rows - self.start[segment])

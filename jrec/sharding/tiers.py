@@ -191,6 +191,7 @@ def choose_tiers(
 def _subsets(problem: Problem, options: Sequence[TTOption]) -> Iterator[tuple[TTOption, ...]]:
     required = tuple(o for o in options if o.required)
     free = [o for o in options if not o.required]
+    # Where all rows fit uncompressed, no tensor train but those that were asked for.
     if problem.total_bytes <= _capacity(problem, 0.0):
         yield required
         return
@@ -258,6 +259,7 @@ def _capacity(problem: Problem, cores: float) -> float:
     row = float(problem.memory_bytes.max())
     if (problem.memory_bytes == row).all():
         return float((np.floor(room / row) * row).sum())
+    # Pieces of unlike rows may leave less than a row of each device empty, whichever way they are dealt.
     return float(np.maximum(room - row, 0.0).sum())
 
 

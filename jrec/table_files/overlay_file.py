@@ -58,6 +58,7 @@ class Overlay:
     def find(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Which of some rows it holds, as places among ``rows``, and where it holds them."""
         place = np.searchsorted(self.ids, rows)
+        # A row behind all of them has no place; it is compared with the last one.
         here = np.flatnonzero(self.ids[np.minimum(place, self.ids.size - 1)] == rows) if self.ids.size else place[:0]
         return here, place[here]
 

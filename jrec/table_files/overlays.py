@@ -111,6 +111,8 @@ def _write(path: pathlib.Path, like: StoredTable, changes: Iterator[Changed]) ->
         whole = header(ids.size, digest_of_rows(like.read(some) for some in pieces_of(ids)), size)
         file.write(whole)
         file.flush()
+        # Of the whole file with zeros in the checksum's place, which has the same length: nothing moves when it is
+        # filled in.
         checksum = checksum_of(np.memmap(path, np.uint8, mode="r"), UNSEALED)
         file.seek(0)
         file.write(whole.replace(UNSEALED.encode(), checksum.encode()))
@@ -185,8 +187,10 @@ def _encoded_changes(
         current, stored = checked_rows(rows, numbers, like.dim), like.stored(numbers)
         _check_finite(current, numbers, str(current.dtype))
         blocks = numbers // layout.height
+        # Rows that share a scale are encoded together, whichever of them changed.
         within = np.isin(blocks, blocks[~unchanged(like, current, numbers)])
         values, scales = encoded(layout, current[within], scale, numbers[within])
+        # A row that an overlay below has as floats differs from any encoded one, even where both stand for the same.
         changed = ~stored.encoded[within] | _differ(values, stored.values[within])
         if scales is not None and stored.scales is not None:
             # The scales of each row: those of its block.

@@ -138,6 +138,7 @@ def tensors_of(data: np.ndarray) -> dict[str, np.ndarray]:
         begin, stop = entry.data_offsets
         if (dtype := DTYPES.get(entry.dtype)) is None:
             raise ValueError(f"tensor {_shown(name)} is of dtype {entry.dtype[:20]!r}; known are {', '.join(DTYPES)}")
+        # As the format demands: tensors one behind the other, so that no byte is two tensors' or nobody's.
         if not end == begin <= stop <= len(content):
             raise ValueError(f"tensor {_shown(name)} is cut off, or does not begin where the one before it ends")
         if math.prod(entry.shape) * dtype.itemsize != stop - begin:
@@ -282,6 +283,7 @@ def _write_header(path: pathlib.Path, specs: Sequence[TensorSpec]) -> int:
     header = header_of(specs)
     with path.open("xb") as file:
         file.write(header)
+        # A file with a hole, which rows fill in any order; it takes no more room than what is written.
         file.truncate(len(header) + sum(spec.nbytes for spec in specs))
     return len(header)
 
@@ -304,6 +306,7 @@ def header_of(
         end += spec.nbytes
     # transformers refuses files that do not say of which framework they are.
     header = json.dumps({"__metadata__": {"format": "pt", **metadata}, **entries}).encode()
+    # By blanks, as the format pads: JSON takes them.
     header = header.ljust(size - _LENGTH_BYTES)
     header += b" " * (-len(header) % _LENGTH_BYTES)
     return len(header).to_bytes(_LENGTH_BYTES, "little") + header
@@ -368,6 +371,7 @@ def _header(data: np.ndarray) -> tuple[int, tuple[dict[str, _Entry], dict[str, s
 
 def _entries(header: bytes) -> tuple[dict[str, _Entry], dict[str, str]]:
     try:
+        # A name that is there twice would hide one of two tensors, each reader's choice which.
         content = json.loads(header.decode(), object_pairs_hook=_unique)
         metadata = msgspec.convert(content.pop("__metadata__", None), dict[str, str] | None)
         return msgspec.convert(content, dict[str, _Entry]), metadata or {}

@@ -43,6 +43,7 @@ def quantized(rows: np.ndarray, dtype: str, block: tuple[int, int]) -> tuple[np.
     most = _greatest(np.abs(rows), block)
     if dtype == INT8.name:
         scales = (most / np.float32(GREATEST[INT8.name])).astype(np.float32)
+        # Of a block of zeros, or of values so small that the scale is none: they are rounded to zero.
         scales[scales == 0] = 1
         steps = np.rint(rows / _spread(scales, block, rows.shape))
         return np.clip(steps, -GREATEST[INT8.name], GREATEST[INT8.name]).astype(INT8), scales
@@ -69,6 +70,7 @@ def by_scale(rows: np.ndarray, dtype: str, scale: float, ids: np.ndarray) -> np.
             f" scale, {scale:g}; write the table by a TableFormat with a scale for each block, or an overlay as floats"
         )
     steps = np.clip(steps, -GREATEST[dtype], GREATEST[dtype])
+    # FP8 rounds as it is converted; int8 would be cut.
     return (steps if dtype == FP8.name else np.rint(steps)).astype(INT8 if dtype == INT8.name else FP8)
 
 

@@ -235,6 +235,7 @@ class StoredTable:
             for piece in self._pieces
         ]
         digest = hashlib.sha256(json.dumps([self.name, self._pieces[0].block, pieces]).encode())
+        # The stored bytes, not the floats: two tables may stand for the same rows by other scales.
         sample = np.unique(np.linspace(0, self.rows - 1, _SAMPLED_ROWS).astype(np.int64))
         for piece, _, within in self._places(sample):
             for array in piece.stored(within):
@@ -259,6 +260,7 @@ class StoredTable:
         for piece, here, within in self._places(rows):
             out[here] = piece.read(within)
         for overlay in self._overlays:
+            # In the order in which they were made: of rows in several the last is written last.
             here, places = overlay.find(rows)
             out[here] = overlay.read(places, self._pieces[0].block[1], self.single_scale)
         return out

@@ -159,6 +159,7 @@ def _updated(
     like: StoredTable, format: TableFormat, rows: np.ndarray, scale: np.ndarray | None, ids: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """Stored values and scales, in which the blocks that have a changed row are encoded anew."""
+    # Chunks are whole blocks (``_chunks``), so that no block is encoded in two parts by two scales.
     stored, begins = like.stored(ids), np.arange(0, ids.size, format.height)
     changed = ~np.logical_and.reduceat(unchanged(like, rows, ids) & stored.encoded, begins)
     within = np.repeat(changed, format.height)[: ids.size]

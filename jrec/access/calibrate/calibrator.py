@@ -153,6 +153,7 @@ def _graded(profile: TableProfile) -> TableProfile:
 def _least_cutoff(profiles: Iterable[TableProfile], fits: Callable[[float], bool]) -> float:
     """The least count that occurs and fits: 0 where all rows do, infinity where none does."""
     cutoffs = np.unique(np.concatenate([np.zeros(1), *(np.unique(p.counts) for p in profiles)])).tolist()
+    # The higher the cutoff, the fewer rows: what fits, fits from some cutoff on.
     first = bisect.bisect_left(cutoffs, True, key=fits)
     return cutoffs[first] if first < len(cutoffs) else math.inf
 

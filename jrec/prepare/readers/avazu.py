@@ -69,5 +69,6 @@ def _seconds(hours: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     wrong = (hours < 0) | (year > 99) | (month < 1) | (month > 12) | (day < 1) | (hour > 23)
     months = np.where(wrong, 0, (30 + year) * 12 + month - 1).astype("datetime64[M]")
     days = months.astype("datetime64[D]") + (day - 1).astype("timedelta64[D]")
+    # The 30th of February is in March, and so in another month.
     wrong |= days >= (months + np.timedelta64(1, "M")).astype("datetime64[D]")
     return days.astype(np.int64) * 86400 + hour * 3600, wrong

@@ -158,6 +158,7 @@ def parse_rows(rows: Rows, dialect: Dialect, seed: int) -> ParsedRows:
         if read.texts is not None and len(read.texts.keys):
             texts.append(read.texts._replace(field=np.full(len(read.texts.keys), index, np.int64)))
         if read.codes.any():
+            # The leftmost field is named, whatever else is wrong with the row.
             wrong = (read.codes != OK) & (field_of < 0)
             field_of[wrong], code_of[wrong] = index, read.codes[wrong]
     parsed = ParsedRows(
@@ -208,6 +209,7 @@ def _leave_out(
             reasons[row] = reason_of(parsed.dialect, field, code, text)
     for row, text in zip(bad.tolist(), parsed.line_texts(bad), strict=True):
         parsed.bad.append(BadLine(block.path, block.line + row, reasons[row], text))
+    # Any field will do: from here on it only says that the row is left out.
     field_of[list(unread)] = 0
     parsed.keep(np.flatnonzero(field_of < 0))
 
@@ -226,6 +228,7 @@ def _read(field: Field, column: pa.Array | Spans, seed: int) -> _Read:
         return read._replace(values=without_missing(read.values, field, seed)) if field.missing else read
     values, codes, absent = _numbers_of_texts(field, column, field.decimal) if lines else _numbers(field, plain(column))
     may_be_blank = field.blank and field.kind != "integer"  # no integer stands for a missing one
+    # Behind the parser, which calls a blank no number: what is missing is not malformed.
     codes[absent] = OK if may_be_blank else BLANK
     return _Read(values, codes)
 
@@ -334,6 +337,7 @@ def _decimals(values):
         if np.floor(size) == size:
             continue
         left[i] = True
+        # The fewest digits first: the first decimal that rounds to the number is the shortest.
         for digits in range(1, _POWERS.shape[0]):
             scaled = size * _POWERS[digits]  # exact: 24 bits times at most 28
             whole = np.floor(scaled + 0.5)
@@ -344,6 +348,9 @@ def _decimals(values):
             if whole - scaled == 0.5 and np.float32(other) == np.float32(size):
                 break
             hits = np.float32(near) == np.float32(size)
+            # ``near`` is off by a rounding error of float64. Only where its neighbours within that error agree is it
+            # sure which side of the border between two float32 numbers the exact decimal lies on; else Arrow prints the
+            # number.
             if hits == (np.float32(near * low) == np.float32(size)) == (np.float32(near * high) == np.float32(size)):
                 if not hits:
                     continue
@@ -368,12 +375,14 @@ def _keys(field: Field, column: pa.Array, seed: int) -> _Read:
             column = column.cast(pa.int64())
     if kinds.is_integer(column.type):
         values = column.fill_null(0).to_numpy() if column.null_count else column.to_numpy()
+        # Keys straight from the numbers, which need not be printed first.
         if not values.size or (int(values.min()) >= _KEY_RANGE[0] and int(values.max()) <= _KEY_RANGE[1]):
             keys = integer_keys(values.astype(np.int64))
             if column.null_count:
                 keys[_nulls(column)] = MISSING
             return _Read(keys, np.full(len(keys), OK))
     texts = _spans(column, field)
+    # One pass over all bytes spares the check of each text.
     ascii_only = texts.buffer.min() > 0 and texts.buffer.max() < 128
     return _keys_of_texts(field, texts, seed, ascii_only=ascii_only)
 
@@ -402,6 +411,7 @@ def _dictionary_keys(field: Field, column: pa.DictionaryArray, seed: int) -> _Re
         keys[nulls], codes[nulls] = MISSING, OK
     if read.texts is None or not len(read.texts.keys):
         return _Read(keys, codes)
+    # Only texts that a row of this batch has: a dictionary may be shared by many batches.
     used = np.zeros(len(read.values), np.bool_)
     used[places] = True
     return _Read(keys, codes, read.texts.take(np.flatnonzero(used[read.texts.field])))
@@ -450,6 +460,7 @@ def _printed_lists(field: Field, texts: pa.Array, seed: int) -> _Read:
     buffer, starts, ends = Spans.of(texts)
     for line_end in b"\r\n":  # of JSON that is printed in several lines; inside of quotes it has none
         buffer[buffer == line_end] = ord(" ")
+    # Each comma ends an element at most, and each list has one more.
     most = len(texts) + int(np.count_nonzero(buffer == ord(",")))
     keys, weights, long_keys = np.empty(most, np.uint64), np.empty(most), np.empty((most, 2), np.uint64)
     slow, long = np.empty((most, 3), np.int64), np.empty((most, 2), np.int64)

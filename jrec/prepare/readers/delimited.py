@@ -125,6 +125,7 @@ class Delimited(LogFormat):
         labels = [label.column for label in self._labels if label.column in names]
         # Files without a header may lack the labels, or the labels and the weight: their number of fields says so.
         weighted = [self._weight] if self._weight in names else []
+        # A file to predict has the columns of training, or those without what only training knows.
         for absent in (labels, [*labels, *weighted]):
             if self.labels != "required" and absent and len(self._split(path)) == len(names) - len(absent):
                 names = [name for name in names if name not in absent]
@@ -287,6 +288,7 @@ class Delimited(LogFormat):
                 continue
             if feature.part:
                 assert times is not None  # the schema has checked it, and raw_fields names the column
+                # Floored, so that hours before 1970 are right, too.
                 parts = calendar_keys(times // 1_000_000)[PARTS[feature.part]]
                 keys[feature.feature] = np.where(times == NO_TIME, MISSING, parts)
                 continue
@@ -335,6 +337,7 @@ class Delimited(LogFormat):
         Raises:
           DatasetError: If the log has both, since -1 may then stand for something else.
         """
+        # Anew for each log: a format may assemble several, as the files of each split.
         self._zero, self._minus = set(), set()
         for chunk in converted:
             labels = self._assembled(0, chunk.labels)
@@ -350,6 +353,7 @@ class Delimited(LogFormat):
             self._zero.add(column)
         if (labels < 0).any():
             self._minus.add(column)
+            # Which of 0 and -1 negatives are is known at the end only: until then both are 0, and seen apart.
             labels = np.maximum(labels, 0)
         return np.where(np.isnan(labels), np.float32(UNKNOWN), labels) if self.tasks else labels
 

@@ -31,6 +31,7 @@ def apply(feature: DenseFeature, values: np.ndarray) -> np.ndarray:
         return TRANSFORMS[feature.transform](values).astype(np.float32)
     assert feature.mean is not None
     assert feature.deviation is not None
+    # A later log's value may lie so many deviations away that float32 would make it infinite.
     return np.clip((values - feature.mean) / feature.deviation, -_FLOAT32_MAX, _FLOAT32_MAX).astype(np.float32)
 
 
@@ -45,6 +46,8 @@ def raw_of(feature: DenseFeature, mean: float) -> float:
 
 def bucket_keys(boundaries: Sequence[float], values: np.ndarray) -> np.ndarray:
     """(n,) uint64 keys of the buckets, "0" to the number of boundaries, of (n,) float64 values; NaN is missing."""
+    # A value that equals a boundary is above it, here as in the counts that made the boundaries; NaN sorts last and is
+    # masked below.
     keys = integer_keys(np.searchsorted(np.asarray(boundaries, np.float64), values, side="right"))
     return np.where(np.isnan(values), MISSING, keys)
 

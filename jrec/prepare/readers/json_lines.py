@@ -78,6 +78,7 @@ class JsonLines:
             for start in range(0, len(objects), rows):
                 lines = objects[start : start + rows]
                 columns = [_array([line.get(name) for line in lines], self._path, name) for name in names]
+                # Bad lines keep a row of nulls, so that rows and line numbers stay in step.
                 own = {row - start: said for row, said in bad.items() if start <= row < start + rows}
                 yield block.bytes_read / size, pa.RecordBatch.from_arrays(columns, names), own
 
@@ -124,6 +125,7 @@ def _objects(block: Block) -> tuple[list[JsonObject], dict[int, tuple[str, bytes
             line = line.removeprefix(_MARK)
         if not line:
             reason = "the line is blank"
+        # Counted first, which is quick, since depth is told byte by byte in Python.
         elif line.count(b"[") + line.count(b"{") > _DEEP and _depth(line) > _DEEP:
             reason = f"the line has more than {_DEEP} brackets inside one another"
         else:
@@ -152,6 +154,7 @@ def _array(values: list[Any], path: str, name: str) -> pa.Array:
 
     kinds = {type(value) for value in values} - {type(None)}
     if kinds <= {int, float} and len(kinds) == 2:  # JSON has one type of numbers
+        # Beyond 2^53 a float would be another integer than the id that the line has; such columns become texts.
         kinds = {float} if all(value is None or abs(value) <= 2**53 for value in values) else {int, float}
         values = [None if value is None else float(value) for value in values] if kinds == {float} else values
     if list in kinds:

@@ -30,6 +30,7 @@ def _rewrite(text, out):
         while text[newline] != _NEWLINE:
             newline += 1
         end = start
+        # svmlight's comments; libsvm itself has none.
         while end < newline and text[end] != _HASH:
             end += 1
         while end > start and (text[end - 1] == _SPACE or text[end - 1] == _RETURN or text[end - 1] == _TAB):
@@ -56,6 +57,7 @@ def _rewrite(text, out):
         for i in range(start, first):
             out[written] = text[i]
             written += 1
+        # All indices first, then all values: two lists of one length, as any log's list with weights.
         for values in range(2):
             taking = False
             for i in range(first, end):

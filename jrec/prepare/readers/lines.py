@@ -143,6 +143,8 @@ def transcoded(block: Block, encoding: str) -> Block:
             " and leave encoding out where it is UTF-8"
         )
     try:
+        # A block ends at a line end, so that no character is cut in two; a file without one at its end gets it in
+        # ``_cut``.
         text = text.decode(encoding).encode()
     except UnicodeDecodeError as error:
         raise DatasetError(
@@ -196,6 +198,7 @@ def read_blocks(
     block_bytes = BLOCK_BYTES if block_bytes is None else block_bytes
     try:
         with contextlib.closing(places.open_file(path)) as raw:
+            # By content, not by name: files are called .csv that are gzip, and the other way round.
             beginning = raw.read(8)
             raw.seek(0)
             for magic, kind in _UNSUPPORTED.items():
@@ -215,6 +218,7 @@ def read_blocks(
                 lines = raw if start == 0 and stop is None else _Range(raw, start, stop)
                 yield from _cut(path, lines, raw.tell, 0 if start else skip_lines, block_bytes, start == 0)
                 return
+            # Several gzip members in one file, as ``cat a.gz b.gz`` makes, are one text.
             with gzip.open(raw, "rb") as unpacked:
                 yield from _cut(path, unpacked, raw.tell, skip_lines, block_bytes, True)  # pyright: ignore[reportArgumentType]
     except EOFError as error:
@@ -246,6 +250,7 @@ class _Range:
     def __init__(self, file: BinaryIO, start: int, stop: int | None):
         self._file, self._stop = file, math.inf if stop is None else stop
         if start:
+            # One byte before: where a line begins at ``start`` exactly, only its predecessor's line end is skipped.
             file.seek(start - 1)
             file.readline()  # the rest of the line before, or the end of it
 
@@ -254,6 +259,8 @@ class _Range:
         if room <= 0:
             return b""
         data = self._file.read(int(min(size, room)))
+        # A line belongs to the range in which it begins: the last one is read to its end, and the next range skips that
+        # rest.
         if len(data) == room and not data.endswith(b"\n"):
             data += self._file.readline()
         return data
@@ -274,6 +281,7 @@ def _cut(
         if beginning:
             data, beginning = data.removeprefix(_BYTE_ORDER_MARK), False
         end = data.rfind(b"\n") + 1
+        # A line longer than the block: wait for its end.
         if not (end or ended):
             rest += data
             if len(rest) > MAX_LINE_BYTES:
@@ -284,6 +292,7 @@ def _cut(
             continue
         text = b"".join((rest, memoryview(data)[:end]))  # the one copy
         rest = data[end:]
+        # The last line may lack its line end, which whoever splits relies on.
         if ended and text:
             text += b"\n"
         while skip_lines and text:

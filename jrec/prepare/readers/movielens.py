@@ -225,6 +225,8 @@ class History:
         within[order] = np.arange(len(at)) - np.repeat(starts, lengths)
         position = self._passed[at] + within
         self._passed[at[order[starts]]] += lengths
+        # The share of the history that lies before, as a whole number: everybody's last tenth is last, however long the
+        # history.
         return dataclasses.replace(interactions, times=position * _UNIT // self.counts[at])
 
 
@@ -290,6 +292,7 @@ def _expand(
             f"user {user} has interacted with all {len(history.catalogue)} movies, so that no negative can be drawn;"
             " leave this user out, or name the whole catalogue with --movies"
         )
+    # A generator of the user's own, so that others' lines, and threads, do not change what is drawn.
     drawn = np.random.default_rng((seed, user)).choice(unseen, size=(len(movies), negatives))
     labels = np.zeros((len(movies), 1 + negatives), np.float32)
     labels[:, 0] = 1

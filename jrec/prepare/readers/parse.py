@@ -206,6 +206,7 @@ def without_missing(column: Column, field: Field, seed: int) -> Column:
     if not absent.any():
         return column
     lengths = np.diff(column.offsets)
+    # Bounded for empty lists at the end, whose offset is behind the last value; their length is not 1.
     empty = (lengths == 1) & absent[np.minimum(column.offsets[:-1], len(absent) - 1)]
     values = np.where(absent, MISSING, column.values)
     offsets = np.concatenate([[0], np.cumsum(np.where(empty, 0, lengths))])

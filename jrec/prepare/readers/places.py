@@ -29,6 +29,7 @@ def absolute(path: str, folder: pathlib.Path = pathlib.Path()) -> str:
 
 def natural_order(path: str) -> list[tuple[int, str]]:
     """Sorts names by the numbers in them: part-2 before part-10."""
+    # Pairs of one form, so that a number is never compared with a text.
     return [(int(piece), "") if piece.isdecimal() else (-1, piece) for piece in re.split(r"(\d+)", path)]
 
 
@@ -127,6 +128,7 @@ def _files_in(folder: str) -> Iterator[str]:
 
     system, inside = _system(folder) if is_remote(folder) else (pyarrow.fs.LocalFileSystem(), folder)
     for info in system.get_file_info(pyarrow.fs.FileSelector(inside, recursive=True)):
+        # Hidden parts count below the folder only: the user may keep it in one.
         own = pathlib.PurePosixPath(info.path).relative_to(inside.rstrip("/") or "/")
         if info.is_file and not any(part.startswith(_HIDDEN) for part in own.parts):
             yield _uri(folder, info.path) if is_remote(folder) else info.path

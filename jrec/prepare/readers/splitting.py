@@ -55,6 +55,7 @@ def split(text: bytes, dialect: Dialect) -> SplitLines:
     """Splits whole lines, each ended by a newline."""
     text = libsvm.rewritten(text) if dialect.libsvm else text
     quoting = dialect.quoting and b'"' in text
+    # Unquoted texts go behind the lines; all of them together are no longer than the lines.
     buffer = np.empty(2 * len(text) if quoting else len(text), np.uint8)
     buffer[: len(text)] = np.frombuffer(text, np.uint8)
     num_lines = count_lines(text)
@@ -100,6 +101,7 @@ def _unquote(buffer, at, tail):
     start, doubled = at, False
     while buffer[at] != _NEWLINE:
         if buffer[at] == _QUOTE:
+            # The place is there: behind a quote comes at least the line's end.
             if buffer[at + 1] != _QUOTE:
                 break
             doubled = True
@@ -109,6 +111,7 @@ def _unquote(buffer, at, tail):
         return False, start, at, at, tail
     if not doubled:
         return True, start, at, at + 1, tail
+    # To the tail, not in place: the line is shown as it stands, where it turns out bad, and other fields lie behind it.
     first, i = tail, start
     while i < at:
         buffer[tail] = buffer[i]
@@ -142,6 +145,7 @@ def _split_lines(buffer, length, delimiter, quoting, slots, starts, ends, bad):
         while True:
             if quoting and buffer[at] == _QUOTE:
                 whole, start, end, at, tail = _unquote(buffer, at, tail)
+                # A quote that ends a line of a file with Windows' line ends.
                 if whole and buffer[at] == _RETURN and buffer[at + 1] == _NEWLINE:
                     at += 1
                 if not whole or (buffer[at] != _NEWLINE and not _is_at(buffer, at, delimiter)):
@@ -157,6 +161,7 @@ def _split_lines(buffer, length, delimiter, quoting, slots, starts, ends, bad):
                         break
                     place += _ONE
                 at = end = np.int64(place)
+                # Only of the last field: a carriage return elsewhere is a character of its field.
                 if buffer[at] == _NEWLINE and end > start and buffer[end - 1] == _RETURN:
                     end -= 1
             if field < num_fields and slots[field] >= 0:
@@ -168,6 +173,7 @@ def _split_lines(buffer, length, delimiter, quoting, slots, starts, ends, bad):
         if not whole or field != num_fields:
             bad[num_bad, 0], bad[num_bad, 1] = line, (field if whole else -1 - field)
             num_bad += 1
+            # Blank, so that columns keep a row for each line; the reason leaves the row out later.
             starts[:, line] = ends[:, line] = 0
         at += 1
         line += 1

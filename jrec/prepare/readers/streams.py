@@ -147,6 +147,7 @@ def spool(name: str, target: pathlib.Path) -> Input:
 def _spool_table(name: InMemory, target: pathlib.Path) -> Input:
     import pyarrow as pa
 
+    # A quick codec: each pass of preparation reads the file, and then it is removed.
     options = pa.ipc.IpcWriteOptions(compression="lz4")
     try:
         reader = pa.RecordBatchReader.from_stream(name.table)

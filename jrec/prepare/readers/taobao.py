@@ -205,6 +205,7 @@ class TaobaoSequences(Taobao):
             stop = min(start + _READ_ROWS, spill.rows)
             waiting.append({name: spill.plain(name).read(start, stop) for name in spill.columns})
             users = waiting[-1]["users"]
+            # The last user of a piece may go on in the next one.
             whole = int(np.searchsorted(users, users[-1])) if stop < spill.rows else len(users)
             if not whole and waiting[0]["users"][0] == users[-1]:
                 continue  # one user's behaviours so far
@@ -228,5 +229,6 @@ def _mapped(column: PlainColumn) -> np.ndarray:
 
 def _in_order(pieces: list[dict[str, np.ndarray]], last: dict[str, np.ndarray]) -> Behaviours:
     columns = {name: np.concatenate([piece[name] for piece in (*pieces, last)]) for name in last}
+    # Stable: within one second the order of the files stays.
     order = np.lexsort((columns["times"], columns["users"]))
     return Behaviours(**{name: column[order] for name, column in columns.items()})
