@@ -6,6 +6,7 @@ import hypothesis
 import numpy as np
 import pytest
 
+import jrec
 from jrec.errors import ConfigError
 from jrec.sharding import inference
 from jrec.sharding.cost import degree_of_balance, evaluate, replicated_seconds, sharded_seconds
@@ -289,4 +290,14 @@ def test_presets_and_their_parts():
         load_hardware("dgx")
     with pytest.raises(ConfigError, match="has 8 devices, not 9"):
         load_hardware("h200x8", devices=9)
+    keepers = dataclasses.replace(PRESETS["h200x8"], tables_on=(1,))
+    layout = jrec.EmbeddingLayout.build(
+        [jrec.TableConfig(name="t", rows=100, dim=4)], [jrec.FeatureConfig(name="f", table="t")]
+    )
+    for devices, kept in ((2, [1]), (None, [1])):
+        plan = jrec.sharding.plan(layout, hardware=keepers, devices=devices, batch_size=8)
+        assert plan.devices == (devices or 8)
+        assert [d for d in range(plan.devices) if d not in plan.compute_devices] == kept
+    with pytest.raises(ConfigError, match="has 8 devices, not 9"):
+        jrec.sharding.plan(layout, hardware=keepers, devices=9, batch_size=8)
     assert parse_bytes("2KiB/s") == 2048

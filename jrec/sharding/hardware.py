@@ -137,6 +137,19 @@ class Hardware:
             tables_on=(),
         )
 
+    def first(self, devices: int) -> Hardware:
+        """The first devices, with the same work for each: those of ``tables_on`` keep the tables.
+
+        Raises:
+          ConfigError: If there are fewer, or ``tables_on`` names one of the others, or all of them.
+        """
+        if devices == self.devices:
+            return self
+        if not 1 <= devices <= self.devices:
+            raise ConfigError(f"hardware {self.name!r} has {self.devices} devices, not {devices}")
+        fewer = self.only(range(devices), f"{self.name}, {devices} devices")
+        return dataclasses.replace(fewer, tables_on=self.tables_on)
+
     def to_json(self) -> JsonObject:
         """The fields, in JSON types; ``Hardware(**fields)`` is the inverse."""
         return dataclasses.asdict(self)
@@ -271,12 +284,7 @@ def load_hardware(name: str | os.PathLike[str], *, devices: int | None = None) -
         hardware = _read(pathlib.Path(text))
     else:
         raise ConfigError(f"hardware {text!r} is unknown; give a .toml file or one of {', '.join(PRESETS)}")
-    if devices is None or devices == hardware.devices:
-        return hardware
-    if not 1 <= devices <= hardware.devices:
-        raise ConfigError(f"hardware {text!r} has {hardware.devices} devices, not {devices}")
-    fewer = hardware.only(range(devices), f"{hardware.name}, {devices} devices")
-    return dataclasses.replace(fewer, tables_on=hardware.tables_on)
+    return hardware if devices is None else hardware.first(devices)
 
 
 def _read(path: pathlib.Path) -> Hardware:

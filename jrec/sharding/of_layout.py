@@ -57,14 +57,13 @@ def plan(
       options: How hard to try, and what is allowed; None for the defaults.
 
     Raises:
-      ConfigError: If ``examples`` is missing, or the hardware is unknown.
+      ConfigError: If ``examples`` is missing, or the hardware is unknown or has too few devices.
       PlanError: If the tables do not fit.
       ProfileError: If there are no counts of a table, or not as many as it has rows.
     """
     tables = plan_tables_of(layout.with_plan(), {} if optimizer is None else optimizer.slots)
-    described = hardware if isinstance(hardware, Hardware) else load_hardware(hardware, devices=devices)
-    if isinstance(hardware, Hardware) and devices is not None and devices != hardware.devices:
-        described = hardware.only(range(devices), f"{hardware.name}, {devices} devices")
+    described = hardware if isinstance(hardware, Hardware) else load_hardware(hardware)
+    described = described if devices is None else described.first(devices)
     if memory is not None:
         described = described.with_memory(memory)
     problem = Problem(
