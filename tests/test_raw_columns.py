@@ -5,6 +5,7 @@ import itertools
 
 import hypothesis
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 from hypothesis import strategies as st
@@ -138,7 +139,15 @@ def test_columns_mean_what_preparation_read(log, form):
     assert np.diff(prepared.ids["tags"].offsets)[:6].tolist() == [2, 0, 2, 0, 0, 0]
 
 
-@pytest.mark.parametrize("times", [np.array([np.nan, 1.7e9]), pa.array([float("nan"), 1.7e9]), [None, 1.7e9]])
+@pytest.mark.parametrize(
+    "times",
+    [
+        np.array([np.nan, 1.7e9]),
+        pa.array([float("nan"), 1.7e9]),
+        [None, 1.7e9],
+        [pd.NaT, pd.Timestamp("2024-05-06", tz="UTC")],
+    ],
+)
 def test_a_time_that_is_nan_is_missing(log, times):
     encoder, table = log
     columns = {**table.slice(0, 2).to_pydict(), "t": times}

@@ -210,8 +210,14 @@ def _of_sequence(name: str, column: Sequence[Any], categories: bool) -> Form:
                 high = middle
         return f", at example {low}: {brief(column[low])} ({brief(str(error), 200)})"
 
+    def array() -> pa.Array:
+        try:
+            return pa.array(column)
+        except ValueError:  # of pandas' NaT among times, which Arrow takes for a datetime unless it is told of pandas
+            return pa.array(column, from_pandas=True)
+
     if not categories:
-        return _of_arrow(name, _built(name, lambda: pa.array(column), described), categories)
+        return _of_arrow(name, _built(name, array, described), categories)
     try:
         return _of_arrow(name, pa.array(column), categories)
     except OverflowError:  # integers past 64 bits
