@@ -429,3 +429,20 @@ def test_bad_formats_and_outputs_are_refused(tmp_path):
         write_table(tmp_path / "out", rows.__getitem__, like=table)
     with pytest.raises(OutputError, match="holds something else"):
         write_tensors(tmp_path / "out", {"a": rows})
+
+
+@pytest.mark.parametrize(
+    ("block", "taken"), [((1, 5), (1, 4)), ((5, 4), (4, 4)), ((40, 4), None), ((1, 32), None), ((5, 1), (4, 1))]
+)
+def test_blocks_that_readers_would_take_for_others_are_refused(tmp_path, block, taken):
+    rows = np.random.default_rng(0).normal(size=(12, 12)).astype(np.float32)
+    layout = TableFormat(name="e.weight", dtype="int8", scale="e.scale", block=block)
+    if taken is not None:
+        message = rf"the scales are as many as of block=\({taken[0]}, {taken[1]}\), which readers would take it for"
+        with pytest.raises(ValueError, match=message):
+            write_table(tmp_path / "t", rows.__getitem__, format=layout, rows=12, dim=12)
+        assert not (tmp_path / "t").exists()
+        return
+    write_table(tmp_path / "t", rows.__getitem__, format=layout, rows=12, dim=12)
+    read = StoredTable(Tensors(tmp_path / "t"), "e.weight").read(np.arange(12))
+    np.testing.assert_allclose(read, rows, atol=np.abs(rows).max() / 254 * 1.01)

@@ -9,7 +9,7 @@ import numpy as np
 
 from jrec.outputs import Place, new_folder
 from jrec.table_files.safetensors import DTYPES, SHARD_BYTES, ShardWriter, TensorSpec, check_specs
-from jrec.table_files.scales import GREATEST, by_scale, quantized
+from jrec.table_files.scales import GREATEST, block_of, by_scale, quantized
 from jrec.table_files.tables import CHUNK_ROWS, SCALE_DTYPES, StoredTable, TableFormat
 
 
@@ -48,8 +48,8 @@ def write_table(
       chunk_rows: Rows that are in memory at once.
 
     Raises:
-      ValueError: If both, or neither, of ``like`` and the three others are there, or what ``read`` returns is no such
-        array, or not finite where it takes scales.
+      ValueError: If both, or neither, of ``like`` and the three others are there, what ``read`` returns is no such
+        array, or not finite where it takes scales, or the blocks' scales are as many as those of another block.
       CheckpointError: If ``like`` lies as no table can be written.
       OutputError: If the folder cannot be written, holds something, or holds ``like``.
     """
@@ -60,6 +60,8 @@ def write_table(
         raise ValueError("give format, rows and dim of the table to write, or like, the table that it was")
     specs = _specs(format, rows, dim)
     check_specs(specs)
+    if like is None:
+        _check_block(format, rows, dim)
     inputs = [] if like is None else like.files
     scale = single_scale(format, read, like, rows, chunk_rows)
     with new_folder(out, {"table": format.name}, kind="folder of tensors", inputs=inputs) as folder:
@@ -113,6 +115,26 @@ def _specs(format: TableFormat, rows: int, dim: int) -> list[TensorSpec]:
     if format.scale and format.block is None:
         specs.append(TensorSpec(name=format.scale, dtype=_scale_dtype(format), shape=(1,)))
     return specs
+
+
+def _check_block(format: TableFormat, rows: int, dim: int) -> None:
+    """Refuses a block that whoever reads the table takes for another one, since files have only the shapes.
+
+    Where the shapes leave it open, reading asks for the block.
+    """
+    if not format.scale or format.block is None:
+        return
+    height, width = format.block
+    for size in {min(format.piece_rows or rows, rows), (rows - 1) % (format.piece_rows or rows) + 1}:
+        try:
+            taken = block_of((size, dim), (-(-size // height), -(-dim // width)))
+        except ValueError:
+            continue
+        if taken != (min(height, size), min(width, dim)):
+            raise ValueError(
+                f"block={format.block} of {size:,} rows of {dim} elements: the scales are as many as of block={taken},"
+                " which readers would take it for; choose sizes that divide rows and elements, or 32 or 128"
+            )
 
 
 def dtype_of(name: str) -> np.dtype[Any]:
