@@ -22,6 +22,10 @@ from jrec.data.schema import CategoricalFeature, DatasetError, DenseFeature, Sch
 from jrec.errors import CheckpointError, OutputError
 from jrec.nn import DLRM, DLRMConfig, SparseOptimizer, train_step
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
+from jrec.prepare.joined import csv_source
+from jrec.prepare.prepare import prepare
+from jrec.prepare.prepare_options import PrepareOptions
+from jrec.prepare.readers import load_schema
 from jrec.prepare.reorder import ReorderOptions, driver, reorder, restore
 from jrec.prepare.reorder.effect import Effect
 from jrec.prepare.reorder.log import Reading, batches, frequencies, stored
@@ -421,3 +425,20 @@ def test_tables_beyond_int32_are_left_out_and_refused_where_they_are_named():
     assert driver.choose_tables(schema, ReorderOptions()) == ["large"]
     with pytest.raises(DatasetError, match=r"table 'wide' has 3,000,000,000 rows; .*: leave it out of --tables"):
         driver.choose_tables(schema, ReorderOptions(tables=("small", "wide")))
+
+
+def test_labels_that_are_numbers_and_not_known_are_the_same_labels(tmp_path):
+    """NaN, which stands for them in the first of several labels, differs from itself."""
+    (tmp_path / "schema.toml").write_text(
+        '[[labels]]\ncolumn = "watched"\nkind = "number"\n[[labels]]\ncolumn = "liked"\n[[categorical]]\ncolumn = "item"\n'
+    )
+    lines = [f"{k if k % 3 else ''},{k % 2},i{k % 7}" for k in range(100)]
+    (tmp_path / "log.csv").write_text("\n".join(["watched,liked,item", *lines]) + "\n")
+    source = csv_source(load_schema(str(tmp_path / "schema.toml")))
+    made = prepare(source, tmp_path / "log.csv", tmp_path / "data", PrepareOptions(min_count=1))
+    order = np.arange(made.table("item").rows, dtype=np.uint32)[::-1].copy()
+    entry = save_order(tmp_path / "data", "item", order)
+    dataclasses.replace(made, tables=(dataclasses.replace(made.table("item"), bijection=entry),)).save(
+        tmp_path / "data"
+    )
+    assert verify(tmp_path / "data").examples == 100

@@ -103,7 +103,8 @@ def _compare(
 def _difference(old: Batch, new: Batch, back: dict[str, tuple[str, np.ndarray]]) -> str | None:
     """What differs that may not, or None."""
     for name in ("labels", "dense", "mask"):
-        if not np.array_equal(getattr(old, name), getattr(new, name)):
+        # By their bits: a number of several labels that is not known is NaN, which differs from itself.
+        if np.asarray(getattr(old, name)).tobytes() != np.asarray(getattr(new, name)).tobytes():
             return name
     for stack, (table, stored_row) in back.items():
         one, other = old.bags[stack], new.bags[stack]
