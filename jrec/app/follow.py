@@ -15,7 +15,9 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import functools
 import pathlib
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -50,8 +52,9 @@ from jrec.prepare.prepare_options import PrepareOptions
 from jrec.prepare.readers.places import natural_order
 from jrec.run.export import ExportBase
 from jrec.run.feeds.run_feed import RunFeed
-from jrec.serving.checks import load_manifest
+from jrec.serving.checks import load_manifest, read_manifest
 from jrec.serving.format import MANIFEST as EXPORT_MANIFEST
+from jrec.serving.format import ExportError
 from jrec.shown import human_bytes
 
 if TYPE_CHECKING:
@@ -61,6 +64,7 @@ FILES = "files.jsonl"
 UNFINISHED = (".tmp", ".partial", ".part")
 """How names of files end that someone is still writing."""
 _WAIT = 0.2  # seconds between two looks at whether to stop
+_OWN_DELTA = re.compile(r"step-\d{12}")  # of equal length, so that names compare as steps do
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -120,6 +124,8 @@ def follow_config(run: str | pathlib.Path, out: str, overrides: list[str]) -> Tr
     before, _ = find_run(run)
     fixed = [f"out={out!r}", f"init_from={str(run)!r}", "data.order='time'", "epochs=1", "max_steps=0"]
     fixed += ["data.half_life=''", "evaluate.progressive=''", "checkpoint.keep_best=false"]
+    # A file is read once: what is left of its last batch would never be learnt, and a small file has no more than that.
+    fixed += ["data.drop_remainder=false"]
     config = before.config([*fixed, *overrides])
     if not any(key.startswith("lr_schedule") for key in overrides):  # the one of training ends at low rates
         config = dataclasses.replace(config, lr_schedule=LRScheduleConfig())
@@ -419,12 +425,13 @@ class _Follower:
             self._report(f"{export}: export {manifest.id[:12]} of step {step:,}")
         elif deltas is not None and step > 0:
             deltas.mkdir(parents=True, exist_ok=True)
-            chain = sorted(path for path in deltas.iterdir() if (path / EXPORT_MANIFEST).is_file())
-            if chain and int(chain[-1].name.rpartition("-")[2]) >= step:
-                return  # written before the run was killed and went on from an earlier checkpoint
-            path = deltas / f"step-{step:012d}"
+            chain, path = _chain(export, deltas), deltas / f"step-{step:012d}"
+            own = [other for other in chain if _OWN_DELTA.fullmatch(other.name) and other.name >= path.name]
+            if own:  # written before the run was killed and went on from an earlier checkpoint
+                self._report(f"{own[-1]}: of this step or a later one already, so that step {step:,} writes no delta")
+                return
             base, before = self._followed or (None, None)
-            # Others may write a whole export in the place of this one, or take deltas away.
+            # Others may write a whole export in the place of this one, take deltas away, or add some of edited rows.
             if base is None or base.folders != (export, *chain) or base.manifests[0].id != load_manifest(export).id:
                 base, before = ExportBase.read([export, *chain]), None
             manifest = export_run(checkpoint, path, since=base, before=before, run=self.run)
@@ -438,6 +445,35 @@ class _Follower:
         self.run.close(finish=False)
         self.files.close()
         self._log.close()
+
+
+def _chain(export: pathlib.Path, deltas: pathlib.Path) -> list[pathlib.Path]:
+    """The deltas in a folder that follow an export, each the one before, whatever they are called.
+
+    Others are no part of it, as those of an export that was in its place before: `jrec serve` passes them over, too.
+
+    Raises:
+      ExportError: If two follow the same, or a manifest is damaged.
+    """
+    following: dict[str, tuple[pathlib.Path, str]] = {}
+    for path in sorted(path for path in deltas.iterdir() if (path / EXPORT_MANIFEST).is_file()):
+        own, parent = _ids(path, (path / EXPORT_MANIFEST).stat().st_mtime_ns)
+        twin, _ = following.setdefault(parent, (path, own))
+        if twin != path and parent:
+            raise ExportError(f"{twin} and {path} both follow {parent[:12]}; leave only one there")
+    chain, last = [], read_manifest(export).id
+    while last in following:
+        path, last = following[last]
+        chain.append(path)
+    return chain
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _ids(folder: pathlib.Path, written: int) -> tuple[str, str]:
+    """The ids of a delta and of what it follows: read once, since a folder has one more at every checkpoint."""
+    del written  # another time is another file
+    manifest = read_manifest(folder)
+    return manifest.id, manifest.parent
 
 
 def _batches(position: JsonObject) -> int:
