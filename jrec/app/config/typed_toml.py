@@ -10,11 +10,13 @@ are checked however a section is made, from TOML or in Python.
 from __future__ import annotations
 
 import collections.abc
+import contextlib
 import dataclasses
 import difflib
 import functools
 import json
 import math
+import os
 import re
 import types
 import typing
@@ -201,7 +203,11 @@ def type_name(hint: object) -> str:
 
 
 def toml_value(value: object) -> str:
-    """A scalar, an array, or a table inside of an array, as TOML."""
+    """A scalar, an array, or a table inside of an array, as TOML; paths as texts, NumPy's values as Python's."""
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if (tolist := getattr(value, "tolist", None)) is not None:  # NumPy's, whose repr, "np.int64(3)", is no TOML
+        value = tolist()
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
@@ -356,7 +362,8 @@ def _convert_scalar(value: Any, base: Any, bounds: Range | None, key: str, origi
             raise ConfigError(f"{origins[key]}: {key} is not valid Unicode text: {value!r}")
         return value
     if base is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
+        with contextlib.suppress(OverflowError):  # TOML's integers have any number of digits
+            value = float(value)
     if type(value) is not base or (base is float and not math.isfinite(value)):
         _ill_typed(value, hint, key, origins)
     if base is int and (bounds is None or bounds.maximum is None):
