@@ -180,10 +180,13 @@ class Files:
             self._waiting.extend(self._finished())
         while self._waiting:
             path = self._waiting.popleft()
+            # Taken away since the look: it has no line yet, so that nobody misses it.
             with contextlib.suppress(FileNotFoundError):
                 status = path.stat()
                 entry = {"step": step, "file": path.name, "bytes": status.st_size, "written": status.st_mtime}
                 self._list.write(entry)
+                # On disk before anything becomes of the file: the order of these lines is the order in which it is
+                # learnt again.
                 self._list.sync()
                 self.taken.append(entry)
                 self._names.add(path.name)
@@ -194,12 +197,14 @@ class Files:
         for path in sorted(self._options.files.iterdir(), key=lambda path: natural_order(path.name)):
             if path.name in self._names or path.name.startswith((".", "_")) or path.name.endswith(UNFINISHED):
                 continue
+            # A time ahead of this machine's clock, as of another machine's, only makes the file wait longer.
             if path.is_file() and time.time() - path.stat().st_mtime >= self._options.settle:
                 yield path
 
     def dataset(self, number: int) -> pathlib.Path | None:
         """The examples of a file; None of one that has none."""
         folder, entry = self._folder / f"{number:06d}", self.taken[number]
+        # Made before a kill. It is whole, since ``prepare`` gives a folder its name last.
         if kind_of(folder) == "dataset":
             return folder
         path = self._options.files / entry["file"]
@@ -269,6 +274,7 @@ def follow(
     data = open_data(config)
     with open_run_folder(data.config, resume=resume, overwrite=overwrite) as folder, stop_on_signals() as stop:
         if not (resume and TrainedRun(folder).began):
+            # Of an earlier run under this name, whose examples would be taken for this one's by their numbers.
             shutil.rmtree(examples_folder(folder), ignore_errors=True)
             (folder / FILES).unlink(missing_ok=True)
         follower = _Follower(data.config, data.schema, data.plan, folder, options, report, resume)
@@ -358,6 +364,7 @@ class _Follower:
         schema = config.model.of_kind.schema(config.model, Schema.load(data))
         schema.check_labels()
         position, self._position = self._position, None
+        # Not where the run goes on within the file: the model has learnt its begin, and would be scored too well.
         if position is None:
             self._metrics = self._scored(config, schema)
         with contextlib.closing(train_loader(config, schema, self._layout)) as loader:
@@ -411,6 +418,7 @@ class _Follower:
         meta = {"loader": position, "files": self._learnt, **within, **self._recorder.position()}
         self.saver.save(self.run, self._log, step, meta=meta, arrays=self._recorder.arrays(), best=None)
         self.saver.finish(self.run, self._log, step)
+        # Only once the checkpoint is complete: until then a kill has these files learnt again.
         self.files.drop(self._learnt)
         self._saved_at = time.monotonic()
         if self._options.export is not None:

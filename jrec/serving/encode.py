@@ -58,6 +58,7 @@ class RawValues:
     def with_keys(self, keys: Mapping[str, RowsOfKeys]) -> RawValues:
         """The same with these rows of tables that grow."""
         other = copy.copy(self)
+        # A copy: requests that are being encoded keep the rows of their version. Unknown values have one count.
         other._encoder = self._encoder.with_growing(keys)
         return other
 

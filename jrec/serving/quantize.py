@@ -38,6 +38,7 @@ def quantize(rows: np.ndarray, bits: int) -> np.ndarray:
         raise ValueError(f"row {bad} of the rows to quantize holds {values[bad][~np.isfinite(values[bad])][0]}")
     most = 2**bits - 1
     scale = (high.astype(np.float64) - low) / most
+    # A row of one value has no range: its numbers are 0, and the bias is the value.
     steps = np.where(scale > 0, scale, 1)[:, None]
     numbers = np.clip(np.rint((values - low[:, None].astype(np.float64)) / steps), 0, most).astype(np.uint8)
     out["scale"], out["bias"] = scale, low

@@ -355,6 +355,7 @@ def _convert_scalar(value: Any, base: Any, bounds: Range | None, key: str, origi
     hint = base if bounds is None else Annotated[base, bounds]
     hint = Annotated[hint, Auto()] if automatic else hint
     if base is str or typing.get_origin(base) is Literal:
+        # name=2024 is a number in TOML, and for a key of texts the text that was typed.
         value = value if isinstance(value, str) else origins.raw.get(key, value)
         if not isinstance(value, str) or (base is not str and value not in typing.get_args(base)):
             _ill_typed(value, hint, key, origins)

@@ -159,6 +159,7 @@ class Server:
         finally:
             if following is not None:
                 following.cancel()
+            # Beside the event loop, which still has to send what the last batches come to.
             await run_in_threadpool(self._batcher.stop)
             self._large.shutdown(wait=False, cancel_futures=True)
 
@@ -180,7 +181,7 @@ class Server:
 
     async def _scored(self, request: Request, held: Held) -> Response:
         kind = _kind_of(request)
-        # Only ``_rows`` has the body's bytes: while the rows wait, ``held`` counts what they became, and no more is held.
+        # Only ``_rows`` has the body's bytes: while rows wait, there is no more of the request than ``held`` counts.
         rows = await self._rows(request, kind, held)
         if (k := request.query_params.get("k")) is not None and not self._follower.model.items:
             raise bodies.UnfitError("the model ranks no items, so that a request has no k; leave it out")
@@ -367,6 +368,7 @@ async def _body(request: Request, options: Options, held: Held) -> bytes:
     """
     most, pieces, size = options.max_bytes, [], 0
     said = request.headers.get("content-length", "")
+    # The header is anybody's: Python converts no number of thousands of digits.
     if said.isdecimal() and int(said[:20]) > most:
         raise _TooLargeError(_too_large(f"{int(said[:20]):,}", most))
     try:

@@ -63,6 +63,8 @@ def rows_of(content: bytes, kind: str, *, max_rows: int, max_bytes: int, max_val
       UnreadableError: If it is an Arrow stream of types that no feature has, or much larger in memory than it is.
       TooManyRowsError: If it has more rows than that.
     """
+    # Before it is decoded: a value of two bytes becomes an object of tens, and all but the last have a comma behind
+    # them.
     if kind == JSON and (commas := content.count(b",")) > (most := _MANY_ROWS * max_values):
         raise TooManyRowsError(f"the request has {commas:,} commas, but at most {most:,} values may be; send several")
     rows = _of_arrow(content, max_rows, max_bytes) if kind == ARROW else _of_json(content)

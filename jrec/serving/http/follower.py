@@ -68,6 +68,7 @@ class Follower:
           OSError: If a folder cannot be read.
         """
         taken = []
+        # The whole export first: deltas that follow the old one are not those of the new one.
         with self._trying(self._export, again=again) as fit:
             if fit and (manifest := self._manifest(self._export)).id != self._whole:
                 self._load_whole(manifest)
