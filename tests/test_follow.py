@@ -414,6 +414,9 @@ def test_bad_lines_end_the_run_or_are_skipped(folder, tmp_path):
     outcome, said = followed(folder, tmp_path / "live", files=files, resume=True, on_bad_line="skip")
     assert outcome.examples == 10
     assert any("1.csv: skipped 1 bad line(s)" in line for line in said)
+    kept = examples_folder(tmp_path / "live")
+    assert [path.name for path in kept.iterdir()] == ["bad_lines"]
+    assert "1,2024-06-01T00:00:00,what,u1,i1" in (kept / "bad_lines" / "000000.tsv").read_text()
 
 
 @pytest.mark.parametrize("change", ["gone", "longer"])

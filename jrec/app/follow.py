@@ -3,6 +3,7 @@
     RUN/files.jsonl         the files that were taken, a line each, in the order in which they are learnt
     RUN.files/000012        a file's examples, by the rows of the dataset that the model was first trained on, until a
                             checkpoint has them
+    RUN.files/bad_lines/    the lines of a file that were skipped, by its number: 000012.tsv
     RUN/checkpoints/STEP    beside rows and parameters: how many files were learnt, and the position in the next one
 
 A file is taken once: it gets a line, on disk, before anything becomes of it. What is learnt depends on the files and
@@ -47,6 +48,7 @@ from jrec.errors import ConfigError
 from jrec.json_values import JsonObject
 from jrec.outputs import kind_of
 from jrec.prepare.encoder import stored_log
+from jrec.prepare.ingest import BAD_LINES_FILE
 from jrec.prepare.prepare import prepare
 from jrec.prepare.prepare_options import PrepareOptions
 from jrec.prepare.readers.places import natural_order
@@ -63,6 +65,7 @@ if TYPE_CHECKING:
 FILES = "files.jsonl"
 UNFINISHED = (".tmp", ".partial", ".part")
 """How names of files end that someone is still writing."""
+_BAD_LINES = "bad_lines"
 _WAIT = 0.2  # seconds between two looks at whether to stop
 _OWN_DELTA = re.compile(r"step-\d{12}")  # of equal length, so that names compare as steps do
 
@@ -233,10 +236,14 @@ class Files:
         self._list.close()
 
     def drop(self, before: int) -> None:
-        """Deletes the examples of the files before a number, which a checkpoint has."""
-        for folder in self._folder.iterdir():
+        """Deletes the examples of the files before a number, which a checkpoint has; their bad lines stay."""
+        for folder in [*self._folder.iterdir()]:
             number = folder.name.partition(".")[0]
             if number.isdigit() and int(number) < before:
+                bad = folder / BAD_LINES_FILE
+                if folder.name == number and bad.is_file():  # else what a kill left of an attempt
+                    (self._folder / _BAD_LINES).mkdir(exist_ok=True)
+                    bad.replace(self._folder / _BAD_LINES / f"{number}.tsv")
                 shutil.rmtree(folder, ignore_errors=True)
 
 
