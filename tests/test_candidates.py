@@ -16,6 +16,9 @@ import jrec
 from jrec import cli
 from jrec.data.schema import DatasetError
 from jrec.serving import candidates as candidates_module
+from jrec.serving.checks import save_keying
+from jrec.serving.encode import RowNumbers
+from jrec.serving.format import Feature, Manifest, Part
 from jrec.serving.http.app import Options
 from jrec.serving.http.batcher import Limits, Rows
 from jrec.serving.http.metrics import CONTENT_TYPE
@@ -290,3 +293,18 @@ def test_a_server_answers_each_request_as_it_asks(trained):
         status, headers, body = ask(served.port, "/metrics")
         assert headers["Content-Type"] == CONTENT_TYPE
         assert 'jrec_unknown_values_total{feature="candidates"}' in body.decode()
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int16", "uint32", "uint64", "int64"])
+def test_row_numbers_of_any_integers_name_candidates(dtype, tmp_path):
+    feature = Feature(name="user", table="item", pooling="sum", max_length=1, dim=2, weighted=False)
+    part = Part(first_row=0, rows=200, dim=2, dtype="float32")
+    save_keying(tmp_path, {})
+    manifest = Manifest(
+        id="", parent="", jrec="", run="", step=0, rows="", dtype="float32", dense=(), features=(feature,),
+        tables={"item": (part,)}, files={},
+    )  # fmt: skip
+    named = np.array([[0, 100], [199, np.iinfo(dtype).max]], dtype)
+    rows = RowNumbers(tmp_path, manifest).candidates({"user": [1, 2], "candidates": named}, "item")
+    assert rows.offsets.tolist() == [0, 2, 4]
+    assert rows.values.tolist() == [0, 100, 199, -1]

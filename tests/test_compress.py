@@ -5,11 +5,12 @@ import json
 import jax
 import numpy as np
 import pytest
+import shop_logs
 from flax import nnx
 from run_cases import CONFIG, quickstart
 
 from jrec import cli
-from jrec.app.compress import Selection, _balanced
+from jrec.app.compress import Selection, _balanced, compress_run
 from jrec.app.config import load_config
 from jrec.app.evaluate import evaluate_checkpoint, restore_run
 from jrec.app.loop import train
@@ -47,6 +48,14 @@ def test_balanced_cores_have_one_scale_and_the_same_product():
     np.testing.assert_allclose(tt_to_dense(balanced, shape), tt_to_dense(found.cores, shape), rtol=1e-4, atol=1e-5)
     nothing = TTDecomposition(cores=tuple(np.zeros_like(c) for c in found.cores), shape=shape, relative_error=0.0)
     assert not any(np.any(core) for core in _balanced(nothing))
+
+
+def test_splits_without_examples_are_not_scored(tmp_path):
+    shop_logs.write_log(tmp_path / "monday.csv", 300)
+    monday = shop_logs.prepare(tmp_path, tmp_path / "monday.csv", "monday", "--split", "0.9,0,0.1")
+    run = shop_logs.trained(tmp_path, monday, "max_steps=1", "evaluate.final_splits=['test']")
+    done = compress_run(run, tmp_path / "small", Selection(rank=1, largest=1))
+    assert list(done.before) == list(done.after) == ["test"]
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from jrec import ops
 from jrec.app import config as configs
 from jrec.app.config import TrainConfig, differences, load_config, save_config
 from jrec.app.config.synonyms import SYNONYMS
-from jrec.app.config.typed_toml import describe, keys
+from jrec.app.config.typed_toml import describe, keys, toml_value
 from jrec.errors import ConfigError, value_errors_are_config_errors
 from jrec.row_optimizers import ROW_OPTIMIZERS, Exact
 
@@ -274,6 +274,19 @@ def test_values_made_in_python_are_checked_too():
     assert configs.ModelConfig(top_mlp=[4, 1]).top_mlp == (4, 1)  # pyright: ignore[reportArgumentType]
     with pytest.raises(dataclasses.FrozenInstanceError):
         configs.DataConfig(path="d").path = "e"  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_values_of_numpy_and_paths_are_written_as_what_they_are():
+    values = {"int": np.int64(3), "float": np.float64(0.5), "bool": np.bool_(1), "path": pathlib.Path("a/b")}
+    values |= {"array": np.array([1, 2]), "list": [np.float32(0.25), "x"]}
+    assert tomllib.loads("\n".join(f"{key} = {toml_value(value)}" for key, value in values.items())) == {
+        "int": 3, "float": 0.5, "bool": True, "path": "a/b", "array": [1, 2], "list": [0.25, "x"],
+    }  # fmt: skip
+
+
+def test_a_number_of_too_many_digits_is_refused(full):
+    with pytest.raises(ConfigError, match="learning_rate must be a number"):
+        load_config(full, [f"optimizer.learning_rate={10**400}"])
 
 
 def test_saved_configuration_reads_back_equal(full, tmp_path):

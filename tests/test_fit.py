@@ -77,6 +77,22 @@ def test_the_test_split_is_the_last_lines_by_time(model):
         model.evaluate(last.drop(columns="bought"))
 
 
+@pytest.mark.parametrize(("rows", "time", "scored"), [(8, "", ["valid"]), (4, "t", ["test"])])
+def test_a_table_so_small_that_a_split_is_empty(rows, time, scored):
+    columns = {
+        "u": [f"u{row % 2}" for row in range(rows)],
+        "t": np.arange(rows) * 86_400 + 1_700_000_000,
+        "label": [row // 2 % 2 for row in range(rows)],
+    }
+    model = jrec.fit(columns, label="label", time=time, quick=True, quiet=True, epochs=1)
+    assert list(model.metrics) == scored
+    lacking = {"valid", "test"} - set(scored)
+    config = (model.folder / "model.toml").read_text()
+    assert f'final_splits = ["{scored[0]}"]  # {lacking.pop()} has no examples' in config
+    assert config.count("[evaluate]") == 1
+    assert ("early stopping" in config) == (scored == ["valid"])
+
+
 def test_several_tables_follow_each_other(model):
     rows = frame(200, seed=1)
     halves = [rows.iloc[:80], pa.Table.from_pandas(rows.iloc[80:])]

@@ -24,7 +24,7 @@ from jrec.app.report.logs import read_records
 from jrec.checkpoint.saved import SavedTable
 from jrec.data.schema import DatasetError
 from jrec.errors import ConfigError
-from jrec.serving import checks
+from jrec.serving import ExportError, checks
 
 SCHEMA = """
 [label]
@@ -341,6 +341,44 @@ def test_a_delta_is_written_once(folder, whole, tmp_path):
     assert len(list((tmp_path / "deltas").iterdir())) == PARTS
 
 
+def test_deltas_of_any_name_are_followed_in_their_order(folder, tmp_path):
+    """Somebody edits a row of what is served; the next delta goes on from there, and has the run's own row again."""
+    files, export, deltas = tmp_path / "input", tmp_path / "export", tmp_path / "deltas"
+    files.mkdir()
+    write(files / "1.csv", lines_of_log()[:100])
+    live = {"files": files, "export": export, "deltas": deltas}
+    followed(folder, tmp_path / "live", **live)
+    own = sorted(deltas.iterdir())
+    edited = {"item": (np.array([3]), np.full((1, 4), 9, np.float32))}
+    jrec.serving.write_delta(deltas / "edit-9", edited, since=[export, *own])
+    shutil.copytree(export, deltas / "another")  # no delta
+    write(files / "2.csv", lines_of_log()[100:200])
+    followed(folder, tmp_path / "live", **live, resume=True)
+    (last,) = (path for path in deltas.glob("step-*") if path not in own)
+    model = jrec.serving.load(export, [*own, deltas / "edit-9", last])
+    columns = {"user": ["u1"] * 15, "item": [f"i{n}" for n in range(15)], "price": [0.1] * 15}
+    np.testing.assert_allclose(model(columns), jrec.load_run(tmp_path / "live").predict(columns), atol=1e-6)
+    shutil.copytree(last, deltas / "twin")
+    write(files / "3.csv", lines_of_log()[:100])
+    with pytest.raises(ExportError, match=r"step-.* and .*twin both follow .*; leave only one there"):
+        followed(folder, tmp_path / "live", **live, resume=True)
+
+
+def test_what_is_left_of_a_batch_is_learnt(folder, tmp_path):
+    """A run that was trained without the rest of an epoch learns every line of a file, also of a small one."""
+    files = tmp_path / "input"
+    files.mkdir()
+    write(files / "1.csv", lines_of_log()[:10])
+    write(files / "2.csv", lines_of_log()[:100])
+    run = tmp_path / "run"
+    shutil.copytree(folder / "run", run)
+    config = (run / "config.toml").read_text()
+    (run / "config.toml").write_text(config.replace("drop_remainder = false", "drop_remainder = true"))
+    assert follow_config(run, "", ["data.drop_remainder=true"]).data.drop_remainder
+    outcome, _ = followed(folder, tmp_path / "live", base=run, files=files)
+    assert (outcome.examples, outcome.step) == (110, 3)
+
+
 def test_files_that_are_not_finished_are_left_alone(folder, tmp_path):
     files = tmp_path / "input"
     files.mkdir()
@@ -376,6 +414,9 @@ def test_bad_lines_end_the_run_or_are_skipped(folder, tmp_path):
     outcome, said = followed(folder, tmp_path / "live", files=files, resume=True, on_bad_line="skip")
     assert outcome.examples == 10
     assert any("1.csv: skipped 1 bad line(s)" in line for line in said)
+    kept = examples_folder(tmp_path / "live")
+    assert [path.name for path in kept.iterdir()] == ["bad_lines"]
+    assert "1,2024-06-01T00:00:00,what,u1,i1" in (kept / "bad_lines" / "000000.tsv").read_text()
 
 
 @pytest.mark.parametrize("change", ["gone", "longer"])

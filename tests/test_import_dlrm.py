@@ -173,10 +173,11 @@ def test_rows_of_other_numbers_and_dtypes(tmp_path, dataset, capsys):
     table = schema.categorical[0].table
     rows = len(tables[0])
     numbers = np.random.default_rng(1).permutation(rows + 3)[:rows]
-    numbers[2] = -1
+    numbers[numbers == 0], numbers[2] = numbers[2], -1
     larger = np.zeros((rows + 3, DIM), "f2")
     larger[numbers] = tables[0]
     tables[0][2] = 0
+    larger[np.setdiff1d(np.arange(rows + 3), numbers)] = np.nan  # row 0 among them
     np.save(tmp_path / f"{table}.npy", numbers)
     file = torch_files.save(tmp_path / "dlrm.pt", facebook([larger, *tables[1:]], bottom, top, []))
     with pytest.raises(

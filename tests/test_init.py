@@ -307,10 +307,13 @@ def test_a_search_that_is_interrupted_goes_on(searched, monkeypatch):
     assert not out.exists()
     before = [json.loads(line)["model"] for line in out.with_suffix(".trials.jsonl").read_text().splitlines()]
     assert len(before) == 2
+    with out.with_suffix(".trials.jsonl").open("a") as kept:
+        kept.write('{"trial": "of a kill')
     monkeypatch.setattr(first_search, "tried", tried)
     after = search(5)
     assert not set(before) & {title for title in after if "seed" not in title}
     assert out.exists()
+    assert search(5) == []
 
 
 def test_a_trial_that_takes_too_long_ends_with_the_time(dataset, tmp_path):

@@ -1,6 +1,7 @@
 """Predictions of a run on raw logs, Parquet files, columns and datasets: the scores of ``jrec eval``, to the bit."""
 
 import contextlib
+import dataclasses
 import gzip
 import json
 import os
@@ -18,8 +19,10 @@ import jrec
 from jrec import cli, serving
 from jrec.app.evaluate import restore_run
 from jrec.app.export import export_run
+from jrec.app.kept_columns import KeptColumns
 from jrec.app.predict import write_pieces
 from jrec.data.schema import DatasetError
+from jrec.prepare.readers.parse import Dialect, Field
 
 TIERS = {
     "device": (),
@@ -223,6 +226,36 @@ def test_lines_without_a_prediction_are_noticed(shop, tmp_path):
         else:
             with pytest.raises(DatasetError, match="more lines than predictions"):
                 write_pieces(tmp_path / "scores.csv", pieces[:1], loaded.nothing(), **options)
+
+
+@pytest.mark.parametrize("quoting", [True, False])
+def test_kept_columns_split_lines_as_predictions_do(tmp_path, quoting):
+    """Blank lines of a file with one column are examples; fields may be long, and have returns within them."""
+    mark = "," if quoting else "\t"
+    dialect = Dialect(fields=(Field(name="user", kind="text"),), delimiter=mark, quoting=quoting)
+    long, odd = "x" * 200_000, "a\rb"
+    (tmp_path / "log").write_bytes("\n".join(["u1", "", long, odd, "u2\r", "é"]).encode("latin-1"))
+    kept = KeptColumns([str(tmp_path / "log")], ["user"], lambda path: dataclasses.replace(dialect, encoding="latin-1"))
+    assert pa.concat_tables(kept._read())["user"].to_pylist() == ["u1", "", long, odd, "u2", "é"]
+
+
+def test_kept_columns_of_files_of_several_types(tmp_path):
+    """Columns that files have in other types are texts, but for integers; lists are refused."""
+    types = {"small": pa.int32(), "large": pa.int64(), "text": pa.string(), "list": pa.list_(pa.int64())}
+    values = {"small": [1], "large": [2**60 + 1], "text": ["x"], "list": [[3]]}
+    for name, dtype in types.items():
+        pq.write_table(pa.table({"user": pa.array(values[name], dtype)}), tmp_path / f"{name}.parquet")
+    dialect = Dialect(fields=(Field(name="user", kind="text"),))
+    (tmp_path / "text.csv").write_text("7\n")
+
+    def read(*names):
+        kept = KeptColumns([str(tmp_path / name) for name in names], ["user"], lambda path: dialect)
+        return pa.concat_tables(kept._read())["user"].to_pylist()
+
+    assert read("small.parquet", "large.parquet") == [1, 2**60 + 1]
+    assert read("large.parquet", "text.parquet", "text.csv") == [str(2**60 + 1), "x", "7"]
+    with pytest.raises(DatasetError, match=r"files have as int64 and list<.*>; predict them one by one"):
+        read("large.parquet", "list.parquet")
 
 
 def test_columns_of_the_log_are_kept_beside_the_scores(shop, tmp_path):

@@ -69,6 +69,15 @@ def test_sums_of_every_kind_in_one_call(seed, threads):
         assert (np.abs(got - sums) <= 1e-5 * size[:, None] + 1e-30).all(), one.rows.values.dtype
 
 
+@pytest.mark.parametrize("bits", [8, 4])
+def test_large_values_are_quantized(bits):
+    rows = np.array([[2e38, 3e38, 2e38], [-3e38, -3e38, -3e38]], np.float32)
+    np.testing.assert_allclose(dequantize(quantize(rows, bits), bits, 3), rows, rtol=1e-6)
+    for bad in (np.nan, np.inf, -np.inf):
+        with pytest.raises(ValueError, match=f"row 1 of the rows to quantize holds {bad}"):
+            quantize(np.array([[0, 1, 2], [bad, 1, 2]], np.float32), bits)
+
+
 def test_sums_side_by_side_are_those_of_their_own_arrays():
     rng = np.random.default_rng(1)
     lookups = []

@@ -422,6 +422,24 @@ def test_a_follower_reads_what_failed_only_where_it_has_changed(folder, tmp_path
     assert follower.folder == tmp_path / "delta"
 
 
+def test_a_file_that_comes_while_a_delta_is_read_makes_it_worth_another_try(folder, tmp_path, monkeypatch):
+    follower = Follower(folder / "whole", tmp_path, load=lambda path: serving.load(path, batch_sizes=SIZES))
+    shutil.copytree(folder / "delta1", tmp_path / "delta")
+    (tmp_path / "delta" / "model.jax_export").write_bytes(b"half")
+    apply = serving.Model.apply
+
+    def slow(model, delta):
+        try:
+            apply(model, delta)
+        finally:  # the copy goes on while the delta is read
+            shutil.copy(folder / "delta1" / "model.jax_export", tmp_path / "delta")
+
+    monkeypatch.setattr(serving.Model, "apply", slow)
+    with pytest.raises(serving.ExportError, match=r"model.jax_export is damaged"):
+        follower.check()
+    assert follower.check() == [tmp_path / "delta"]
+
+
 # The command
 
 

@@ -138,7 +138,7 @@ def compress_run(
       out: The new folder: of a run, for ``jrec train --resume`` too, or of a checkpoint, for ``Run.restore`` too.
       selection: Which tables to compress, and how far.
       data: The dataset, if it has moved since training.
-      splits: The splits to score before and after; splits that the dataset lacks are left out.
+      splits: The splits to score before and after; those without examples are left out.
       overwrite: Replaces an existing run in ``out``.
       progress: Shows how many rows are done; None shows nothing.
 
@@ -161,7 +161,7 @@ def compress_run(
             advance(rows)
     if not any(table.cores for table in tables.values()):
         raise ConfigError("no table was compressed: " + "; ".join(f"{n}: {t.note}" for n, t in tables.items()))
-    splits = [split for split in splits if split in run.schema.splits]
+    splits = [split for split in splits if split in run.schema.splits and run.schema.splits[split].examples]
     before = _scores(run.saved.folder, data, splits)
     _write(run, out, data, tables, overwrite=overwrite)
     return Compression(run=open_run(out), tables=tables, before=before, after=_scores(out, None, splits))

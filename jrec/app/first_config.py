@@ -290,7 +290,7 @@ def first_config(path: str, facts: Facts, candidate: Candidate, *, best_step: in
     """
     n = facts.examples
     batch = next(size for limit, size in _BATCHES if n < limit)
-    epochs, why = (20, "early stopping ends it sooner") if n < 200_000 else (10, "early stopping ends it sooner")
+    epochs, why = 20 if n < 200_000 else 10, "early stopping ends it sooner" if facts.valid else ""
     if n >= LARGE:
         epochs, why = 1, "so many examples overfit in a second pass"
     steps = -(-n // batch)
@@ -308,7 +308,7 @@ def first_config(path: str, facts: Facts, candidate: Candidate, *, best_step: in
     if best_step:
         why = "the noise of the last batches, by which one mean differs from another, averages out"
         keys.append(Key(section="lr_schedule", name="kind", value="warmup_linear", reason=why))
-    return [*keys, *(_watch(facts, candidate, steps) if facts.valid else ())]
+    return [*keys, *facts.final_splits(), *(_watch(facts, candidate, steps) if facts.valid else ())]
 
 
 _BATCHES = ((50_000, 64), (150_000, 128), (500_000, 256), (3_000_000, 1024), (30_000_000, 2048), (float("inf"), 8192))

@@ -9,9 +9,10 @@ import abc
 import dataclasses
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Self, TypedDict
 
 from jrec.app.baselines.examples import Split
+from jrec.app.config import EvaluateConfig
 from jrec.app.config.typed_toml import toml_key, toml_value
 from jrec.data.columns import Column
 from jrec.data.schema import Schema
@@ -112,10 +113,20 @@ class Rules[C: Choice](abc.ABC):
     Attributes:
       examples: Training examples.
       valid: Examples in the valid split.
+      empty: The splits that the dataset names but has no examples of.
     """
 
     examples: int
     valid: int
+    empty: tuple[str, ...] = ()
+
+    def final_splits(self) -> Iterator[Key]:
+        """The key that leaves splits without examples out of the report, which `jrec train` would refuse to score."""
+        names = EvaluateConfig().final_splits
+        if lacking := [name for name in names if name in self.empty]:
+            scored = [name for name in names if name not in lacking]
+            why = f"{' and '.join(lacking)} {'have' if len(lacking) > 1 else 'has'} no examples"
+            yield Key(section="evaluate", name="final_splits", value=scored, reason=why)
 
     @property
     @abc.abstractmethod
@@ -164,10 +175,16 @@ class Rules[C: Choice](abc.ABC):
             )
 
 
-def training_sample(
-    folder: str | os.PathLike[str], schema: Schema
-) -> tuple[dict[str, int], list[Mapping[str, Column]]]:
-    """How many examples there are to train on ("examples") and to compare by ("valid"), and some blocks of training.
+class SplitFacts(TypedDict):
+    """The attributes of ``Rules``."""
+
+    examples: int
+    valid: int
+    empty: tuple[str, ...]
+
+
+def training_sample(folder: str | os.PathLike[str], schema: Schema) -> tuple[SplitFacts, list[Mapping[str, Column]]]:
+    """What ``Rules`` say of the splits, by their attributes' names, and some blocks of training.
 
     Raises:
       ConfigError: If the dataset has no training examples.
@@ -178,8 +195,12 @@ def training_sample(
         raise ConfigError(f"{folder} has no examples in a 'train' split, so there is nothing to train on")
     blocks = Split(folder, schema, "train")
     stride = -(-len(blocks.blocks) // _SAMPLE)
-    counts = {"examples": train.examples, "valid": 0 if valid is None else valid.examples}
-    return counts, list(blocks.read(blocks.blocks[::stride]))
+    facts: SplitFacts = {
+        "examples": train.examples,
+        "valid": 0 if valid is None else valid.examples,
+        "empty": tuple(name for name, split in schema.splits.items() if not split.examples),
+    }
+    return facts, list(blocks.read(blocks.blocks[::stride]))
 
 
 def render(name: str, keys: Sequence[Key], rules: Rules[Any], notes: Sequence[str] = ()) -> str:

@@ -15,10 +15,11 @@ from collections.abc import Callable, Sequence
 
 import jrec
 from jrec.app.callbacks import Event
+from jrec.app.config.typed_toml import MOST
 from jrec.app.first_rules import Choice, Rules, render
 from jrec.app.first_trials import STEPS, Trial, best_first, tried
 from jrec.app.report.content import Record
-from jrec.app.report.logs import JsonLines, read_records
+from jrec.app.report.logs import JsonLines, read_records, truncate_after
 from jrec.data.identity import Identity
 
 _RECORDED = tuple(field.name for field in dataclasses.fields(Trial) if field.name != "candidate")
@@ -117,6 +118,8 @@ class _Kept:
         self._about = [jrec.__version__, *about, STEPS]
         self._trials: dict[str, Record] = {}
         if path.is_file():
+            # A kill may have left half a line, which the next trial's would go on.
+            truncate_after(path, MOST)
             self._trials = {record["trial"]: record for record in read_records(path) if "trial" in record}
         self._file = JsonLines(path)
 

@@ -373,6 +373,7 @@ def _with_means(
     data, schema, before, longer = place / _DATA, place / _SCHEMA, place / "without", place / "with.toml"
     say("the same trials with these target means:")
     write_file(longer, f"{schema.read_text(encoding='utf-8')}\n{without.proposal.sections}")
+    # The new one has the old one's name: the configuration that comes of it reads data.path as that of the other would.
     data.rename(before)
     prepared(longer)
     choice = choose()

@@ -3,6 +3,7 @@
     RUN/files.jsonl         the files that were taken, a line each, in the order in which they are learnt
     RUN.files/000012        a file's examples, by the rows of the dataset that the model was first trained on, until a
                             checkpoint has them
+    RUN.files/bad_lines/    the lines of a file that were skipped, by its number: 000012.tsv
     RUN/checkpoints/STEP    beside rows and parameters: how many files were learnt, and the position in the next one
 
 A file is taken once: it gets a line, on disk, before anything becomes of it. What is learnt depends on the files and
@@ -15,7 +16,9 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import functools
 import pathlib
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -45,13 +48,15 @@ from jrec.errors import ConfigError
 from jrec.json_values import JsonObject
 from jrec.outputs import kind_of
 from jrec.prepare.encoder import stored_log
+from jrec.prepare.ingest import BAD_LINES_FILE
 from jrec.prepare.prepare import prepare
 from jrec.prepare.prepare_options import PrepareOptions
 from jrec.prepare.readers.places import natural_order
 from jrec.run.export import ExportBase
 from jrec.run.feeds.run_feed import RunFeed
-from jrec.serving.checks import load_manifest
+from jrec.serving.checks import load_manifest, read_manifest
 from jrec.serving.format import MANIFEST as EXPORT_MANIFEST
+from jrec.serving.format import ExportError
 from jrec.shown import human_bytes
 
 if TYPE_CHECKING:
@@ -60,7 +65,9 @@ if TYPE_CHECKING:
 FILES = "files.jsonl"
 UNFINISHED = (".tmp", ".partial", ".part")
 """How names of files end that someone is still writing."""
+_BAD_LINES = "bad_lines"
 _WAIT = 0.2  # seconds between two looks at whether to stop
+_OWN_DELTA = re.compile(r"step-\d{12}")  # of equal length, so that names compare as steps do
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -120,6 +127,8 @@ def follow_config(run: str | pathlib.Path, out: str, overrides: list[str]) -> Tr
     before, _ = find_run(run)
     fixed = [f"out={out!r}", f"init_from={str(run)!r}", "data.order='time'", "epochs=1", "max_steps=0"]
     fixed += ["data.half_life=''", "evaluate.progressive=''", "checkpoint.keep_best=false"]
+    # A file is read once: what is left of its last batch would never be learnt, and a small file has no more than that.
+    fixed += ["data.drop_remainder=false"]
     config = before.config([*fixed, *overrides])
     if not any(key.startswith("lr_schedule") for key in overrides):  # the one of training ends at low rates
         config = dataclasses.replace(config, lr_schedule=LRScheduleConfig())
@@ -174,10 +183,13 @@ class Files:
             self._waiting.extend(self._finished())
         while self._waiting:
             path = self._waiting.popleft()
+            # Taken away since the look: it has no line yet, so that nobody misses it.
             with contextlib.suppress(FileNotFoundError):
                 status = path.stat()
                 entry = {"step": step, "file": path.name, "bytes": status.st_size, "written": status.st_mtime}
                 self._list.write(entry)
+                # On disk before anything becomes of the file: the order of these lines is the order in which it is
+                # learnt again.
                 self._list.sync()
                 self.taken.append(entry)
                 self._names.add(path.name)
@@ -188,12 +200,14 @@ class Files:
         for path in sorted(self._options.files.iterdir(), key=lambda path: natural_order(path.name)):
             if path.name in self._names or path.name.startswith((".", "_")) or path.name.endswith(UNFINISHED):
                 continue
+            # A time ahead of this machine's clock, as of another machine's, only makes the file wait longer.
             if path.is_file() and time.time() - path.stat().st_mtime >= self._options.settle:
                 yield path
 
     def dataset(self, number: int) -> pathlib.Path | None:
         """The examples of a file; None of one that has none."""
         folder, entry = self._folder / f"{number:06d}", self.taken[number]
+        # Made before a kill. It is whole, since ``prepare`` gives a folder its name last.
         if kind_of(folder) == "dataset":
             return folder
         path = self._options.files / entry["file"]
@@ -222,10 +236,14 @@ class Files:
         self._list.close()
 
     def drop(self, before: int) -> None:
-        """Deletes the examples of the files before a number, which a checkpoint has."""
-        for folder in self._folder.iterdir():
+        """Deletes the examples of the files before a number, which a checkpoint has; their bad lines stay."""
+        for folder in [*self._folder.iterdir()]:
             number = folder.name.partition(".")[0]
             if number.isdigit() and int(number) < before:
+                bad = folder / BAD_LINES_FILE
+                if folder.name == number and bad.is_file():  # else what a kill left of an attempt
+                    (self._folder / _BAD_LINES).mkdir(exist_ok=True)
+                    bad.replace(self._folder / _BAD_LINES / f"{number}.tsv")
                 shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -263,6 +281,7 @@ def follow(
     data = open_data(config)
     with open_run_folder(data.config, resume=resume, overwrite=overwrite) as folder, stop_on_signals() as stop:
         if not (resume and TrainedRun(folder).began):
+            # Of an earlier run under this name, whose examples would be taken for this one's by their numbers.
             shutil.rmtree(examples_folder(folder), ignore_errors=True)
             (folder / FILES).unlink(missing_ok=True)
         follower = _Follower(data.config, data.schema, data.plan, folder, options, report, resume)
@@ -352,6 +371,7 @@ class _Follower:
         schema = config.model.of_kind.schema(config.model, Schema.load(data))
         schema.check_labels()
         position, self._position = self._position, None
+        # Not where the run goes on within the file: the model has learnt its begin, and would be scored too well.
         if position is None:
             self._metrics = self._scored(config, schema)
         with contextlib.closing(train_loader(config, schema, self._layout)) as loader:
@@ -405,6 +425,7 @@ class _Follower:
         meta = {"loader": position, "files": self._learnt, **within, **self._recorder.position()}
         self.saver.save(self.run, self._log, step, meta=meta, arrays=self._recorder.arrays(), best=None)
         self.saver.finish(self.run, self._log, step)
+        # Only once the checkpoint is complete: until then a kill has these files learnt again.
         self.files.drop(self._learnt)
         self._saved_at = time.monotonic()
         if self._options.export is not None:
@@ -419,12 +440,13 @@ class _Follower:
             self._report(f"{export}: export {manifest.id[:12]} of step {step:,}")
         elif deltas is not None and step > 0:
             deltas.mkdir(parents=True, exist_ok=True)
-            chain = sorted(path for path in deltas.iterdir() if (path / EXPORT_MANIFEST).is_file())
-            if chain and int(chain[-1].name.rpartition("-")[2]) >= step:
-                return  # written before the run was killed and went on from an earlier checkpoint
-            path = deltas / f"step-{step:012d}"
+            chain, path = _chain(export, deltas), deltas / f"step-{step:012d}"
+            own = [other for other in chain if _OWN_DELTA.fullmatch(other.name) and other.name >= path.name]
+            if own:  # written before the run was killed and went on from an earlier checkpoint
+                self._report(f"{own[-1]}: of this step or a later one already, so that step {step:,} writes no delta")
+                return
             base, before = self._followed or (None, None)
-            # Others may write a whole export in the place of this one, or take deltas away.
+            # Others may write a whole export in the place of this one, take deltas away, or add some of edited rows.
             if base is None or base.folders != (export, *chain) or base.manifests[0].id != load_manifest(export).id:
                 base, before = ExportBase.read([export, *chain]), None
             manifest = export_run(checkpoint, path, since=base, before=before, run=self.run)
@@ -438,6 +460,35 @@ class _Follower:
         self.run.close(finish=False)
         self.files.close()
         self._log.close()
+
+
+def _chain(export: pathlib.Path, deltas: pathlib.Path) -> list[pathlib.Path]:
+    """The deltas in a folder that follow an export, each the one before, whatever they are called.
+
+    Others are no part of it, as those of an export that was in its place before: `jrec serve` passes them over, too.
+
+    Raises:
+      ExportError: If two follow the same, or a manifest is damaged.
+    """
+    following: dict[str, tuple[pathlib.Path, str]] = {}
+    for path in sorted(path for path in deltas.iterdir() if (path / EXPORT_MANIFEST).is_file()):
+        own, parent = _ids(path, (path / EXPORT_MANIFEST).stat().st_mtime_ns)
+        twin, _ = following.setdefault(parent, (path, own))
+        if twin != path and parent:
+            raise ExportError(f"{twin} and {path} both follow {parent[:12]}; leave only one there")
+    chain, last = [], read_manifest(export).id
+    while last in following:
+        path, last = following[last]
+        chain.append(path)
+    return chain
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _ids(folder: pathlib.Path, written: int) -> tuple[str, str]:
+    """The ids of a delta and of what it follows: read once, since a folder has one more at every checkpoint."""
+    del written  # another time is another file
+    manifest = read_manifest(folder)
+    return manifest.id, manifest.parent
 
 
 def _batches(position: JsonObject) -> int:

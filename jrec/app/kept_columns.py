@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import csv
+import dataclasses
 import difflib
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from jrec.app.models.predictor import Piece
 from jrec.data.schema import DatasetError
-from jrec.prepare.readers.lines import read_blocks
+from jrec.prepare.readers.lines import read_blocks, transcoded
 from jrec.prepare.readers.parse import Dialect
+from jrec.prepare.readers.splitting import split
 from jrec.prepare.readers.streams import is_stream
 from jrec.prepare.readers.tables import column_types, is_table, read_batches
 
@@ -36,7 +39,7 @@ class KeptColumns:
         import pyarrow as pa
 
         self._paths, self._names, self._dialect = paths, list(dict.fromkeys(names)), dialect
-        types: dict[str, pa.DataType] = {}
+        types: dict[str, list[pa.DataType]] = {name: [] for name in self._names}
         for path in paths:
             if is_stream(path):
                 raise DatasetError(f"--keep reads the input again, but {path} can be read only once; give files")
@@ -46,10 +49,8 @@ class KeptColumns:
                     near = difflib.get_close_matches(name, of_file, n=1)
                     advice = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(of_file)[:200]}"
                     raise DatasetError(f"--keep names {name!r}, but {path} has no such column; {advice}")
-                types.setdefault(name, of_file[name])
-        self._schema = pa.schema(
-            [(name, t.value_type if pa.types.is_dictionary(t) else t) for name, t in types.items()]
-        )
+                types[name].append(of_file[name])
+        self._schema = pa.schema([(name, _common(name, kinds)) for name, kinds in types.items()])
         self._batches = self._read()
         self._ahead = self._schema.empty_table()
 
@@ -96,7 +97,7 @@ class KeptColumns:
                 for batch in read_batches(path, self._names, _ROWS):
                     yield pa.Table.from_batches([batch]).cast(self._schema)
             else:
-                yield from map(self._table, self._lines(path))
+                yield from self._lines(path)
 
     def _columns_of(self, path: str) -> list[str]:
         dialect = self._dialect(path)
@@ -104,22 +105,35 @@ class KeptColumns:
             raise DatasetError(f"--keep names columns, but the lines of {path} are libsvm's; leave it out")
         return [field.name for field in dialect.fields]
 
-    def _lines(self, path: str) -> Iterator[list[list[str]]]:
+    def _lines(self, path: str) -> Iterator[pa.Table]:
         """The chosen fields of a text file's lines, block by block."""
-        dialect, columns = self._dialect(path), self._columns_of(path)
-        places = [columns.index(name) for name in self._names]
-        for block in read_blocks(path, skip_lines=dialect.skip_lines):
-            lines = [
-                line.removesuffix("\r") for line in block.text.decode(dialect.encoding, "replace").split("\n")[:-1]
-            ]
-            if dialect.quoting and len(dialect.delimiter) == 1:
-                rows = csv.reader(lines, delimiter=dialect.delimiter)
-            else:
-                rows = (line.split(dialect.delimiter) for line in lines)
-            yield [[row[place] for place in places] for row in rows if row]
-
-    def _table(self, rows: list[list[str]]) -> pa.Table:
         import pyarrow as pa
 
-        columns = zip(*rows, strict=True) if rows else [()] * len(self._names)
-        return pa.Table.from_arrays([pa.array(column, pa.string()) for column in columns], schema=self._schema)
+        dialect = self._dialect(path)
+        # Split as predictions split them, so that a row stands beside its own score: Python's csv module would drop the
+        # blank lines of a file with one column, which are examples, and refuse long fields and returns within them.
+        chosen = tuple(
+            dataclasses.replace(field, kind="text" if field.name in self._names else "skip") for field in dialect.fields
+        )
+        for block in read_blocks(path, skip_lines=dialect.skip_lines):
+            lines = split(transcoded(block, dialect.encoding).text, dataclasses.replace(dialect, fields=chosen))
+            every = np.arange(lines.num_rows)
+            texts = {name: [x.decode(errors="replace") for x in lines.texts(name, every)] for name in self._names}
+            yield pa.table({name: pa.array(texts[name], pa.string()) for name in self._names})
+
+
+def _common(name: str, kinds: Sequence[pa.DataType]) -> pa.DataType:
+    """The type that a column is written as, of the types that files have it in: texts where these differ in kind.
+
+    Raises:
+      DatasetError: If they differ, and one is of lists.
+    """
+    import pyarrow as pa
+
+    plain = {kind.value_type if pa.types.is_dictionary(kind) else kind for kind in kinds}
+    if len(plain) > 1 and any(map(pa.types.is_nested, plain)):
+        shown = " and ".join(sorted(map(str, plain)))
+        raise DatasetError(f"--keep names {name!r}, which files have as {shown}; predict them one by one")
+    if len(plain) > 1:  # no floats, in which large integers would be others
+        return pa.int64() if all(map(pa.types.is_signed_integer, plain)) else pa.string()
+    return next(iter(plain), pa.string())

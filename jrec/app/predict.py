@@ -153,6 +153,7 @@ class LoadedRun:
     def _of_columns[Outputs](
         self, predictor: Predictor[Outputs], columns: object, max_unknown: float | None
     ) -> Outputs:
+        # Counted apart from earlier calls, so that ``max_unknown`` judges this one alone.
         unknown = self._unknown()
         encoded = predictor.encoder.columns(columns, unknown=unknown)
         self.unknown.take(unknown, max_unknown)
@@ -458,6 +459,7 @@ def write_pieces(
     check_score_file(path)
     count, csv, first = 0, path.suffix == ".csv", iter(pieces)
     with new_file(path, overwrite=overwrite) as partial:
+        # The first piece says which columns there are; of no line at all ``nothing`` has the same.
         table = table_of(next(first, nothing))
         if csv:
             writer = pyarrow.csv.CSVWriter(partial, table.schema)
@@ -467,6 +469,7 @@ def write_pieces(
             for one in itertools.chain([table], map(table_of, first)):
                 writer.write_table(one)
                 count += len(one)
+        # Within ``new_file``: where lines and predictions do not match, no file appears.
         if kept is not None:
             kept.finish()
     return count

@@ -204,10 +204,12 @@ class ShuffleScheduler:
         """Begins the next schedule that has a batch; a small share of few batches may have none."""
         self._over = False
         while not any(self._left.values()):
+            # Exactly: rates are whole numbers halved and doubled, and the sum is cut off at 100.
             if self._progress == 100:
                 self._progress, self._done = 0.0, {"cold": 0, "hot": 0}
             self._progress = min(100.0, self._progress + self.rate)
             for kind, total in self._totals.items():
+                # By the epoch's sum, not schedule by schedule, whose rounding would add up to more than the epoch has.
                 self._share[kind] = math.ceil(total * self._progress / 100) - self._done[kind]
             self._left = dict(self._share)
 

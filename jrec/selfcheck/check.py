@@ -205,6 +205,7 @@ def _run(command: Sequence[str], output: IO[bytes], errors: IO[bytes], platform:
         return None
     finally:
         with contextlib.suppress(ProcessLookupError, PermissionError):
+            # The whole session: compilers that the check started outlive it otherwise.
             os.killpg(process.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):  # one that the driver does not let go is not waited for
             process.wait(_END_SECONDS)

@@ -45,6 +45,7 @@ def loaded(path: pathlib.Path, dtype: np.dtype | type, shape: tuple[int | None, 
 
 def _memmap(path: pathlib.Path, dtype: np.dtype, shape: tuple[int | None, ...]) -> np.memmap:
     try:
+        # Copy on write: deltas write rows into the mapping, and the export's own file stays as its checksum says.
         array, size = np.lib.format.open_memmap(path, mode="c"), path.stat().st_size
     except MemoryError:
         raise

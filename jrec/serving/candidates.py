@@ -52,6 +52,7 @@ def scores_of(
     scores = np.empty(len(places), np.float32)
     for begin in range(0, len(places), _BLOCK):
         some = slice(begin, begin + _BLOCK)
+        # An unknown item stands at the first one's place here; its score is taken out below.
         known = np.maximum(places[some], 0)
         scores[some] = np.einsum("ij,ij->i", vectors_of(known), users[of_user[some]])
     listed = [score if known else None for score, known in zip(scores.tolist(), (places >= 0).tolist(), strict=True)]

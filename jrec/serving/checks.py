@@ -73,10 +73,12 @@ def read_manifest(folder: pathlib.Path) -> Manifest:
         raise ExportError(f"{folder} is not a folder; give one that `jrec export` made")
     path = folder / MANIFEST
     content = load_json(path, kind=FORMAT, version=VERSION, error=ExportError, remedy=_REMEDY, sealed=True)
+    # What exports of earlier versions lack, with the meaning that its absence had.
     known = {"retrieval": None, "numbers": None, "task_numbers": {}, "widths": {}, **content}
     if isinstance(known["retrieval"], dict):
         known["retrieval"] = {"items": "", **known["retrieval"]}
     manifest = decode(known, Manifest, where=str(path), error=ExportError, remedy=_REMEDY)
+    # Of the content as it stands in the file: the fields that were added above are no part of an older export's id.
     if manifest.id != identity(content):
         raise ExportError(f"{path} was edited: its id does not fit what it says; {_REMEDY}")
     return manifest
@@ -248,6 +250,7 @@ def _file_faults(folder: pathlib.Path, manifest: Manifest) -> Iterator[str]:
     for file in manifest.files:
         if not stays_inside(file) or file == MANIFEST:
             yield f"files has {file!r}, which is no path inside the folder"
+        # A path that is inside by its text may lead out by a link, and what it names would be served.
         elif not pathlib.Path(os.path.realpath(folder / file)).is_relative_to(inside):
             yield f"{file} is a link that leads out of the folder"
     inputs = IDS if IDS in manifest.files else SCHEMA_FILE
@@ -342,8 +345,12 @@ def schema_faults(folder: pathlib.Path, schema: Schema, manifest: Manifest) -> I
             yield f"feature {name!r} has table, max_length, weights {says[name]}, but the model has {model}"
     for table in schema.tables:
         held = sum(part.rows for part in manifest.tables.get(table.name, ()))
+        # A model that ranks has only the tables that requests read; one that grows has its capacity, whatever the
+        # dataset had.
         if held != table.rows and held and not table.growing:
             yield f"table {table.name!r} has {table.rows:,} rows, but the model has {held:,}"
+        # Found by name where they are there: one that was put into the folder afterwards would be read without a
+        # checksum.
         named = (table.vocabulary, buckets_file(table.name), table.bijection and table.bijection.file)
         for file in named:
             if file and file not in manifest.files and (folder / file).exists():

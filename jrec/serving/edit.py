@@ -110,6 +110,7 @@ def _checked(name: str, parts: Sequence[Part], ids: np.ndarray, values: np.ndarr
         raise ExportError(f"row {ids[1:][twice][0]} of table {name!r} is given twice")
     dtype = next((part.dtype for part in parts if not part.cores), "float32")
     with np.errstate(over="ignore"):
+        # Quantized rows have a scale each, so that any finite float32 fits; a float16 overflows at 65,504.
         floats = exported_rows(values, "float32" if dtype in ("int8", "int4") else dtype)
     finite = np.isfinite(floats.astype(np.float32)).all(axis=1)
     if not finite.all():

@@ -58,6 +58,7 @@ class RawValues:
     def with_keys(self, keys: Mapping[str, RowsOfKeys]) -> RawValues:
         """The same with these rows of tables that grow."""
         other = copy.copy(self)
+        # A copy: requests that are being encoded keep the rows of their version. Unknown values have one count.
         other._encoder = self._encoder.with_growing(keys)
         return other
 
@@ -147,7 +148,9 @@ class RowNumbers:
         if form.offsets is None or form.is_text or form.values.dtype.kind not in "iu":
             raise DatasetError(f"column {CANDIDATES!r} must hold lists of row numbers of table {table!r}")
         most = sum(part.rows for part in self._manifest.tables[table])
-        return ListColumn(form.bounds, np.where((form.values >= 0) & (form.values < most), form.values, -1))
+        known = (form.values >= 0) & (form.values < most)
+        # int64 first: unsigned integers have no -1, and a number of 64 bits beyond the table is none of its rows.
+        return ListColumn(form.bounds, np.where(known, np.where(known, form.values, 0).astype(np.int64), -1))
 
     def inputs(self, columns: object) -> tuple[np.ndarray, dict[str, Ids]]:
         """Dense features, (examples, num_dense) float32, and ids by feature, in any form that ``pack_batch`` takes."""

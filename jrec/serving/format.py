@@ -195,6 +195,7 @@ def keys_file(table: str) -> str:
 
 def identity(content: Mapping[str, object]) -> str:
     """The ``id`` of a manifest's content."""
+    # Without the version of jrec: what another one wrote of the same model is the same export, and its deltas follow.
     kept = {key: value for key, value in content.items() if key not in ("id", "jrec")}
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 

@@ -194,6 +194,7 @@ class Histories:
         with self._lock:
             self._counts.kept += first
             self._counts.computed += count - first
+        # Nothing is new to keep where only the last item, which is never kept, was computed.
         if count - 1 > first:
             before = self._empty(0) if one.kept is None else one.kept.arrays
             arrays = tuple(
@@ -233,6 +234,7 @@ class Histories:
             self._forget(key)
             self._kept[key] = kept
             self.nbytes += kept.nbytes
+            # The one that was just kept goes, too, where it alone is larger than the limit.
             while self.nbytes > self._limit:
                 self._forget(next(iter(self._kept)))
 

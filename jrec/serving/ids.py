@@ -39,6 +39,7 @@ class Ids:
         if lengths.size and lengths.max() > length:
             raise ValueError(f"an example has {lengths.max()} ids, but at most {length} fit")
         values = np.full((lengths.size, length), ABSENT, np.int32)
+        # A mask goes by rows, as the flat ids do: each example's land at the begin of its own row.
         held = np.arange(length) < lengths[:, None]
         values[held] = self.values[self.offsets[0] : self.offsets[-1]]
         if self.weights is None:
@@ -174,6 +175,7 @@ def _checked_weights(feature: Feature, weights: np.ndarray | None, values: np.nd
         )
     with np.errstate(over="ignore"):
         floats = np.ascontiguousarray(numbers, np.float32)
+    # Kernels skip absent ids, so that their weights, and those of padding, may be anything.
     if not np.isfinite(floats).all() and (bad := ~np.isfinite(floats[:used]) & (values[:used] >= 0)).any():
         raise ValueError(f"{subject} has weight {numbers[:used][bad][0]}; give finite float32")
     return floats

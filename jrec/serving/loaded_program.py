@@ -141,6 +141,8 @@ def compiled_once[T](made_of: tuple[bytes, *tuple[Hashable, ...]], make: Callabl
     """What was made of the same program, and the same beside it, while something uses it; or else made now."""
     content, *rest = made_of
     key = hashlib.sha256(content).digest(), *rest
+    # Held weakly: a program goes with the last model that uses it. Two threads at once may both make it, which costs
+    # only time.
     if (program := _shared.get(key)) is None:
         program = _shared[key] = make()
     return program

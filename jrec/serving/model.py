@@ -226,10 +226,13 @@ class Model:
         """Probabilities, and the manifest of what computed all of them; see ``__call__``."""
         while True:
             with contextlib.suppress(OutdatedError):
+                # Again where a delta came in between and gave rows to other keys: it ends, since deltas come seconds
+                # apart.
                 return self.scored_of(self.encoded(columns))
 
     def encoded(self, columns: object) -> Encoded:
         """Raw columns checked and brought to what the model looks up; arguments and errors as of ``__call__``."""
+        # Read once: encoder, manifest and tables are then of one version, whatever another thread takes over meanwhile.
         loaded = self._loaded
         dense, ids = loaded.encoder.inputs(columns)
         dense = checked_dense(dense, loaded.manifest.dense_columns)
@@ -262,8 +265,11 @@ class Model:
         """
         self.check_logits()
         with self._rows_lock:
+            # Under the lock of the lookup: a delta between the two would look other keys' rows up.
             self._check_current(request)
             looked_up = self._look_up(request.dense, request.ids)
+        # The dense part runs without the lock, by the program of the version that was looked up: neither lookups of
+        # other threads nor a delta wait for the device.
         manifest = looked_up.loaded.manifest
         return Scored(predictions(self._scores(looked_up), manifest.numbers_by_label), manifest)
 
@@ -511,6 +517,7 @@ class Model:
         with self._applying:
             before = self._loaded
             manifest = load_manifest(folder)
+            # Before ``verify`` reads the files, so that a delta of another model is refused at once.
             check_follows(before.manifest, folder, manifest)
             verify(folder, manifest)
             change = before.tables.change(folder, manifest)
@@ -521,6 +528,7 @@ class Model:
                 tables=change.tables,
                 program=program,
                 encoder=before.encoder.with_keys(self._keys(folder, manifest)),
+                # Empty ones: keys and values that other parameters computed say nothing of these.
                 histories=self._histories(folder, manifest, program.parameters),
             )
             after.program.warm_up(before.program.sizes)
@@ -544,6 +552,7 @@ class Model:
         for size in self._sizes:
             ids = {}
             for feature in self.manifest.features:
+                # Absent ids: only the batch's size decides which program is compiled.
                 weights = np.zeros((size, 1), np.float32) if feature.weighted else None
                 ids[feature.name] = Ids(values=np.full((size, 1), -1, np.int32), weights=weights)
             self.logits_of(np.zeros((size, len(self.manifest.dense_columns)), np.float32), ids)

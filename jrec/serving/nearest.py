@@ -57,6 +57,7 @@ def of_unit_length(vectors: np.ndarray) -> np.ndarray:
 def _merge(scores: np.ndarray, begin: int, best: np.ndarray, numbers: np.ndarray) -> None:
     """Takes the scores of some rows, (queries, n) from ``begin`` on, into the k best of each query, in place."""
     k = best.shape[1]
+    # Below the k-th best so far, or of this block, a score is in no ranking: so nearly all rows are dropped unsorted.
     least = best[:, -1:]
     if scores.shape[1] > k:
         least = np.maximum(least, np.partition(scores, scores.shape[1] - k, axis=1)[:, -k, None])

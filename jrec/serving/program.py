@@ -86,6 +86,7 @@ def _content(leaf: object) -> Hashable:
 
 _MOST = 8
 _made: collections.OrderedDict[Hashable, ExportedProgram] = collections.OrderedDict()
+# Reentrant: ``make`` takes it again in ``_exported``, which changes JAX's configuration, and so that of all threads.
 _making = threading.RLock()
 
 
@@ -345,6 +346,7 @@ def _read(program: Callable[..., PyTree], inputs: Sequence[PyTree]) -> list[froz
     """By argument, which entries of a dictionary have a part in a program's outputs."""
     jaxpr = jax.make_jaxpr(program)(*inputs).jaxpr
     needed = set(map(id, jaxpr.outvars))
+    # Backwards, so that all readers of an equation's outputs come before it.
     for equation in reversed(jaxpr.eqns):
         if not needed.isdisjoint(map(id, equation.outvars)):
             needed.update(map(id, equation.invars))

@@ -33,11 +33,12 @@ def quantize(rows: np.ndarray, bits: int) -> np.ndarray:
         return out
     values = rows.astype(np.float32)
     low, high = values.min(axis=1), values.max(axis=1)
-    if not np.isfinite(low + high).all():
+    if not (np.isfinite(low) & np.isfinite(high)).all():  # of NaN both are NaN; their sum may overflow by itself
         bad = int(np.flatnonzero(~np.isfinite(values).all(axis=1))[0])
         raise ValueError(f"row {bad} of the rows to quantize holds {values[bad][~np.isfinite(values[bad])][0]}")
     most = 2**bits - 1
     scale = (high.astype(np.float64) - low) / most
+    # A row of one value has no range: its numbers are 0, and the bias is the value.
     steps = np.where(scale > 0, scale, 1)[:, None]
     numbers = np.clip(np.rint((values - low[:, None].astype(np.float64)) / steps), 0, most).astype(np.uint8)
     out["scale"], out["bias"] = scale, low

@@ -163,6 +163,7 @@ class ServedTables:
             for held, part in zip(self._parts[table], of_table, strict=True):
                 if part.changed and isinstance(held, _Rows):
                     writes.append(held.write(folder, part))
+                    # The same object: lookups find the new rows in the mapping that they read already.
                     parts[table].append(held)
                 else:
                     parts[table].append(_opened(folder, part))
@@ -265,6 +266,7 @@ def _bags(feature: Feature, ids: Ids) -> Ids:
 
 def _within(ids: np.ndarray, part: Part, rows: int) -> np.ndarray:
     """Ids as numbers within a part, absent where it has no such row of the table's ``rows``."""
+    # A table of one part, as nearly all are: its ids are copied nowhere.
     if part.rows == rows:
         return ids
     if part.first_row == 0:
@@ -283,6 +285,7 @@ def _averaging(ids: Ids, *, root: bool) -> np.ndarray:
         of_entry = np.repeat(np.arange(lengths.size), lengths)
         of_bag = np.bincount(of_entry, weights=real[: of_entry.size], minlength=lengths.size).astype(np.float32)
         count = np.zeros(real.shape, np.float32)
+        # Entries behind the last offset are padding, which belongs to no example.
         count[: of_entry.size] = of_bag[of_entry]
     norm = np.maximum(count, np.float32(1))
     norm = np.sqrt(norm) if root else norm

@@ -178,6 +178,7 @@ class Slots:
             begin, end = self._first[number : number + 2]
             places = at
             if share is not None:
+                # Where an example's list begins, and from there its ids one after the other.
                 places = np.repeat(at - np.cumsum(lengths) + lengths, lengths) + np.arange(len(ids))
                 values[places] = share
             slots[places] = begin + slots_of(ids, end - begin)

@@ -110,6 +110,7 @@ def _train(offsets, slots, values, labels, weights, order, state, alpha, beta, l
         logit = 0.0
         for k in range(offsets[i], offsets[i + 1]):
             z, n = state[slots[k]]
+            # Slot 0 is the bias, which L2 does not pull towards a rate of one half.
             logit += values[k] * _weight(z, n, alpha, beta, 0.0 if slots[k] == 0 else l2)
         error = weights[i] * (1.0 / (1.0 + np.exp(-logit)) - (1.0 if labels[i] else 0.0))
         for k in range(offsets[i], offsets[i + 1]):

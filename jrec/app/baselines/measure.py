@@ -57,6 +57,7 @@ def measure(
     key = digest_of([VERSION, schema.identity.digests])[:24]
     path = (cache or cache_folder() / "baselines") / f"{key}.json"
     kept = _kept(path)
+    # All splits that were ever asked for, together: a run and its later evaluation of another split share one file.
     if kept is None or not all(split in kept["splits"] for split in splits):
         kept = _fitted(folder, schema, sorted({*splits, *({} if kept is None else kept["splits"])}))
         with contextlib.suppress(OSError):  # a cache folder that cannot be written to

@@ -166,6 +166,7 @@ def _parse(text: str) -> tuple[JsonObject, str]:
     key, right = key.strip(), right.strip()
     if not equals or not key:
         raise ConfigError(f"override {text!r} is not of the form section.key=value, for example data.batch_size=4096")
+    # As TOML, or else as a bare string: out=runs/a needs no quotes within a shell's.
     for value in (right, json.dumps(right, ensure_ascii=False).replace("\x7f", "\\u007f")):
         try:
             table = tomllib.loads(f"{key} = {value}")

@@ -10,11 +10,13 @@ are checked however a section is made, from TOML or in Python.
 from __future__ import annotations
 
 import collections.abc
+import contextlib
 import dataclasses
 import difflib
 import functools
 import json
 import math
+import os
 import re
 import types
 import typing
@@ -201,7 +203,11 @@ def type_name(hint: object) -> str:
 
 
 def toml_value(value: object) -> str:
-    """A scalar, an array, or a table inside of an array, as TOML."""
+    """A scalar, an array, or a table inside of an array, as TOML; paths as texts, NumPy's values as Python's."""
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if (tolist := getattr(value, "tolist", None)) is not None:  # NumPy's, whose repr, "np.int64(3)", is no TOML
+        value = tolist()
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
@@ -349,6 +355,7 @@ def _convert_scalar(value: Any, base: Any, bounds: Range | None, key: str, origi
     hint = base if bounds is None else Annotated[base, bounds]
     hint = Annotated[hint, Auto()] if automatic else hint
     if base is str or typing.get_origin(base) is Literal:
+        # name=2024 is a number in TOML, and for a key of texts the text that was typed.
         value = value if isinstance(value, str) else origins.raw.get(key, value)
         if not isinstance(value, str) or (base is not str and value not in typing.get_args(base)):
             _ill_typed(value, hint, key, origins)
@@ -356,7 +363,8 @@ def _convert_scalar(value: Any, base: Any, bounds: Range | None, key: str, origi
             raise ConfigError(f"{origins[key]}: {key} is not valid Unicode text: {value!r}")
         return value
     if base is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
+        with contextlib.suppress(OverflowError):  # TOML's integers have any number of digits
+            value = float(value)
     if type(value) is not base or (base is float and not math.isfinite(value)):
         _ill_typed(value, hint, key, origins)
     if base is int and (bounds is None or bounds.maximum is None):

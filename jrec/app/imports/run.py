@@ -257,7 +257,8 @@ def _read(
         rows = source[start:stop]
     else:
         numbers = np.asarray(row_numbers[start:stop], np.int64)
-        rows = source[np.maximum(numbers, 0)] * (numbers >= 0)[:, None].astype(source.dtype)
+        rows = source[np.maximum(numbers, 0)]  # a copy
+        rows[numbers < 0] = 0
     arrays = {VALUES: np.ascontiguousarray(rows, shape.array(VALUES)[1])}
     for slot in shape.slots:
         assert optimizer is not None  # whose slots they are

@@ -95,8 +95,9 @@ class RankingPredictor(Predictor[tuple[np.ndarray, np.ndarray]]):
 
     @override
     def at(self, k: int | None) -> Self:
-        k = self._k if k is None else k
-        if not 1 <= k <= (most := self._ranker.candidates):
+        most = self._ranker.candidates
+        k = min(self._k, most) if k is None else k
+        if not 1 <= k <= most:
             raise ConfigError(f"k is {k}, but must be between 1 and the {most:,} items that the run ranks")
         other = copy.copy(self)  # with what this one has cached
         other._k = k

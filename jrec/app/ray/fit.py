@@ -113,6 +113,7 @@ def _work(call: _Call) -> None:
         environment["JAX_PLATFORMS"] = "cpu"
         flag = f"--xla_force_host_platform_device_count={call['devices']}"
         environment["XLA_FLAGS"] = f"{environment.get('XLA_FLAGS', '')} {flag}".strip()
+    # Nothing is written to the pipe: it closes with this process, however that ends, and the child ends then.
     child = subprocess.Popen(command, cwd=call["folder"], env=environment, stdin=subprocess.PIPE)
     if code := child.wait():
         raise ProcessError(f"process {rank} of {workers} ended with exit code {code}; its output is in Ray's logs")

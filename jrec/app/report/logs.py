@@ -51,6 +51,8 @@ class JsonLines:
 
     def __init__(self, path: str | os.PathLike[str]):
         self._path = pathlib.Path(path)
+        # Append mode writes at the end as it is then, also after ``truncate_after`` has cut the file meanwhile. No
+        # buffer: what a kill leaves is whole records, but for the last.
         self._file = self._path.open("ab", buffering=0)
 
     def write(self, record: Mapping[str, object]) -> None:

@@ -159,6 +159,7 @@ class Server:
         finally:
             if following is not None:
                 following.cancel()
+            # Beside the event loop, which still has to send what the last batches come to.
             await run_in_threadpool(self._batcher.stop)
             self._large.shutdown(wait=False, cancel_futures=True)
 
@@ -180,10 +181,11 @@ class Server:
 
     async def _scored(self, request: Request, held: Held) -> Response:
         kind = _kind_of(request)
-        content = await _body(request, self._options, held)
+        # Only ``_rows`` has the body's bytes: while rows wait, there is no more of the request than ``held`` counts.
+        rows = await self._rows(request, kind, held)
         if (k := request.query_params.get("k")) is not None and not self._follower.model.items:
             raise bodies.UnfitError("the model ranks no items, so that a request has no k; leave it out")
-        rows = dataclasses.replace(await self._rows(content, kind, held), k=bodies.wanted_items(k))
+        rows = dataclasses.replace(rows, k=bodies.wanted_items(k, self._follower.model.items))
         if k is not None and self._follower.model.has_candidates(rows.columns):
             raise bodies.UnfitError("a request with candidates has a score for each of them; leave k out")
         result = await self._answer(request, self._batcher.submit(rows))
@@ -192,13 +194,14 @@ class Server:
         body = bodies.answer(result, version, kind, instances=rows.instances)
         return Response(body, media_type=kind, headers={VERSION_HEADER: version})
 
-    async def _rows(self, content: bytes, kind: str, held: Held) -> Rows:
+    async def _rows(self, request: Request, kind: str, held: Held) -> Rows:
         """The values of a body. A large body's are encoded at once, beside the event loop and one body at a time.
 
         A value takes many times its bytes in Python, but few where it is encoded; small bodies are encoded with those
         that are scored beside them, in a fraction of the time.
         """
         options = self._options
+        content = await _body(request, options, held)
         decode = functools.partial(
             bodies.rows_of, content, kind, max_rows=options.max_rows, max_bytes=options.max_bytes,
             max_values=options.max_values,
@@ -365,6 +368,7 @@ async def _body(request: Request, options: Options, held: Held) -> bytes:
     """
     most, pieces, size = options.max_bytes, [], 0
     said = request.headers.get("content-length", "")
+    # The header is anybody's: Python converts no number of thousands of digits.
     if said.isdecimal() and int(said[:20]) > most:
         raise _TooLargeError(_too_large(f"{int(said[:20]):,}", most))
     try:

@@ -49,6 +49,7 @@ def table_of(content: bytes, *, limit: int, check_count: Callable[[int], None]) 
         for batch in reader:
             count += batch.num_rows
             check_count(count)
+            # Offsets and indices may point anywhere until this has read them all.
             batch.validate(full=True)
             batches.append(batch)
         table = pa.Table.from_batches(batches, reader.schema)

@@ -177,6 +177,7 @@ class Batcher:
                 self._changed.wait()
             if not self._queue:
                 return None
+            # From its arrival on: a request that waited while the model was busy does not wait for others once more.
             until = self._queue[0].since + self._limits.delay
             most = min(self._limits.batch_rows, self._limits.rows_of(self._model()))
             while not self._stopping and self._queued < most:
@@ -185,6 +186,8 @@ class Batcher:
                 self._changed.wait(left)
                 if not self._queue:  # refused meanwhile
                     return []
+            # The first one always, also one larger than a batch; then in order, so that no stream of small requests
+            # keeps a large one waiting for ever.
             batch = [self._queue.popleft()]
             room = most - _weight(batch[0].rows)
             while self._queue and (weight := _weight(self._queue[0].rows)) <= room:
@@ -203,9 +206,12 @@ class Batcher:
         begin = time.perf_counter()
         try:
             encoded = encoded or model.encoded(_joined([one.rows for one in requests], model.raw_columns))
+            # The best of the greatest k begin with the best of every smaller one.
             most = max(one.rows.k for one in requests)
             results = model.answer(encoded, most)
         except OutdatedError as problem:  # a delta came in between
+            # Of a large body only the rows are left, and those are outdated: its client has the values. Others are
+            # encoded anew.
             if isinstance(requests[0].rows.columns, Encoded):
                 requests[0].future.set_exception(problem)
             else:
@@ -220,6 +226,7 @@ class Batcher:
         for one in requests:
             lines = slice(first, first + one.rows.count)
             own = results.of_rows(lines, one.rows.k)
+            # Each request by itself: one with absurd numbers fails alone. JSON has no NaN, which would go out as null.
             if (finite := own.finite()).all():
                 one.future.set_result(own)
             else:
@@ -248,6 +255,7 @@ def _blame(requests: Sequence[_Waiting], problem: Exception, again: Callable[[Se
     if len(requests) == 1:
         requests[0].future.set_exception(problem)
         return
+    # Halves, since an error does not say whose it is: one bad request of n costs about 2 log2(n) more calls.
     middle = len(requests) // 2
     again(requests[:middle])
     again(requests[middle:])

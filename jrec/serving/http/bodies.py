@@ -19,6 +19,7 @@ from jrec.serving.http.batcher import Rows
 
 JSON, ARROW = "application/json", "application/vnd.apache.arrow.stream"
 MOST_ITEMS = 1_000
+_ITEMS = 10  # that a request without k gets
 _MANY_ROWS = 16  # of as many values as may be in one column: what takes longer to read than others should wait
 _compute: ModuleType = pyarrow.compute  # whose functions exist at run time only
 _FORMS = 'give {"rows": [{"COLUMN": VALUE, ...}, ...]} or {"columns": {"COLUMN": [VALUE, ...], ...}}'
@@ -62,6 +63,8 @@ def rows_of(content: bytes, kind: str, *, max_rows: int, max_bytes: int, max_val
       UnreadableError: If it is an Arrow stream of types that no feature has, or much larger in memory than it is.
       TooManyRowsError: If it has more rows than that.
     """
+    # Before it is decoded: a value of two bytes becomes an object of tens, and all but the last have a comma behind
+    # them.
     if kind == JSON and (commas := content.count(b",")) > (most := _MANY_ROWS * max_values):
         raise TooManyRowsError(f"the request has {commas:,} commas, but at most {most:,} values may be; send several")
     rows = _of_arrow(content, max_rows, max_bytes) if kind == ARROW else _of_json(content)
@@ -170,14 +173,18 @@ def _stream(columns: Mapping[str, pa.Array], version: str) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
-def wanted_items(k: str | None) -> int:
-    """How many items a request's parameter ``k`` asks for; 10 without one.
+def wanted_items(k: str | None, items: int) -> int:
+    """How many items a request's parameter ``k`` asks for; without one 10, or as many as there are.
+
+    Args:
+      k: The parameter; None without one.
+      items: How many the model ranks; 0 of one that ranks none.
 
     Raises:
       UnfitError: If it is no number from 1 to ``MOST_ITEMS``.
     """
     if k is None:
-        return 10
+        return min(_ITEMS, max(items, 1))
     if not k.isdecimal() or not 1 <= int(k[:9]) <= MOST_ITEMS or len(k) > len(str(MOST_ITEMS)):
         raise UnfitError(f"k={k[:40]!r} must be a number from 1 to {MOST_ITEMS:,}, as in /predict?k=20")
     return int(k)

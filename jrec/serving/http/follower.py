@@ -68,6 +68,7 @@ class Follower:
           OSError: If a folder cannot be read.
         """
         taken = []
+        # The whole export first: deltas that follow the old one are not those of the new one.
         with self._trying(self._export, again=again) as fit:
             if fit and (manifest := self._manifest(self._export)).id != self._whole:
                 self._load_whole(manifest)
@@ -97,7 +98,7 @@ class Follower:
         if again:
             self.passed_over.clear()
         for folder in sorted(self._deltas.iterdir()) if self._deltas is not None else ():
-            if (folder / MANIFEST).is_file():
+            if (folder / MANIFEST).is_file() and not self._follows_another(folder):
                 try:
                     with self._trying(folder, again=again) as fit:
                         if fit and self._manifest(folder).parent == self.model.manifest.id:
@@ -112,6 +113,14 @@ class Follower:
             )
         return following[0] if following else None
 
+    def _follows_another(self, folder: pathlib.Path) -> bool:
+        """Whether a folder's manifest, which was read and has not changed since, is of no delta of what is loaded."""
+        # Each look passes all deltas so far, of which there may be thousands: of these it takes the state of one file.
+        known = self._manifests.get(folder)
+        if known is None or known[0] != _signature(folder, [folder / MANIFEST]):
+            return False
+        return known[1].parent != self.model.manifest.id
+
     def _manifest(self, folder: pathlib.Path) -> Manifest:
         """A folder's manifest, read when its file has changed."""
         signature = _signature(folder, [folder / MANIFEST])
@@ -123,12 +132,13 @@ class Follower:
     @contextlib.contextmanager
     def _trying(self, folder: pathlib.Path, *, again: bool) -> Iterator[bool]:
         """Gives whether a folder is worth a try: it did not fail yet, or has changed since. Notes that it fails."""
-        failed = self._failed.get(folder)
-        fit = again or failed is None or failed != _signature(folder, folder.rglob("*"))
+        # As the files are before the try: one that is copied while others are read must make the folder worth another.
+        before = _signature(folder, folder.rglob("*"))
+        fit = again or self._failed.get(folder) != before
         try:
             yield fit
         except BaseException:
-            self._failed[folder] = _signature(folder, folder.rglob("*"))
+            self._failed[folder] = before
             raise
         if fit:
             self._failed.pop(folder, None)

@@ -34,6 +34,8 @@ class Memory:
         """
         with self._lock:
             rest = self._taken - before
+            # To take less is never refused, nor a request that is alone: else one above the limit could never be
+            # answered.
             if after > before and rest and rest + after > self._limit:
                 raise QueueFullError(
                     f"requests take {rest:,} bytes already, and at most {self._limit:,} may; send the request again"

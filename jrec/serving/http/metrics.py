@@ -50,7 +50,8 @@ class _UnknownValues(_OfModel):
         trained = GaugeMetricFamily(
             "jrec_trained_unknown_share", "Of training's values, those without a row of their own", labels=["feature"]
         )
-        for name, of_feature in counts.features.items():
+        # A list: the first request that names candidates adds a feature, in the thread that scores.
+        for name, of_feature in list(counts.features.items()):
             values.add_metric([name], of_feature.values)
             unknown.add_metric([name], of_feature.unknown)
             if of_feature.trained is not None:

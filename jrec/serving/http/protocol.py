@@ -55,6 +55,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._await_headers()
         before = self._in_headers, self._headers
         super().data_received(data)
+        # Only bytes of headers that no request completed: a body, or a further request in the same piece, begins anew.
         goes_on = self._in_headers and before == (True, self._headers)
         self._received = self._received + len(data) if goes_on else 0
         if self._received > self._limits.header_bytes and not self._refused:
