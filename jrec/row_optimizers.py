@@ -23,8 +23,10 @@ from jrec.bounds import Range
 
 if TYPE_CHECKING:
     import jax
+    import numpy as np
 
 Slots = dict[str, "jax.Array"]
+type Number = jax.Array | np.floating | float  # a single one
 Schedule = Callable[[Any], Any]  # step number -> learning rate, as optax.Schedule
 SlotShape = Literal["element", "row"]  # (rows, dim) or (rows,)
 BagGradients = Literal["float32", "bfloat16"]
@@ -72,11 +74,11 @@ class StepMath(Protocol):
         """Row scalars: how many steps were taken before; NaN from ``MOST_STEPS`` on. Only exact optimizers read it."""
         ...
 
-    def tail(self, number: Any, *, after: bool = False) -> jax.Array:
+    def tail(self, number: int | jax.Array, *, after: bool = False) -> jax.Array:
         """Row scalars: entry ``number`` of the optimizer's ``tail_numbers`` before this step, or after it."""
         ...
 
-    def summed(self, term: Callable[[Any], jax.Array], count: int, /) -> jax.Array:
+    def summed(self, term: Callable[[int | jax.Array], jax.Array], count: int, /) -> jax.Array:
         """The sum of ``term(0)`` to ``term(count - 1)``, in this order."""
         ...
 
@@ -101,7 +103,7 @@ class StepMath(Protocol):
         ...
 
 
-def _hyperparameter(default: float | None, **bounds: float) -> Any:
+def _hyperparameter[T: float | None](default: T, **bounds: float) -> T:
     return dataclasses.field(default=default, metadata={"bounds": Range(**bounds)})
 
 
@@ -229,7 +231,7 @@ class RowOptimizer:
         """What a step without a gradient multiplies rows by."""
         return 1.0
 
-    def bias_corrections(self, count: Any) -> tuple[Any, Any]:
+    def bias_corrections(self, count: Number) -> tuple[Number, Number]:
         """What ``StepMath.unbiased`` divides the first and the second moment by.
 
         Args:
@@ -414,7 +416,7 @@ class Adam(RowOptimizer):
     optax_name: ClassVar[str | None] = "adam"
     slots: ClassVar[Mapping[str, SlotShape]] = {"mu": "element", "nu": "element"}
 
-    def bias_corrections(self, count: Any) -> tuple[Any, Any]:
+    def bias_corrections(self, count: Number) -> tuple[Number, Number]:
         """See the base class: ``1 - b1**count`` and ``1 - b2**count``."""
         # By the table's steps, not the row's: rows that are seldom touched are corrected as in optax, once for all.
         return 1 - self.b1**count, 1 - self.b2**count
@@ -681,7 +683,7 @@ class ExactAdam(Exact, Adam):
         """What later steps without a gradient take off rows (``Exact``)."""
         root = math.sqrt(slots["nu"])
 
-        def term(j: Any) -> jax.Array:
+        def term(j: int | jax.Array) -> jax.Array:
             weight, node = (math.spread(math.tail(number, after=after)) for number in (j, _NODES + j))
             return weight / (root + node)
 

@@ -104,7 +104,7 @@ class HostPipeline:
         *,
         queue: int,
         cached: int | None = None,
-        device: Any = None,
+        device: object = None,
         pinned: bool | None = None,
         timeline: Timeline | None = None,
         preparation: Preparation | None = None,

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import jax
 import numpy as np
+from jaxtyping import PyTree
 
 from jrec.batch import Batch
 from jrec.host.checks import checked_bags
@@ -60,7 +61,7 @@ class Prepared:
     """
 
     batch: Batch
-    sent: Any
+    sent: PyTree
     rows: dict[str, BatchRows]
 
 
@@ -71,7 +72,7 @@ class Preparation(Protocol):
         """Prepares the next batch; called in the order of the batches, by one thread."""
         ...
 
-    def send(self, sent: Any) -> Any:
+    def send(self, sent: PyTree) -> PyTree:
         """``Prepared.sent`` on the device."""
         ...
 
@@ -84,7 +85,7 @@ class WholeBatches:
       to_device: Moves a tree of arrays to the device.
     """
 
-    def __init__(self, stacks: Mapping[str, Stack], to_device: Callable[[Any], Any]):
+    def __init__(self, stacks: Mapping[str, Stack], to_device: Callable[[PyTree], PyTree]):
         self._stacks, self._to_device = dict(stacks), to_device
 
     def prepare(self, item: Batch) -> Prepared:
@@ -96,7 +97,7 @@ class WholeBatches:
         batch = dataclasses.replace(item, bags=bags)
         return Prepared(batch=batch, sent=batch, rows=rows)
 
-    def send(self, sent: Any) -> Any:
+    def send(self, sent: PyTree) -> PyTree:
         """The batch on the device; see ``Preparation``."""
         return self._to_device(sent)
 
@@ -113,7 +114,7 @@ class LocatedBatch:
     """
 
     batch: Batch
-    sent: Any
+    sent: PyTree
     position: Any
     reads: dict[str, StackReads]
 
@@ -131,7 +132,7 @@ class Transferred:
     """A batch on the device, with the fetched rows and the sources of all rows."""
 
     located: LocatedBatch
-    batch: Any
+    batch: PyTree
     fetched: dict[str, Rows]
     sources: dict[str, jax.Array]
 
@@ -150,7 +151,7 @@ class Ready:
     """
 
     number: int
-    batch: Any
+    batch: PyTree
     tables: dict[str, Rows]
     located: LocatedBatch
 
@@ -238,12 +239,14 @@ def fetched(table: HostTable, rows: np.ndarray, capacity: int) -> Rows:
     return Rows(values=values, slots=slots)
 
 
-def tree_bytes(tree: Any) -> int:
+def tree_bytes(tree: PyTree) -> int:
     """Bytes of all arrays of a tree."""
     return sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
 
 
-def transfers(device: Any, *, pinned: bool | None = None) -> tuple[Callable[[Any], Any], Callable[[Rows, int], Rows]]:
+def transfers(
+    device: Any, *, pinned: bool | None = None
+) -> tuple[Callable[[PyTree], PyTree], Callable[[Rows, int], Rows]]:
     """Functions that move arrays to a device, and that begin to move a batch's first rows back while it computes.
 
     On the way there the runtime stages NumPy arrays in its own page-locked memory. On the way back a bucket of rows

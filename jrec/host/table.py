@@ -7,7 +7,6 @@ import functools
 import mmap
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -335,7 +334,7 @@ class HostTable:
             some = {name: slot[piece] for name, slot in slots.items()}
             self._store.fetch(rows[piece], out[piece], some, self.threads)
 
-    def _using(self, rows: np.ndarray) -> contextlib.AbstractContextManager[Any]:
+    def _using(self, rows: np.ndarray) -> contextlib.AbstractContextManager[object]:
         """Keeps the pages of rows that are read and written together in memory, where there is a limit."""
         return contextlib.nullcontext() if self.limit is None else self.limit.using(self._files, rows)
 

@@ -10,8 +10,8 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
 
+from jrec.json_values import JsonObject
 from jrec.outputs import write_file
 
 MAX_EVENTS = 500_000
@@ -115,7 +115,7 @@ class Timeline:
         with self._lock:
             self._batch_bytes += size
 
-    def summary(self, seconds: float) -> dict[str, Any]:
+    def summary(self, seconds: float) -> JsonObject:
         """Totals since the last ``reset``, in JSON types.
 
         Args:
@@ -162,7 +162,7 @@ class Timeline:
             # Copies under the lock, for stages may still work; the file is written without it, which may take seconds.
             events, depths = list(self._events), list(self._depth_events)
         stages = list(dict.fromkeys(stage for stage, _, _, _ in events))
-        names: list[dict[str, Any]] = [
+        names: list[JsonObject] = [
             {"name": "thread_name", "ph": "M", "pid": 0, "tid": i, "args": {"name": stage}}
             for i, stage in enumerate(stages)
         ]

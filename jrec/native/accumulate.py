@@ -8,13 +8,13 @@ sixteen vector registers of AVX2, and long enough that reading the indices once 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from jrec.native.llvm_types import Builder, Intrinsic, Value, Values
 from jrec.native.memory import kernel_intrinsic, prefetch_line
 
 F32, BF16, F16 = 0, 1, 2
@@ -27,7 +27,7 @@ _LINE = 64  # bytes of a cache line
 _WIDTHS = (64, 32, 16, 8, 4, 2, 1)
 
 
-def _load_widened(builder: Any, address: Any, dtype: int, width: int) -> Any:
+def _load_widened(builder: Builder, address: Value, dtype: int, width: int) -> Value:
     """``width`` consecutive elements as a float32 vector."""
     element = {F32: _FLOAT, BF16: _I16, F16: ir.HalfType()}[dtype]
     vector = builder.load(builder.inttoptr(address, ir.VectorType(element, width).as_pointer()))
@@ -44,7 +44,7 @@ def _load_widened(builder: Any, address: Any, dtype: int, width: int) -> Any:
     return vector
 
 
-def _splat(builder: Any, scalar: Any, width: int) -> Any:
+def _splat(builder: Builder, scalar: Value, width: int) -> Value:
     vector = ir.VectorType(scalar.type, width)
     first = builder.insert_element(ir.Constant(vector, ir.Undefined), scalar, _I32(0))
     return builder.shuffle_vector(
@@ -52,12 +52,12 @@ def _splat(builder: Any, scalar: Any, width: int) -> Any:
     )
 
 
-def _fetch(builder: Any, address: Any, size: int) -> None:
+def _fetch(builder: Builder, address: Value, size: int) -> None:
     for byte in range(0, size, _LINE):
         prefetch_line(builder, builder.add(address, _I64(byte)), near=False)
 
 
-def _row_of_block(builder: Any, dtype: int, width: int, at: Any, args: Any, j: Any) -> Any:
+def _row_of_block(builder: Builder, dtype: int, width: int, at: Value, args: Values, j: Value) -> Value:
     """Asks for the row ``_AHEAD`` of index ``j``; the index itself, and the address of its row's block."""
     _, source, dim, _, indices, _, _, limit = args[:8]
     size = 4 if dtype == F32 else 2
@@ -75,15 +75,15 @@ def _row_of_block(builder: Any, dtype: int, width: int, at: Any, args: Any, j: A
     return index, builder.add(block, builder.mul(index, stride))
 
 
-def _add_row(builder: Any, dtype: int, width: int, at: Any, args: Any, j: Any, total: Any) -> None:
+def _add_row(builder: Builder, dtype: int, width: int, at: Value, args: Values, j: Value, total: Value) -> None:
     """Emits the sum of ``total`` and what index ``j`` adds to its elements [at, at + width)."""
     rows, weights, positions = args[3], args[8], args[9]
     vector = ir.VectorType(_FLOAT, width)
 
-    def add(value: Any) -> None:
+    def add(value: Value) -> None:
         builder.store(builder.fadd(builder.load(total), value, flags=("contract",)), total)
 
-    def weight_of(j: Any) -> Any:
+    def weight_of(j: Value) -> Value:
         place = cgutils.alloca_once_value(builder, j)
         with builder.if_then(builder.icmp_signed("!=", positions, _I64(0))):
             moved = builder.load(builder.gep(builder.inttoptr(positions, _I32.as_pointer()), [j]))
@@ -105,7 +105,7 @@ def _add_row(builder: Any, dtype: int, width: int, at: Any, args: Any, j: Any, t
             add(ir.Constant(vector, [float("nan")] * width))
 
 
-def _sum_block(builder: Any, dtype: int, width: int, at: Any, args: Any) -> None:
+def _sum_block(builder: Builder, dtype: int, width: int, at: Value, args: Values) -> None:
     """Emits the loop over a segment's rows for elements [at, at + width)."""
     out, begin, end = args[0], args[5], args[6]
     vector = ir.VectorType(_FLOAT, width)
@@ -118,14 +118,14 @@ def _sum_block(builder: Any, dtype: int, width: int, at: Any, args: Any) -> None
     store.align = 4
 
 
-def _sum_blocks(builder: Any, dtype: int, width: int, at: Any, args: Any) -> None:
+def _sum_blocks(builder: Builder, dtype: int, width: int, at: Value, args: Values) -> None:
     """Emits the loop over the rows of many segments for elements [at, at + width), without a branch at their ends."""
     out, dim, begin, end, places, ends = args[0], args[2], args[5], args[6], args[10], args[11]
     vector, bits = ir.VectorType(_FLOAT, width), ir.VectorType(_I32, width)
     total = cgutils.alloca_once_value(builder, ir.Constant(vector, [0.0] * width))
     segment = cgutils.alloca_once_value(builder, _I64(0))
 
-    def element(array: Any) -> Any:
+    def element(array: Value) -> Value:
         return builder.load(builder.gep(builder.inttoptr(array, _I32.as_pointer()), [builder.load(segment)]))
 
     with cgutils.for_range_slice(builder, begin, end, _I64(1), intp=_I64) as (j, _):
@@ -142,7 +142,7 @@ def _sum_blocks(builder: Any, dtype: int, width: int, at: Any, args: Any) -> Non
         builder.store(builder.add(builder.load(segment), builder.zext(last, _I64)), segment)
 
 
-def _sum_lines_block(builder: Any, width: int, at: Any, args: Any) -> None:
+def _sum_lines_block(builder: Builder, width: int, at: Value, args: Values) -> None:
     """Emits the loop over lines for elements [at, at + width)."""
     out, source, _, lines, step = args
     vector = ir.VectorType(_FLOAT, width)
@@ -156,12 +156,12 @@ def _sum_lines_block(builder: Any, width: int, at: Any, args: Any) -> None:
     builder.store(builder.load(total), builder.inttoptr(address, vector.as_pointer())).align = 4
 
 
-def _copy_block(builder: Any, dtype: int, width: int, at: Any, args: Any) -> None:
+def _copy_block(builder: Builder, dtype: int, width: int, at: Value, args: Values) -> None:
     """Emits the loop over rows for elements [at, at + width) of segments of one index each."""
     out, _, dim, rows, _, begin, end, _ = args
     vector = ir.VectorType(_I32, width)  # bits: under the kernels' floating-point rules, -0 would stay what it is
 
-    def bits(constant: int) -> Any:
+    def bits(constant: int) -> Value:
         return ir.Constant(vector, [constant] * width)
 
     # The sum of one row from +0 turns -0 into +0, so a copy must, too: lookups have the same bits on either way.
@@ -181,7 +181,7 @@ def _copy_block(builder: Any, dtype: int, width: int, at: Any, args: Any) -> Non
         builder.store(builder.load(value), here).align = 4
 
 
-def _for_blocks(builder: Any, dim: Any, emit: Callable[[int, Any], None]) -> None:
+def _for_blocks(builder: Builder, dim: Value, emit: Callable[[int, Value], None]) -> None:
     """Emits the code of ``emit(width, at)`` for blocks that together are a row."""
     # The bits of ``dim`` below 64 name the narrower blocks, each at most once, the widest first.
     widest = _WIDTHS[0]
@@ -192,7 +192,7 @@ def _for_blocks(builder: Any, dim: Any, emit: Callable[[int, Any], None]) -> Non
             emit(width, builder.and_(dim, _I64(-2 * width)))
 
 
-def _copy_rows(dtype: int) -> Any:
+def _copy_rows(dtype: int) -> Intrinsic:
     @intrinsic
     def copy_rows(typing_context, out, source, dim, rows, indices, begin, end, limit):
         """Writes ``source[indices[j]]`` to row ``j`` of the float32 array ``out`` for j in [begin, end).
@@ -209,7 +209,7 @@ def _copy_rows(dtype: int) -> Any:
     return copy_rows
 
 
-def _sum_rows(dtype: int) -> Any:
+def _sum_rows(dtype: int) -> Intrinsic:
     @intrinsic
     def sum_rows(typing_context, out, source, dim, rows, indices, begin, end, limit, weights, positions):
         """Writes ``sum_j weight(j) * source[indices[j]]`` over j in [begin, end) to the float32 array ``out``.
@@ -227,7 +227,7 @@ def _sum_rows(dtype: int) -> Any:
     return sum_rows
 
 
-def _sum_segments(dtype: int) -> Any:
+def _sum_segments(dtype: int) -> Intrinsic:
     @intrinsic
     def sum_segments(
         typing_context, out, source, dim, rows, indices, begin, end, limit, weights, positions, places, ends

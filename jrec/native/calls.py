@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import NoReturn
 
 import jax
 import numpy as np
@@ -15,7 +15,7 @@ from jrec.ops.varying import varying_like
 
 def custom_call(
     module: str, name: str, results: Sequence[jax.ShapeDtypeStruct], aliases: dict[int, int] | None = None
-) -> Callable[..., Any]:
+) -> Callable[..., Sequence[jax.Array]]:
     """The call of ``jrec.native.MODULE.NAME_handler``, whose ``aliases`` are results by operands in their place."""
     run = jax.ffi.ffi_call(
         _registered(module, name),
@@ -27,8 +27,10 @@ def custom_call(
         has_side_effect=False,
     )
 
-    def call(*operands: Any, **attributes: Any) -> Any:
-        def varying(*operands: Any) -> Any:  # JAX does not know over which axes of a mesh results vary
+    def call(*operands: jax.Array, **attributes: object) -> Sequence[jax.Array]:
+        def varying(
+            *operands: jax.Array,
+        ) -> Sequence[jax.Array]:  # JAX does not know over which axes of a mesh results vary
             return varying_like(run(*operands, **attributes), operands)
 
         return without_derivative(name, varying)(*operands)
@@ -36,14 +38,14 @@ def custom_call(
     return call
 
 
-def without_derivative(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
+def without_derivative[R](name: str, run: Callable[..., R]) -> Callable[..., R]:
     """The function, whose differentiation raises a TypeError that says what to use instead."""
     refusing = jax.custom_jvp(lambda *operands: run(*operands))
     refusing.defjvp(functools.partial(_refuse_derivative, name))
     return refusing
 
 
-def _refuse_derivative(name: str, primals: Any, tangents: Any) -> Any:
+def _refuse_derivative(name: str, primals: object, tangents: object) -> NoReturn:
     raise TypeError(
         f"jrec's native kernel {name!r} has no derivative. Differentiate embedding_bag, gather_reduce, lookup or"
         " tt_embedding_bag, which have all derivatives by tables, cores and weights, or name implementation='xla'"

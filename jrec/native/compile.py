@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numba
 from llvmlite import binding, ir
@@ -18,6 +18,11 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from jrec.kernel_cache import cache_of
+from jrec.native.llvm_types import Intrinsic
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numba.core.typing.templates import Signature
 
 # No "nnan", "ninf": NaN marks an index past the table. "reassoc" vectorizes the sums over a row's elements; the order
 # it picks is fixed at compile time, so results still do not depend on threads.
@@ -37,7 +42,7 @@ class Kernel:
       symbol: The name under which other kernels reach it.
     """
 
-    def __init__(self, function: Callable[..., Any], signature: Any, requires: tuple[Kernel, ...]):
+    def __init__(self, function: Callable[..., object], signature: Signature, requires: tuple[Kernel, ...]):
         self.symbol = f"jrec_native_{function.__name__}"
         self._function, self._signature, self._requires = function, signature, requires
 
@@ -62,12 +67,12 @@ class Kernel:
         return self.compiled.ctypes
 
 
-def kernel(signature: Any, *, requires: tuple[Kernel, ...] = ()) -> Callable[[Callable[..., Any]], Kernel]:
+def kernel(signature: Signature, *, requires: tuple[Kernel, ...] = ()) -> Callable[[Callable[..., object]], Kernel]:
     """Decorates a function of integers as a ``Kernel``; ``requires`` are those it reaches by ``address_of``."""
     return lambda function: Kernel(function, signature, requires)
 
 
-def _compiled(function: Callable[..., Any], signature: Any) -> Any:
+def _compiled(function: Callable[..., object], signature: Signature) -> Any:
     """As ``numba.cfunc(cache=True)``, with a cache as of ``compiled``."""
     from numba.core.ccallback import CFunc
     from numba.core.sigutils import normalize_signature
@@ -79,7 +84,7 @@ def _compiled(function: Callable[..., Any], signature: Any) -> Any:
     return callback
 
 
-def address_of(symbol: str) -> Any:
+def address_of(symbol: str) -> Intrinsic:
     """An intrinsic that gives the address of a kernel or C library function, resolved when the code is loaded."""
 
     @intrinsic
@@ -99,7 +104,7 @@ def address_of(symbol: str) -> Any:
     return address
 
 
-def c_function(symbol: str, result: Any, *arguments: Any) -> Any:
+def c_function(symbol: str, result: types.Type, *arguments: types.Type) -> Any:
     """An intrinsic that calls a function of the C library; arguments and result are numba integer types."""
 
     def signature_of(context):
@@ -126,6 +131,6 @@ def c_function(symbol: str, result: Any, *arguments: Any) -> Any:
     return call1
 
 
-def pointer(array: Any) -> int:
+def pointer(array: np.ndarray) -> int:
     """The address of a NumPy array's first element."""
     return array.__array_interface__["data"][0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import numpy as np
 from numba import types
@@ -14,7 +13,7 @@ from jrec.native.memory import get_u64
 _POLYNOMIAL = 0x82F63B78  # reversed
 
 
-def crc32c(data: Any) -> int:
+def crc32c(data: bytes | np.ndarray) -> int:
     """The checksum of bytes, or of a C-contiguous array's bytes."""
     raw = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else data.reshape(-1).view(np.uint8)
     start, aligned = pointer(raw), -raw.ctypes.data % 8

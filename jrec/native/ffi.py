@@ -16,7 +16,6 @@ shares spent and touches nothing but the small reference-counted state.
 from __future__ import annotations
 
 import ctypes
-from typing import Any
 
 import numpy as np
 from llvmlite import ir
@@ -25,6 +24,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from jrec.native.compile import address_of, c_function, inlined, kernel
+from jrec.native.llvm_types import Intrinsic
 from jrec.native.memory import fetch_add, get_i32, get_i64, load_acquire, put_i32, put_i64
 
 API_MAJOR, API_MINOR = 0, 4
@@ -44,7 +44,7 @@ free = c_function("free", types.void, types.int64)
 sched_yield = c_function("sched_yield", types.int32)
 
 
-def _caller(result: Any, count: int) -> Any:
+def _caller(result: types.Type, count: int) -> Intrinsic:
     """An intrinsic that calls the C function at an address with ``count`` int64 arguments."""
 
     def codegen(context, builder, signature, args):
@@ -73,7 +73,7 @@ call1 = _caller(types.int64, 1)
 _call_chunks = _caller(types.void, 3)
 
 
-def message(text: str) -> Any:
+def message(text: str) -> Intrinsic:
     """An intrinsic that gives the address of a constant C string."""
 
     @intrinsic
@@ -90,7 +90,7 @@ bad_layout = message("jrec: this jaxlib's FFI call frames have an unknown layout
 no_memory = message("jrec: out of memory in a native kernel")
 
 
-def _on_stack(words: int) -> Any:
+def _on_stack(words: int) -> Intrinsic:
     """An intrinsic that gives the address of some 64-bit words, which last until the kernel returns."""
 
     @intrinsic

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import enum
-from typing import Any
+from types import ModuleType
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from jrec.row_optimizers import MOST_STEPS, ROW_OPTIMIZERS, RowOptimizer, taken_before
 
@@ -77,8 +78,8 @@ def hyperparameters(
     return jnp.concatenate([jax.lax.bitcast_convert_type(part, jnp.int32) for part in (floats, flag, key, *tails)])
 
 
-def _filled(numbers: Any, np: Any) -> Any:
-    return np.concatenate([numbers, np.zeros(_TAIL_WORDS - numbers.size, np.float32)])
+def _filled[A: (jax.Array, np.ndarray)](numbers: A, library: ModuleType) -> A:
+    return library.concatenate([numbers, library.zeros(_TAIL_WORDS - numbers.size, np.float32)])
 
 
 def host_hyperparameters(
@@ -99,9 +100,15 @@ def host_hyperparameters(
     return np.concatenate([*words, *(_filled(numbers, np).view(np.int32) for numbers in tails)])
 
 
-def _values(optimizer: RowOptimizer, rate: Any, scale: Any, corrections: tuple[Any, Any], taken: Any) -> list[Any]:
+def _values(
+    optimizer: RowOptimizer,
+    rate: ArrayLike,
+    scale: ArrayLike,
+    corrections: tuple[ArrayLike, ArrayLike],
+    taken: ArrayLike,
+) -> list[ArrayLike]:
     own = [float(getattr(optimizer, field.name)) for field in optimizer.hyperparameters()]
-    values: dict[int, Any] = {
+    values: dict[int, ArrayLike] = {
         Hyper.LEARNING_RATE: rate,
         Hyper.SCALE: scale,
         Hyper.WEIGHT_DECAY: optimizer.weight_decay if optimizer.decays_gradients else 0.0,

@@ -13,20 +13,22 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from jrec.native.llvm_types import Builder, Intrinsic, Value, Values
+
 _I16, _I32, _I64, _F32 = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
 
 
-def kernel_intrinsic(function: Callable[..., Any]) -> Any:
+def kernel_intrinsic(function: Callable[..., Any]) -> Intrinsic:
     """As numba's, for type checkers: what kernels call has not the signature of what is written here."""
     return intrinsic(function)
 
 
-def _element(builder: Any, args: Any, kind: ir.Type) -> Any:
+def _element(builder: Builder, args: Values, kind: ir.Type) -> Value:
     base = builder.inttoptr(args[0], kind.as_pointer())
     return builder.gep(base, [args[1]], inbounds=True)
 
 
-def _get(numba_type: Any, kind: ir.Type) -> Any:
+def _get(numba_type: types.Type, kind: ir.Type) -> Intrinsic:
     @intrinsic
     def get(typing_context, address, index):
         def codegen(context, builder, signature, args):
@@ -40,7 +42,7 @@ def _get(numba_type: Any, kind: ir.Type) -> Any:
     return get
 
 
-def _put(numba_type: Any, kind: ir.Type) -> Any:
+def _put(numba_type: types.Type, kind: ir.Type) -> Intrinsic:
     @intrinsic
     def put(typing_context, address, index, value):
         def codegen(context, builder, signature, args):
@@ -60,7 +62,7 @@ get_u64, put_u64 = _get(types.uint64, _I64), _put(types.uint64, _I64)
 get_f32, put_f32 = _get(types.float32, _F32), _put(types.float32, _F32)
 
 
-def prefetch_line(builder: Any, address: Any, *, near: bool) -> None:
+def prefetch_line(builder: Builder, address: Value, *, near: bool) -> None:
     """Emits a request for the cache line at an address: into the first cache, or only into the second, which is larger
     and to which more lines may be on their way.
     """

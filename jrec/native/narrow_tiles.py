@@ -5,13 +5,12 @@ Tiles have four rows of what lies below. All sums stay in registers, and every l
 
 from __future__ import annotations
 
-from typing import Any
-
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
 from jrec.native.compile import inlined
+from jrec.native.llvm_types import Builder, Intrinsic, Value
 from jrec.native.memory import kernel_intrinsic
 from jrec.native.small_gemm import WIDE_REGISTERS, load, offset, splat
 
@@ -30,25 +29,25 @@ def _vector(size: int) -> ir.Type:
     return ir.VectorType(_FLOAT, size)
 
 
-def _store(builder: Any, address: Any, value: Any) -> None:
+def _store(builder: Builder, address: Value, value: Value) -> None:
     builder.store(value, builder.inttoptr(address, value.type.as_pointer())).align = 4
 
 
-def _shuffled(builder: Any, one: Any, other: Any, lanes: list[int]) -> Any:
+def _shuffled(builder: Builder, one: Value, other: Value, lanes: list[int]) -> Value:
     return builder.shuffle_vector(one, other, ir.Constant(ir.VectorType(_I32, len(lanes)), lanes))
 
 
-def _repeated(builder: Any, vector: Any, size: int, times: int) -> Any:
+def _repeated(builder: Builder, vector: Value, size: int, times: int) -> Value:
     """Each of the first ``size`` lanes ``times`` times."""
     lanes = [lane for lane in range(size) for _ in range(times)]
     return _shuffled(builder, vector, ir.Constant(vector.type, ir.Undefined), lanes)
 
 
-def _sum(builder: Any, total: Any, one: Any, other: Any) -> Any:
+def _sum(builder: Builder, total: Value, one: Value, other: Value) -> Value:
     return builder.fadd(total, builder.fmul(one, other, flags=("contract",)), flags=("contract",))
 
 
-def _expand_by_four(builder: Any, starts: list[Any], slice_: Any, rank: Any) -> list[Any]:
+def _expand_by_four(builder: Builder, starts: list[Value], slice_: Value, rank: Value) -> list[Value]:
     """Emits the rows of the product, two halves to be added each.
 
     A register holds four lines of the slice, of which each is multiplied by its own element below.
@@ -65,7 +64,7 @@ def _expand_by_four(builder: Any, starts: list[Any], slice_: Any, rank: Any) -> 
     return [builder.fadd(low, high) for low, high in halves]
 
 
-def _expand_by_eight(builder: Any, starts: list[Any], slice_: Any, rank: Any) -> list[Any]:
+def _expand_by_eight(builder: Builder, starts: list[Value], slice_: Value, rank: Value) -> list[Value]:
     """As ``_expand_by_four``; a register holds lines ``k`` and ``k + 4``, so that no factor crosses its halves.
 
     A shuffle across halves is two instructions where registers are this short.
@@ -83,7 +82,7 @@ def _expand_by_eight(builder: Any, starts: list[Any], slice_: Any, rank: Any) ->
     return [builder.load(total) for total in sums]
 
 
-def _expand_tile(wide: bool) -> Any:
+def _expand_tile(wide: bool) -> Intrinsic:
     @kernel_intrinsic
     def tile(typing_context, out, below, slice_, rank):
         def codegen(context, builder, signature, args):
@@ -137,7 +136,7 @@ def turn_lines_back(typing_context, out, source, step):
     return types.void(*[types.int64] * 3), codegen
 
 
-def _transpose_tile(width: int) -> Any:
+def _transpose_tile(width: int) -> Intrinsic:
     @kernel_intrinsic
     def tile(typing_context, below, below_gradient, slopes, slope_step, digits, entries, totals, turned, rank):
         def codegen(context, builder, signature, args):

@@ -15,12 +15,17 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import PyTree
 
 Run = Callable[..., Any]
-_Plan = tuple[Run, Any, Sequence[PartitionSpec]]  # what a device does, its results' and its operands' shardings
+_Shapes = Sequence[jax.ShapeDtypeStruct]  # of operands or results, each with its sharding
+_Plan = tuple[
+    Run, Sequence[PartitionSpec], Sequence[PartitionSpec]
+]  # what a device does, its results' and its operands' shardings
+_Planner = Callable[[Mesh, _Shapes, _Shapes], _Plan]
 
 
-def partitioned(run: Run, plan: Callable[[Mesh, Any, Any], _Plan], rule: str, **factors: Any) -> Run:
+def partitioned(run: Run, plan: _Planner, rule: str) -> Run:
     """``run`` as a function that XLA partitions by ``plan``.
 
     Args:
@@ -28,18 +33,19 @@ def partitioned(run: Run, plan: Callable[[Mesh, Any, Any], _Plan], rule: str, **
       plan: A function of the mesh, and of the shardings (as PartitionSpecs) and shapes of operands and results, to what
         a device does.
       rule: Shardy's sharding rule.
-      **factors: What else ``def_partition`` takes about the rule.
     """
 
     @jax.custom_batching.custom_vmap
-    def call(*operands: Any) -> Any:
+    def call(*operands: jax.Array) -> Any:
         # Inside ``shard_map`` a device's operands are its own already, and XLA may not divide them again.
         if not rules_apply(operands):
             return run(*operands)
         # Made anew for each call: what ``plan`` closes over differs from call to call.
         ruled = custom_partitioning(lambda *inner: run(*inner))
 
-        def partition(mesh: Mesh, arguments: Any, results: Any) -> Any:
+        def partition(
+            mesh: Mesh, arguments: _Shapes, results: jax.ShapeDtypeStruct | list[jax.ShapeDtypeStruct]
+        ) -> tuple[object, ...]:
             many = isinstance(results, (tuple, list))
             of_results = tuple(results) if many else (results,)
             if mesh.empty or not all(isinstance(a.sharding, NamedSharding) for a in (*arguments, *of_results)):
@@ -49,14 +55,14 @@ def partitioned(run: Run, plan: Callable[[Mesh, Any, Any], _Plan], rule: str, **
             ins = tuple(NamedSharding(mesh, spec) for spec in ins)
             return mesh, _outside_of_meshes(device), outs if many else outs[0], ins
 
-        def replicated(mesh: Mesh, arguments: Any, results: Any) -> Any:
+        def replicated(mesh: Mesh, arguments: _Shapes, results: PyTree) -> PyTree[NamedSharding]:
             return jax.tree.map(lambda _: NamedSharding(mesh, PartitionSpec()), results)
 
-        ruled.def_partition(partition, infer_sharding_from_operands=replicated, sharding_rule=rule, **factors)
+        ruled.def_partition(partition, infer_sharding_from_operands=replicated, sharding_rule=rule)
         return ruled(*operands)
 
     @call.def_vmap
-    def batched(size: int, flags: Any, *operands: Any) -> Any:
+    def batched(size: int, flags: Sequence[bool], *operands: jax.Array) -> tuple[PyTree, PyTree]:
         out = jax.vmap(run, in_axes=tuple(0 if flag else None for flag in flags), axis_size=size)(*operands)
         return out, jax.tree.map(lambda _: True, out)
 
@@ -73,13 +79,13 @@ def _outside_of_meshes(device: Run) -> Run:
     return run
 
 
-def rules_apply(operands: Sequence[Any]) -> bool:
+def rules_apply(operands: Sequence[jax.Array]) -> bool:
     """Whether partitioning rules may be given here: they know neither a shard_map's axes nor explicit ones."""
     meshes = [jax.sharding.get_abstract_mesh(), *(jax.typeof(operand).sharding.mesh for operand in operands)]
     return not any(mesh.manual_axes or mesh.explicit_axes for mesh in meshes)
 
 
-def axes_of(argument: Any, dimension: int) -> tuple[str, ...]:
+def axes_of(argument: jax.ShapeDtypeStruct, dimension: int) -> tuple[str, ...]:
     """The mesh axes that a dimension of an argument is divided over, where they divide it evenly; else none."""
     spec = argument.sharding.spec
     entry = spec[dimension] if dimension < len(spec) else None
@@ -90,7 +96,7 @@ def axes_of(argument: Any, dimension: int) -> tuple[str, ...]:
     return tuple(axes) if argument.shape[dimension] % parts == 0 else ()
 
 
-def _refusal(verb: str, division: str, table: Any) -> str:
+def _refusal(verb: str, division: str, table: jax.ShapeDtypeStruct) -> str:
     division = f"evenly {division}".rstrip()
     return (
         f"jrec's native kernels {verb} tables that are divided {division}, not {table.sharding.spec} of {table.shape};"
@@ -103,13 +109,13 @@ def first_row(axes: tuple[str, ...], rows: int) -> jax.Array:
     return jax.lax.axis_index(axes) * jnp.int32(rows)
 
 
-def lookup_plan(run: Run, ragged: bool, weighted: bool) -> Callable[[Mesh, Any, Any], _Plan]:
+def lookup_plan(run: Run, ragged: bool, weighted: bool) -> _Planner:
     """How ``gather_reduce`` of (source, indices, offsets, weights) is divided.
 
     By rows of the source, whose sums are added up; else by padded bags; and by columns.
     """
 
-    def plan(mesh: Mesh, arguments: Any, results: Any) -> _Plan:
+    def plan(mesh: Mesh, arguments: _Shapes, results: _Shapes) -> _Plan:
         source, indices, *_ = arguments
         rows, columns = axes_of(source, 0), axes_of(source, 1)
         if len(rows + columns) == 0 and any(entry is not None for entry in source.sharding.spec):
@@ -149,7 +155,7 @@ def lookup_plan(run: Run, ragged: bool, weighted: bool) -> Callable[[Mesh, Any, 
     return plan
 
 
-def update_plan(run: Run, casted: bool, slots: int) -> Callable[[Mesh, Any, Any], _Plan]:
+def update_plan(run: Run, casted: bool, slots: int) -> _Planner:
     """How an update of (hyperparameters, rows, ..., table, slots, rounding rows) is divided: by rows of the table.
 
     Args:
@@ -159,7 +165,7 @@ def update_plan(run: Run, casted: bool, slots: int) -> Callable[[Mesh, Any, Any]
     """
     before = 8 if casted else 3
 
-    def plan(mesh: Mesh, arguments: Any, results: Any) -> _Plan:
+    def plan(mesh: Mesh, arguments: _Shapes, results: _Shapes) -> _Plan:
         table, num_after = arguments[before], len(arguments) - before - 1 - slots
         axes = axes_of(table, 0)
         if not axes and any(entry is not None for entry in table.sharding.spec):
@@ -199,7 +205,7 @@ def update_plan(run: Run, casted: bool, slots: int) -> Callable[[Mesh, Any, Any]
     return plan
 
 
-def update_rule(operands: Sequence[Any], casted: bool, slots: int) -> str:
+def update_rule(operands: Sequence[jax.Array], casted: bool, slots: int) -> str:
     """Shardy's rule of an update: table and slots have the dimensions of their results, others have their own."""
     before = 8 if casted else 3
     names = []

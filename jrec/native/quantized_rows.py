@@ -6,14 +6,13 @@ bits each, the even element in the low ones (INT4). One row is one piece of memo
 
 from __future__ import annotations
 
-from typing import Any
-
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
 from jrec.native.accumulate import _AHEAD, _FLOAT, _I32, _I64, _fetch, _for_blocks, _splat
+from jrec.native.llvm_types import Builder, Intrinsic, Value, Values
 
 _I8 = ir.IntType(8)
 
@@ -21,7 +20,7 @@ HEADER = 8
 """Bytes of a row before its values."""
 
 
-def _load_values(builder: Any, bits: int, address: Any, width: int) -> Any:
+def _load_values(builder: Builder, bits: int, address: Value, width: int) -> Value:
     """``width`` consecutive values as a float32 vector."""
     bytes_ = max(1, width * bits // 8)
     vector = builder.load(builder.inttoptr(address, ir.VectorType(_I8, bytes_).as_pointer()))
@@ -36,7 +35,7 @@ def _load_values(builder: Any, bits: int, address: Any, width: int) -> Any:
     return builder.sitofp(builder.zext(vector, ir.VectorType(_I32, width)), ir.VectorType(_FLOAT, width))
 
 
-def _sum_block(builder: Any, bits: int, width: int, at: Any, args: Any) -> None:
+def _sum_block(builder: Builder, bits: int, width: int, at: Value, args: Values) -> None:
     """Emits the loop over a bag's rows for elements [at, at + width)."""
     out, source, _, stride, rows, indices, begin, end, limit, weights = args
     vector = ir.VectorType(_FLOAT, width)
@@ -76,7 +75,7 @@ def _sum_block(builder: Any, bits: int, width: int, at: Any, args: Any) -> None:
     builder.store(summed, builder.inttoptr(address, vector.as_pointer())).align = 4
 
 
-def _sum_quantized(bits: int) -> Any:
+def _sum_quantized(bits: int) -> Intrinsic:
     @intrinsic
     def sum_quantized(typing_context, out, source, dim, stride, rows, indices, begin, end, limit, weights):
         """Writes ``sum_j weights[j] * row(indices[j])`` over j in [begin, end) to the float32 array ``out``.

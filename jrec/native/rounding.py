@@ -6,19 +6,21 @@ the kernels' fast-math flags cannot change a bit.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
+
+from jrec.native.llvm_types import Builder, Intrinsic, Value
 
 _I32, _F32 = ir.IntType(32), ir.FloatType()
 _EXPONENT, _MAGNITUDE, _SIGN = 0x7F800000, 0x7FFFFFFF, 0x80000000
 _HALF_NORMAL = 0x38800000  # the bits of 2**-14, the smallest normal float16
 
 
-def _hash(builder: Any, key0: Any, key1: Any, row: Any, column: Any) -> Any:
-    def mix(value: Any, shift: int) -> Any:
+def _hash(builder: Builder, key0: Value, key1: Value, row: Value, column: Value) -> Value:
+    def mix(value: Value, shift: int) -> Value:
         return builder.xor(value, builder.lshr(value, _I32(shift)))
 
     # The constants and the order of ``jrec.ops.rounding.random_bits``; both wrap modulo 2^32.
@@ -31,7 +33,7 @@ def _hash(builder: Any, key0: Any, key1: Any, row: Any, column: Any) -> Any:
     return mix(value, 16)
 
 
-def _cut(builder: Any, raw: Any, random: Any, dropped: int) -> Any:
+def _cut(builder: Builder, raw: Value, random: Value, dropped: int) -> Value:
     """Adds random bits below the last kept one and cuts them off; NaN and infinities stay as they are."""
     carried = builder.add(raw, builder.lshr(random, _I32(32 - dropped)))
     rounded = builder.and_(carried, _I32(2**32 - 2**dropped))
@@ -39,7 +41,7 @@ def _cut(builder: Any, raw: Any, random: Any, dropped: int) -> Any:
     return builder.select(special, raw, rounded)
 
 
-def _subnormal_half(builder: Any, raw: Any, random: Any) -> Any:
+def _subnormal_half(builder: Builder, raw: Value, random: Value) -> Value:
     """Bits of the multiple of 2**-24 that ``|raw|``, below 2**-14, becomes, with the sign of ``raw``."""
     magnitude = builder.bitcast(builder.and_(raw, _I32(_MAGNITUDE)), _F32)
     # The draw less a half: an odd integer of 14 bits over 2**14, exact like the product before it.
@@ -52,7 +54,7 @@ def _subnormal_half(builder: Any, raw: Any, random: Any) -> Any:
     return builder.or_(builder.bitcast(small, _I32), builder.and_(raw, _I32(_SIGN)))
 
 
-def _rounding(to_grid: Any) -> Any:
+def _rounding(to_grid: Callable[[Builder, Value, Value], Value]) -> Intrinsic:
     """An intrinsic (value, key0, key1, row, column) -> the float32 on a 16-bit grid that value becomes."""
 
     @intrinsic
@@ -68,11 +70,11 @@ def _rounding(to_grid: Any) -> Any:
     return rounded
 
 
-def _to_bf16(builder: Any, raw: Any, random: Any) -> Any:
+def _to_bf16(builder: Builder, raw: Value, random: Value) -> Value:
     return _cut(builder, raw, random, 16)
 
 
-def _to_f16(builder: Any, raw: Any, random: Any) -> Any:
+def _to_f16(builder: Builder, raw: Value, random: Value) -> Value:
     is_small = builder.icmp_unsigned("<", builder.and_(raw, _I32(_MAGNITUDE)), _I32(_HALF_NORMAL))
     # Clamped, so that no large value meets the conversion to an integer.
     clamped = builder.select(is_small, raw, _I32(0))

@@ -10,12 +10,12 @@ sixteen to the operands.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from llvmlite import binding, ir
 from numba import types
 from numba.core import cgutils
 
+from jrec.native.llvm_types import Builder, Value, Values
 from jrec.native.memory import kernel_intrinsic, prefetch_line
 
 LIST = 512  # addresses a list holds
@@ -28,22 +28,22 @@ _TALLEST = {32: 8 if WIDE_REGISTERS else 2, 16: 8 if WIDE_REGISTERS else 4, 8: 8
 
 # Emits the depth loop of a tile: calls the function it is given with the address of every line of the right operand
 # and the addresses of the left operand's factors of the tile's rows.
-_Depth = Callable[[Any, int, Any, Callable[[Any, list[Any]], None]], None]
+_Depth = Callable[[Builder, int, Value, Callable[[Value, list[Value]], None]], None]
 
 
-def offset(builder: Any, base: Any, elements: Any) -> Any:
+def offset(builder: Builder, base: Value, elements: Value) -> Value:
     """Emits the address of the 32-bit element that lies ``elements`` (an int64 value) after ``base``."""
     return builder.add(base, builder.mul(elements, _I64(4)))
 
 
-def load(builder: Any, address: Any, kind: ir.Type) -> Any:
+def load(builder: Builder, address: Value, kind: ir.Type) -> Value:
     """Emits the value of type ``kind`` at an address, aligned as its elements are."""
     value = builder.load(builder.inttoptr(address, kind.as_pointer()))
     value.align = 8 if kind == _I64 else 4
     return value
 
 
-def splat(builder: Any, scalar: Any, width: int) -> Any:
+def splat(builder: Builder, scalar: Value, width: int) -> Value:
     """Emits a vector whose ``width`` lanes are all ``scalar``."""
     vector = ir.VectorType(_FLOAT, width)
     first = builder.insert_element(ir.Constant(vector, ir.Undefined), scalar, ir.IntType(32)(0))
@@ -51,7 +51,9 @@ def splat(builder: Any, scalar: Any, width: int) -> Any:
     return builder.shuffle_vector(first, ir.Constant(vector, ir.Undefined), zeros)
 
 
-def _tile(builder: Any, width: int, places: list[Any], row: Any, column: Any, depth: _Depth, fresh: Any) -> None:
+def _tile(
+    builder: Builder, width: int, places: list[Value], row: Value, column: Value, depth: _Depth, fresh: Value
+) -> None:
     """Emits the sums of ``width`` columns from ``column`` on of the rows at ``places``, which begin at ``row``."""
     vector = ir.VectorType(_FLOAT, width)
     places = [offset(builder, place, column) for place in places]
@@ -60,7 +62,7 @@ def _tile(builder: Any, width: int, places: list[Any], row: Any, column: Any, de
         start = zero if fresh is None else builder.select(fresh, zero, load(builder, place, vector))
         sums.append(cgutils.alloca_once_value(builder, start))
 
-    def add(line: Any, factors: list[Any]) -> None:
+    def add(line: Value, factors: list[Value]) -> None:
         right = load(builder, offset(builder, line, column), vector)
         # One line of the right operand meets all rows of the tile, so that a load serves as many multiply-adds.
         for total, factor in zip(sums, factors, strict=True):
@@ -74,11 +76,16 @@ def _tile(builder: Any, width: int, places: list[Any], row: Any, column: Any, de
 
 
 def _product(
-    builder: Any, rows: Any, columns: Any, places: Callable[[Any, int], list[Any]], depth: _Depth, fresh: Any = None
+    builder: Builder,
+    rows: Value,
+    columns: Value,
+    places: Callable[[Value, int], list[Value]],
+    depth: _Depth,
+    fresh: Value = None,
 ) -> None:
     """Emits a product, tile by tile: columns in blocks of 32 (where rows are few), 16, 8, .., and rows likewise."""
 
-    def block(width: int, column: Any) -> None:
+    def block(width: int, column: Value) -> None:
         tall, done = _TALLEST[width], _I64(0)
         # What the tallest tiles leave goes to tiles of half the rows, and so on: each has unrolled code of its own.
         while tall:
@@ -100,14 +107,14 @@ def _product(
         done = end
 
 
-def _product_rows(builder: Any, args: Any, each_step: Callable[[], None]) -> None:
+def _product_rows(builder: Builder, args: Values, each_step: Callable[[], None]) -> None:
     outs, lefts, rows, right, depth, columns = args
 
-    def listed(addresses: Any, row: Any, tall: int) -> list[Any]:
+    def listed(addresses: Value, row: Value, tall: int) -> list[Value]:
         at = builder.add(addresses, builder.mul(row, _I64(8)))
         return [load(builder, builder.add(at, _I64(8 * i)), _I64) for i in range(tall)]
 
-    def run(builder: Any, tall: int, row: Any, add: Callable[[Any, list[Any]], None]) -> None:
+    def run(builder: Builder, tall: int, row: Value, add: Callable[[Value, list[Value]], None]) -> None:
         starts = listed(lefts, row, tall)
         with cgutils.for_range(builder, depth, intp=_I64) as loop:
             # Between the products, whose latency hides it.
@@ -167,10 +174,10 @@ def product_sum(typing_context, out, lefts, rights, terms, rows, columns, depth,
     def codegen(context, builder, signature, args):
         out, lefts, rights, terms, rows, columns, depth, row_step, depth_step, fresh = args
 
-        def places(row: Any, tall: int) -> list[Any]:
+        def places(row: Value, tall: int) -> list[Value]:
             return [offset(builder, out, builder.mul(builder.add(row, _I64(i)), columns)) for i in range(tall)]
 
-        def run(builder: Any, tall: int, row: Any, add: Callable[[Any, list[Any]], None]) -> None:
+        def run(builder: Builder, tall: int, row: Value, add: Callable[[Value, list[Value]], None]) -> None:
             steps = [builder.mul(builder.add(row, _I64(i)), row_step) for i in range(tall)]
             with cgutils.for_range(builder, terms, intp=_I64) as loop:
                 at = builder.mul(loop.index, _I64(8))
@@ -194,10 +201,10 @@ def outer_sum(typing_context, out, lefts, rights, terms, rows, columns, fresh):
     def codegen(context, builder, signature, args):
         out, lefts, rights, terms, rows, columns, fresh = args
 
-        def places(row: Any, tall: int) -> list[Any]:
+        def places(row: Value, tall: int) -> list[Value]:
             return [offset(builder, out, builder.mul(builder.add(row, _I64(i)), columns)) for i in range(tall)]
 
-        def run(builder: Any, tall: int, row: Any, add: Callable[[Any, list[Any]], None]) -> None:
+        def run(builder: Builder, tall: int, row: Value, add: Callable[[Value, list[Value]], None]) -> None:
             with cgutils.for_range(builder, terms, intp=_I64) as loop:
                 at = builder.mul(loop.index, _I64(8))
                 left, right = (load(builder, builder.add(base, at), _I64) for base in (lefts, rights))

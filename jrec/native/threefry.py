@@ -6,11 +6,10 @@ layout: element ``i`` of an array draws from the 64-bit counter ``i``, and its 3
 
 from __future__ import annotations
 
-from typing import Any
-
 from llvmlite import ir
 from numba import types
 
+from jrec.native.llvm_types import Builder, Value
 from jrec.native.memory import kernel_intrinsic
 
 _I32, _I64, _F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
@@ -18,11 +17,11 @@ _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = 0x1BD11BDA
 
 
-def _rotated(builder: Any, word: Any, distance: int) -> Any:
+def _rotated(builder: Builder, word: Value, distance: int) -> Value:
     return builder.or_(builder.shl(word, _I32(distance)), builder.lshr(word, _I32(32 - distance)))
 
 
-def _threefry(builder: Any, key0: Any, key1: Any, high: Any, low: Any) -> tuple[Any, Any]:
+def _threefry(builder: Builder, key0: Value, key1: Value, high: Value, low: Value) -> tuple[Value, Value]:
     keys = (key0, key1, builder.xor(builder.xor(key0, key1), _I32(_PARITY)))
     x, y = builder.add(high, keys[0]), builder.add(low, keys[1])
     # Five groups of four rounds, with a key injected after each, are Threefry-2x32-20.

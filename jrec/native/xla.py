@@ -10,11 +10,11 @@ import functools
 import pathlib
 import re
 import sys
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from jrec.native.calls import custom_call, threads_attribute, without_derivative
 from jrec.native.hyper import hyperparameters, kind_of
@@ -183,7 +183,7 @@ def _supported(array: jax.Array) -> jax.Array:
     return array
 
 
-def _or_empty(array: jax.Array | None, dtype: Any) -> jax.Array:
+def _or_empty(array: jax.Array | None, dtype: DTypeLike) -> jax.Array:
     return jnp.zeros(0, dtype) if array is None else array
 
 

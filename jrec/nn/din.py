@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jaxtyping import PyTree
 
 from jrec.batch import Batch
 from jrec.nn.calibration import Calibration
@@ -116,7 +117,7 @@ class DIN(nnx.Module):
         self.tasks, self.top = tasks, top
         self.calibration = Calibration() if calibrated else None
 
-    def __call__(self, batch: Batch) -> Any:
+    def __call__(self, batch: Batch) -> PyTree[jax.Array]:
         """Logits, (batch,) float32, or a dictionary of them by task."""
         activations, _ = self.embeddings.lookup(batch.bags)
         return self.logits(batch.dense, activations, batch.bags, mask=batch.mask)
@@ -128,7 +129,7 @@ class DIN(nnx.Module):
         bags: Mapping[str, Bags],
         *,
         mask: jax.Array | None = None,
-    ) -> Any:
+    ) -> PyTree[jax.Array]:
         """Logits, (batch,) float32 or by task, of dense features (batch, num_dense) and looked-up activations.
 
         ``mask``, (batch,) float32, is 0 for examples that BatchNorm leaves out; None leaves out none.

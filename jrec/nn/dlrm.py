@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jaxtyping import PyTree
 
 from jrec.batch import Batch
 from jrec.nn.calibration import Calibration
@@ -196,7 +197,7 @@ class DLRM(nnx.Module):
         self.calibration = Calibration() if config.calibrated else None
         self.deterministic = False  # set by ``train`` and ``eval``, as nnx.Dropout's
 
-    def __call__(self, batch: Batch) -> Any:
+    def __call__(self, batch: Batch) -> PyTree[jax.Array]:
         """Logits, (batch,) float32, or by task; in training of ``config.members`` above 1 (batch, members)."""
         activations, _ = self.embeddings.lookup(batch.bags)
         return self.logits(batch.dense, activations, batch.bags, mask=batch.mask)
@@ -208,7 +209,7 @@ class DLRM(nnx.Module):
         bags: Mapping[str, Bags],
         *,
         mask: jax.Array | None = None,
-    ) -> Any:
+    ) -> PyTree[jax.Array]:
         """Phase two: from dense features (batch, num_dense) and looked-up activations to logits, (batch,) float32, or
         to a dictionary of them by task.
 
@@ -231,7 +232,7 @@ class DLRM(nnx.Module):
 
 def _all_logits(
     config: DLRMConfig, layers: _Layers, parts: list[jax.Array], dense: jax.Array, real: jax.Array | None
-) -> Any:
+) -> PyTree[jax.Array]:
     """(batch, members) of embeddings (batch, vectors, members, dim), by layers whose arrays have a leading axis.
 
     Of several tasks a dictionary of them.
@@ -243,7 +244,7 @@ def _all_logits(
 
 def _mean_logits(
     config: DLRMConfig, layers: _Layers, parts: list[jax.Array], dense: jax.Array, real: jax.Array | None
-) -> Any:
+) -> PyTree[jax.Array]:
     """(batch,), the mean of ``_all_logits`` in eval mode, one member after another: ONNX has no layers under vmap.
 
     Of several tasks a dictionary of them.
@@ -258,7 +259,7 @@ def _mean_logits(
 
 def _member_logits(
     config: DLRMConfig, layers: _Layers, groups: list[jax.Array], dense: jax.Array, real: jax.Array | None
-) -> Any:
+) -> PyTree[jax.Array]:
     """The logits of a member, (batch,) float32 or by task, by its layers and its part of the embeddings."""
     bottom_mlp, top, cross, first_order = layers
     dtype, terms = jnp.dtype(config.compute_dtype), list[jax.Array]()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
 from flax.nnx.nn.linear import default_embed_init
+from jax.typing import DTypeLike
+from jaxtyping import PyTree
 
 import jrec.optax
 from jrec.ops.dispatch import Implementation
@@ -29,7 +30,9 @@ def uniform_rows(bound: float | None = None) -> Callable[..., jax.Array]:
       bound: The bound; None for 1 / sqrt(rows).
     """
 
-    def make(key: jax.Array, shape: tuple[int, int], dtype: Any = jnp.float32, out_sharding: Any = None) -> jax.Array:
+    def make(
+        key: jax.Array, shape: tuple[int, int], dtype: DTypeLike = jnp.float32, out_sharding: object = None
+    ) -> jax.Array:
         del out_sharding
         rows, dim = shape
         table = TableConfig(name="rows", rows=rows, dim=dim, dtype=jnp.dtype(dtype).name, initial_bound=bound)
@@ -71,9 +74,9 @@ class Embed(nnx.Module):
         num_embeddings: int,
         features: int,
         *,
-        dtype: Any = None,
-        param_dtype: Any = jnp.float32,
-        embedding_init: Any = None,
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
+        embedding_init: Callable[..., jax.Array] | None = None,
         capacity: int | None = None,
         implementation: Implementation | None = None,
         rngs: nnx.Rngs,
@@ -124,8 +127,8 @@ class EmbeddingBag(nnx.Module):
         features: int,
         *,
         combiner: Combiner = "sum",
-        param_dtype: Any = jnp.float32,
-        embedding_init: Any = None,
+        param_dtype: DTypeLike = jnp.float32,
+        embedding_init: Callable[..., jax.Array] | None = None,
         capacity: int | None = None,
         implementation: Implementation | None = None,
         rngs: nnx.Rngs,
@@ -140,7 +143,7 @@ class EmbeddingBag(nnx.Module):
         self, ids: jax.Array | Bags, offsets: jax.Array | None = None, *, weights: jax.Array | None = None
     ) -> jax.Array:
         """(num_bags, features) float32; see ``jrec.embedding_bag`` for the forms of ids."""
-        table: Any = self.embedding.get_value()
+        table = self.embedding.get_value()
         return embedding_bag(table, ids, offsets, weights=weights, combiner=self.combiner)
 
 
@@ -158,10 +161,10 @@ class Optimizer(nnx.Optimizer):
       >>> optimizer.update(model, nnx.grad(lambda model: jnp.sum(model(jnp.array([4, 1, 4]))))(model))
     """
 
-    def __init__(self, model: Any, tx: optax.GradientTransformation, *, wrt: Any):
+    def __init__(self, model: nnx.Module, tx: optax.GradientTransformation, *, wrt: nnx.filterlib.Filter):
         super().__init__(model, tx, wrt=wrt)
 
-    def update(self, model: Any, grads: Any, /, **kwargs: Any) -> None:
+    def update(self, model: nnx.Module, grads: PyTree, /, **kwargs: object) -> None:
         """One step, in place on ``model``.
 
         Args:

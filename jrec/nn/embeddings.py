@@ -26,7 +26,7 @@ from jrec.ops.types import Bags
 from jrec.row_optimizers import SGD, RowOptimizers, Slots, optimizer_of
 from jrec.tiers.cores import Cores
 from jrec.tiers.local_rows import LocalRows
-from jrec.tiers.store import Context, Stores, apply_updates, look_up, updates
+from jrec.tiers.store import Context, Residuals, Store, Stores, apply_updates, look_up, updates
 
 # Every model imports this module, as a rule before it makes its first array. Once JAX's threads run it is too late:
 # glibc has given each of them a heap of its own by then, which shrinks whatever is asked for.
@@ -150,7 +150,7 @@ class EmbeddingCollection(nnx.Module):
 
     def with_own(
         self, other_stores: Stores, slots: Mapping[str, Slots] | None = None, *, bags: Mapping[str, Bags] | None
-    ) -> dict[str, Any]:
+    ) -> dict[str, Store]:
         """The stores of all stacks of the layout: the collection's own (``stores``), and ``other_stores``.
 
         Raises:
@@ -206,7 +206,7 @@ class EmbeddingCollection(nnx.Module):
             )
         return contexts
 
-    def lookup(self, bags: Mapping[str, Bags]) -> tuple[dict[str, jax.Array], dict[str, Any]]:
+    def lookup(self, bags: Mapping[str, Bags]) -> tuple[dict[str, jax.Array], dict[str, Residuals]]:
         """Phase one: activations (num_bags, dim) by stack, and what their backward pass needs.
 
         Raises:
@@ -216,7 +216,7 @@ class EmbeddingCollection(nnx.Module):
         self._check_not_exact()
         return look_up(self.with_own({}, bags=bags), bags, self.contexts(), self.implementation)
 
-    def cache_hits(self, slots: Mapping[str, Mapping[str, Any]]) -> dict[str, CacheHits]:
+    def cache_hits(self, slots: Mapping[str, Mapping[str, jax.Array | nnx.Variable]]) -> dict[str, CacheHits]:
         """Hits and lookups in training of each tensor-train table with a cache, by table; waits for the device.
 
         Args:
@@ -269,7 +269,7 @@ class EmbeddingCollection(nnx.Module):
             most = min(most, stack.unique_capacity(examples))
         return min(dict(self.unique_capacities).get(name, most), most)
 
-    def rows_left_out(self, residuals: Mapping[str, Any]) -> jax.Array:
+    def rows_left_out(self, residuals: Mapping[str, Residuals]) -> jax.Array:
         """How many unique rows did not fit into ``unique_capacities``, () int32; ``apply_gradients`` skips them."""
         left_out = rows_left_out({name: residuals[name] for name in self.stacks})
         return functools.reduce(jnp.add, left_out.values(), jnp.int32(0))
@@ -292,7 +292,7 @@ class EmbeddingCollection(nnx.Module):
         self,
         optimizer: RowOptimizers,
         slots: Mapping[str, Slots],
-        residuals: Mapping[str, Any],
+        residuals: Mapping[str, Residuals],
         gradients: Mapping[str, jax.Array],
         *,
         cores: RowOptimizers | None = None,

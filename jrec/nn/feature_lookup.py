@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _NO_ROW = 2**31 - 1  # past every stack: its bag is NaN
 
 
-def lookup_feature(collection: EmbeddingCollection, name: str, ids: Any, weights: Any = None) -> jax.Array:
+def lookup_feature(collection: EmbeddingCollection, name: str, ids: object, weights: object = None) -> jax.Array:
     """See ``EmbeddingCollection.lookup_feature``."""
     places = collection.layout.places.get(name)
     if places is None:

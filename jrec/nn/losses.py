@@ -12,11 +12,11 @@ import contextvars
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
+from jaxtyping import PyTree
 
 from jrec.batch import Batch
 from jrec.errors import ConfigError
@@ -330,7 +330,7 @@ def poisson(outputs: jax.Array, batch: Batch) -> jax.Array:
 def of_numbers(loss: Loss, numbers: Numbers) -> Loss:
     """A loss by labels as they are before location and scale, so that outputs are about 1 in size."""
 
-    def scaled(outputs: Any, batch: Batch) -> jax.Array:
+    def scaled(outputs: PyTree, batch: Batch) -> jax.Array:
         return loss(outputs, dataclasses.replace(batch, labels=numbers.targets(batch.labels)))
 
     return scaled

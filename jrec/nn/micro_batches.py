@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import PyTree
 
 from jrec.batch import Batch
 from jrec.errors import ConfigError
@@ -44,16 +44,16 @@ class MicroBatches:
         examples = (batch.dense, batch.labels, batch.mask, batch.extras)
         # Examples in their order, so that joined slices are the batch again.
         by_slice = jax.tree.map(lambda array: array.reshape(count, self._size, *array.shape[1:]), examples)
-        self.slices: Any = (by_slice, jax.tree.map(jnp.asarray, self._orders))
+        self.slices: PyTree[jax.Array] = (by_slice, jax.tree.map(jnp.asarray, self._orders))
 
-    def of(self, a_slice: Any) -> tuple[dict[str, jax.Array], Batch]:
+    def of(self, a_slice: PyTree[jax.Array]) -> tuple[dict[str, jax.Array], Batch]:
         """The activations and the examples of one of the ``slices``; the bags have no casts."""
         (dense, labels, mask, extras), orders = a_slice
         bags = {name: self._bags(self._layout.stacks[name], order) for name, order in orders.items()}
         activations = {name: _taken(self._activations[name], order) for name, order in orders.items()}
         return activations, Batch(dense=dense, labels=labels, mask=mask, bags=bags, extras=extras)
 
-    def joined(self, of_slices: Any) -> Any:
+    def joined[T: PyTree](self, of_slices: T) -> T:
         """Arrays of examples, (slices, examples of one, ...), as (batch, ...)."""
         return jax.tree.map(lambda array: array.reshape(-1, *array.shape[2:]), of_slices)
 
@@ -67,7 +67,8 @@ class MicroBatches:
         """The bags of a stack of these numbers, one behind the other."""
         bags = self._batch.bags[stack.name]
         if bags.offsets is None:
-            return Bags(ids=_taken(bags.ids, order), weights=_taken(bags.weights, order))
+            weights = None if bags.weights is None else _taken(bags.weights, order)
+            return Bags(ids=_taken(bags.ids, order), weights=weights)
         capacity = bags.capacity
         if capacity <= stack.capacity(self._examples):  # longer bags than the layout's may all be in one slice
             capacity = min(capacity, stack.capacity(self._size))
@@ -80,12 +81,13 @@ class MicroBatches:
         bag = jnp.searchsorted(offsets, number, side="right").astype(jnp.int32) - 1
         # Past the last bag is padding, whatever it reads.
         place = _taken(begins, bag) + number - _taken(offsets, bag)
-        return Bags(ids=_taken(bags.ids, place), offsets=offsets, weights=_taken(bags.weights, place))
+        weights = None if bags.weights is None else _taken(bags.weights, place)
+        return Bags(ids=_taken(bags.ids, place), offsets=offsets, weights=weights)
 
 
-def _taken(values: Any, at: jax.Array | np.ndarray) -> Any:
-    """The values at some places, clipped to those that there are; None of None."""
-    return None if values is None else values.at[at].get(mode="clip", wrap_negative_indices=False)
+def _taken(values: jax.Array, at: jax.Array | np.ndarray) -> jax.Array:
+    """The values at some places, clipped to those that there are."""
+    return values.at[at].get(mode="clip", wrap_negative_indices=False)
 
 
 def _orders(stack: Stack, examples: int, count: int) -> np.ndarray:

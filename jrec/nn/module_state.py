@@ -17,12 +17,13 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.interpreters import partial_eval
+from jaxtyping import PyTree
 
 from jrec.batch import Batch
 from jrec.errors import ConfigError
@@ -30,18 +31,23 @@ from jrec.mesh.communication import Communication
 from jrec.mesh.route import AXIS
 from jrec.nn.batch_norm import BatchNorm
 
+if TYPE_CHECKING:
+    from jrec.nn.optimizer import SparseModel
+
 Changed = dict[str, jax.Array]
 """New values of some of a model's arrays, by their path in ``nnx.state``."""
-Logits = Callable[[Any, Changed, Mapping[str, jax.Array], Batch, jax.Array | None], tuple[Any, Changed]]
+Logits = Callable[
+    [nnx.State, Changed, Mapping[str, jax.Array], Batch, jax.Array | None], tuple[PyTree[jax.Array], Changed]
+]
 
 
-def logits_of(model: Any, batch: Batch, activations: Mapping[str, jax.Array]) -> Any:
+def logits_of(model: SparseModel, batch: Batch, activations: Mapping[str, jax.Array]) -> PyTree[jax.Array]:
     """What the model's ``logits`` returns; it gets the batch's ``mask`` if it takes one."""
     more = {"mask": batch.mask} if "mask" in inspect.signature(model.logits).parameters else {}
     return model.logits(batch.dense, activations, batch.bags, **more)
 
 
-def pure_logits(model: Any, communication: Communication | None) -> tuple[Any, Logits]:
+def pure_logits(model: SparseModel, communication: Communication | None) -> tuple[nnx.State, Logits]:
     """A model's parameters, and its ``logits`` as a function without effects.
 
     Args:
@@ -55,8 +61,12 @@ def pure_logits(model: Any, communication: Communication | None) -> tuple[Any, L
     graph, params, rest = nnx.split(model, nnx.Param, ...)
 
     def logits(
-        params: Any, changed: Changed, activations: Mapping[str, jax.Array], batch: Batch, device: jax.Array | None
-    ) -> tuple[Any, Changed]:
+        params: nnx.State,
+        changed: Changed,
+        activations: Mapping[str, jax.Array],
+        batch: Batch,
+        device: jax.Array | None,
+    ) -> tuple[PyTree[jax.Array], Changed]:
         working = nnx.merge(graph, params, replaced(rest, changed), copy=True)
         _spread_batch_norms(working, communication)
         with _streams_of(working, device):
@@ -66,23 +76,23 @@ def pure_logits(model: Any, communication: Communication | None) -> tuple[Any, L
     return params, logits
 
 
-def arrays_of(model: Any) -> dict[str, jax.Array]:
+def arrays_of(model: SparseModel) -> dict[str, jax.Array]:
     """The model's arrays by path, less what ``sow`` leaves."""
     return _named(nnx.state(model))
 
 
-def replaced(state: Any, changed: Changed) -> Any:
+def replaced[T: PyTree](state: T, changed: Changed) -> T:
     """The state with the changed arrays that are in it."""
     return jax.tree_util.tree_map_with_path(lambda path, leaf: changed.get(_name(path), leaf), state)
 
 
-def put(model: Any, changed: Changed) -> None:
+def put(model: SparseModel, changed: Changed) -> None:
     """Replaces some of the model's arrays, in place."""
     if changed:
         nnx.update(model, replaced(nnx.state(model), changed))
 
 
-def shared(model: Any, changed: Changed, communication: Communication, weight: jax.Array) -> Changed:
+def shared(model: SparseModel, changed: Changed, communication: Communication, weight: jax.Array) -> Changed:
     """Changed arrays as all devices keep them: the mean of floats, weighted; others as they are.
 
     Args:
@@ -105,7 +115,7 @@ def shared(model: Any, changed: Changed, communication: Communication, weight: j
     return {name: leaf if _exact(leaf) else mean(name, leaf) for name, leaf in changed.items()}
 
 
-def check_independent(changed: Changed, step: Callable[[Any], Changed], inputs: Any) -> None:
+def check_independent(changed: Changed, step: Callable[[PyTree], Changed], inputs: PyTree) -> None:
     """Refuses integers, and others that have no mean, that devices would change by their own parts of a batch.
 
     Args:
@@ -130,12 +140,12 @@ def check_independent(changed: Changed, step: Callable[[Any], Changed], inputs: 
             )
 
 
-def _named(state: Any) -> dict[str, jax.Array]:
+def _named(state: nnx.State) -> dict[str, jax.Array]:
     kept = nnx.filter_state(state, nnx.Not(nnx.Intermediate))
     return {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(kept)}
 
 
-def _name(path: Any) -> str:
+def _name(path: jax.tree_util.KeyPath) -> str:
     return jax.tree_util.keystr(path, simple=True, separator=".")
 
 
@@ -168,7 +178,7 @@ def _spread_batch_norms(model: Any, communication: Communication | None) -> None
 
 
 @contextlib.contextmanager
-def _streams_of(model: Any, device: jax.Array | None) -> Iterator[None]:
+def _streams_of(model: SparseModel, device: jax.Array | None) -> Iterator[None]:
     """Lets all streams of a model draw a device's own numbers; afterwards their keys are the stored ones again."""
     if device is None:
         yield

@@ -18,6 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jrec.json_values import JsonObject
+
 _LAYER_SEEDS = 10_007  # between the seeds of two layers, in every scheme
 _WHITE_SPACE = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
 _SPACE_TOKEN, _REPLACEMENT = "\ue000", "\ufffd"
@@ -145,7 +147,7 @@ class _Scheme:
     row_multiple: int = 1
 
 
-def hashed_rows(hashing: NGramHashing, tokens: Any) -> Any:
+def hashed_rows(hashing: NGramHashing, tokens: jax.Array | np.ndarray) -> Any:
     """``ngram_rows`` of a published scheme; ``tokens`` are checked already."""
     if isinstance(tokens, jax.Array):
         return _rows_on_device(hashing, tokens)
@@ -179,7 +181,7 @@ def _slots(hashing: NGramHashing, size: int) -> range:
     return range(max(begin, 0), max(begin + hashing.heads, 0))
 
 
-def _window(xp: Any, hashing: NGramHashing, tokens: Any) -> Iterator[Any]:
+def _window[A: (jax.Array, np.ndarray)](xp: Any, hashing: NGramHashing, tokens: A) -> Iterator[A]:
     """The tokens at each distance before a token, nearest first: (batch, length) each."""
     yield tokens
     ended, ends_at = None, _SCHEMES[hashing.scheme].ends_at
@@ -265,7 +267,7 @@ def compressed_vocabulary(texts: Sequence[str], pieces: Sequence[str] | None = N
     return lookup
 
 
-def compress_tokens(lookup: np.ndarray, tokens: Any) -> Any:
+def compress_tokens[A: (jax.Array, np.ndarray)](lookup: np.ndarray, tokens: A) -> A:
     """Tokens by their new numbers; negative ones stay as they are.
 
     Args:
@@ -357,7 +359,7 @@ _SCHEMES = {
     ),
 }
 
-PRESETS: dict[str, dict[str, Any]] = {
+PRESETS: dict[str, JsonObject] = {
     "engram-demo": {
         "scheme": "engram",
         "head_rows": (646_400, 646_400),

@@ -74,7 +74,7 @@ class NGramConfig:
         return FeatureConfig(name=name, table=table, max_length=length * self.slots, pooling="none")
 
 
-def ngram_rows(config: NGramConfig, tokens: Any) -> Any:
+def ngram_rows[A: (jax.Array, np.ndarray)](config: NGramConfig, tokens: A) -> A:
     """The rows of the n-grams that end at each token: the same from NumPy, in a loader, and from JAX, in a step.
 
     Args:
@@ -176,7 +176,7 @@ class NGramMemory(nnx.Module):
         return gated + jax.nn.silu(smoothed)
 
 
-def _mixed(xp: Any, x: Any) -> Any:
+def _mixed[A: (jax.Array, np.ndarray)](xp: Any, x: A) -> A:
     """MurmurHash3's final mix of 32 bits, which spreads every bit over all."""
     x = x ^ (x >> xp.uint32(16))
     x = x * xp.uint32(0x85EBCA6B)

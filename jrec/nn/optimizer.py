@@ -5,12 +5,13 @@ from __future__ import annotations
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
+from jaxtyping import PyTree
 
 from jrec.batch import Batch
 from jrec.nn.embeddings import EmbeddingCollection
@@ -19,9 +20,9 @@ from jrec.ops.layout import EmbeddingLayout, Stack
 from jrec.ops.rounding import derived_key
 from jrec.ops.types import Bags
 from jrec.row_optimizers import BagGradients, Exact, RowOptimizer
-from jrec.tiers.store import look_up
+from jrec.tiers.store import Residuals, look_up
 
-Loss = Callable[[Any, Batch], jax.Array]
+Loss = Callable[[PyTree, Batch], jax.Array]
 """A function of what the model's ``logits`` returns, an array or a tree, and of the batch: a mean over the examples."""
 
 _ROUNDING = 0x726F756E  # "roun": sets the keys of rounding apart from those of the initial parameters of the same seed
@@ -39,12 +40,18 @@ class SparseModel(Protocol):
 
     embeddings: EmbeddingCollection
 
-    def logits(self, dense: jax.Array, activations: Mapping[str, jax.Array], bags: Mapping[str, Bags]) -> Any:
+    def logits(
+        self, dense: jax.Array, activations: Mapping[str, jax.Array], bags: Mapping[str, Bags]
+    ) -> PyTree[jax.Array]:
         """(batch,) float32, or an array or a tree of them that the loss takes, examples first.
 
         It may also take ``mask``, best with a default of None, which exports leave it at: (batch,) float32, 0 for rows
         that pad the batch.
         """
+        ...
+
+    def eval(self) -> object:
+        """Turns eval mode on, as ``nnx.Module`` does; predictions call it on a copy of the model."""
         ...
 
 
@@ -91,7 +98,7 @@ class SparseOptimizer(nnx.Module):
 
     def __init__(
         self,
-        model: Any,
+        model: SparseModel,
         *,
         dense: optax.GradientTransformation,
         embedding: RowOptimizer,
@@ -151,7 +158,7 @@ class SparseOptimizer(nnx.Module):
         """Whether lookups read other rows than tables hold, by slots: of exact optimizers."""
         return any(optimizer is not None and optimizer.has_tail for _, optimizer in self._rows)
 
-    def lookup(self, model: Any, bags: Mapping[str, Bags]) -> tuple[dict[str, jax.Array], dict[str, Any]]:
+    def lookup(self, model: SparseModel, bags: Mapping[str, Bags]) -> tuple[dict[str, jax.Array], dict[str, Residuals]]:
         """``EmbeddingCollection.lookup`` of rows as they are before the next step, which exact optimizers need.
 
         Raises:
@@ -167,9 +174,9 @@ class SparseOptimizer(nnx.Module):
 
     def update(
         self,
-        model: Any,
-        residuals: Mapping[str, Any],
-        dense_gradients: Any,
+        model: SparseModel,
+        residuals: Mapping[str, Residuals],
+        dense_gradients: PyTree,
         activation_gradients: Mapping[str, jax.Array],
         *,
         gradient_scale: jax.Array | float | None = None,
@@ -200,9 +207,9 @@ class SparseOptimizer(nnx.Module):
 
     def update_accumulated(
         self,
-        model: Any,
+        model: SparseModel,
         bags: Sequence[Mapping[str, Bags]],
-        dense_gradients: Any,
+        dense_gradients: PyTree,
         activation_gradients: Sequence[Mapping[str, jax.Array]],
         *,
         gradient_scale: jax.Array | float | None = None,
@@ -235,10 +242,10 @@ class SparseOptimizer(nnx.Module):
 
     def _update(
         self,
-        model: Any,
+        model: SparseModel,
         bags: Mapping[str, Bags] | None,
-        residuals: Mapping[str, Any],
-        dense_gradients: Any,
+        residuals: Mapping[str, Residuals],
+        dense_gradients: PyTree,
         activation_gradients: Mapping[str, jax.Array],
         gradient_scale: jax.Array | float | None,
     ) -> jax.Array | None:
@@ -283,7 +290,7 @@ class SparseOptimizer(nnx.Module):
         return derived_key(derived_key(seed, _ROUNDING), self.step)
 
 
-def _check_kinds(dense: Any, embedding: Any, cores: Any, tables: Mapping[str, Any]) -> None:
+def _check_kinds(dense: object, embedding: object, cores: object, tables: Mapping[str, object]) -> None:
     """Refuses optax's optimizers for rows, and row optimizers for dense parameters."""
     if not (hasattr(dense, "init") and hasattr(dense, "update")):
         raise TypeError(f"dense is {dense!r}, but dense parameters are trained by one of optax, as optax.adagrad(0.1)")
@@ -318,17 +325,17 @@ def _check_cores(
                 )
 
 
-def _named(optimizer: Any) -> str:
+def _named(optimizer: object) -> str:
     """Short enough for a message: a transformation of optax names only its functions."""
     return "one of optax" if isinstance(optimizer, optax.GradientTransformation) else repr(optimizer)
 
 
-def _check_every_step(dense: optax.GradientTransformation, model: Any) -> None:
+def _check_every_step(dense: optax.GradientTransformation, model: SparseModel) -> None:
     """Refuses a transformation that steps only now and then: rows would step every time."""
     # Shapes alone: the state of a large model would be made and thrown away.
     state = jax.eval_shape(dense.init, nnx.state(model, nnx.Param))
 
-    def waits(node: Any) -> bool:
+    def waits(node: object) -> bool:
         return isinstance(node, optax.MultiStepsState)
 
     if any(map(waits, jax.tree.leaves(state, is_leaf=waits))):

@@ -493,7 +493,7 @@ def next_item_loss(*, temperature: float = 0.05, negatives: Negatives = "batch")
     return loss
 
 
-def _items(allowed: jax.Array, dtype: Any) -> jax.Array:
+def _items(allowed: jax.Array, dtype: DTypeLike) -> jax.Array:
     """(batch, 1, 1, 1): the items of each history, which its last position may all read; 1 where there are none."""
     return jnp.maximum(jnp.sum(allowed[:, -1], axis=1), 1).astype(dtype)[:, None, None, None]
 

@@ -13,11 +13,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jaxtyping import PyTree
 
 from jrec.batch import Batch
 from jrec.mesh.communication import Communication
@@ -25,12 +25,12 @@ from jrec.mesh.route import AXIS
 from jrec.nn.losses import SliceSums, binary_cross_entropy, in_slices, nonzero, over_devices
 from jrec.nn.micro_batches import MicroBatches
 from jrec.nn.module_state import Changed, arrays_of, check_independent, logits_of, pure_logits, put, replaced, shared
-from jrec.nn.optimizer import Loss, SparseOptimizer
+from jrec.nn.optimizer import Loss, SparseModel, SparseOptimizer
 from jrec.nn.update import apply_gradients, step_contexts, step_stores
-from jrec.tiers.store import Stores, look_up
+from jrec.tiers.store import Store, Stores, look_up
 
 Activations = Mapping[str, jax.Array]
-_NONE: Mapping[str, Any] = {}
+_NONE: Stores = {}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,14 +44,14 @@ class StepOutputs:
       gradient_norm: () float32, the norm of all gradients before they were clipped; None where nothing clips them.
     """
 
-    stores: dict[str, Any]
+    stores: dict[str, Store]
     loss: jax.Array
-    logits: Any
+    logits: PyTree[jax.Array]
     gradient_norm: jax.Array | None = None
 
 
 def train_step(
-    model: Any, optimizer: SparseOptimizer, batch: Batch, *, loss: Loss = binary_cross_entropy
+    model: SparseModel, optimizer: SparseOptimizer, batch: Batch, *, loss: Loss = binary_cross_entropy
 ) -> tuple[jax.Array, jax.Array]:
     """One training step, in place on ``model`` and ``optimizer``: lookup, dense gradients, casted update of the rows.
 
@@ -75,7 +75,7 @@ def train_step(
 
 
 def train_step_on(
-    model: Any,
+    model: SparseModel,
     optimizer: SparseOptimizer,
     stores: Stores,
     batch: Batch,
@@ -128,8 +128,8 @@ def train_step_on(
 
 
 def accumulated_step(
-    model: Any, optimizer: SparseOptimizer, batches: Sequence[Batch], *, loss: Loss = binary_cross_entropy
-) -> tuple[jax.Array, list[Any]]:
+    model: SparseModel, optimizer: SparseOptimizer, batches: Sequence[Batch], *, loss: Loss = binary_cross_entropy
+) -> tuple[jax.Array, list[PyTree[jax.Array]]]:
     """One step on several micro-batches, in place: the step of one batch with all their examples.
 
     The dense model sees one micro-batch at a time, so that its activations take the memory of one. Dense parameters and
@@ -164,7 +164,7 @@ def accumulated_step(
 
 
 def predict_on(
-    model: Any,
+    model: SparseModel,
     stores: Stores,
     batch: Batch,
     *,
@@ -186,7 +186,7 @@ def predict_on(
     activations, _ = look_up(every, batch.bags, contexts, embeddings.implementation)
     graph, state = nnx.split(model)
 
-    def logits(state: Any, activations: Activations) -> jax.Array:
+    def logits(state: nnx.State, activations: Activations) -> jax.Array:
         # A copy: eval mode, and whatever ``logits`` counts or draws, must not reach the model that trains.
         working = nnx.merge(graph, state, copy=True)
         working.eval()
@@ -206,13 +206,13 @@ def weight_and_examples(batch: Batch, communication: Communication | None) -> ja
 
 
 def _gradients(
-    model: Any,
+    model: SparseModel,
     activations: Activations,
     batch: Batch,
     loss: Loss,
     communication: Communication | None,
     micro_batches: int = 1,
-) -> tuple[tuple[jax.Array, Any], tuple[Any, dict[str, jax.Array]]]:
+) -> tuple[tuple[jax.Array, PyTree[jax.Array]], tuple[nnx.State, dict[str, jax.Array]]]:
     """Loss and logits, and the gradients of (``nnx.Param``, activations); on a mesh, of the device's part.
 
     What ``logits`` changes in the model is put there. Devices that do not compute get zeros.
@@ -227,14 +227,14 @@ def _gradients(
         device = jax.lax.axis_index(AXIS)
 
     def part(
-        params: Any, activations: Activations, changed: Changed, batch: Batch, sums: SliceSums | None = None
-    ) -> tuple[jax.Array, tuple[Any, Changed]]:
+        params: nnx.State, activations: Activations, changed: Changed, batch: Batch, sums: SliceSums | None = None
+    ) -> tuple[jax.Array, tuple[PyTree[jax.Array], Changed]]:
         with in_slices(sums):
             outputs, changed = logits(params, changed, activations, batch, device)
             value = loss(outputs, batch)
         return value if total is None else value * (jnp.sum(batch.mask) / total), (outputs, changed)
 
-    def work(params: Any, activations: Activations) -> Any:
+    def work(params: nnx.State, activations: Activations) -> PyTree:
         if micro_batches == 1:
             return jax.value_and_grad(part, argnums=(0, 1), has_aux=True)(params, activations, {}, batch)
         slices = MicroBatches(model.embeddings.layout, batch, activations, micro_batches)
@@ -251,7 +251,12 @@ def _gradients(
     return (value, outputs), gradients
 
 
-def _accumulated(part: Callable[..., Any], params: Any, slices: MicroBatches, arrays: Mapping[str, jax.Array]) -> Any:
+def _accumulated(
+    part: Callable[..., tuple[jax.Array, tuple[PyTree[jax.Array], Changed]]],
+    params: nnx.State,
+    slices: MicroBatches,
+    arrays: Mapping[str, jax.Array],
+) -> PyTree:
     """Loss, (logits, changed arrays) and gradients of the whole batch, from one slice after another.
 
     Args:
@@ -263,14 +268,16 @@ def _accumulated(part: Callable[..., Any], params: Any, slices: MicroBatches, ar
     """
     one = jax.value_and_grad(part, argnums=(0, 1), has_aux=True)
 
-    def asked(a_slice: Any) -> tuple[list[jax.Array], Changed]:
+    def asked(a_slice: PyTree) -> tuple[list[jax.Array], Changed]:
         """The slice's terms of the sums that the loss asks for, and what the slice changes."""
         activations, batch = slices.of(a_slice)
         collected = SliceSums(None)
         _, (_, changed) = part(params, activations, {}, batch, collected)
         return collected.asked, changed
 
-    def step(carry: tuple[jax.Array, Changed, Any], a_slice: Any) -> tuple[Any, tuple[Any, dict[str, jax.Array]]]:
+    def step(
+        carry: tuple[jax.Array, Changed, nnx.State], a_slice: PyTree
+    ) -> tuple[tuple[jax.Array, Changed, nnx.State], tuple[PyTree[jax.Array], dict[str, jax.Array]]]:
         value, changed, dense = carry
         activations, batch = slices.of(a_slice)
         (own, (outputs, changed)), (own_dense, gradients) = one(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jaxtyping import PyTree
 
 from jrec.batch import Batch
 from jrec.nn.calibration import Calibration
@@ -187,7 +188,7 @@ class TBSM(nnx.Module):
         self.joint = MLP(joint, activate_last=False, dtype=dtype, rngs=rngs) if config.heads > 1 else None
         self.calibration = Calibration() if config.calibrated else None
 
-    def __call__(self, batch: Batch) -> Any:
+    def __call__(self, batch: Batch) -> PyTree[jax.Array]:
         """Logits, (batch,) float32, or a dictionary of them by task."""
         activations, _ = self.embeddings.lookup(batch.bags)
         return self.logits(batch.dense, activations, batch.bags, mask=batch.mask)
@@ -199,7 +200,7 @@ class TBSM(nnx.Module):
         bags: Mapping[str, Bags],
         *,
         mask: jax.Array | None = None,
-    ) -> Any:
+    ) -> PyTree[jax.Array]:
         """Phase two: from dense features (batch, num_dense) and looked-up activations to logits, (batch,) float32, or
         to a dictionary of them by task.
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.typing import DTypeLike
+from jax.typing import ArrayLike, DTypeLike
 
 from jrec.ops.dispatch import Implementation
 from jrec.ops.embedding_bag import Combiner
@@ -34,7 +34,7 @@ class TTTable(nnx.Module):
         contraction: Contraction | None,
         traffic: TTTraffic | None,
         implementation: Implementation | None,
-        cores: Sequence[Any] | None,
+        cores: Sequence[ArrayLike] | None,
         rngs: nnx.Rngs | None,
     ):
         if cores is None:
@@ -52,7 +52,9 @@ class TTTable(nnx.Module):
         """The cores as plain arrays."""
         return tuple(core[...] for core in self.cores)
 
-    def _pooled(self, ids: Any, offsets: Any, weights: Any, combiner: Combiner) -> jax.Array:
+    def _pooled(
+        self, ids: jax.Array, offsets: jax.Array | None, weights: jax.Array | None, combiner: Combiner
+    ) -> jax.Array:
         return tt_embedding_bag(
             self.arrays(),
             self.shape,
@@ -102,7 +104,7 @@ class TTEmbeddingBag(TTTable):
         contraction: Contraction | None = None,
         traffic: TTTraffic | None = None,
         implementation: Implementation | None = None,
-        cores: Sequence[Any] | None = None,
+        cores: Sequence[ArrayLike] | None = None,
         rngs: nnx.Rngs | None = None,
     ):
         super().__init__(
@@ -197,7 +199,7 @@ class TTEmbed(TTTable):
         contraction: Contraction | None = None,
         traffic: TTTraffic | None = None,
         implementation: Implementation | None = None,
-        cores: Sequence[Any] | None = None,
+        cores: Sequence[ArrayLike] | None = None,
         rngs: nnx.Rngs | None = None,
     ):
         if shape is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -123,7 +123,7 @@ class TTStack(nnx.Module):
         """
         return init_slots(optimizer, self.arrays(), self.shape, self.cache_config, of_cores=cores)
 
-    def cache_hits(self, slots: Mapping[str, Any]) -> CacheHits:
+    def cache_hits(self, slots: Mapping[str, jax.Array | nnx.Variable]) -> CacheHits:
         """The hits of the table's cache since its slots were made; waits for the device.
 
         Args:

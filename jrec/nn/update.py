@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import PyTree
 
 from jrec.mesh.communication import Communication
 from jrec.mesh.route import AXIS
 from jrec.ops.layout import EmbeddingLayout
 from jrec.ops.types import Bags
-from jrec.tiers.store import Context, Stores, Update, apply_updates, updates
+from jrec.tiers.store import Context, Residuals, Store, Stores, Update, apply_updates, updates
+
+if TYPE_CHECKING:
+    from jrec.nn.embeddings import EmbeddingCollection
+    from jrec.nn.optimizer import SparseModel, SparseOptimizer
 
 
-def step_contexts(embeddings: Any, optimizer: Any, communication: Communication | None = None) -> dict[str, Context]:
+def step_contexts(
+    embeddings: EmbeddingCollection, optimizer: SparseOptimizer, communication: Communication | None = None
+) -> dict[str, Context]:
     """What the stores know of the optimizer's next step, by stack."""
     return embeddings.contexts(
         optimizer=optimizer.of,
@@ -27,24 +34,26 @@ def step_contexts(embeddings: Any, optimizer: Any, communication: Communication 
     )
 
 
-def step_stores(embeddings: Any, optimizer: Any, stores: Stores, bags: Mapping[str, Bags] | None) -> dict[str, Any]:
+def step_stores(
+    embeddings: EmbeddingCollection, optimizer: SparseOptimizer, stores: Stores, bags: Mapping[str, Bags] | None
+) -> dict[str, Store]:
     """The stores of all stacks with their slots, ``stores`` among them; ``bags`` are looked up, unless None."""
     slots = {stack: {name: slot[...] for name, slot in own.items()} for stack, own in optimizer.slots.items()}
     return embeddings.with_own(stores, slots, bags=bags)
 
 
 def apply_gradients(
-    model: Any,
-    optimizer: Any,
+    model: SparseModel,
+    optimizer: SparseOptimizer,
     stores: Stores,
-    residuals: Mapping[str, Any],
-    dense_gradients: Any,
+    residuals: Mapping[str, Residuals],
+    dense_gradients: PyTree,
     activation_gradients: Mapping[str, jax.Array],
     *,
     contexts: Mapping[str, Context],
     communication: Communication | None = None,
     gradient_scale: jax.Array | float | None = None,
-) -> tuple[dict[str, Any], jax.Array | None]:
+) -> tuple[dict[str, Store], jax.Array | None]:
     """Steps dense parameters, rows and cores, in place on ``model`` and ``optimizer``.
 
     Args:
@@ -127,12 +136,12 @@ def _joined_ragged(of_stack: Sequence[Bags], ids: jax.Array, weights: jax.Array 
     return Bags(ids=moved, offsets=jnp.concatenate(offsets), weights=weights)
 
 
-def _of_all_devices(dense_gradients: Any, communication: Communication | None) -> Any:
+def _of_all_devices(dense_gradients: PyTree, communication: Communication | None) -> PyTree:
     return dense_gradients if communication is None else communication.summed(dense_gradients)
 
 
 def _gradient_norm(
-    dense_gradients: Any, pending: Mapping[str, Update[Any, Any]], communication: Communication | None
+    dense_gradients: PyTree, pending: Mapping[str, Update[Store, Residuals]], communication: Communication | None
 ) -> jax.Array:
     """The Euclidean norm of all gradients together, () float32, the same on all devices.
 

@@ -10,20 +10,23 @@ tangents and transposes are calls of itself.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import ClosedJaxpr
 from jax.interpreters import ad
 
 from jrec.ops.dispatch import Implementation
 from jrec.ops.gather_reduce import gather_reduce, segment_of_entries, take_rows
 from jrec.ops.offsets import within_bags
-from jrec.ops.program_primitive import Batch, ProgramPrimitive, summed_over
+from jrec.ops.program_primitive import Batch, ProgramPrimitive, Tangent, summed_over
 from jrec.ops.row_update import casted_gather_reduce
 from jrec.ops.row_update_xla import distinct
 from jrec.ops.tensor_cast import tensor_cast
+from jrec.ops.types import TreeStructure
 
 Part = Literal["bags", "table", "weights"]
 
@@ -41,7 +44,7 @@ class BagSums:
     """
 
     num_rows: int
-    dtype: Any
+    dtype: np.dtype
     weighted: bool
     ragged: bool
     implementation: Implementation | None
@@ -62,23 +65,23 @@ class BagSums:
     def tangent(
         self,
         primals: tuple[jax.Array, jax.Array, jax.Array | None, jax.Array | None],
-        tangents: tuple[Any, Any, Any, Any],
-        unchanged: type,
+        of_table: jax.Array | None,
+        of_weights: jax.Array | None,
     ) -> jax.Array | None:
         """The bags' tangent, (num_bags, dim) float32, or None where neither table nor weights change.
 
         Args:
           primals: Table, ids, offsets and weights.
-          tangents: The tangent of each; only the tangents of table and weights are read.
-          unchanged: The type of a tangent that is zero.
+          of_table: The tangent of the table, or None where it is zero.
+          of_weights: Likewise.
         """
         table, ids, offsets, weights = primals
         places = (ids,) if offsets is None else (ids, offsets)
         terms = []
-        if not isinstance(tangents[0], unchanged):
-            terms.append(self._bind("bags", {"table": tangents[0], "weights": weights}, places))
-        if weights is not None and not isinstance(tangents[3], unchanged):
-            terms.append(self._bind("bags", {"table": table, "weights": tangents[3]}, places))
+        if of_table is not None:
+            terms.append(self._bind("bags", {"table": of_table, "weights": weights}, places))
+        if of_weights is not None:
+            terms.append(self._bind("bags", {"table": table, "weights": of_weights}, places))
         return sum(terms[1:], terms[0]) if terms else None
 
     def linear_in(self, part: Part) -> list[Part]:
@@ -110,7 +113,9 @@ class BagSums:
         dense = dense.at[rows].set(of_rows, mode="drop", unique_indices=True, indices_are_sorted=True)
         return dense.astype(self.dtype)
 
-    def _bind(self, part: Part, named: dict[Part, Any], places: tuple[jax.Array, ...], batch: Batch = ()) -> jax.Array:
+    def _bind(
+        self, part: Part, named: Mapping[Part, Any], places: tuple[jax.Array, ...], batch: Batch = ()
+    ) -> jax.Array:
         operands = [named[other] for other in self.linear_in(part)] + list(places)
         return _sums(*operands, batch=batch, sums=self, part=part)
 
@@ -133,23 +138,32 @@ def _run(*operands: jax.Array, sums: BagSums, part: Part) -> jax.Array:
 _sums = ProgramPrimitive("jrec_bag_sums", _run)
 
 
-def _jvp(primals: Any, tangents: Any, *, sums: BagSums, part: Part, **params: Any) -> tuple[Any, Any]:
+def _jvp(
+    primals: Sequence[jax.Array], tangents: Sequence[Tangent], *, sums: BagSums, part: Part, **params: object
+) -> tuple[list[jax.Array], list[jax.Array]]:
     def bind(*operands: jax.Array) -> list[jax.Array]:
         return _sums.primitive.bind(*operands, sums=sums, part=part, **params)
 
-    places = [i for i in range(len(sums.linear_in(part))) if not isinstance(tangents[i], ad.Zero)]
+    linear = enumerate(tangents[: len(sums.linear_in(part))])
+    changes = [(i, tangent) for i, tangent in linear if not isinstance(tangent, ad.Zero)]
     # The product rule: linear in each part, the tangent is a sum with one part at a time exchanged.
-    terms = [bind(*primals[:i], tangents[i], *primals[i + 1 :])[0] for i in places]
+    terms = [bind(*primals[:i], tangent, *primals[i + 1 :])[0] for i, tangent in changes]
     return bind(*primals), [sum(terms[1:], terms[0])]
 
 
 def _transpose(
-    cotangents: Any, *operands: Any, sums: BagSums, part: Part, batch: Batch, jaxpr: ClosedJaxpr, structure: Any
-) -> list[Any]:
+    cotangents: Sequence[Tangent],
+    *operands: Any,
+    sums: BagSums,
+    part: Part,
+    batch: Batch,
+    jaxpr: ClosedJaxpr,
+    structure: TreeStructure,
+) -> list[Tangent | None]:
     del jaxpr, structure
     (cotangent,), names = cotangents, sums.linear_in(part)
     place = next(i for i, operand in enumerate(operands) if ad.is_undefined_primal(operand))
-    none: list[Any] = [None] * len(operands)
+    none: list[Tangent | None] = [None] * len(operands)
     if isinstance(cotangent, ad.Zero):
         none[place] = ad.Zero(operands[place].aval)
         return none

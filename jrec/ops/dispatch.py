@@ -10,9 +10,10 @@ import dataclasses
 import functools
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import jax
+from jaxtyping import PyTree
 
 from jrec.ops.sizes import all_static
 from jrec.ops.verdicts import KernelClass, gpu_choice
@@ -95,7 +96,7 @@ def dispatch[Result](
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Call:
+class Call[Request, Result]:
     """One call of an op among several of the same op, whose kernels may share launches.
 
     Attributes:
@@ -106,16 +107,18 @@ class Call:
       kernel: Which verdict decides on the GPU's kernel where nobody named it.
     """
 
-    args: tuple[Any, ...]
-    xla: Callable[..., Any]
-    native: Callable[..., Any] | None
-    request: Callable[..., Any]
+    args: tuple[PyTree, ...]
+    xla: Callable[..., Result]
+    native: Callable[..., Result] | None
+    request: Callable[..., Request]
     kernel: KernelClass
 
-    def dispatch(self, op: str, implementation: Implementation | None, together: _Together) -> Any:
+    def dispatch(
+        self, op: str, implementation: Implementation | None, together: Callable[[Sequence[Request]], list[Result]]
+    ) -> Result:
         """The result of a single call; see the function ``dispatch``."""
 
-        def pallas(*args: Any) -> Any:
+        def pallas(*args: PyTree) -> Result:
             return together([self.request(*args)])[0]
 
         return dispatch(
@@ -123,19 +126,19 @@ class Call:
         )
 
 
-_Together = Callable[[Sequence[Any]], list[Any]]  # requests -> a result each, from launches that they share
-
-
-def dispatch_together(
-    op: str, implementation: Implementation | None, calls: Sequence[Call], together: _Together
-) -> list[Any]:
+def dispatch_together[Request, Result](
+    op: str,
+    implementation: Implementation | None,
+    calls: Sequence[Call[Request, Result]],
+    together: Callable[[Sequence[Request]], list[Result]],
+) -> list[Result]:
     """What ``dispatch`` returns for each call, from as few launches on a GPU as kernels can share.
 
     Args:
       op: The op's name, for messages.
       implementation: A name, or None for the default.
       calls: Independent of each other.
-      together: The GPU's kernel for any number of requests.
+      together: The GPU's kernel for any number of requests, from launches that they share: a result each.
 
     Raises:
       ValueError: For an unknown name.
@@ -149,7 +152,7 @@ def dispatch_together(
         return [call.dispatch(op, implementation, together) for call in calls]
     alone = [i for i in range(len(calls)) if i not in chosen]
 
-    def pallas(*args: Any) -> list[Any]:
+    def pallas(*args: tuple[PyTree, ...]) -> list[Result]:
         requests = [calls[i].request(*of_call) for i, of_call in zip(chosen, args, strict=True)]
         try:
             return together(requests)
@@ -157,40 +160,36 @@ def dispatch_together(
             each = [_where_it_serves(lambda *a, i=i: together([calls[i].request(*a)])[0], calls[i].xla) for i in chosen]
             return [run(*of_call) for run, of_call in zip(each, args, strict=True)]
 
-    def xla(*args: Any) -> list[Any]:
+    def xla(*args: tuple[PyTree, ...]) -> list[Result]:
         return [calls[i].xla(*of_call) for i, of_call in zip(chosen, args, strict=True)]
 
-    def native(*args: Any) -> list[Any]:
+    def native(*args: tuple[PyTree, ...]) -> list[Result]:
         return [(calls[i].native or calls[i].xla)(*of_call) for i, of_call in zip(chosen, args, strict=True)]
 
     per_platform = {"cuda": _where_it_serves(pallas, xla)}
     if native_unavailable() is None:
         per_platform["cpu"] = native
-    results: list[Any] = [None] * len(calls)
-    for i, result in zip(
-        chosen, jax.lax.platform_dependent(*(calls[i].args for i in chosen), **per_platform, default=xla), strict=True
-    ):
-        results[i] = result
-    for i in alone:
-        results[i] = calls[i].dispatch(op, None, together)
-    return results
+    shared = jax.lax.platform_dependent(*(calls[i].args for i in chosen), **per_platform, default=xla)
+    results = dict(zip(chosen, shared, strict=True))
+    results |= {i: calls[i].dispatch(op, None, together) for i in alone}
+    return [results[i] for i in range(len(calls))]
 
 
-def _where_it_serves(pallas: Callable[..., Any], xla: Callable[..., Any]) -> Callable[..., Any]:
+def _where_it_serves[Result](pallas: Callable[..., Result], xla: Callable[..., Result]) -> Callable[..., Result]:
     """A chosen, not a named, kernel: XLA takes what it does not cover, such as rows too long for it.
 
     Under ``vmap`` XLA does all, since a kernel over a batch is other code than the one that was checked.
     """
 
     @jax.custom_batching.custom_vmap
-    def run(*args: Any) -> Any:
+    def run(*args: PyTree) -> Result:
         try:
             return jax.jit(pallas, inline=True)(*args)  # in a trace of its own, which vanishes where it is refused
         except NotImplementedError:
             return xla(*args)
 
     @run.def_vmap
-    def batched(size: int, is_batched: Any, *args: Any) -> Any:
+    def batched(size: int, is_batched: PyTree[bool], *args: PyTree) -> tuple[Result, PyTree[bool]]:
         axes = jax.tree.map(lambda one: 0 if one else None, tuple(is_batched))
         out = jax.vmap(xla, in_axes=axes, axis_size=size)(*args)
         return out, jax.tree.map(lambda _: True, out)

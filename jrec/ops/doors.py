@@ -86,7 +86,7 @@ def checked_optimizer(optimizer: object) -> RowOptimizer:
     return optimizer
 
 
-def checked_slots(optimizer: RowOptimizer, table: jax.Array, slots: object) -> Slots:
+def checked_slots(optimizer: RowOptimizer, table: jax.Array | jax.ShapeDtypeStruct, slots: object) -> Slots:
     """A table's slots, such as ``optimizer.init(table)`` makes.
 
     Raises:

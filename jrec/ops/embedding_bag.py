@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -86,7 +86,7 @@ def embedding_bag(
     return bags.in_form(sums(Bags(ids=bags.ids, offsets=bags.offsets, weights=scaled, cast=cast)))
 
 
-def _formed(ids: Any, offsets: Any, weights: Any, num_rows: int) -> tuple[FormedBags, Cast | None]:
+def _formed(ids: object, offsets: object, weights: object, num_rows: int) -> tuple[FormedBags, Cast | None]:
     """Ids of any form, and the cast of ``Bags`` that bring one."""
     if not isinstance(ids, Bags):
         return formed(ids, offsets, weights, num_rows), None
@@ -95,7 +95,7 @@ def _formed(ids: Any, offsets: Any, weights: Any, num_rows: int) -> tuple[Formed
     return formed(ids.ids, ids.offsets, ids.weights, num_rows), ids.cast
 
 
-def _sums_of(table: Any, implementation: Implementation | None) -> Callable[[Bags], jax.Array]:
+def _sums_of(table: Table | RowTable, implementation: Implementation | None) -> Callable[[Bags], jax.Array]:
     """From bags in canonical form the sums of their rows."""
     if not is_table(table):
         rows = checked_table(table)

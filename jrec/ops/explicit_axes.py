@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import jax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
+from jaxtyping import PyTree
 
 
 def auto_inside[**Args, Result](
-    divided: Callable[..., Any],
+    divided: Callable[..., PyTree[PartitionSpec]],
 ) -> Callable[[Callable[Args, Result]], Callable[Args, Result]]:
     """Has an op run under Auto axes where its arguments are of a mesh with Explicit ones; else it is as it was.
 
@@ -46,7 +46,7 @@ def auto_inside[**Args, Result](
     return decorated
 
 
-def like(values: Any) -> Any:
+def like(values: PyTree) -> PyTree[PartitionSpec]:
     """How each array of a pytree is divided."""
     return jax.tree.map(_spec, values)
 
@@ -71,7 +71,7 @@ def _spec(array: object) -> PartitionSpec:
     return jax.typeof(array).sharding.spec if isinstance(array, jax.Array) else PartitionSpec()
 
 
-def _axes(entry: Any) -> set[str]:
+def _axes(entry: str | tuple[str, ...] | None) -> set[str]:
     return set() if entry is None else set(entry) if isinstance(entry, tuple) else {entry}
 
 

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+from jax.typing import ArrayLike
 
 from jrec.ops.doors import check_bags
 from jrec.ops.gather_reduce import check_segments
@@ -32,7 +33,7 @@ class FormedBags(NamedTuple):
         return pooled.reshape(*self.axes, pooled.shape[1]) if len(self.axes) > 1 else pooled
 
 
-def formed(ids: object, offsets: object, weights: Any, num_rows: int) -> FormedBags:
+def formed(ids: object, offsets: object, weights: object, num_rows: int) -> FormedBags:
     """Bags from ids of any accepted form.
 
     Args:
@@ -46,20 +47,20 @@ def formed(ids: object, offsets: object, weights: Any, num_rows: int) -> FormedB
       ValueError: On other shapes or dtypes, or, outside jit, malformed offsets or an id past the table.
     """
     numbers = _array(ids)
-    narrow, weights = narrowed(numbers), None if weights is None else _array(weights)
+    narrow, factors = narrowed(numbers), None if weights is None else _array(weights)
     bounds = None if offsets is None else narrowed(_array(offsets), name="offsets")
     axes = (narrow.shape[0],) if narrow.ndim == 1 else narrow.shape[:-1]
     if bounds is None and narrow.ndim not in (0, 2):
         width = 1 if narrow.ndim == 1 else narrow.shape[-1]
-        if weights is not None:
-            if weights.shape != narrow.shape:
-                raise ValueError(f"weights must have the ids' shape {narrow.shape}, but have shape {weights.shape}")
-            weights = weights.reshape(math.prod(axes), width)
+        if factors is not None:
+            if factors.shape != narrow.shape:
+                raise ValueError(f"weights must have the ids' shape {narrow.shape}, but have shape {factors.shape}")
+            factors = factors.reshape(math.prod(axes), width)
         narrow = narrow.reshape(math.prod(axes), width)
-    check_segments(narrow, bounds, weights)
+    check_segments(narrow, bounds, factors)
     if not isinstance(numbers, Tracer) and not isinstance(offsets, Tracer):
         _check_rows(np.asarray(numbers), bounds, num_rows)
-    return FormedBags(narrow, bounds, weights, axes if bounds is None else (bounds.shape[0] - 1,))
+    return FormedBags(narrow, bounds, factors, axes if bounds is None else (bounds.shape[0] - 1,))
 
 
 def formed_bags(bags: Bags) -> Bags:
@@ -78,7 +79,7 @@ def formed_bags(bags: Bags) -> Bags:
     return dataclasses.replace(bags, ids=ids, offsets=offsets, weights=weights)
 
 
-def narrowed(values: Any, *, name: str = "ids") -> Any:
+def narrowed[A: (jax.Array, np.ndarray)](values: A, *, name: str = "ids") -> A:
     """Integers as int32, NumPy's on the host and JAX's on the device; those that do not fit never become other rows.
 
     Args:
@@ -110,7 +111,7 @@ def _array(values: object) -> Any:
     return values if hasattr(values, "dtype") and hasattr(values, "ndim") else np.asarray(values)
 
 
-def _check_rows(ids: np.ndarray, offsets: Any, num_rows: int) -> None:
+def _check_rows(ids: np.ndarray, offsets: ArrayLike | None, num_rows: int) -> None:
     """Raises ValueError on the largest id in a bag where it is no row of the table."""
     # NumPy, since jnp would trace even concrete arrays inside another function's jit.
     in_bags = ids if offsets is None else ids[: int(np.asarray(offsets)[-1])]

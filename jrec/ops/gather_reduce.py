@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
+from jaxtyping import PyTree
 
 from jrec.ops.arrays import Bagged, Ids, Offsets, Table, Weights
 from jrec.ops.dispatch import Call, Implementation, dispatch_together
@@ -23,6 +23,10 @@ from jrec.ops.gather_reduce_xla import take_rows as take_rows
 from jrec.ops.offsets import check_concrete_offsets
 from jrec.ops.undivided import undivided
 from jrec.ops.verdicts import KernelClass
+
+_Arguments = tuple[jax.Array, jax.Array, jax.Array | None, jax.Array | None]  # source, indices, offsets, weights
+GatherCall = Call[_Arguments, jax.Array]
+"""What ``gather_reduce_call`` makes."""
 
 
 @auto_inside(lambda source, indices, offsets=None, **_: like_bags(indices, offsets, source))
@@ -72,7 +76,7 @@ def lookup_of_table(
 
 def gather_reduce_call(
     source: jax.Array, indices: jax.Array, offsets: jax.Array | None = None, *, weights: jax.Array | None = None
-) -> Call:
+) -> GatherCall:
     """One of several for ``gather_reduce_together``; see ``gather_reduce`` for arguments and errors."""
     check_segments(indices, offsets, weights, name="indices")
     source = checked_table(source, "source")
@@ -80,7 +84,7 @@ def gather_reduce_call(
 
 
 def gather_reduce_together(
-    calls: Sequence[Call], implementation: Implementation | None, *, tables: bool = False
+    calls: Sequence[GatherCall], implementation: Implementation | None, *, tables: bool = False
 ) -> list[jax.Array]:
     """What ``gather_reduce`` returns for each call; on a GPU, kernels of all of them share launches.
 
@@ -89,38 +93,40 @@ def gather_reduce_together(
       implementation: As for ``gather_reduce``.
       tables: Whether the sources are tables; a GPU's kernel refuses those that ``jit`` divides over devices.
     """
-    sums: Any = _reduced((implementation, tables), [call.args for call in calls])
-    return sums
+    return _reduced((implementation, tables), [call.args for call in calls])
 
 
 _Static = tuple[Implementation | None, bool]  # the implementation, and whether sources are tables
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _reduced(static: _Static, several: list[tuple[Any, ...]]) -> list[jax.Array]:
+def _reduced(static: _Static, several: list[_Arguments]) -> list[jax.Array]:
     implementation, tables = static
     calls = [_call(*args, table=tables) for args in several]
     return dispatch_together("gather_reduce", implementation, calls, _together)
 
 
 @functools.partial(_reduced.defjvp, symbolic_zeros=True)
-def _reduced_jvp(static: _Static, primals: Any, tangents: Any) -> Any:
+def _reduced_jvp(
+    static: _Static, primals: tuple[list[_Arguments]], tangents: PyTree
+) -> tuple[list[jax.Array], list[jax.Array]]:
     from jrec.ops.bag_sums import BagSums  # which is made of this module's function
 
     (several,), (changes,) = primals, tangents
-    sums: Any = _reduced(static, several)
+    sums: list[jax.Array] = _reduced(static, several)
     of_sums = []
     for args, change, out in zip(several, changes, sums, strict=True):
         source, _, offsets, weights = args
         bags = BagSums.of(source, offsets, weights, static[0])
-        tangent = bags.tangent(args, change, SymbolicZero)
+        of_table, _, _, of_weights = (None if isinstance(x, SymbolicZero) else x for x in change)
+        tangent = bags.tangent(args, of_table, of_weights)
         of_sums.append(jnp.zeros_like(out) if tangent is None else tangent)
     return sums, of_sums
 
 
 def _call(
     source: jax.Array, indices: jax.Array, offsets: jax.Array | None, weights: jax.Array | None, *, table: bool = False
-) -> Call:
+) -> GatherCall:
     return Call(
         args=(source, indices, offsets, weights),
         xla=run_in_xla,
@@ -166,20 +172,26 @@ def _native(source: jax.Array, indices: jax.Array, offsets: jax.Array | None, we
     return native.gather_reduce(source, indices, offsets, weights)
 
 
-def _request(*args: Any) -> tuple[Any, ...]:
-    return args
+def _request(source: jax.Array, indices: jax.Array, offsets: jax.Array | None, weights: jax.Array | None) -> _Arguments:
+    return source, indices, offsets, weights
 
 
-def _of_table(source: jax.Array, *rest: Any) -> tuple[Any, ...]:
-    return undivided(source), *rest
+def _of_table(
+    source: jax.Array, indices: jax.Array, offsets: jax.Array | None, weights: jax.Array | None
+) -> _Arguments:
+    return undivided(source), indices, offsets, weights
 
 
-def _together(requests: Sequence[tuple[Any, ...]]) -> list[jax.Array]:
+def _together(requests: Sequence[_Arguments]) -> list[jax.Array]:
     from jrec.pallas.closed import closed
     from jrec.pallas.gather_reduce import Request, gather_reduce_many
 
-    def run(requests: Sequence[tuple[Any, ...]]) -> list[jax.Array]:
-        names = "source", "indices", "offsets", "weights"
-        return gather_reduce_many([Request(**dict(zip(names, args, strict=True))) for args in requests])
+    def run(requests: Sequence[_Arguments]) -> list[jax.Array]:
+        return gather_reduce_many(
+            [
+                Request(source=source, indices=indices, offsets=offsets, weights=weights)
+                for source, indices, offsets, weights in requests
+            ]
+        )
 
     return closed(run, list(requests))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
 
 import numpy as np
 
@@ -28,7 +27,7 @@ def with_cast(bags: Bags, stack: Stack, *, threads: int | None = 1) -> Bags:
     examples, most = bags.num_bags // stack.bags_per_example, min(ids.size, stack.rows)
     if ids.size <= stack.capacity(examples):  # longer bags than the layout's have room for all of their rows
         most = stack.unique_capacity(examples)
-    cast: Any = host.tensor_cast(
+    cast = host.tensor_cast(
         ids,
         offsets,
         num_rows=stack.rows,

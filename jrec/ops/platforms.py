@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 from jax.core import Tracer
+from jaxtyping import PyTree
 
 
-def cpu_or_other(args: tuple[Any, ...], *, cpu: Callable[..., Any], other: Callable[..., Any]) -> Any:
+def cpu_or_other[Result](
+    args: tuple[PyTree, ...], *, cpu: Callable[..., Result], other: Callable[..., Result]
+) -> Result:
     """Calls ``cpu(*args)`` in programs lowered for a CPU and ``other(*args)`` in all others.
 
     Outside jit the arrays' own platform decides, so that only one of the two is traced.

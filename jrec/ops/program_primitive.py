@@ -9,17 +9,20 @@ over which results vary. Under ``vmap`` the program is mapped, and the primitive
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
+from jaxtyping import PyTree
 
+from jrec.ops.types import TreeStructure
 from jrec.ops.varying import varying_like
 from jrec.pallas.closed import effects_outside
 
-Run = Callable[..., Any]
+Run = Callable[..., PyTree]
+"""A function of arrays and static keywords to a pytree of arrays."""
+Tangent = jax.Array | ad.Zero
 Batch = tuple[tuple[bool, ...], ...]
 """For each vmap, the outermost first, which operands have a leading axis for it."""
 
@@ -47,7 +50,7 @@ class ProgramPrimitive:
         batching.primitive_batchers[self.primitive] = self._batched
         mlir.register_lowering(self.primitive, mlir.lower_fun(_evaluated, multiple_results=True))
 
-    def __call__(self, *operands: Any, batch: Batch = (), **params: Any) -> Any:
+    def __call__(self, *operands: jax.Array, batch: Batch = (), **params: object) -> PyTree:
         """The results; ``batch`` says which operands have axes that the program is mapped over."""
         # Inside shard_map loops need operands that vary alike; the transpose of what makes them so sums over devices.
         operands = tuple(varying_like(list(operands), list(operands)))
@@ -61,11 +64,17 @@ class ProgramPrimitive:
         """Has tangents computed by ``jax.jvp`` of another function with the same results, of plain JAX."""
 
         def rule(
-            primals: Any, tangents: Any, *, batch: Batch, jaxpr: ClosedJaxpr, structure: Any, **params: Any
-        ) -> tuple[Any, Any]:
+            primals: Sequence[jax.Array],
+            tangents: Sequence[Tangent],
+            *,
+            batch: Batch,
+            jaxpr: ClosedJaxpr,
+            structure: TreeStructure,
+            **params: object,
+        ) -> tuple[list[jax.Array], list[jax.Array]]:
             changing = [i for i, tangent in enumerate(tangents) if not isinstance(tangent, ad.Zero)]
 
-            def of_changing(*chosen: jax.Array) -> Any:
+            def of_changing(*chosen: jax.Array) -> PyTree:
                 operands = exchanged(primals, changing, chosen)
                 return mapped(run, batch, **params)(*varying_like(operands, operands))
 
@@ -76,16 +85,23 @@ class ProgramPrimitive:
         ad.primitive_jvps[self.primitive] = rule
 
     def _batched(
-        self, operands: Any, axes: Any, *, batch: Batch, jaxpr: ClosedJaxpr, structure: Any, **params: Any
+        self,
+        operands: Sequence[jax.Array],
+        axes: Sequence[int | None],
+        *,
+        batch: Batch,
+        jaxpr: ClosedJaxpr,
+        structure: TreeStructure,
+        **params: object,
     ) -> tuple[list[jax.Array], list[int]]:
         del jaxpr, structure
         flags = tuple(axis is not None for axis in axes)
-        moved = [jnp.moveaxis(x, axis, 0) if flag else x for x, axis, flag in zip(operands, axes, flags, strict=True)]
+        moved = [x if axis is None else jnp.moveaxis(x, axis, 0) for x, axis in zip(operands, axes, strict=True)]
         leaves = jax.tree.leaves(self(*moved, batch=(flags, *batch), **params))
         return leaves, [0] * len(leaves)
 
 
-def mapped(run: Run, batch: Batch, **params: Any) -> Run:
+def mapped(run: Run, batch: Batch, **params: object) -> Run:
     """``run`` under the vmaps of ``batch``."""
     if not batch:
         return lambda *operands: run(*operands, **params)
@@ -93,7 +109,7 @@ def mapped(run: Run, batch: Batch, **params: Any) -> Run:
     return lambda *operands: jax.vmap(mapped(run, batch[1:], **params), in_axes=axes)(*operands)
 
 
-def exchanged(operands: Sequence[Any], which: Sequence[int], replacements: Sequence[Any]) -> list[Any]:
+def exchanged[T](operands: Sequence[T], which: Sequence[int], replacements: Sequence[T]) -> list[T]:
     """The operands, with ``replacements`` at the positions ``which``."""
     new = list(operands)
     for place, replacement in zip(which, replacements, strict=True):
@@ -107,10 +123,10 @@ def summed_over(array: jax.Array, batch: Batch, operand: int) -> jax.Array:
     return jnp.sum(array, axis=shared) if shared else array
 
 
-def no_tangent(value: Any) -> ad.Zero:
+def no_tangent(value: jax.Array) -> ad.Zero:
     """The tangent of what does not change, or whose change nothing asks for."""
     return ad.Zero(jax.typeof(value).to_tangent_aval())
 
 
-def _evaluated(*operands: Any, jaxpr: ClosedJaxpr, **_: Any) -> list[jax.Array]:
+def _evaluated(*operands: jax.Array, jaxpr: ClosedJaxpr, **_: object) -> list[jax.Array]:
     return jaxpr_as_fun(jaxpr)(*operands)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -43,7 +42,7 @@ def fill_rows(
     dtype: DTypeLike,
     pieces: Iterable[np.ndarray],
     *,
-    device: Any = None,
+    device: object = None,
 ) -> jax.Array:
     """An array on a device from rows in host memory, such as a checkpoint's, without a second copy of all rows.
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import PyTree
 
 from jrec.ops import rounding
 from jrec.ops.platforms import cpu_or_other
 from jrec.ops.sizes import all_static, is_static
-from jrec.row_optimizers import MOST_STEPS, RowOptimizer, Slots, taken_before
+from jrec.row_optimizers import MOST_STEPS, Number, RowOptimizer, Slots, taken_before
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class ArrayMath:
 
     learning_rate: jax.Array
     gradient_scale: jax.Array
-    corrections: tuple[Any, Any]
+    corrections: tuple[Number, Number]
     step: jax.Array
     tails: tuple[jax.Array, jax.Array]
 
@@ -53,7 +53,7 @@ class ArrayMath:
         """How many steps were taken before, () float32."""
         return taken_before(self.step)
 
-    def tail(self, number: Any, *, after: bool = False) -> jax.Array:
+    def tail(self, number: int | jax.Array, *, after: bool = False) -> jax.Array:
         """An entry of ``tails``, () float32."""
         return self.tails[after][number]
 
@@ -73,7 +73,7 @@ class ArrayMath:
         """``x``: XLA's compiler makes no fused multiply-add of a product that a choice stands behind."""
         return jnp.where(x == x, x, jnp.float32(jnp.nan))
 
-    def summed(self, term: Callable[[Any], jax.Array], count: int, /) -> jax.Array:
+    def summed(self, term: Callable[[int | jax.Array], jax.Array], count: int, /) -> jax.Array:
         """The sum of ``term(0)`` to ``term(count - 1)``."""
         return functools.reduce(jnp.add, map(term, range(count)))
 
@@ -114,10 +114,10 @@ def update_rows(
     args = (table, slots, rows, gradients, step, gradient_scale, rounding_key, rounding_rows)
     in_place = optimizer.has_terms
 
-    def cpu(*args: Any) -> tuple[jax.Array, Slots]:
+    def cpu(*args: PyTree) -> tuple[jax.Array, Slots]:
         return _write_rows(optimizer, *args)
 
-    def other(*args: Any) -> tuple[jax.Array, Slots]:
+    def other(*args: PyTree) -> tuple[jax.Array, Slots]:
         return _step_in_place(optimizer, *args)
 
     return cpu_or_other(args, cpu=cpu, other=other) if in_place else cpu(*args)
@@ -184,7 +184,7 @@ def _step_in_place(
     return _put(table, rows, new), new_slots
 
 
-def distinct(rows: jax.Array, num_rows: Any) -> jax.Array:
+def distinct(rows: jax.Array, num_rows: int) -> jax.Array:
     """Rows whose padding is distinct rows past the end, which are dropped: the promise of unique rows holds for all.
 
     Raises:
@@ -198,7 +198,7 @@ def distinct(rows: jax.Array, num_rows: Any) -> jax.Array:
     return jnp.where(rows < num_rows, rows, num_rows + jnp.arange(rows.shape[0], dtype=jnp.int32))
 
 
-def _place(array: jax.Array, rows: jax.Array, gradients: jax.Array) -> Any:
+def _place(array: jax.Array, rows: jax.Array, gradients: jax.Array) -> jax.Array | tuple[jax.Array, slice]:
     # A padded table is read and written in its first columns only: what lies behind them keeps its bits.
     return rows if array.shape[1:] in ((), gradients.shape[1:]) else (rows, slice(gradients.shape[1]))
 

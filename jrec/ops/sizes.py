@@ -6,7 +6,7 @@ levels a sum has, follows from the largest number that there can be.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.core
@@ -15,12 +15,12 @@ import jax.numpy as jnp
 from jrec.ops.varying import varying_like
 
 
-def smaller(one: Any, two: Any) -> Any:
+def smaller(one: int, two: int) -> int:
     """The lesser of two sizes."""
     return jax.core.min_dim(one, two)
 
 
-def larger(one: Any, two: Any) -> Any:
+def larger(one: int, two: int) -> int:
     """The greater of two sizes."""
     return jax.core.max_dim(one, two)
 
@@ -40,7 +40,7 @@ def all_static(*trees: object) -> bool:
     return all(is_static(size) for leaf in jax.tree.leaves(trees) for size in leaf.shape)
 
 
-def surely_at_most(size: Any, most: int) -> bool:
+def surely_at_most(size: int, most: int) -> bool:
     """Whether a size is at most ``most``, whatever number a symbolic one may stand for."""
     try:
         return bool(size <= most)

@@ -21,7 +21,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, override
+from typing import TYPE_CHECKING, Any, NoReturn, TypeGuard, override
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +29,8 @@ import numpy as np
 from jax.core import Tracer
 from jax.experimental import hijax
 from jax.sharding import PartitionSpec
+from jax.typing import ArrayLike
+from jaxtyping import PyTree
 
 from jrec.ops.arrays import RoundingKey, Slots, Step
 from jrec.ops.dispatch import Implementation
@@ -37,7 +39,7 @@ from jrec.ops.gather_reduce import lookup_of_table
 from jrec.ops.joined_bags import joined, merged
 from jrec.ops.row_update import casted_gather_reduce, casted_update
 from jrec.ops.tensor_cast import cast_of
-from jrec.ops.types import Bags, Cast
+from jrec.ops.types import Bags, Cast, TreeStructure
 from jrec.row_optimizers import RowOptimizer
 
 _NO_ARITHMETIC = (
@@ -81,7 +83,7 @@ class Table:
 
     def __new__(
         cls, rows: jax.Array, *, capacity: int | None = None, implementation: Implementation | None = None
-    ) -> Any:
+    ) -> Table:
         """A table, or what stands for one where the rows stand for an array."""
         if capacity is not None:
             check_count("capacity", capacity, 1)
@@ -102,7 +104,7 @@ class Table:
         return self.type.shape
 
     @property
-    def dtype(self) -> Any:
+    def dtype(self) -> np.dtype:
         """The dtype of the rows."""
         return self.array.dtype
 
@@ -111,7 +113,7 @@ class Table:
         """2."""
         return 2
 
-    def _refuse(self, *_: Any) -> Any:
+    def _refuse(self, *_: object) -> NoReturn:
         raise TypeError(_NO_ARITHMETIC)
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __neg__ = _refuse
@@ -121,7 +123,7 @@ class Table:
         self.array.block_until_ready()
         return self
 
-    def __reduce__(self) -> Any:  # copies and pickles
+    def __reduce__(self) -> tuple[Callable[..., Table], tuple[jax.Array]]:  # copies and pickles
         options = {"capacity": self.capacity, "implementation": self.implementation}
         return functools.partial(Table, **options), (self.array,)
 
@@ -182,11 +184,11 @@ class RowGradients:
     def __neg__(self) -> RowGradients:
         return _scaled(self, -1.0)
 
-    def __pow__(self, power: object) -> Any:
+    def __pow__(self, power: object) -> NoReturn:
         return _no_array(self)
 
     @property
-    def real(self) -> Any:
+    def real(self) -> NoReturn:
         """Refused: ``optax.tree.norm`` asks for it."""
         return _no_array(self)
 
@@ -224,15 +226,15 @@ class TableType(hijax.HiType):
         return self.rows, self.dim
 
     @override
-    def lo_ty(self) -> list[Any]:
+    def lo_ty(self) -> list[hijax.AbstractValue]:
         return [hijax.ShapedArray((self.rows, self.dim), self.dtype)]
 
     @override
-    def lower_val(self, hi_val: Table, /) -> list[Any]:
+    def lower_val(self, hi_val: Table, /) -> list[jax.Array]:
         return [hi_val.array]
 
     @override
-    def raise_val(self, *lo_vals: Any) -> Table:
+    def raise_val(self, *lo_vals: jax.Array) -> Table:
         return _unchecked_table(lo_vals[0], self)
 
     @override
@@ -246,27 +248,27 @@ class TableType(hijax.HiType):
         return RowGradientsType(self, _Sizes.of([(Bags(ids=row), gradient)]))  # pyright: ignore[reportArgumentType]
 
     @override
-    def shard(self, mesh: Any, manual_axes: Any, check_vma: bool, spec: Any) -> TableType:
+    def shard(self, mesh: object, manual_axes: object, check_vma: bool, spec: object) -> TableType:
         return self
 
     @override
-    def unshard(self, mesh: Any, check_vma: bool, spec: Any) -> TableType:
+    def unshard(self, mesh: object, check_vma: bool, spec: object) -> TableType:
         return self
 
     @override
-    def nospec(self, mesh: Any, check_vma: bool, all_names: Any) -> TableSpec:
+    def nospec(self, mesh: object, check_vma: bool, all_names: object) -> TableSpec:
         return TableSpec()
 
     array = hijax.aval_property(lambda table: _array(table))
 
-    def str_short(self, short_dtypes: bool = False, **_: Any) -> str:
+    def str_short(self, short_dtypes: bool = False, **_: object) -> str:
         """As JAX's messages name it."""
         room = "" if self.capacity is None else f", capacity {self.capacity}"
         return f"Table[{self.dtype.name}[{self.rows},{self.dim}]{room}]"
 
     __repr__ = __str__ = str_short
 
-    def _refuse(self, *_: Any) -> Any:
+    def _refuse(self, *_: object) -> NoReturn:
         raise TypeError(_NO_ARITHMETIC)
 
     _add = _radd = _sub = _rsub = _mul = _rmul = _truediv = _rtruediv = _neg = _refuse
@@ -276,11 +278,11 @@ class TableType(hijax.HiType):
 class _Sizes:
     """The types of the arrays of all parts, and how they make parts."""
 
-    structure: Any
-    avals: tuple[Any, ...]
+    structure: TreeStructure
+    avals: tuple[hijax.ShapedArray, ...]
 
     @classmethod
-    def of(cls, parts: Sequence[Part]) -> _Sizes:
+    def of(cls, parts: Sequence[tuple[Bags, jax.Array | hijax.ShapedArray]]) -> _Sizes:
         leaves, structure = jax.tree.flatten(tuple(parts))
         avals = (leaf if isinstance(leaf, hijax.ShapedArray) else jax.typeof(leaf) for leaf in leaves)
         return cls(structure, tuple(hijax.ShapedArray(aval.shape, aval.dtype) for aval in avals))
@@ -307,15 +309,15 @@ class RowGradientsType(hijax.HiType):
         return hash(self.table)
 
     @override
-    def lo_ty(self) -> list[Any]:
+    def lo_ty(self) -> list[hijax.AbstractValue]:
         return [] if self.sizes is None else list(self.sizes.avals)
 
     @override
-    def lower_val(self, hi_val: RowGradients, /) -> list[Any]:
+    def lower_val(self, hi_val: RowGradients, /) -> list[jax.Array]:
         return jax.tree.leaves(hi_val.parts)
 
     @override
-    def raise_val(self, *lo_vals: Any) -> RowGradients:
+    def raise_val(self, *lo_vals: jax.Array) -> RowGradients:
         parts = () if self.sizes is None else jax.tree.unflatten(self.sizes.structure, lo_vals)
         return RowGradients(parts, self.table)
 
@@ -330,19 +332,19 @@ class RowGradientsType(hijax.HiType):
         return RowGradients((), self.table) if self.table.capacity is None else _Nothing(self.table)()
 
     @override
-    def vspace_add(self, x: Any, y: Any) -> Any:
+    def vspace_add(self, x: RowGradients, y: RowGradients) -> RowGradients:
         return _added(x, y)
 
     @override
-    def shard(self, mesh: Any, manual_axes: Any, check_vma: bool, spec: Any) -> RowGradientsType:
+    def shard(self, mesh: object, manual_axes: object, check_vma: bool, spec: object) -> RowGradientsType:
         return self
 
     @override
-    def unshard(self, mesh: Any, check_vma: bool, spec: Any) -> RowGradientsType:
+    def unshard(self, mesh: object, check_vma: bool, spec: object) -> RowGradientsType:
         return self
 
     @override
-    def nospec(self, mesh: Any, check_vma: bool, all_names: Any) -> TableSpec:
+    def nospec(self, mesh: object, check_vma: bool, all_names: object) -> TableSpec:
         return TableSpec(len(self.lo_ty()))
 
     rows = hijax.aval_method(lambda gradients: _rows(gradients))
@@ -357,7 +359,7 @@ class RowGradientsType(hijax.HiType):
     _neg = staticmethod(lambda gradients: _scaled(gradients, -1.0))
     _pow = staticmethod(lambda gradients, power: _no_array(gradients))
 
-    def str_short(self, short_dtypes: bool = False, **_: Any) -> str:
+    def str_short(self, short_dtypes: bool = False, **_: object) -> str:
         """As JAX's messages name it."""
         name = f"RowGradients[{self.table.rows},{self.table.dim}]"
         if self.sizes is None:
@@ -416,17 +418,17 @@ class _Operation(hijax.HiPrim):
 
         def __getattr__(self, name: str) -> Any: ...
 
-    def __init__(self, operands: tuple[Any, ...], result: Any, **params: Any):
+    def __init__(self, operands: tuple[PyTree, ...], result: PyTree, **params: object):
         # Two primitives of one class are equal by their parameters alone, and stand for different programs by operands.
         self.in_avals, self.out_aval, self.params = operands, result, {"operands": operands, **params}
         super().__init__()
 
-    def batch(self, axis_data: Any, args: Any, dims: Any) -> Any:
+    def batch(self, axis_data: object, args: object, dims: object) -> NoReturn:
         raise NotImplementedError(
             "jax.vmap of the gradient of a jrec.Table, or over tables; map the loss, and take the gradient of its sum"
         )
 
-    def vjp_fwd(self, nonzero: Any, *args: Any) -> Any:
+    def vjp_fwd(self, nonzero: object, *args: object) -> tuple[PyTree, PyTree]:
         raise NotImplementedError("a second derivative by a jrec.Table; take it by an array of the rows that matter")
 
 
@@ -435,28 +437,28 @@ class _Lookup(_Operation):
 
     lin, linearized = hijax.linearize_from_jvp
 
-    def __init__(self, table: TableType, leaves: tuple[Any, ...], structure: Any):
+    def __init__(self, table: TableType, leaves: tuple[hijax.AbstractValue, ...], structure: TreeStructure):
         bags = jax.tree.unflatten(structure, leaves)
         result = hijax.ShapedArray((bags.num_bags, table.dim), np.dtype("float32"))
         super().__init__((table, leaves), result, table=table, structure=structure, leaves=leaves)
 
-    def expand(self, table: Table, leaves: tuple[Any, ...]) -> jax.Array:
+    def expand(self, table: Table, leaves: tuple[jax.Array, ...]) -> jax.Array:
         bags = jax.tree.unflatten(self.structure, leaves)
         return _sums(table.array, bags, self.table.implementation)
 
-    def vjp_fwd(self, nonzero: Any, table: Any, leaves: tuple[Any, ...]) -> Any:
+    def vjp_fwd(self, nonzero: PyTree[bool], table: Table, leaves: tuple[jax.Array, ...]) -> tuple[jax.Array, PyTree]:
         # The rows stay alive for the backward pass only where the weights' gradients are wanted.
         weights = any(nonzero[1])
         return self(table, leaves), (table if weights else None, leaves)
 
-    def vjp_bwd_retval(self, residuals: Any, gradient: Any) -> Any:
+    def vjp_bwd_retval(self, residuals: PyTree, gradient: jax.Array) -> tuple[RowGradients, tuple[PyTree, ...]]:
         table, leaves = residuals
         zeros = [hijax.Zero(aval.to_ct_aval()) for aval in self.leaves]
         if table is not None and (weights := _weights_at(self.structure)) is not None:
             zeros[weights] = _WeightGradients(self, jax.typeof(gradient))(table, leaves, gradient)
         return _Defer(self, jax.typeof(gradient))(leaves, gradient), tuple(zeros)
 
-    def jvp(self, primals: Any, tangents: Any) -> Any:
+    def jvp(self, primals: PyTree, tangents: PyTree) -> tuple[PyTree, PyTree]:
         (table, leaves), (moved, moved_leaves) = primals, tangents
         result = self(table, leaves)
         # The sums are linear in the rows and in the weights: the two terms of the product rule, either of which may be
@@ -471,7 +473,7 @@ class _Lookup(_Operation):
             return result, hijax.Zero(self.out_aval.to_tangent_aval())
         return result, changes[0] if len(changes) == 1 else changes[0] + changes[1]
 
-    def batch(self, axis_data: Any, args: Any, dims: Any) -> Any:
+    def batch(self, axis_data: Any, args: PyTree, dims: PyTree) -> tuple[jax.Array, int]:
         (table, leaves), (of_table, of_leaves) = args, dims
         if of_table is not None:
             raise NotImplementedError("jax.vmap over jrec.Tables; give it the rows of all of them in one table")
@@ -489,7 +491,7 @@ class _Lookup(_Operation):
 class _Defer(_Operation):
     """A lookup's backward pass: row gradients that are not summed yet, or of as many rows as the table's capacity."""
 
-    def __init__(self, lookup: _Lookup, gradient: Any):
+    def __init__(self, lookup: _Lookup, gradient: hijax.ShapedArray):
         table, structure = lookup.table, lookup.structure
         result = table.to_ct_aval()
         if result.sizes is None:
@@ -497,7 +499,7 @@ class _Defer(_Operation):
             result = RowGradientsType(table, _Sizes.of([(bags, gradient)]))
         super().__init__((lookup.leaves, gradient), result, table=table, structure=structure)
 
-    def expand(self, leaves: tuple[Any, ...], gradient: jax.Array) -> RowGradients:
+    def expand(self, leaves: tuple[jax.Array, ...], gradient: jax.Array) -> RowGradients:
         parts = ((jax.tree.unflatten(self.structure, leaves), gradient.astype(jnp.float32)),)
         return _within_capacity(RowGradients(parts, self.table))
 
@@ -505,12 +507,12 @@ class _Defer(_Operation):
 class _WeightGradients(_Operation):
     """The gradients of a lookup's weights: of each, its row times its bag's gradient."""
 
-    def __init__(self, lookup: _Lookup, gradient: Any):
+    def __init__(self, lookup: _Lookup, gradient: hijax.ShapedArray):
         weights = lookup.leaves[_weights_at(lookup.structure)]
         params = {"table": lookup.table, "structure": lookup.structure}
         super().__init__((lookup.table, lookup.leaves, gradient), weights.to_ct_aval(), **params)
 
-    def expand(self, table: Table, leaves: tuple[Any, ...], gradient: jax.Array) -> jax.Array:
+    def expand(self, table: Table, leaves: tuple[jax.Array, ...], gradient: jax.Array) -> jax.Array:
         bags = jax.tree.unflatten(self.structure, leaves)
 
         def sums(weights: jax.Array) -> jax.Array:
@@ -526,7 +528,7 @@ class _Pick(_Operation):
     def __init__(self, lookup: _Lookup, moved: RowGradientsType):
         super().__init__((moved, lookup.leaves), lookup.out_aval, lookup=lookup, structure=lookup.structure)
 
-    def expand(self, moved: RowGradients, leaves: tuple[Any, ...]) -> jax.Array:
+    def expand(self, moved: RowGradients, leaves: tuple[jax.Array, ...]) -> jax.Array:
         bags, (numbers, values) = jax.tree.unflatten(self.structure, leaves), _summed(moved)
         if not len(numbers):
             return jnp.zeros(self.out_aval.shape, jnp.float32)
@@ -547,13 +549,13 @@ class _Make(_Operation):
     def expand(self, array: jax.Array) -> Table:
         return _unchecked_table(array, self.table)
 
-    def vjp_fwd(self, nonzero: Any, array: Any) -> Any:
+    def vjp_fwd(self, nonzero: object, array: jax.Array) -> tuple[Table, tuple[()]]:
         return self(array), ()
 
-    def vjp_bwd_retval(self, residuals: Any, gradients: Any) -> Any:
+    def vjp_bwd_retval(self, residuals: object, gradients: RowGradients) -> tuple[jax.Array]:
         return (_dense(gradients).astype(self.table.dtype),)
 
-    def jvp(self, primals: Any, tangents: Any) -> Any:
+    def jvp(self, primals: PyTree, tangents: PyTree) -> tuple[PyTree, PyTree]:
         (moved,) = tangents
         if isinstance(moved, hijax.Zero):
             return self(*primals), hijax.Zero(self.table.to_tangent_aval())
@@ -571,13 +573,13 @@ class _Array(_Operation):
     def expand(self, table: Table) -> jax.Array:
         return table.array
 
-    def vjp_fwd(self, nonzero: Any, table: Any) -> Any:
+    def vjp_fwd(self, nonzero: object, table: Table) -> tuple[jax.Array, tuple[()]]:
         return self(table), ()
 
-    def vjp_bwd_retval(self, residuals: Any, gradient: Any) -> Any:
+    def vjp_bwd_retval(self, residuals: object, gradient: jax.Array) -> tuple[RowGradients]:
         return (_OfAll(self.table, jax.typeof(gradient))(gradient),)
 
-    def jvp(self, primals: Any, tangents: Any) -> Any:
+    def jvp(self, primals: PyTree, tangents: PyTree) -> tuple[PyTree, PyTree]:
         (moved,) = tangents
         if isinstance(moved, hijax.Zero):
             return self(*primals), hijax.Zero(self.out_aval.to_tangent_aval())
@@ -587,7 +589,7 @@ class _Array(_Operation):
 class _OfAll(_Operation):
     """The gradient of all rows, from an array of the table's size."""
 
-    def __init__(self, table: TableType, gradient: Any):
+    def __init__(self, table: TableType, gradient: hijax.ShapedArray):
         if table.capacity is not None and table.capacity < table.rows:
             raise ValueError(
                 f"the gradient of table.array has all {table.rows:,} rows, but the table's capacity is"
@@ -617,24 +619,29 @@ class _Nothing(_Operation):
 class _OfGradients(_Operation):
     """A function of row gradients to arrays."""
 
-    def __init__(self, gradients: RowGradientsType, function: Callable[[RowGradients], Any]):
+    def __init__(self, gradients: RowGradientsType, function: Callable[[RowGradients], PyTree]):
         result = jax.tree.map(
             lambda array: hijax.ShapedArray(array.shape, array.dtype),
             jax.eval_shape(lambda *arrays: function(gradients.raise_val(*arrays)), *gradients.lo_ty()),
         )
         super().__init__((gradients,), result, function=function)
 
-    def expand(self, gradients: RowGradients) -> Any:
+    def expand(self, gradients: RowGradients) -> PyTree[jax.Array]:
         return self.function(gradients)
 
 
 class _ToGradients(_Operation):
     """A function of row gradients of one table, and arrays, to row gradients of it."""
 
-    def __init__(self, operands: tuple[Any, ...], function: Callable[..., RowGradients], static: tuple[Any, ...] = ()):
+    def __init__(
+        self,
+        operands: tuple[hijax.HiType | hijax.ShapedArray, ...],
+        function: Callable[..., RowGradients],
+        static: tuple[object, ...] = (),
+    ):
         table = next(operand.table for operand in operands if isinstance(operand, RowGradientsType))
 
-        def parts(*arrays: Any) -> Any:
+        def parts(*arrays: Sequence[jax.Array]) -> Sequence[Part]:
             values = [operand.raise_val(*own) for operand, own in zip(operands, arrays, strict=True)]
             return function(*values, *static).parts
 
@@ -646,20 +653,25 @@ class _ToGradients(_Operation):
         result = RowGradientsType(table, _Sizes(structure, avals))
         super().__init__(operands, result, function=function, static=static)
 
-    def expand(self, *operands: Any) -> RowGradients:
+    def expand(self, *operands: object) -> RowGradients:
         return self.function(*operands, *self.static)
 
 
 class _Step(_Operation):
     """An optimizer's step on the rows that were looked up."""
 
-    def __init__(self, optimizer: RowOptimizer, table: TableType, *operands: Any):
+    def __init__(self, optimizer: RowOptimizer, table: TableType, *operands: PyTree):
         slots = operands[1]
         super().__init__((table, *operands), (table, slots), optimizer=optimizer)
 
     def expand(
-        self, table: Table, gradients: RowGradients, slots: Any, step: jax.Array, key: tuple[jax.Array, ...]
-    ) -> tuple[Table, Any]:
+        self,
+        table: Table,
+        gradients: RowGradients,
+        slots: tuple[jax.Array, ...],
+        step: jax.Array,
+        key: tuple[jax.Array, ...],
+    ) -> tuple[Table, tuple[jax.Array, ...]]:
         # Operands of a primitive have places and no names; ``row_step`` flattened the slots in this order.
         names = sorted(self.optimizer.slots)
         # Nothing was looked up: kernels take no arrays without elements.
@@ -683,17 +695,17 @@ class _Step(_Operation):
 # What callers use
 
 
-def is_table(value: object) -> bool:
+def is_table(value: object) -> TypeGuard[Table]:
     """Whether a value is a ``Table``, or stands for one where a function is traced."""
     return isinstance(value, Table) or isinstance(getattr(value, "aval", None), TableType)
 
 
-def is_row_gradients(value: object) -> bool:
+def is_row_gradients(value: object) -> TypeGuard[RowGradients]:
     """Whether a value is ``RowGradients``, or stands for some."""
     return isinstance(value, RowGradients) or isinstance(getattr(value, "aval", None), RowGradientsType)
 
 
-def look_up(table: Any, bags: Bags) -> jax.Array:
+def look_up(table: Table, bags: Bags) -> jax.Array:
     """Sums of rows, (num_bags, dim) float32, of int32 bags; ``jrec.embedding_bag`` is the door."""
     leaves, structure = jax.tree.flatten(bags)
     leaves = tuple(map(jnp.asarray, leaves))
@@ -703,13 +715,13 @@ def look_up(table: Any, bags: Bags) -> jax.Array:
 
 def row_step(
     optimizer: RowOptimizer,
-    table: Any,
+    table: Table,
     slots: Slots,
-    gradients: Any,
+    gradients: RowGradients,
     *,
     step: Step = 0,
     rounding_key: RoundingKey | None = None,
-) -> tuple[Any, Slots]:
+) -> tuple[Table, Slots]:
     """One step of a row optimizer on the rows that were looked up (``casted_update``); in place under donation.
 
     Args:
@@ -742,7 +754,7 @@ def row_step(
     return table, dict(zip(sorted(optimizer.slots), own, strict=True))
 
 
-def _check_slots(optimizer: RowOptimizer, table: Any, slots: object) -> None:
+def _check_slots(optimizer: RowOptimizer, table: jax.ShapeDtypeStruct, slots: object) -> None:
     if not isinstance(slots, Mapping) or sorted(slots) != sorted(optimizer.slots):
         raise ValueError(
             f"{type(optimizer).__name__} keeps slots {sorted(optimizer.slots)}; make them with"
@@ -751,34 +763,34 @@ def _check_slots(optimizer: RowOptimizer, table: Any, slots: object) -> None:
     checked_slots(optimizer, table, slots)
 
 
-def _no_array(gradients: Any) -> Any:
+def _no_array(gradients: RowGradients) -> NoReturn:
     raise TypeError(
         f"{jax.typeof(gradients)} is no array, as optax takes it for; the optimizers of tables, and norms and clipping"
         " of their gradients, are in jrec.optax"
     )
 
 
-def _array(table: Any) -> jax.Array:
+def _array(table: Table) -> jax.Array:
     return _Array(jax.typeof(table))(table)
 
 
-def _rows(gradients: Any) -> tuple[jax.Array, jax.Array]:
+def _rows(gradients: RowGradients) -> tuple[jax.Array, jax.Array]:
     return _OfGradients(jax.typeof(gradients), _summed)(gradients)
 
 
-def _dense(gradients: Any) -> jax.Array:
+def _dense(gradients: RowGradients) -> jax.Array:
     return _OfGradients(jax.typeof(gradients), _scattered)(gradients)
 
 
-def _squared_norm(gradients: Any) -> jax.Array:
+def _squared_norm(gradients: RowGradients) -> jax.Array:
     return _OfGradients(jax.typeof(gradients), _squares)(gradients)
 
 
-def _casted(gradients: Any) -> Any:
+def _casted(gradients: RowGradients) -> RowGradients:
     return _ToGradients((jax.typeof(gradients),), _with_cast)(gradients)
 
 
-def _added(gradients: Any, other: Any) -> Any:
+def _added(gradients: RowGradients, other: RowGradients) -> RowGradients:
     first, second = jax.typeof(gradients), jax.typeof(other)
     if not isinstance(second, RowGradientsType) or first.table != second.table:
         raise TypeError(
@@ -788,27 +800,27 @@ def _added(gradients: Any, other: Any) -> Any:
     return _ToGradients((first, second), _sum)(gradients, other)
 
 
-def _scaled(gradients: Any, factor: Any) -> Any:
+def _scaled(gradients: RowGradients, factor: ArrayLike) -> RowGradients:
     factor = jnp.asarray(factor, jnp.float32)
     if factor.shape:
         raise TypeError(f"row gradients are multiplied by a single number, not by an array of shape {factor.shape}")
     return _ToGradients((jax.typeof(gradients), jax.typeof(factor)), _times)(gradients, factor)
 
 
-def _summed_over(gradients: Any, axis_name: str) -> Any:
+def _summed_over(gradients: RowGradients, axis_name: str) -> RowGradients:
     return _ToGradients((jax.typeof(gradients),), _gathered, (axis_name,))(gradients)
 
 
 # In arrays
 
 
-def _unchecked_table(rows: Any, like: Any) -> Table:
+def _unchecked_table(rows: jax.Array, like: TableType) -> Table:
     table = object.__new__(Table)
     table.array, table.capacity, table.implementation = rows, like.capacity, like.implementation
     return table
 
 
-def _weights_at(structure: Any) -> int | None:
+def _weights_at(structure: TreeStructure) -> int | None:
     """Which leaf of bags the weights are."""
     numbered = jax.tree.unflatten(structure, range(structure.num_leaves))
     return numbered.weights

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
+from jax.typing import DTypeLike
 
 from jrec.ops.arrays import Ids, Offsets
 from jrec.ops.dispatch import Implementation, dispatch
@@ -62,7 +62,7 @@ def tensor_cast(
     check_count("num_rows", num_rows)
     if unique_capacity is not None:
         check_count("unique_capacity", unique_capacity)
-    room: Any = smaller(ids.size, num_rows) if unique_capacity is None else unique_capacity
+    room = smaller(ids.size, num_rows) if unique_capacity is None else unique_capacity
 
     def xla(ids: jax.Array, offsets: jax.Array | None) -> Cast:
         return _xla(ids, offsets, num_rows, room)
@@ -126,7 +126,9 @@ def _bags_of(ids: jax.Array, offsets: jax.Array | None) -> tuple[jax.Array, jax.
     return bags, cpu_or_other((offsets, bags), cpu=_inside_on_cpu, other=within_bags), offsets.shape[0] - 1
 
 
-def _cast_of(keys: jax.Array, bags: jax.Array, num_bags: int, padding: Any, unique_capacity: int) -> Cast:
+def _cast_of(
+    keys: jax.Array, bags: jax.Array, num_bags: int, padding: jax.Array | np.uint32, unique_capacity: int
+) -> Cast:
     """The cast of rows as sort keys, of which padding has the greatest; ``rows`` has ``padding``'s type."""
     capacity = keys.shape[0]
     keys, positions = _sorted(keys)
@@ -186,7 +188,7 @@ def _sorted(keys: jax.Array) -> tuple[jax.Array, jax.Array]:
     return keys, positions
 
 
-def _key_type(num_rows: int) -> Any:
+def _key_type(num_rows: int) -> DTypeLike:
     """The type that rows are sorted in: a GPU's radix sort makes a pass for each of its bytes."""
     if not is_static(num_rows):
         return jnp.int32

@@ -4,10 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Protocol
 
 import jax
 import jax.export
+
+
+class TreeStructure(Protocol):
+    """``jax.tree_util.PyTreeDef``, for which JAX declares no type: how leaves make a pytree again."""
+
+    @property
+    def num_leaves(self) -> int:
+        """How many leaves there are."""
+        ...
+
+    def unflatten(self, leaves: Iterable[object], /) -> Any:
+        """The pytree of these leaves."""
+        ...
+
+    def children(self) -> list[TreeStructure]:
+        """The structures of what the outermost container holds."""
+        ...
 
 
 def array_record[T](cls: type[T]) -> type[T]:

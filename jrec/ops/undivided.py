@@ -6,13 +6,15 @@ when it compiles: a custom partitioning is asked then, and never in a program of
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import jax
 from jax.experimental.custom_partitioning import custom_partitioning
-from jax.sharding import Mesh
+from jax.sharding import Mesh, Sharding
 
 from jrec.native.partition import rules_apply
+
+_Arrays = Sequence[jax.ShapeDtypeStruct]  # each with its sharding
 
 
 def undivided(array: jax.Array) -> jax.Array:
@@ -32,17 +34,17 @@ def _checked(array: jax.Array) -> jax.Array:
 
 
 @_checked.def_vmap
-def _batched(size: int, flags: Any, array: jax.Array) -> tuple[jax.Array, bool]:
+def _batched(size: int, flags: object, array: jax.Array) -> tuple[jax.Array, bool]:
     del size, flags
     return _checked(array), True
 
 
-def _as_given(mesh: Mesh, arguments: Any, result: Any) -> Any:
+def _as_given(mesh: Mesh, arguments: _Arrays, result: object) -> Sharding:
     del mesh, result
     return arguments[0].sharding
 
 
-def _partition(mesh: Mesh, arguments: Any, result: Any) -> Any:
+def _partition(mesh: Mesh, arguments: _Arrays, result: jax.ShapeDtypeStruct) -> tuple[object, ...]:
     (array,) = arguments
     if not array.sharding.is_fully_replicated:
         spec = getattr(array.sharding, "spec", array.sharding)

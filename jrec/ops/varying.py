@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
+from jaxtyping import PyTree
 
 
-def varying_axes(*trees: Any) -> frozenset[str]:
+def varying_axes(*trees: PyTree) -> frozenset[str]:
     """The mesh axes over which any array of some pytrees varies; none outside ``jax.shard_map``."""
     return frozenset[str]().union(*(jax.typeof(leaf).manual_axis_type.varying for leaf in jax.tree.leaves(trees)))
 
 
-def varying_like[T](tree: T, *operands: Any) -> T:
+def varying_like[T](tree: T, *operands: PyTree) -> T:
     """A pytree whose arrays vary over the axes that ``operands`` vary over, too, such as a loop's first value.
 
     With ``check_vma``, the default of ``jax.shard_map``, a loop must end with the type that it began with.

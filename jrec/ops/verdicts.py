@@ -19,7 +19,7 @@ import os
 import pathlib
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, Self, get_args
+from typing import Literal, Self, get_args
 
 import jax
 from jax._src import xla_bridge
@@ -27,6 +27,7 @@ from jax._src import xla_bridge
 from jrec.environment import cache_folder
 from jrec.errors import ConfigError, JrecError
 from jrec.files import load_json, save_json
+from jrec.json_values import JsonObject
 
 Choice = Literal["xla", "pallas"]
 Mode = Literal["auto", "xla", "pallas"]
@@ -246,7 +247,7 @@ def let_in(classes: Iterable[KernelClass]) -> frozenset[KernelClass]:
     return taken if _agreed is None else taken & _agreed
 
 
-def choices() -> dict[str, Any]:
+def choices() -> dict[str, JsonObject]:
     """For a run's report: by class that was traced, what ``gpu_choice`` answered and the verdict behind it."""
     machine = local_machine()
     known = {} if machine is None else _known(machine)

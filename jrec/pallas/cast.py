@@ -10,11 +10,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Ref
+from jax.typing import DTypeLike
+from jaxtyping import PyTree
 
 from jrec.pallas.interpret import interpret_params
 from jrec.pallas.launch import Interpret, Job, launch, ops_for
@@ -65,7 +67,9 @@ class Runs:
         return Runs(blocks=-(-places // (THREADS * unroll * trips)), trips=trips, unroll=unroll)
 
 
-def ragged_keys(ids: jax.Array, offsets: jax.Array, *, num_rows: int, key_type: Any) -> tuple[jax.Array, jax.Array]:
+def ragged_keys(
+    ids: jax.Array, offsets: jax.Array, *, num_rows: int, key_type: DTypeLike
+) -> tuple[jax.Array, jax.Array]:
     """The keys to sort and the bags of ragged lookups, in one launch.
 
     Args:
@@ -227,7 +231,7 @@ def _write(
     capacity = keys.shape[0]
 
     def cast_write(
-        item: jax.Array, read: tuple[Any, ...], rows: Ref, offsets: Ref, sources: Ref, num_unique: Ref
+        item: jax.Array, read: tuple[PyTree, ...], rows: Ref, offsets: Ref, sources: Ref, num_unique: Ref
     ) -> None:
         keys, positions, bags, counts, total = read
         run, chunk, lane = _run(runs, item)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,7 @@ from jrec.pallas.segments import Gather, Lookups
 from jrec.pallas.tile import Tile
 from jrec.pallas.tuning import TuningConfig, runs_a_block, tune
 from jrec.pallas.update import Rounding, Target, Updater, finished, in_place
+from jrec.row_optimizers import RowOptimizer
 
 Updated = tuple[jax.Array, dict[str, jax.Array]]  # a table and its slots
 
@@ -52,7 +53,7 @@ class UpdateRequest:
       config: Tuning, or None for ``tune``'s.
     """
 
-    optimizer: Any
+    optimizer: RowOptimizer
     table: jax.Array
     slots: dict[str, jax.Array]
     rows: jax.Array
@@ -160,7 +161,7 @@ def _casted_update(work: list[_Work], *, variants: tuple[_Variant, ...], interpr
     )
 
 
-def _steps(work: _Work, variant: _Variant, interpret: Interpret) -> Steps:
+def _steps(work: _Work, variant: _Variant, interpret: Interpret) -> Steps[Updated]:
     """Pieces first, then all rows in one launch: those with long segments wait for pieces while the others stream."""
     table, config = work.target.table, variant.config
     dim, itemsize = table.shape[1], variant.rule.access(table.dtype.itemsize)

@@ -6,15 +6,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import jax
 from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
 from jax.interpreters import batching, mlir
+from jaxtyping import PyTree
 
 
-def closed(function: Callable[..., Any], *args: Any) -> Any:
+def closed[Result](function: Callable[..., Result], *args: PyTree) -> Result:
     """Calls ``function``, which is traced by itself, with pytrees of arrays; it has no derivative."""
     jaxpr, out = jax.make_jaxpr(function, return_shape=True)(*args)
     return jax.tree.unflatten(jax.tree.structure(out), _closed_p.bind(*jax.tree.leaves(args), jaxpr=jaxpr))
@@ -24,13 +24,15 @@ def _run(*operands: jax.Array, jaxpr: ClosedJaxpr) -> list[jax.Array]:
     return jaxpr_as_fun(jaxpr)(*operands)
 
 
-def effects_outside(jaxpr: ClosedJaxpr) -> set[Any]:
+def effects_outside(jaxpr: ClosedJaxpr) -> set[object]:
     """A program's effects without the one for its own mutable arrays, which the lowering of a primitive resolves."""
     internal = "InternalMutableArrayEffect"  # JAX exports no name for it
     return {effect for effect in jaxpr.effects if type(effect).__name__ != internal}
 
 
-def _batched(operands: Any, axes: Any, *, jaxpr: ClosedJaxpr) -> tuple[Any, Any]:
+def _batched(
+    operands: Sequence[jax.Array], axes: Sequence[int | None], *, jaxpr: ClosedJaxpr
+) -> tuple[list[jax.Array], list[int]]:
     out = closed(jax.vmap(jaxpr_as_fun(jaxpr), in_axes=tuple(axes)), *operands)
     return out, [0] * len(out)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -80,7 +79,7 @@ def gather_reduce_many(requests: Sequence[Request]) -> list[jax.Array]:
     Raises:
       NotImplementedError: For a dim of more than 1024.
     """
-    out: list[Any] = [None] * len(requests)
+    out: dict[int, jax.Array] = {}
     work, variants, numbers = [], [], []
     for number, request in enumerate(requests):
         check_dim("gather_reduce", request.source.shape[1])
@@ -93,9 +92,8 @@ def gather_reduce_many(requests: Sequence[Request]) -> list[jax.Array]:
         numbers.append(number)
     if work:
         sums = _gather_reduce(work, variants=tuple(variants), interpret=interpret_params())
-        for number, total in zip(numbers, sums, strict=True):
-            out[number] = total
-    return out
+        out |= dict(zip(numbers, sums, strict=True))
+    return [out[number] for number in range(len(requests))]
 
 
 _Variant = tuple[int | None, TuningConfig]  # lookups of every segment where none is split, and the tuning
@@ -130,7 +128,7 @@ def _gather_reduce(
     return launch_together(steps, interpret=interpret)
 
 
-def _padded(gather: Gather, length: int | None, config: TuningConfig, interpret: Interpret) -> Steps:
+def _padded(gather: Gather, length: int | None, config: TuningConfig, interpret: Interpret) -> Steps[jax.Array]:
     """Segments of ``length`` lookups each."""
     assert length is not None
     ops, dim = ops_for(interpret), gather.rows.shape[1]
@@ -158,7 +156,7 @@ def _padded(gather: Gather, length: int | None, config: TuningConfig, interpret:
     return total
 
 
-def _ragged(gather: Gather, offsets: jax.Array, config: TuningConfig, interpret: Interpret) -> Steps:
+def _ragged(gather: Gather, offsets: jax.Array, config: TuningConfig, interpret: Interpret) -> Steps[jax.Array]:
     """Segments of any length: pieces first, then all segments in one launch, long ones from their pieces."""
     ops, dim = ops_for(interpret), gather.rows.shape[1]
     tile = Tile.of(dim, gather.rows.dtype.itemsize, chunks=config.chunks)
@@ -213,7 +211,9 @@ def _ragged(gather: Gather, offsets: jax.Array, config: TuningConfig, interpret:
     return out
 
 
-def make_pieces(dim: int, gather: Gather, offsets: jax.Array, config: TuningConfig, interpret: Interpret) -> Steps:
+def make_pieces(
+    dim: int, gather: Gather, offsets: jax.Array, config: TuningConfig, interpret: Interpret
+) -> Steps[tuple[list[Gather], jax.Array | None]]:
     """Sums the pieces of all levels, one launch a level.
 
     Returns:

@@ -6,12 +6,13 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Generator, Sequence
 from types import ModuleType
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Ref
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxtyping import PyTree
 
 from jrec.pallas import inline, twins
 from jrec.pallas.capability import check_capability
@@ -37,7 +38,7 @@ def check_dim(op: str, dim: int) -> None:
         )
 
 
-def check_manual_axes(operands: Any) -> None:
+def check_manual_axes(operands: PyTree) -> None:
     """Raises NotImplementedError inside a shard_map that tracks which axes values vary over: Mosaic GPU cannot."""
     for leaf in jax.tree.leaves(operands):
         kind = getattr(jax.typeof(leaf), "manual_axis_type", None)
@@ -71,11 +72,11 @@ class Job:
     body: Callable[..., None]
     tile: Tile
     count: int
-    operands: tuple[Any, ...]
+    operands: tuple[PyTree, ...]
     out_types: tuple[jax.ShapeDtypeStruct, ...]
     blocks: int
     active: int | None = None
-    stages: tuple[Callable[..., Any], ...] = ()
+    stages: tuple[Callable[..., PyTree], ...] = ()
     writes: Job | None = None
 
     @property
@@ -109,7 +110,7 @@ def launch(jobs: Sequence[Job], *, interpret: Interpret) -> list[tuple[jax.Array
     # A kernel has 4 KB of parameters, and jobs of one table share most operands: each array is passed once.
     inputs, places = _distinct([job.operands for job in jobs])
 
-    def kernel(*refs: Any) -> None:
+    def kernel(*refs: Ref) -> None:
         block = jax.lax.axis_index("block")
         outs = iter(refs[len(inputs) :])
         outputs = {id(job): tuple(itertools.islice(outs, len(job.out_types))) for job in jobs}
@@ -141,11 +142,11 @@ def launch(jobs: Sequence[Job], *, interpret: Interpret) -> list[tuple[jax.Array
     return [tuple(itertools.islice(outputs, len(job.out_types))) for job in jobs]
 
 
-Steps = Generator[list[Job], list[tuple[jax.Array, ...]], Any]
+type Steps[Result] = Generator[list[Job], list[tuple[jax.Array, ...]], Result]
 """Launches that depend on each other, as a generator: it yields jobs, is sent their outputs, and returns its result."""
 
 
-def launch_together(work: Sequence[Steps], *, interpret: Interpret) -> list[Any]:
+def launch_together[Result](work: Sequence[Steps[Result]], *, interpret: Interpret) -> list[Result]:
     """Runs several tables' steps at once: their first jobs in one launch, their second ones in the next, and so on.
 
     Args:
@@ -156,15 +157,16 @@ def launch_together(work: Sequence[Steps], *, interpret: Interpret) -> list[Any]
     Returns:
       What each of ``work`` returned.
     """
-    results: list[Any] = []
+    results: list[Result] = []
     for start in range(0, len(work), MOST_TOGETHER):
         results += _together(work[start : start + MOST_TOGETHER], interpret)
     return results
 
 
-def _together(work: Sequence[Steps], interpret: Interpret) -> list[Any]:
-    results: list[Any] = [None] * len(work)
-    waiting: dict[int, list[Any] | None] = dict.fromkeys(range(len(work)))  # outputs that each steps next gets
+def _together[Result](work: Sequence[Steps[Result]], interpret: Interpret) -> list[Result]:
+    results: dict[int, Result] = {}
+    # Outputs that each steps next gets.
+    waiting: dict[int, list[tuple[jax.Array, ...]] | None] = dict.fromkeys(range(len(work)))
     while waiting:
         jobs: dict[int, list[Job]] = {}
         for number, outputs in waiting.items():
@@ -176,12 +178,12 @@ def _together(work: Sequence[Steps], interpret: Interpret) -> list[Any]:
         flat = [job for of_one in jobs.values() for job in of_one]
         outputs = iter(launch(flat, interpret=interpret) if flat else [])
         waiting = {number: [next(outputs) for _ in of_one] for number, of_one in jobs.items()}
-    return results
+    return [results[number] for number in range(len(work))]
 
 
-def _distinct(operands: Sequence[Any]) -> tuple[list[Any], list[tuple[Any, list[int]]]]:
+def _distinct(operands: Sequence[PyTree]) -> tuple[list[jax.Array | Ref], list[tuple[object, list[int]]]]:
     """All leaves without repetitions; and each pytree as its structure and the numbers of its leaves."""
-    leaves: list[Any] = []
+    leaves: list[jax.Array | Ref] = []
     number_of: dict[int, int] = {}
     places = []
     for tree in operands:
@@ -194,7 +196,7 @@ def _distinct(operands: Sequence[Any]) -> tuple[list[Any], list[tuple[Any, list[
     return leaves, places
 
 
-def _walk(job: Job, ops: ModuleType, refs: tuple[Any, ...]) -> Callable[[jax.Array], None]:
+def _walk(job: Job, ops: ModuleType, refs: tuple[PyTree, ...]) -> Callable[[jax.Array], None]:
     """What thread block ``block`` of the job's does."""
     tile, inputs = job.tile, refs[: len(job.operands)]
 
@@ -202,11 +204,11 @@ def _walk(job: Job, ops: ModuleType, refs: tuple[Any, ...]) -> Callable[[jax.Arr
         item = number * tile.rows + tile.row_numbers()
         return jnp.where(item < job.count, item, -1)
 
-    def stage(number: int, item: jax.Array, before: Any) -> Any:
+    def stage(number: int, item: jax.Array, before: PyTree) -> PyTree:
         run = job.stages[number]
         return run(item, *inputs) if number == 0 else run(item, before, *inputs)
 
-    def visit(item: jax.Array, loaded: Any) -> None:
+    def visit(item: jax.Array, loaded: PyTree) -> None:
         job.body(item, *((loaded,) if job.stages else ()), *refs)
 
     def once(block: jax.Array) -> None:
@@ -229,11 +231,11 @@ def _walk(job: Job, ops: ModuleType, refs: tuple[Any, ...]) -> Callable[[jax.Arr
             return items(jnp.where(turn < turns, block + turn * job.grid, job.tiles))  # past the end: no item
 
         # Invariant: before turn i, ahead[s] is what stage s returned for turn i + len(stages) - 1 - s.
-        ahead: list[Any] = []
+        ahead: list[PyTree] = []
         for number in range(len(job.stages)):
             ahead = [stage(k, item_at(number - k), ahead[k - 1] if k else None) for k in range(number + 1)]
 
-        def turn(i: jax.Array, ahead: list[Any]) -> list[Any]:
+        def turn(i: jax.Array, ahead: list[PyTree]) -> list[PyTree]:
             depth = len(job.stages)
             following = [stage(k, item_at(i + depth - k), ahead[k - 1] if k else None) for k in range(depth)]
             visit(item_at(i), ahead[-1] if depth else None)

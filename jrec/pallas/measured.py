@@ -19,8 +19,8 @@ import json
 import pathlib
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
 
+from jrec.json_values import JsonMapping
 from jrec.outputs import write_file
 
 PATH = pathlib.Path(__file__).with_name("measured.json")
@@ -42,7 +42,7 @@ class Entry:
     """
 
     config: Mapping[str, int | bool]
-    evidence: Mapping[str, Any]
+    evidence: JsonMapping
 
 
 @functools.cache

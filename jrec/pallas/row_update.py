@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,10 +15,11 @@ from jrec.pallas.rules import Rule
 from jrec.pallas.tile import Tile
 from jrec.pallas.tuning import TuningConfig, tune
 from jrec.pallas.update import Rounding, Target, Updater, finished, in_place
+from jrec.row_optimizers import RowOptimizer
 
 
 def row_update(
-    optimizer: Any,
+    optimizer: RowOptimizer,
     table: jax.Array,
     slots: dict[str, jax.Array],
     rows: jax.Array,

@@ -6,7 +6,6 @@ import dataclasses
 import math
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -64,7 +63,7 @@ class Step:
     learning_rate: jax.Array
     gradient_scale: jax.Array
     factors: tuple[jax.Array, jax.Array]
-    number: Callable[[Any], jax.Array]
+    number: Callable[[int | jax.Array], jax.Array]
 
     sqrt = staticmethod(jnp.sqrt)
     rsqrt = staticmethod(jax.lax.rsqrt)
@@ -74,7 +73,7 @@ class Step:
         """How many steps were taken (``StepMath``)."""
         return self.number(NUMBERS)
 
-    def tail(self, number: Any, *, after: bool = False) -> jax.Array:
+    def tail(self, number: int | jax.Array, *, after: bool = False) -> jax.Array:
         """See ``StepMath``; read where it is used: all of them at once would take a thread's registers."""
         return self.number(NUMBERS + 1 + 2 * number + int(after))
 
@@ -88,7 +87,7 @@ class Step:
         """``x``: a GPU's bits are its own."""
         return x
 
-    def summed(self, term: Callable[[Any], jax.Array], count: int, /) -> jax.Array:
+    def summed(self, term: Callable[[int | jax.Array], jax.Array], count: int, /) -> jax.Array:
         """See ``StepMath``; a loop, so that numbers of all terms do not take registers at once."""
         return jax.lax.fori_loop(1, count, lambda j, total: total + term(j), term(0))
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
+from jax.typing import DTypeLike
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, gpu, nvvm, scf, vector
 
@@ -17,7 +18,9 @@ from jrec.pallas.tile import THREADS, WARP, Tile
 FULL_WARP = 0xFFFFFFFF
 
 
-def inline_op(*, arg_types: Any, return_type: Any = None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def inline_op(
+    *, arg_types: Sequence[object], return_type: object = None
+) -> Callable[[Callable[..., object]], Callable[..., Any]]:
     """``plgpu.inline_mgpu``; the decorated function is called without the launch context that it is written with."""
     return plgpu.inline_mgpu(arg_types=arg_types, return_type=return_type)
 
@@ -49,7 +52,7 @@ def guarded(condition: ir.Value, kind: ir.Type, value: Callable[[], ir.Value], o
     return branch.results[0]
 
 
-def when(condition: ir.Value, action: Callable[[], Any]) -> None:
+def when(condition: ir.Value, action: Callable[[], object]) -> None:
     """Does something where the condition holds."""
     branch = scf.IfOp(condition)
     with ir.InsertionPoint(branch.then_block):
@@ -67,7 +70,7 @@ def element_of(register: ir.Value, position: int) -> ir.Value:
     return vector.extract(register, dynamic_position=[], static_position=ir.DenseI64ArrayAttr.get([position]))
 
 
-def fragment(registers: np.ndarray, layout: Any, dtype: Any) -> mgpu.FragmentedArray:
+def fragment(registers: np.ndarray, layout: Any, dtype: DTypeLike) -> mgpu.FragmentedArray:
     """The array that these registers of the threads make up."""
     signed = jnp.issubdtype(dtype, jnp.signedinteger) if jnp.issubdtype(dtype, jnp.integer) else None
     return mgpu.FragmentedArray(_registers=registers, _layout=layout, _is_signed=signed)

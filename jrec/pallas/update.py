@@ -9,13 +9,14 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jrec.pallas import rules
 from jrec.pallas.rules import Rule
 from jrec.pallas.tile import Operand, Tile
 
 # (values, dtype, key0, key1, addresses, columns) -> values on the grid of dtype; see jrec.ops.rounding.round_values.
-Rounding = Callable[[jax.Array, Any, jax.Array, jax.Array, jax.Array, jax.Array], jax.Array]
+Rounding = Callable[[jax.Array, np.dtype, jax.Array, jax.Array, jax.Array, jax.Array], jax.Array]
 
 
 class Target(NamedTuple):
@@ -87,7 +88,7 @@ class Updater:
         """Writes rows and slots after a step along ``gradients``, values."""
         tile, ops = self.tile, self.ops
 
-        def number(i: Any) -> jax.Array:
+        def number(i: int | jax.Array) -> jax.Array:
             return ops.load_scalars(tile, target.hyper, tile.row_scalars(i, jnp.int32))
 
         rate, scale, first, second = map(number, range(rules.NUMBERS))

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jaxtyping import PyTree
 
 from jrec.checkpoint import Saved
 from jrec.checkpoint.saved import SavedTable
@@ -27,6 +28,7 @@ _STATE, _PROGRESS = "state.", "progress."
 _OPTIMIZER, _DENSE_OPTIMIZER = "1.", "1.dense."  # a state is of (model, optimizer)
 _KEY = "0.embeddings.key.value"
 _BESIDE_CORES = (("1.slots", ""), ("0.embeddings.tt", "cached."))  # what a state has of a tensor train but its cores
+_Leaf = jax.Array | np.ndarray | jax.ShapeDtypeStruct  # of a state, which may be abstract
 
 
 class StateRows:
@@ -37,7 +39,7 @@ class StateRows:
       state: Gives the run's state as it is now.
     """
 
-    def __init__(self, layout: EmbeddingLayout, state: Callable[[], Any]):
+    def __init__(self, layout: EmbeddingLayout, state: Callable[[], PyTree]):
         self._layout, self._state = layout, state
         self._leaves: dict[str, dict[str, int]] = {}  # by stack and array, which leaf: the same in every state of a run
 
@@ -51,7 +53,7 @@ class StateRows:
         return {array: leaves[number] for array, number in self._leaves[stack].items()}
 
 
-def dense_arrays(state: Any, progress: Mapping[str, np.ndarray], layout: EmbeddingLayout) -> dict[str, Any]:
+def dense_arrays(state: PyTree, progress: Mapping[str, np.ndarray], layout: EmbeddingLayout) -> dict[str, Any]:
     """A checkpoint's arrays beside tables' rows: the arrays of a state and running metrics, by path.
 
     Arrays of random keys are there as their words, uint32 with one more axis, and their generator in the path.
@@ -61,7 +63,7 @@ def dense_arrays(state: Any, progress: Mapping[str, np.ndarray], layout: Embeddi
     return dense | {_PROGRESS + name: array for name, array in progress.items()}
 
 
-def core_arrays(layout: EmbeddingLayout, table: str, cores: Sequence[Any]) -> dict[str, Any]:
+def core_arrays[Core](layout: EmbeddingLayout, table: str, cores: Sequence[Core]) -> dict[str, Core]:
     """The cores of a tensor-train table as ``dense_arrays`` names them."""
     stack = next(s.name for s in layout.tt_stacks if s.tables[0].name == table)
     return {f"{_STATE}0.embeddings.tt.{stack}.cores.{k}.value": core for k, core in enumerate(cores)}
@@ -69,14 +71,14 @@ def core_arrays(layout: EmbeddingLayout, table: str, cores: Sequence[Any]) -> di
 
 def restore_state(
     saved: Saved,
-    like: Any,
+    like: PyTree,
     layout: EmbeddingLayout,
     *,
     slots: bool = True,
     rows: bool = True,
     dense_optimizer: bool = True,
     streams: bool = True,
-) -> tuple[Any, dict[str, np.ndarray]]:
+) -> tuple[PyTree, dict[str, np.ndarray]]:
     """The state of a checkpoint, and running metrics.
 
     Args:
@@ -147,7 +149,7 @@ def _fresh_paths(saved: Saved, layout: EmbeddingLayout) -> tuple[str, ...]:
     return tuple(f"{start}.{stack}.{rest}" for stack in stacks for start, rest in _BESIDE_CORES)
 
 
-def _with_streams_of(like: Any, layout: EmbeddingLayout, dense: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _with_streams_of(like: PyTree, layout: EmbeddingLayout, dense: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """A checkpoint's arrays, with the streams of random numbers that a state has."""
     of_state = dense_arrays(like, {}, layout)
     streams = {name: of_state[name] for name in _streams(of_state)}
@@ -162,17 +164,17 @@ def _streams(names: Collection[str]) -> set[str]:
     return {name for name in names if re.split(r"\.key\.value\.|\.count\.value$", name)[0] in streams}
 
 
-def _saved_path(path: str, leaf: Any) -> str:
+def _saved_path(path: str, leaf: _Leaf) -> str:
     """The path in checkpoints. A key's, of which the words are saved, ends with the name of its generator."""
     implementation = key_implementation(leaf)
     return path if implementation is None else f"{path}.{implementation}"
 
 
-def _abstract(leaf: Any) -> bool:
+def _abstract(leaf: _Leaf) -> bool:
     return isinstance(leaf, jax.ShapeDtypeStruct)
 
 
-def _leaves(state: Any, layout: EmbeddingLayout) -> Iterator[tuple[str, Any, tuple[str, str] | None]]:
+def _leaves(state: PyTree, layout: EmbeddingLayout) -> Iterator[tuple[str, _Leaf, tuple[str, str] | None]]:
     """Paths and leaves, and (stack, array) for leaves that are rows of the device's stacks."""
     for keys, variable in jax.tree_util.tree_leaves_with_path(
         state, is_leaf=lambda node: isinstance(node, nnx.Variable)
@@ -182,7 +184,7 @@ def _leaves(state: Any, layout: EmbeddingLayout) -> Iterator[tuple[str, Any, tup
             yield jax.tree_util.keystr((*keys, *path), simple=True, separator="."), leaf, where
 
 
-def _row_array(keys: tuple[Any, ...], variable: Any, layout: EmbeddingLayout) -> tuple[str, str] | None:
+def _row_array(keys: jax.tree_util.KeyPath, variable: object, layout: EmbeddingLayout) -> tuple[str, str] | None:
     if not isinstance(variable, Table | RowSlot):
         return None
     *_, before, last = (jax.tree_util.keystr((key,), simple=True) for key in keys)
@@ -190,7 +192,7 @@ def _row_array(keys: tuple[Any, ...], variable: Any, layout: EmbeddingLayout) ->
     return (stack, array) if layout.stacks[stack] in layout.device_stacks else None
 
 
-def _rows(saved: Saved, layout: EmbeddingLayout, name: str, array: str, like: Any) -> jax.Array:
+def _rows(saved: Saved, layout: EmbeddingLayout, name: str, array: str, like: _Leaf) -> jax.Array:
     """A stack's array, read and put on the device piece by piece."""
     stack = layout.stacks[name]
     tables = saved.stack_tables(stack)
@@ -203,7 +205,7 @@ def _rows(saved: Saved, layout: EmbeddingLayout, name: str, array: str, like: An
     return fill_rows(like.shape, like.dtype, (piece for table in tables for piece in _pieces(table, array, like)))
 
 
-def _pieces(table: SavedTable, array: str, like: Any) -> Iterator[np.ndarray]:
+def _pieces(table: SavedTable, array: str, like: _Leaf) -> Iterator[np.ndarray]:
     """A table's rows from the first to the last, each padded with the zeros that the run stores."""
     most = max(1, PIECE_BYTES // max(1, int(np.prod(like.shape[1:])) * like.dtype.itemsize))
     for begin in range(0, table.record.shape.rows, most):
@@ -213,7 +215,7 @@ def _pieces(table: SavedTable, array: str, like: Any) -> Iterator[np.ndarray]:
         yield rows
 
 
-def _placed(saved: Saved, path: str, array: np.ndarray, like: Any) -> Any:
+def _placed(saved: Saved, path: str, array: np.ndarray, like: _Leaf) -> Any:
     if array.shape != like.shape or array.dtype != like.dtype:
         raise CheckpointError(
             f"{saved.folder}: array {path} is {array.dtype} of shape {array.shape}, but this run expects {like.dtype}"

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
+from jax.typing import ArrayLike
 
 from jrec.data.growing import GrowingVocabulary
 from jrec.data.growing_tables import GrowingTables
 from jrec.data.packing import CastPlace
 from jrec.errors import ConfigError
+from jrec.json_values import JsonMapping
 from jrec.mesh.route import AXIS
 from jrec.nn import SparseOptimizer
 from jrec.nn.optimizer import SparseModel
@@ -47,7 +48,7 @@ def distribute(
     saves: bool = False,
     description: Description | None = None,
     factory: str | None = None,
-    options: Mapping[str, Any] | None = None,
+    options: JsonMapping | None = None,
 ) -> Run:
     """Places a model's tables, and takes its steps from there on: on one device or many, with rows in host memory.
 
@@ -155,7 +156,7 @@ def _slots(layout: EmbeddingLayout, optimizer: SparseOptimizer) -> SlotShapes:
     return of_table
 
 
-def _checked_rows(layout: EmbeddingLayout, everywhere: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def _checked_rows(layout: EmbeddingLayout, everywhere: Mapping[str, ArrayLike]) -> dict[str, np.ndarray]:
     """The rows that every device has, by table.
 
     Raises:

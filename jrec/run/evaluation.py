@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 import jax
 import numpy as np
+from jaxtyping import PyTree
 
 from jrec.batch import Batch
 from jrec.data.packers import packed
@@ -19,7 +19,7 @@ from jrec.run.predictions import Predictions
 
 def evaluated(
     predictions: Predictions,
-    batches: Iterable[Any],
+    batches: Iterable[object],
     packer: Packer,
     batch_size: int | None,
     numbers: Numbers | Mapping[str, Numbers] | None = None,
@@ -46,7 +46,7 @@ def evaluated(
     return {task: evaluate_labels(scores.tasks[task]) for task in tasks} if tasks else evaluate_labels(scores)
 
 
-def _tasks(logits: Any, batch: Batch) -> tuple[str, ...]:
+def _tasks(logits: PyTree, batch: Batch) -> tuple[str, ...]:
     """The names of a model's labels, the one that batches have as ``labels`` first; () where it has one logit."""
     if any(np.shape(array) != (len(batch.labels),) for array in jax.tree.leaves(logits)):
         raise ValueError(
@@ -66,7 +66,7 @@ def _tasks(logits: Any, batch: Batch) -> tuple[str, ...]:
 
 
 def collected(
-    predictions: Iterable[tuple[Any, Batch]],
+    predictions: Iterable[tuple[PyTree, Batch]],
     *,
     tasks: Sequence[str] = (),
     numbers: Mapping[str, Numbers] | None = None,
@@ -91,9 +91,9 @@ def collected(
         task: ScoreAccumulator(check=check, numbers=numbers.get(task), several=bool(tasks)) for task in tasks or ("",)
     }
     first_task = next(iter(accumulators))
-    waiting: tuple[Any, Batch] | None = None
+    waiting: tuple[PyTree, Batch] | None = None
 
-    def add(logits: Any, batch: Batch) -> None:
+    def add(logits: PyTree, batch: Batch) -> None:
         examples = len(batch.labels)
         for task, accumulator in accumulators.items():
             all_logits = np.asarray(logits[task] if task else logits)
@@ -117,7 +117,7 @@ def collected(
     return by_task(scores) if tasks else scores[""]
 
 
-def _packed(batches: Iterable[Any], packer: Packer, batch_size: int | None) -> Iterator[Batch]:
+def _packed(batches: Iterable[object], packer: Packer, batch_size: int | None) -> Iterator[Batch]:
     size = batch_size
     for item in batches:
         if isinstance(item, Batch):

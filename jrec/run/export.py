@@ -11,15 +11,17 @@ import os
 import pathlib
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, cast, get_args
+from typing import cast, get_args
 
 import jax
 import numpy as np
+from jax.typing import ArrayLike
 
 from jrec import environment
 from jrec.data.growing import GrowingVocabulary
 from jrec.data.schema import Schema
 from jrec.files import stays_inside
+from jrec.json_values import JsonMapping, JsonObject
 from jrec.nn.optimizer import SparseModel
 from jrec.nn.tt_stack import TTStack
 from jrec.ops.layout import EmbeddingLayout, TableConfig
@@ -117,7 +119,7 @@ class Exportable:
         if self.schema is not None:
             return self.schema.identity.rows
         rows = {table.name: table.table_rows for _, table in self.tables}
-        about: dict[str, Any] = {"ids": rows, "key_seeds": {name: seed for name, (seed, _) in self.keying.items()}}
+        about: JsonObject = {"ids": rows, "key_seeds": {name: seed for name, (seed, _) in self.keying.items()}}
         if canonical := sorted(name for name, (_, one_form) in self.keying.items() if one_form):
             about["canonical"] = canonical
         return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
@@ -166,7 +168,7 @@ def write_export(
     changed: Callable[[TableConfig], np.ndarray | None] = lambda table: None,
     onnx: bool = False,
     overwrite: bool = False,
-    about: Mapping[str, Any],
+    about: JsonMapping,
     inputs: Iterable[Place] = (),
     progress: Progress | None = None,
     report: Callable[[str], None] = lambda message: None,
@@ -363,7 +365,7 @@ class _Writer:
             **{f"cached_{name}": self._saved(self._path(table, f".cached-{name}"), a) for name, a in cached.items()},
         )
 
-    def _saved(self, path: str, array: Any) -> str:
+    def _saved(self, path: str, array: ArrayLike) -> str:
         np.save(self._folder / path, np.asarray(array), allow_pickle=False)
         return path
 

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from jrec.checkpoint import Saved
 from jrec.errors import CheckpointError
+from jrec.json_values import JsonMapping, JsonObject
 from jrec.nn import SparseOptimizer
 from jrec.ops.layout import EmbeddingLayout, Stack
 from jrec.row_optimizers import ROW_OPTIMIZERS
 
 _SHOWN = 5  # differences that a message names
-Description = Mapping[str, Any]
+Description = JsonMapping
 """JSON. Checkpoints of two runs that both have a key here go together only where its values are equal."""
 
 
-def identity_of(layout: EmbeddingLayout, optimizer: SparseOptimizer, description: Description) -> dict[str, Any]:
+def identity_of(layout: EmbeddingLayout, optimizer: SparseOptimizer, description: Description) -> JsonObject:
     """What a checkpoint records of its run, JSON; ``check_identity`` compares it.
 
     Args:
@@ -32,20 +32,20 @@ def identity_of(layout: EmbeddingLayout, optimizer: SparseOptimizer, description
     return {**description, "tables": _described(layout, trained_by)}
 
 
-def identity_in(layout: EmbeddingLayout, saved: Saved) -> dict[str, Any]:
+def identity_in(layout: EmbeddingLayout, saved: Saved) -> JsonObject:
     """What a checkpoint records of its run, with its tables as ``layout`` has them; see ``identity_of``."""
     stored = _converted(saved.manifest.fingerprint)
     tables = stored["tables"]
     return {**stored, "tables": _described(layout, lambda stack: tables[stack.tables[0].name]["optimizer"])}
 
 
-def _described(layout: EmbeddingLayout, trained_by: Callable[[Stack], str]) -> dict[str, Any]:
+def _described(layout: EmbeddingLayout, trained_by: Callable[[Stack], str]) -> JsonObject:
     """The tables, or parts of them, each with the name of its row optimizer."""
-    tables: dict[str, Any] = {}
+    tables: JsonObject = {}
     for stack in layout.members:
         for table in stack.tables:
             shape = table.tt_shape
-            described: dict[str, Any] = {"rows": table.rows, "dim": table.dim, "dtype": table.dtype}
+            described: JsonObject = {"rows": table.rows, "dim": table.dim, "dtype": table.dtype}
             described["optimizer"] = trained_by(stack)
             if shape is not None:
                 described |= {"row_factors": list(shape.row_factors), "dim_factors": list(shape.dim_factors)}
@@ -54,7 +54,7 @@ def _described(layout: EmbeddingLayout, trained_by: Callable[[Stack], str]) -> d
     return tables
 
 
-def check_identity(saved: Saved, own: Mapping[str, Any], *, optimizers: bool) -> None:
+def check_identity(saved: Saved, own: JsonMapping, *, optimizers: bool) -> None:
     """Refuses a checkpoint of another model.
 
     Args:
@@ -77,7 +77,7 @@ def check_identity(saved: Saved, own: Mapping[str, Any], *, optimizers: bool) ->
         )
 
 
-def meta_of(saved: Saved) -> dict[str, Any]:
+def meta_of(saved: Saved) -> JsonObject:
     """What a run gave with its checkpoint."""
     meta = saved.manifest.meta
     if "meta" in meta:
@@ -85,7 +85,7 @@ def meta_of(saved: Saved) -> dict[str, Any]:
     return {key: value for key, value in meta.items() if key != "forms"}  # `jrec train` of earlier versions
 
 
-def _converted(stored: Mapping[str, Any]) -> Mapping[str, Any]:
+def _converted(stored: JsonMapping) -> JsonMapping:
     """What a checkpoint records; of one that `jrec train` of earlier versions wrote, what it knew of its tables."""
     if not isinstance(optimizer := stored.get("optimizer"), Mapping):
         return stored
@@ -104,7 +104,7 @@ def _converted(stored: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**kept, "dense_optimizer": optimizer["dense"], "tables": tables}
 
 
-def _of_tables(stored: Mapping[str, Any], own: Mapping[str, Any], *, optimizers: bool) -> list[str]:
+def _of_tables(stored: JsonMapping, own: JsonMapping, *, optimizers: bool) -> list[str]:
     """How tables differ in what is known of both."""
     texts = [f"tables.{name} exists only in the checkpoint" for name in stored if name not in own]
     texts += [f"tables.{name} exists only in this run" for name in own if name not in stored]
@@ -115,7 +115,7 @@ def _of_tables(stored: Mapping[str, Any], own: Mapping[str, Any], *, optimizers:
     return sorted(texts)
 
 
-def _differences(stored: Any, own: Any, prefix: str) -> list[str]:
+def _differences(stored: object, own: object, prefix: str) -> list[str]:
     """Human-readable differences of two JSON-like values; tuples equal lists."""
     if isinstance(stored, Mapping) and isinstance(own, Mapping):
         keys = sorted({*stored, *own})

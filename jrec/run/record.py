@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +12,9 @@ from jrec.checkpoint import Saved
 from jrec.data.identity import Identity
 from jrec.errors import CheckpointError
 from jrec.files import decode
+from jrec.json_values import JsonMapping, JsonObject
 from jrec.nn import DLRM, TBSM
+from jrec.nn.optimizer import SparseModel
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
 from jrec.ops.row_init import is_threefry, key_words
 
@@ -38,7 +39,7 @@ class Record:
       dataset: The dataset whose rows the tables have; None where it is not known.
     """
 
-    model: dict[str, Any]
+    model: JsonObject
     tables: tuple[TableConfig, ...]
     features: tuple[FeatureConfig, ...]
     dense: tuple[str, ...]
@@ -61,13 +62,13 @@ class Record:
             model = {**model, "dense_boundaries": {name: own for name, own in zip(dense, pieces, strict=False) if own}}
         return dataclasses.replace(self, dataset=dataset or self.dataset, dense=dense, model=model)
 
-    def meta(self) -> dict[str, Any]:
+    def meta(self) -> JsonObject:
         """For a checkpoint, JSON."""
         return {RECORD: dataclasses.asdict(self)}
 
 
 def record_of(
-    model: Any, key: jax.Array, *, factory: str | None = None, options: Mapping[str, Any] | None = None
+    model: SparseModel, key: jax.Array, *, factory: str | None = None, options: JsonMapping | None = None
 ) -> Record | None:
     """The record of a run that begins; None of a model that neither is jrec's own nor has a factory.
 
@@ -81,7 +82,7 @@ def record_of(
     described = {"factory": factory, "options": dict(options or {})} if factory else _described(model)
     if described is None or caches or not is_threefry(key):
         return None
-    layout: EmbeddingLayout = model.embeddings.layout
+    layout = model.embeddings.layout
     first, second = (int(word) for word in key_words(key))
     return Record(
         model=described,
@@ -107,16 +108,16 @@ def recorded(saved: Saved) -> Record:
     return decoded(content, where=str(saved.folder))
 
 
-def decoded(content: Any, *, where: str) -> Record:
+def decoded(content: object, *, where: str) -> Record:
     """The record of a checkpoint's JSON."""
     return decode(content, Record, where=where, error=CheckpointError, remedy="copy the checkpoint again")
 
 
-def _described(model: Any) -> dict[str, Any] | None:
+def _described(model: SparseModel) -> JsonObject | None:
     """Keys of ``[model]`` for a DLRM or TBSM."""
-    if type(model) not in (DLRM, TBSM):
+    if type(model) is not DLRM and type(model) is not TBSM:
         return None
-    keys: dict[str, Any] = dataclasses.asdict(model.config)
+    keys: JsonObject = dataclasses.asdict(model.config)
     del keys["num_dense"]
     keys["calibrate"] = keys.pop("calibrated")
     heads = keys.pop("multi_task")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
+from jax.typing import ArrayLike
 
 from jrec.checkpoint import Checkpoints, Saved
 from jrec.checkpoint.save import Written
@@ -20,6 +21,7 @@ from jrec.data.growing_tables import GrowingTables
 from jrec.data.packing import CastPlace, OnBadId, Packer
 from jrec.data.unknown import UnknownCounts
 from jrec.host import HostTable
+from jrec.json_values import JsonMapping, JsonObject
 from jrec.metrics import LabelEvaluation
 from jrec.nn import SparseOptimizer, binary_cross_entropy
 from jrec.nn.optimizer import Loss, SparseModel
@@ -160,7 +162,7 @@ class Run:
 
     def feed(
         self,
-        batches: Iterable[Any],
+        batches: Iterable[object],
         *,
         dense: Sequence[str] = (),
         label: str | None = LABEL,
@@ -261,7 +263,7 @@ class Run:
 
     def evaluate(
         self,
-        batches: Iterable[Any],
+        batches: Iterable[object],
         *,
         dense: Sequence[str] = (),
         label: str = LABEL,
@@ -357,7 +359,7 @@ class Run:
         self.flush()
         return self._state.read(name, np.asarray(ids, None if len(ids) else np.int64))
 
-    def set_rows(self, name: str, ids: Sequence[int] | np.ndarray, rows: Any) -> None:
+    def set_rows(self, name: str, ids: Sequence[int] | np.ndarray, rows: ArrayLike) -> None:
         """Gives rows of a table values, wherever they live, such as pretrained vectors; docs/pretrained_rows.md.
 
         The rows have no past from then on: their slots are as of rows that no step has touched. Every process calls
@@ -410,7 +412,7 @@ class Run:
         """How keys of growing tables become rows, as of the last step; false where no table grows."""
         return self._state.growing
 
-    def plan_sections(self, folder: pathlib.Path) -> dict[str, Any]:
+    def plan_sections(self, folder: pathlib.Path) -> JsonObject:
         """What a report says of a plan by `jrec plan`; writes the profile of the run's accesses to ``folder``."""
         return {} if self._state.setup is None else self._state.setup.sections(folder)
 
@@ -418,7 +420,7 @@ class Run:
         self,
         folder: str | os.PathLike[str],
         *,
-        meta: Mapping[str, Any] | None = None,
+        meta: JsonMapping | None = None,
         arrays: Mapping[str, np.ndarray] | None = None,
         keep: int = 2,
         protected: int | None = None,
@@ -470,7 +472,7 @@ class Run:
         """
         self._checkpoints.finish()
 
-    def restore(self, folder: str | os.PathLike[str], *, step: int | None = None) -> dict[str, Any]:
+    def restore(self, folder: str | os.PathLike[str], *, step: int | None = None) -> JsonObject:
         """Reads a checkpoint of ``save`` or `jrec train`, on any mesh and plan; the steps after it have the same bits.
 
         The dense optimizer must be the same optax transformation; learning rates of `jrec train` are schedules.

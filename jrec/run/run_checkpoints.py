@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
 from jrec.checkpoint import Checkpoints, Saved
 from jrec.checkpoint.save import Written
 from jrec.checkpoint.settled import SETTLED
+from jrec.json_values import JsonMapping, JsonObject
 from jrec.outputs import check_output, kind_of
 from jrec.run.checkpoint import dense_arrays, restore_state
 from jrec.run.identity import Description, check_identity, meta_of
@@ -31,7 +31,7 @@ class Loaded:
       arrays: What it was given as ``arrays``, and the arrays of growing tables.
     """
 
-    meta: dict[str, Any]
+    meta: JsonObject
     arrays: dict[str, np.ndarray]
 
 
@@ -43,7 +43,7 @@ class RunCheckpoints:
       identity: What a checkpoint must be of (``identity_of``).
     """
 
-    def __init__(self, state: RunState, identity: Mapping[str, Any]):
+    def __init__(self, state: RunState, identity: JsonMapping):
         self._state, self._identity = state, dict(identity)
         self._checkpoints: Checkpoints | None = None
 
@@ -56,7 +56,7 @@ class RunCheckpoints:
         self,
         step: int,
         folder: pathlib.Path,
-        about: Mapping[str, Any],
+        about: JsonMapping,
         *,
         arrays: Mapping[str, np.ndarray],
         keep: int,

@@ -12,6 +12,7 @@ import numpy as np
 from flax import nnx
 from jax.core import Tracer
 from jax.sharding import Mesh, PartitionSpec
+from jaxtyping import PyTree
 
 from jrec.batch import Batch
 from jrec.host.ring import Rows
@@ -22,7 +23,7 @@ from jrec.nn import SparseOptimizer, binary_cross_entropy
 from jrec.nn.optimizer import Loss, SparseModel
 from jrec.nn.step import StepOutputs, predict_on, train_step_on, weight_and_examples
 from jrec.ops.dispatch import Implementation
-from jrec.ops.types import Bags
+from jrec.ops.types import Bags, TreeStructure
 from jrec.run.placement.new_lines import MeshLines, NewInStacks, on_device, renewed_in
 from jrec.shown import Shown, counted
 from jrec.tiers.local_rows import of_batch
@@ -40,7 +41,7 @@ HostResults = Mapping[str, Any]  # by stack, what a step gives back: ``Rows``, o
 class _Structure:
     """How a state's arrays lie in it; compared by identity first, which is quick."""
 
-    tree: Any  # PyTreeDef
+    tree: TreeStructure
 
     def __eq__(self, other: object) -> bool:
         return self is other or (isinstance(other, _Structure) and self.tree == other.tree)
@@ -76,11 +77,11 @@ class StepOn(Protocol):
         self, state: S, rows: StackRows, host: HostRows, batch: StepBatch, metrics: Metrics | None = None, /
     ) -> tuple[S, StackRows, HostResults, StepResults]: ...
 
-    def trace(self, *arguments: Any) -> jax.stages.Traced:
+    def trace(self, *arguments: object) -> jax.stages.Traced:
         """The traced program of arguments, which may be abstract."""
         ...
 
-    def lower(self, *arguments: Any) -> jax.stages.Lowered:
+    def lower(self, *arguments: object) -> jax.stages.Lowered:
         """The same, lowered."""
         ...
 
@@ -88,13 +89,13 @@ class StepOn(Protocol):
 class Metrics(Protocol):
     """What steps count on the devices, a pytree; on a mesh with an axis of devices, each of which counts its own."""
 
-    def updated(self, logits: Any, labels: jax.Array, mask: jax.Array) -> Self:
+    def updated(self, logits: PyTree[jax.Array], labels: jax.Array, mask: jax.Array) -> Self:
         """With some examples counted: what the model's ``logits`` returned, and (examples,) float32."""
         ...
 
 
-_NONE: Mapping[str, Any] = {}
-_Carry = tuple[State, StackRows, Any]  # what goes from step to step; Metrics, or None, at the end
+_NONE: Mapping[str, Routing] = {}
+_Carry = tuple[State, StackRows, Metrics | None]  # what goes from step to step
 
 
 @jax.tree_util.register_dataclass
@@ -119,7 +120,7 @@ class StepBatch:
     steps: int = dataclasses.field(default=1, metadata={"static": True})
 
 
-def _shown(value: Any) -> str:
+def _shown(value: PyTree) -> str:
     """An array by its value where it is one number, else by dtype and shape; of a tree, its number of arrays."""
     if not hasattr(value, "shape"):
         return counted(len(jax.tree.leaves(value)), "array")
@@ -147,7 +148,7 @@ class StepResults:
 
     loss: jax.Array
     examples: jax.Array
-    logits: Any = None
+    logits: PyTree[jax.Array] = None
     labels: jax.Array | None = None
     mask: jax.Array | None = None
     gradient_norm: jax.Array | None = None
@@ -182,7 +183,7 @@ class CompiledRun:
     step_on: StepOn
     with_loss: Callable[[Loss, int], StepOn]
     renew: Callable[[State, StackRows, np.ndarray, NewInStacks], tuple[State, dict[str, MeshRows]]]
-    predict_on: Callable[[State, StackRows, HostRows, StepBatch], Any]
+    predict_on: Callable[[State, StackRows, HostRows, StepBatch], PyTree[jax.Array]]
     merge: Callable[[State], tuple[SparseModel, SparseOptimizer]]
 
     def step(self, state: State, batch: Batch) -> tuple[State, jax.Array, jax.Array]:
@@ -243,8 +244,14 @@ def compile_run(
         return carry, _to_host(outputs.stores, host), results
 
     def train(
-        loss: Loss, micro_batches: int, state: State, rows: StackRows, host: HostRows, prepared: StepBatch, metrics: Any
-    ) -> tuple[State, StackRows, HostResults, StepResults, Any]:
+        loss: Loss,
+        micro_batches: int,
+        state: State,
+        rows: StackRows,
+        host: HostRows,
+        prepared: StepBatch,
+        metrics: Metrics | None,
+    ) -> tuple[State, StackRows, HostResults, StepResults, Metrics | None]:
         if mesh is not None:
             prepared, metrics = local_view((prepared, metrics))
         step, to_host = functools.partial(one, loss, micro_batches), {}

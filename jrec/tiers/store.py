@@ -115,7 +115,7 @@ class Update[S, R]:
         """
         raise NotImplementedError
 
-    def step(self, options: StepOptions) -> Deferred[Any]:
+    def step(self, options: StepOptions) -> Deferred[S]:
         """The store after the optimizer's step, with the context's options or another ``gradient_scale`` in them."""
         raise NotImplementedError
 
@@ -143,7 +143,7 @@ class Store(Protocol):
         ...
 
 
-Stores = Mapping[str, Any]  # by stack, a Store
+Stores = Mapping[str, Store]  # by stack
 
 
 def look_up(
@@ -174,7 +174,7 @@ def updates(
     residuals: Mapping[str, Residuals],
     gradients: Mapping[str, jax.Array],
     contexts: Mapping[str, Context],
-) -> dict[str, Update[Any, Any]]:
+) -> dict[str, Update[Store, Residuals]]:
     """Phase two, for ``apply_updates``: the update of each store whose context has an optimizer.
 
     Args:
@@ -192,12 +192,12 @@ def updates(
 
 def apply_updates(
     stores: Stores,
-    updates: Mapping[str, Update[Any, Any]],
+    updates: Mapping[str, Update[Store, Residuals]],
     contexts: Mapping[str, Context],
     implementation: Implementation | None,
     *,
     gradient_scale: jax.Array | None = None,
-) -> dict[str, Any]:
+) -> dict[str, Store]:
     """The stores after the step; one without an update is returned as it is.
 
     Args:

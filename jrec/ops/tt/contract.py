@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import PyTree
 
 from jrec.ops.dispatch import Implementation
 from jrec.ops.gather_reduce import gather_reduce, segment_of_entries
@@ -71,7 +71,9 @@ def core_gradients(
       implementation: The implementation of grouped products.
     """
 
-    def transpose(k: int, gradient: jax.Array, below: jax.Array, below_count: jax.Array, way: Method) -> Any:
+    def transpose(
+        k: int, gradient: jax.Array, below: jax.Array, below_count: jax.Array, way: Method
+    ) -> tuple[jax.Array, jax.Array]:
         core = factor(cores[k], way, implementation)
         ways = {"below_count": below_count, "method": way, "implementation": implementation}
         return expand_transpose(gradient, below, core, levels[k - 1], **ways)
@@ -86,10 +88,10 @@ def backward_levels(
     levels: tuple[Level, ...],
     products: tuple[jax.Array, ...],
     row_gradients: jax.Array,
-    transpose: Callable[[int, jax.Array, jax.Array, jax.Array, Method], tuple[jax.Array, Any]],
+    transpose: Callable[[int, jax.Array, jax.Array, jax.Array, Method], tuple[jax.Array, PyTree]],
     *,
     method: Method,
-) -> Iterator[tuple[int, Any]]:
+) -> Iterator[tuple[int, PyTree]]:
     """What ``transpose`` makes of every core, from the last to the second, and the gradient of the first, numbered.
 
     Args:

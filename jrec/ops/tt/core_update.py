@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +14,12 @@ from jrec.ops.doors import CORES, about, checked, checked_optimizer, checked_slo
 from jrec.ops.row_optimizers import RowOptimizer
 from jrec.ops.row_update import has_native, row_update
 from jrec.ops.tt.contract import TTResiduals, backward_levels, factor
-from jrec.ops.tt.index import TTIndex, index_implementation
+from jrec.ops.tt.index import Level, TTIndex, index_implementation
 from jrec.ops.tt.init import Cores
 from jrec.ops.tt.products import Method, expand_transpose, native_level
 from jrec.ops.tt.shape import TTShape
+
+_Stepped = tuple[jax.Array, Slots]  # a core and its slots after a step
 
 
 def tt_init_slots(optimizer: RowOptimizer, cores: Cores) -> tuple[Slots, ...]:
@@ -89,24 +90,44 @@ def step_cores(
     """
     levels, new = residuals.index.levels, {}
 
-    def stepped(k: int, core: jax.Array, slots: Slots, gradient: jax.Array, step: Any, scale: Any) -> Any:
+    def stepped(
+        k: int, core: jax.Array, slots: Slots, gradient: jax.Array, step: jax.Array, scale: jax.Array
+    ) -> _Stepped:
         touched = touched_slices(residuals.index, k, shape.row_factors[k], implementation)
         options = {"step": step, "gradient_scale": scale, "rounding_key": rounding_keys[k]}
         return step_core(optimizer, core, slots, gradient, touched, **options, implementation=implementation)
 
-    def transpose(k: int, gradient: jax.Array, below: jax.Array, below_count: jax.Array, way: Method) -> Any:
-        def apart(gradient: jax.Array, below: jax.Array, core: jax.Array, slots: Slots, *rest: Any) -> Any:
-            level, below_count, step, scale = rest
+    def transpose(
+        k: int, gradient: jax.Array, below: jax.Array, below_count: jax.Array, way: Method
+    ) -> tuple[jax.Array, _Stepped]:
+        def apart(
+            gradient: jax.Array,
+            below: jax.Array,
+            core: jax.Array,
+            slots: Slots,
+            level: Level,
+            below_count: jax.Array,
+            step: jax.Array,
+            scale: jax.Array,
+        ) -> tuple[jax.Array, _Stepped]:
             ways = {"below_count": below_count, "method": way, "implementation": implementation}
             below, of_core = expand_transpose(gradient, below, factor(core, way, implementation), level, **ways)
             return below, stepped(k, core, slots, of_core, step, scale)
 
-        def together(gradient: jax.Array, below: jax.Array, core: jax.Array, slots: Slots, *rest: Any) -> Any:
+        def together(
+            gradient: jax.Array,
+            below: jax.Array,
+            core: jax.Array,
+            slots: Slots,
+            level: Level,
+            below_count: jax.Array,
+            step: jax.Array,
+            scale: jax.Array,
+        ) -> tuple[jax.Array, _Stepped]:
             from jrec.native import tt
 
-            level, below_count, *scalars = rest
             core_level = native_level(core, level, below_count)
-            return tt.expand_transpose_step(gradient, below, core_level, optimizer, core, slots, *scalars)
+            return tt.expand_transpose_step(gradient, below, core_level, optimizer, core, slots, step, scale)
 
         args = gradient, below, cores[k], slots[k], levels[k - 1], below_count, step, gradient_scale
         # The native kernel steps a slice while its gradient is in the caches; it knows float32 cores and the optimizers
@@ -168,8 +189,15 @@ def step_core(
     """
     m = core.shape[0]
 
-    def xla(core: jax.Array, slots: Slots, gradient: jax.Array, touched: jax.Array, *rest: Any) -> Any:
-        step, scale, key = rest
+    def xla(
+        core: jax.Array,
+        slots: Slots,
+        gradient: jax.Array,
+        touched: jax.Array,
+        step: jax.Array,
+        scale: jax.Array,
+        key: jax.Array | None,
+    ) -> _Stepped:
         rows = jnp.nonzero(touched, size=m, fill_value=m)[0].astype(jnp.int32)
         # Touched slices in front, as a row update wants its rows: ascending, padding behind them.
         values = gradient.reshape(m, -1).at[rows].get(mode="fill", fill_value=0)
@@ -177,13 +205,21 @@ def step_core(
         table, slots = row_update(optimizer, core.reshape(m, -1), slots, rows, values, **scalars, implementation="xla")
         return table.reshape(core.shape), slots
 
-    def native(core: jax.Array, slots: Slots, gradient: jax.Array, touched: jax.Array, *rest: Any) -> Any:
+    def native(
+        core: jax.Array,
+        slots: Slots,
+        gradient: jax.Array,
+        touched: jax.Array,
+        step: jax.Array,
+        scale: jax.Array,
+        key: jax.Array | None,
+    ) -> _Stepped:
         from jrec.native import xla as kernels
 
         # All rows in their places, untouched ones past the end, and the core as it is: XLA copies what a kernel
         # changes in place after a reshape.
         rows = jnp.where(touched, jnp.arange(m, dtype=jnp.int32), jnp.int32(m))
-        return kernels.row_update(optimizer, core, slots, rows, gradient.reshape(m, -1), *rest)
+        return kernels.row_update(optimizer, core, slots, rows, gradient.reshape(m, -1), step, scale, key)
 
     args = (core, slots, gradient, touched, step, gradient_scale, rounding_key)
     known = native if has_native(optimizer, core) else None

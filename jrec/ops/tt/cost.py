@@ -10,9 +10,10 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
+from jax.typing import ArrayLike
 
 from jrec.ops.tt.shape import TTShape
 
@@ -55,7 +56,7 @@ class TTTraffic:
         return TTTraffic(lookups=lookups, entries=entries, pairs=pairs)
 
     @staticmethod
-    def of(shape: TTShape, ids: Any, offsets: Any = None) -> TTTraffic:
+    def of(shape: TTShape, ids: ArrayLike, offsets: ArrayLike | None = None) -> TTTraffic:
         """Counted from a batch on the host: (num_bags, length) ids, or (capacity,) ids with (num_bags + 1,) offsets."""
         flat = np.asarray(ids, np.int64)
         if offsets is None:

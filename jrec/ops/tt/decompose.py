@@ -9,9 +9,10 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
+from jax.typing import ArrayLike
 
 from jrec.ops.tt.shape import TTShape
 
@@ -47,7 +48,7 @@ class TTDecomposition:
     relative_error: float
 
 
-def tt_rows(cores: Sequence[Any], shape: TTShape, ids: Any) -> np.ndarray:
+def tt_rows(cores: Sequence[ArrayLike], shape: TTShape, ids: ArrayLike) -> np.ndarray:
     """Rows of the table, reconstructed one by one on the host.
 
     Args:
@@ -80,7 +81,7 @@ def tt_rows(cores: Sequence[Any], shape: TTShape, ids: Any) -> np.ndarray:
 
 
 def tt_dense_chunks(
-    cores: Sequence[Any], shape: TTShape, *, chunk_rows: int = DEFAULT_CHUNK_ROWS
+    cores: Sequence[ArrayLike], shape: TTShape, *, chunk_rows: int = DEFAULT_CHUNK_ROWS
 ) -> Iterator[np.ndarray]:
     """The table from its first row to its last, in pieces of at most ``chunk_rows`` rows, (n, dim) float32 each.
 
@@ -107,7 +108,7 @@ def tt_dense_chunks(
             yield piece[begin : begin + chunk_rows]
 
 
-def tt_to_dense(cores: Sequence[Any], shape: TTShape) -> np.ndarray:
+def tt_to_dense(cores: Sequence[ArrayLike], shape: TTShape) -> np.ndarray:
     """The whole table, (rows, dim) float32. For tables that fit in memory; others take ``tt_dense_chunks``.
 
     Raises:
@@ -275,12 +276,12 @@ def _chain(cores: Sequence[np.ndarray]) -> np.ndarray:
     return out
 
 
-def _host_cores(cores: Sequence[Any], shape: TTShape) -> list[np.ndarray]:
+def _host_cores(cores: Sequence[ArrayLike], shape: TTShape) -> list[np.ndarray]:
     check_cores(cores, shape)
     return [np.asarray(core).astype(np.float32) for core in cores]
 
 
-def check_cores(cores: Sequence[Any], shape: TTShape) -> None:
+def check_cores(cores: Sequence[object], shape: TTShape) -> None:
     """Raises ValueError unless there is an array of the right shape for every core."""
     shapes = tuple(tuple(getattr(core, "shape", ("no array",))) for core in cores)
     if shapes != shape.core_shapes:

@@ -23,13 +23,14 @@ from jrec.ops.dispatch import Implementation
 from jrec.ops.embedding_bag import Combiner, check_combiner, max_of_bags, normalized_weights
 from jrec.ops.explicit_axes import auto_inside, like_bags
 from jrec.ops.forms import formed
-from jrec.ops.program_primitive import Batch, ProgramPrimitive, exchanged, no_tangent, summed_over
+from jrec.ops.program_primitive import Batch, ProgramPrimitive, Tangent, exchanged, no_tangent, summed_over
 from jrec.ops.tt.contract import TTResiduals, naive_bag
 from jrec.ops.tt.cost import Contraction, TTTraffic
 from jrec.ops.tt.init import Cores
 from jrec.ops.tt.lookup import LookupConfig, checked_lookup, forward, tt_core_gradients
 from jrec.ops.tt.products import expand
 from jrec.ops.tt.shape import TTShape, check_shape
+from jrec.ops.types import TreeStructure
 
 
 @auto_inside(lambda cores, shape, ids, offsets=None, **_: like_bags(ids, offsets))
@@ -110,7 +111,8 @@ class _Bag:
     config: LookupConfig
     weighted: bool
     ragged: bool
-    residuals: Any = None  # the structure of what the forward pass left, whose arrays are the last operands
+    # The structure of what the forward pass left, whose arrays are the last operands.
+    residuals: TreeStructure | None = None
 
     @property
     def linear(self) -> int:
@@ -129,7 +131,9 @@ class _Bag:
         return tuple(operands[: self.config.shape.num_cores]), ids, offsets[0] if offsets else None, weights
 
 
-def _pooled(config: LookupConfig, cores: Cores, ids: Any, offsets: Any, weights: Any) -> jax.Array:
+def _pooled(
+    config: LookupConfig, cores: Cores, ids: jax.Array, offsets: jax.Array | None, weights: jax.Array | None
+) -> jax.Array:
     bag = _Bag(config=config, weighted=weights is not None, ragged=offsets is not None)
     return _sums(*cores, *(x for x in (weights, ids, offsets) if x is not None), bag=bag)[0]
 
@@ -199,32 +203,38 @@ _gradients.differentiated_as(_naive_gradients)
 
 
 def _sums_jvp(
-    primals: Any, tangents: Any, *, bag: _Bag, batch: Batch, jaxpr: ClosedJaxpr, structure: Any
-) -> tuple[Any, Any]:
+    primals: Sequence[jax.Array],
+    tangents: Sequence[Tangent],
+    *,
+    bag: _Bag,
+    batch: Batch,
+    jaxpr: ClosedJaxpr,
+    structure: TreeStructure,
+) -> tuple[list[jax.Array], list[Tangent]]:
     """The tangent takes the changes, the operands, and the forward pass's residuals, which only its transpose reads."""
     results = _sums.primitive.bind(*primals, bag=bag, batch=batch, jaxpr=jaxpr, structure=structure)
     _, left = structure.children()
-    which = tuple(i for i in range(bag.linear) if not isinstance(tangents[i], ad.Zero))
+    moved = {i: x for i, x in enumerate(tangents[: bag.linear]) if not isinstance(x, ad.Zero)}
+    which = tuple(moved)
     levels = tuple((*(flags[i] for i in which), *flags, *[True] * (len(results) - 1)) for flags in batch)
-    changes = [tangents[i] for i in which]
     bag = dataclasses.replace(bag, residuals=left)
-    change = _tangent(*changes, *primals, *results[1:], bag=bag, which=which, batch=levels)
+    change = _tangent(*moved.values(), *primals, *results[1:], bag=bag, which=which, batch=levels)
     # Residuals are read by the transpose alone: nothing that is differentiated depends on them.
     return results, [change, *map(no_tangent, results[1:])]
 
 
 def _tangent_transpose(
-    cotangents: Any,
+    cotangents: Sequence[Tangent],
     *operands: Any,
     bag: _Bag,
     which: tuple[int, ...],
     batch: Batch,
     jaxpr: ClosedJaxpr,
-    structure: Any,
-) -> list[Any]:
+    structure: TreeStructure,
+) -> list[Tangent | None]:
     del jaxpr, structure
     (gradient,), rest = cotangents, operands[len(which) :]
-    none: list[Any] = [None] * len(rest)
+    none = [None] * len(rest)
     if isinstance(gradient, ad.Zero):
         return [*(ad.Zero(operand.aval) for operand in operands[: len(which)]), *none]
     levels = tuple((True, *flags[len(which) :]) for flags in batch)

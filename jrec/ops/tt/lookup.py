@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
+from jaxtyping import PyTree
 
 from jrec.ops.arrays import Bagged, RoundingKey, Scale, Slots, Step
 from jrec.ops.dispatch import IMPLEMENTATIONS, Implementation, native_unavailable
@@ -115,7 +116,7 @@ def tt_core_gradients(
     _refuse_naive(contraction)
     gradients = _checked_gradients(shape, residuals, gradients)
 
-    def run(method: Method) -> Callable[..., Cores]:
+    def run(method: str) -> Callable[..., Cores]:
         way = _way(method)
 
         def backward(cores: Cores, residuals: TTResiduals, gradients: jax.Array) -> Cores:
@@ -176,12 +177,19 @@ def tt_apply_gradients(
     gradients = _checked_gradients(shape, residuals, gradients)
     slots = checked_core_slots(optimizer, cores, slots)
 
-    def run(method: Method) -> Callable[..., tuple[Cores, tuple[Slots, ...]]]:
+    def run(method: str) -> Callable[..., tuple[Cores, tuple[Slots, ...]]]:
         way = _way(method)
 
-        def update(cores: Cores, residuals: TTResiduals, gradients: jax.Array, slots: Any, *scalars: Any):
+        def update(
+            cores: Cores,
+            residuals: TTResiduals,
+            gradients: jax.Array,
+            slots: tuple[Slots, ...],
+            step: jax.Array,
+            scale: jax.Array,
+            keys: Sequence[jax.Array | None],
+        ):
             row_gradients = _row_gradients(config, residuals, gradients)
-            step, scale, keys = scalars
             options = {"step": step, "gradient_scale": scale, "rounding_keys": keys, "implementation": implementation}
             return step_cores(optimizer, cores, slots, shape, residuals, row_gradients, method=way, **options)
 
@@ -207,7 +215,7 @@ def forward(
     )
 
     def run(method: str) -> Callable[..., tuple[jax.Array, tuple[jax.Array, ...]]]:
-        def forward(cores: Cores, index: TTIndex, offsets: Any, weights: Any):
+        def forward(cores: Cores, index: TTIndex, offsets: jax.Array | None, weights: jax.Array | None):
             if method == "sample":
                 below, products = unique_rows(
                     cores, shape, index.levels[:-1], method="grouped", implementation=implementation
@@ -246,9 +254,13 @@ def _row_gradients(config: LookupConfig, residuals: TTResiduals, gradients: jax.
     return casted_gather_reduce(cast, gradients, weights, implementation=config.implementation)
 
 
-def _by_platform(
-    config: LookupConfig, which: Literal["forward", "backward"], index: TTIndex, run: Callable[[Any], Any], args: Any
-) -> Any:
+def _by_platform[Result](
+    config: LookupConfig,
+    which: Literal["forward", "backward"],
+    index: TTIndex,
+    run: Callable[[str], Callable[..., Result]],
+    args: tuple[PyTree, ...],
+) -> Result:
     """Runs the contraction that is named, or the one chosen for the platform that the program is lowered for."""
     if config.contraction is not None:
         return run(config.contraction)(*args)

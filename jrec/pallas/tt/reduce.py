@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 from jax import Ref
+from jaxtyping import PyTree
 
 from jrec.pallas import segments
 from jrec.pallas.interpret import interpret_params
@@ -213,7 +214,7 @@ def _launch(
     body: Callable[..., None],
     spec: Spec,
     count: int,
-    operands: Any,
+    operands: tuple[PyTree, ...],
     config: ReduceConfig,
     interpret: Interpret,
     *,

@@ -234,7 +234,9 @@ def _store(
     store(out, order, begin, end, first_column, values)
 
 
-def _entry(row: ir.Value, order: ir.Value, begin: Any, end: Any, height: int) -> tuple[ir.Value, ir.Value]:
+def _entry(
+    row: ir.Value, order: ir.Value, begin: mgpu.FragmentedArray, end: mgpu.FragmentedArray, height: int
+) -> tuple[ir.Value, ir.Value]:
     """The entry that a row of the tile belongs to, i32, -1 for none; and which of the entry's rows it is."""
     size = constant(height, row.type)
     of_entry = arith.remui(row, size)
@@ -246,7 +248,7 @@ def _entry(row: ir.Value, order: ir.Value, begin: Any, end: Any, height: int) ->
     return entry, of_entry
 
 
-def values_of(splat: Any) -> ir.Value:
+def values_of(splat: mgpu.FragmentedArray) -> ir.Value:
     """The number that all threads hold."""
     return splat.registers.flat[0]
 

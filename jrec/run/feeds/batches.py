@@ -14,8 +14,9 @@ from typing import Any, NamedTuple, Protocol
 from jrec.batch import Batch
 from jrec.data.growing_tables import Grown
 from jrec.errors import CheckpointError
+from jrec.json_values import JsonObject
 
-Position = dict[str, Any]
+Position = JsonObject
 """Where a feed or a loader stands, in JSON types."""
 
 
@@ -76,20 +77,20 @@ class PackedBatches:
 
     def __init__(
         self,
-        items: Iterable[Any],
+        items: Iterable[object],
         pack: Callable[[Any], Any],
         *,
         transform: Callable[[Batch], Any] | None = None,
         workers: int = 2,
         prefetch: int = 2,
-        order: Callable[[Any], tuple[Any, Any]] = lambda item: (item, None),
+        order: Callable[[Any], tuple[object, Grown | None]] = lambda item: (item, None),
     ):
         self._items, self._pack, self._transform, self._order = iter(items), pack, transform, order
         self._workers, self._prefetch = workers, prefetch
         self._held: collections.deque[_Read] = collections.deque()  # read, but not given out
         self._threads: _Threads | None = None
         self._position, self._state = 0, _state_of(self._items)
-        self._aside: Any = None
+        self._aside: Grown | None = None
         self._closed = False
 
     @property
@@ -98,7 +99,7 @@ class PackedBatches:
         return self._position
 
     @property
-    def aside(self) -> Any:
+    def aside(self) -> Grown | None:
         """What ``order`` returned beside the last batch that was given out; None before the first."""
         return self._aside
 
@@ -191,7 +192,7 @@ class PackedBatches:
             except StopIteration:
                 return
 
-    def _made(self, item: Any) -> Any:
+    def _made(self, item: object) -> Any:
         batch = self._pack(item)
         return batch if self._transform is None else self._transform(batch)
 
@@ -199,9 +200,9 @@ class PackedBatches:
 class _Read(NamedTuple):
     """An item in its turn: what to pack, the iterator's state after it, and what comes beside the batch."""
 
-    item: Any
-    state: Any
-    aside: Any
+    item: object
+    state: object
+    aside: Grown | None
 
 
 class _Threads:
@@ -254,7 +255,7 @@ class _Threads:
         self._results.put((last, _Read(None, None, None)))
 
 
-def _state_of(iterator: Any) -> Any:
+def _state_of(iterator: object) -> object:
     """A copy of an iterator's state in JSON types, which it may change in place; None if it has none."""
     get_state = getattr(iterator, "get_state", None) or getattr(iterator, "state", None)
     if not callable(get_state):
@@ -264,5 +265,5 @@ def _state_of(iterator: Any) -> Any:
     return {"bytes": state.decode("latin-1")} if isinstance(state, bytes) else copy.deepcopy(state)
 
 
-def _decoded(state: Any) -> Any:
+def _decoded(state: object) -> object:
     return state["bytes"].encode("latin-1") if isinstance(state, dict) and state.keys() == {"bytes"} else state

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from jrec.batch import Batch
 from jrec.data.growing_tables import Grown
+from jrec.json_values import JsonObject
 from jrec.run.feeds.batches import Batches, Position
 from jrec.run.step import HostResults, HostRows, StepBatch, StepResults
 
@@ -63,7 +64,7 @@ class Feed(Protocol):
         """Continues from a ``position()``. Call before the first batch."""
         ...
 
-    def sections(self, seconds: float) -> dict[str, Any]:
+    def sections(self, seconds: float) -> JsonObject:
         """The report's sections about the batches, see ``jrec.app.report.writing``.
 
         Args:
@@ -125,7 +126,7 @@ class LoaderFeed:
         """Continues from a ``position()``."""
         self._loader.restore(position)
 
-    def sections(self, seconds: float) -> dict[str, Any]:
+    def sections(self, seconds: float) -> JsonObject:
         """No sections."""
         del seconds
         return {}

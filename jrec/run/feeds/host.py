@@ -19,9 +19,10 @@ from jrec.host.pipeline_batch import BatchRows
 from jrec.host.ring import Rows
 from jrec.host.table import files_section
 from jrec.host.timeline import Timeline
+from jrec.json_values import JsonObject
 from jrec.mesh.route import AXIS
 from jrec.ops.layout import EmbeddingLayout
-from jrec.run.feeds.batches import Batches
+from jrec.run.feeds.batches import Batches, Position
 from jrec.run.feeds.feed import Ready, remaining
 from jrec.run.feeds.partitioned import MeshBatches
 from jrec.run.options import HostOptions
@@ -70,7 +71,7 @@ class HostFeed:
             device=None if setup is None else setup.mesh.devices.flat[setup.local[0]],
         )
         self._out: Any = None
-        self._position: Any = None
+        self._position: Position | None = None
         self._first_rows = first_rows
 
     def next(self) -> Ready:
@@ -108,15 +109,15 @@ class HostFeed:
         """Waits until host memory holds every row as the last step left it."""
         self._pipeline.flush()
 
-    def position(self) -> Any:
+    def position(self) -> Position:
         """The position after the last step, JSON; the loader itself is ahead."""
         return self._loader.state() if self._position is None else self._position
 
-    def restore(self, position: Any) -> None:
+    def restore(self, position: Position) -> None:
         """Continues from a ``position()``. Call before the first batch."""
         self._loader.restore(position)
 
-    def sections(self, seconds: float) -> dict[str, Any]:
+    def sections(self, seconds: float) -> JsonObject:
         """The feed's sections of the report; see ``Feed``."""
         modes = {} if self._setup is None else self._setup.decided_modes(self._loader)
         return {"pipeline": self.timeline.summary(seconds), **files_section(self._tables.values()), **modes}
@@ -197,7 +198,7 @@ def unique_rows(read: Mapping[str, BatchRows], tables: Mapping[str, HostTable]) 
     for name, of_stack in read.items():
         size, table = of_stack.most if of_stack.room is None else of_stack.room, tables[name]
 
-        def padded(array: np.ndarray, size: int = size) -> Any:
+        def padded(array: np.ndarray, size: int = size) -> np.ndarray:
             return np.concatenate([array, np.zeros((size - len(array), *array.shape[1:]), array.dtype)])
 
         if table.optimizer is not None and table.optimizer.has_tail:

@@ -23,6 +23,7 @@ from jrec.host import HostTable
 from jrec.host.pipeline_batch import on_device
 from jrec.host.table import ask_ahead, cast_rows, files_section
 from jrec.host.timeline import Timeline
+from jrec.json_values import JsonObject
 from jrec.ops.dispatch import native_unavailable
 from jrec.ops.host_cast import with_cast
 from jrec.ops.layout import EmbeddingLayout, Stack
@@ -228,7 +229,7 @@ class InPlaceFeed(LoaderFeed):
         with self.timeline.working(UPDATE, number):
             self._pooling.update(ready.batches[0], host)
 
-    def sections(self, seconds: float) -> dict[str, Any]:
+    def sections(self, seconds: float) -> JsonObject:
         """The sections "in_place", where the time of the steps went and how many rows memory holds, and "files"."""
         stages = self.timeline.summary(seconds)["stages"]
         names = {"read_seconds": READ, "lookup_seconds": LOOKUP, "step_seconds": STEP, "update_seconds": UPDATE}

@@ -48,7 +48,7 @@ class Feeds:
         self.opened: list[RunFeed] = []
         self.fed: Fed = ((), None)
 
-    def open(self, batches: Iterable[Any], told: FeedOptions) -> RunFeed:
+    def open(self, batches: Iterable[object], told: FeedOptions) -> RunFeed:
         """See ``Run.feed``."""
         # Closed ones go here, not when they close: until now ``flush`` and ``save`` had to ask them.
         self.opened = [feed for feed in self.opened if not feed.closed]
@@ -113,7 +113,7 @@ class Feeds:
         return HostCasts(self._state.layout.host_stacks, self._state.tables, ahead) if self._in_place else None
 
     def _packer(
-        self, batches: Iterable[Any], told: FeedOptions, setup: MeshSetup | None, *, placed: bool
+        self, batches: Iterable[object], told: FeedOptions, setup: MeshSetup | None, *, placed: bool
     ) -> ItemPacker:
         growing, orders = self._state.growing, kept_orders(told.packing.get("orders"))
         packing = {

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jrec.batch import Batch
+from jrec.json_values import JsonObject
 from jrec.run.feeds.ahead import AheadFeed, Placed
 from jrec.run.feeds.batches import Batches
 from jrec.run.feeds.partitioned import MeshBatches
@@ -49,7 +49,7 @@ class MeshFeed(AheadFeed):
         # ``places`` get no axis of steps: they are the same for all batches of a size.
         return dataclasses.replace(batches[0], batch=_stacked([batch.batch for batch in batches]), steps=len(batches))
 
-    def sections(self, seconds: float) -> dict[str, Any]:
+    def sections(self, seconds: float) -> JsonObject:
         """The feed's sections of the report; see ``Feed``."""
         del seconds
         return self._setup.decided_modes(self._loader)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from jrec.data.blocks import LABEL
 from jrec.data.packing import OnBadId
+from jrec.json_values import JsonMapping
 from jrec.run.feeds.batches import Position
 
 Steps = int | Callable[[int], int]
@@ -30,4 +30,4 @@ class FeedOptions:
     total: int | None = None
     steps: Steps = 1
     trace: pathlib.Path | None = None
-    packing: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    packing: JsonMapping = dataclasses.field(default_factory=dict)

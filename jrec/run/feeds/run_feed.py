@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
 
 import jax
 import numpy as np
@@ -14,6 +13,7 @@ from jrec.data.gathering import Gathered
 from jrec.data.growing_tables import GrowingTables, Grown
 from jrec.data.packing import Packer
 from jrec.data.packing_columns import PreparedColumns
+from jrec.json_values import JsonObject
 from jrec.run.feeds.batches import Position
 from jrec.run.feeds.feed import Feed, Ready
 from jrec.run.step import HostResults, StepResults
@@ -103,7 +103,7 @@ class RunFeed:
         wrapped = self.replays and isinstance(position, dict) and "iterator" in position
         self._feed.restore(position["iterator"] if wrapped else position)
 
-    def sections(self, seconds: float) -> dict[str, Any]:
+    def sections(self, seconds: float) -> JsonObject:
         """What a report says of the batches, by section.
 
         Args:
@@ -167,7 +167,7 @@ class ItemPacker:
         self._map = growing.mapper() if growing else None
         self._columns_wait, self._batches_wait = columns_wait, batches_wait
 
-    def order(self, item: Any) -> tuple[Any, Grown | None]:
+    def order(self, item: object) -> tuple[object, Grown | None]:
         """Sees the items in their order: the first one has the size of all, unless it was given.
 
         Copies what the program may write over before it is packed, or read by a step.
@@ -196,7 +196,7 @@ class ItemPacker:
             self._size = self._packer.prepare(read).examples
         return read, None
 
-    def __call__(self, item: Any) -> Batch:
+    def __call__(self, item: object) -> Batch:
         """The item's batch; an item that is one stays as it is."""
         if isinstance(item, Batch):
             return item

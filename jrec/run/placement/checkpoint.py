@@ -7,7 +7,6 @@ between devices: each row is read from the device that keeps it, by its process;
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -61,7 +60,7 @@ class MeshSource(ChangingRows):
         places = [*((device, self._lines[0]) for device in own), (own[0], self._lines[1])]
         shapes = next(iter(self.tables.values()))
 
-        def arrays(device: Any, lines: int) -> dict[str, jax.ShapeDtypeStruct]:
+        def arrays(device: object, lines: int) -> dict[str, jax.ShapeDtypeStruct]:
             return {
                 name: jax.ShapeDtypeStruct((lines, *tail), jnp.dtype(dtype), sharding=SingleDeviceSharding(device))
                 for name, (tail, dtype) in ((n, shapes.array(n)) for n in (VALUES, *shapes.slots))
@@ -194,5 +193,5 @@ def _lines(saved: RowSource, stack: Stack, array: str, addresses: np.ndarray) ->
         yield saved.read(stack, array, addresses[begin : begin + most])
 
 
-def _on(array: jax.Array, device: Any) -> jax.Array:
+def _on(array: jax.Array, device: object) -> jax.Array:
     return next(shard.data for shard in array.addressable_shards if shard.device == device)

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
+from jrec.json_values import JsonObject
 from jrec.mesh.exchange import DEFAULT, Links
 from jrec.ops.layout import EmbeddingLayout, Stack, StackedFeature
 from jrec.run.placement.part_lookups import PartLookups, bags_of, poolable
@@ -96,7 +97,7 @@ class LookupModes:
         """Takes an earlier choice: the features whose lookups are sent."""
         self.send, self.decided = frozenset(send), True
 
-    def record(self) -> dict[str, Any] | None:
+    def record(self) -> JsonObject | None:
         """The choice in JSON types, in megabytes per step over all links; None where there was nothing to choose."""
         if not self.tables:
             return None

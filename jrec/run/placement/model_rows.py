@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 import jax
 import numpy as np
@@ -11,6 +11,7 @@ from flax import nnx
 
 from jrec.checkpoint.manifest import VALUES
 from jrec.nn import SparseOptimizer
+from jrec.nn.optimizer import SparseModel
 from jrec.ops.layout import EmbeddingLayout, Stack
 from jrec.row_optimizers import RowOptimizer
 from jrec.run.placement.rows import first_rows
@@ -100,7 +101,9 @@ def _gathered(array: jax.Array, rows: jax.Array) -> jax.Array:
     return array[rows]
 
 
-def without_rows(model: Any, optimizer: SparseOptimizer) -> tuple[Any, SparseOptimizer, ModelRows | None]:
+def without_rows(
+    model: SparseModel, optimizer: SparseOptimizer
+) -> tuple[SparseModel, SparseOptimizer, ModelRows | None]:
     """The same modules for a plan that places the rows, and the rows; None where the model has not made them yet.
 
     Args:

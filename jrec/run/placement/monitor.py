@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import sys
-from typing import Any
 
 import numpy as np
 
 from jrec.access.monitor import AccessMonitor
 from jrec.batch import Batch
+from jrec.json_values import JsonObject
 from jrec.ops.layout import EmbeddingLayout
 from jrec.sharding import Plan, evaluate
 from jrec.sharding.drift import problem_of_plan
@@ -49,7 +49,7 @@ class PlanMonitor:
         rows = {name: np.concatenate(pieces) for name, pieces in ids.items()}
         self._monitor.observe(rows, examples=int(np.count_nonzero(batch.mask)))
 
-    def summary(self, folder: pathlib.Path) -> dict[str, Any] | None:
+    def summary(self, folder: pathlib.Path) -> JsonObject | None:
         """The plan's current balance and cost, in JSON types; its profile goes to FOLDER/access, for ``jrec replan``.
 
         None if no batch was counted. Where the run keeps rows in host memory, but the plan's hardware does not say how

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import PyTree
 
 from jrec.errors import ConfigError
 from jrec.mesh.route import AXIS, MeshRows
@@ -58,7 +59,7 @@ def local_numbers(mesh: Mesh) -> list[int]:
     return [i for i, d in enumerate(mesh.devices.flat) if d.process_index == jax.process_index()]
 
 
-def on_mesh(tree: Any, mesh: Mesh) -> Any:
+def on_mesh(tree: PyTree, mesh: Mesh) -> PyTree:
     """Arrays whose first axis are this process's devices, as arrays over the mesh's."""
     sharding = NamedSharding(mesh, PartitionSpec(AXIS))
     count, local = mesh.devices.size, sum(d.process_index == jax.process_index() for d in mesh.devices.flat)

@@ -11,8 +11,11 @@ from typing import Any
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.typing import ArrayLike
+from jaxtyping import PyTree
 
 from jrec.errors import value_errors_are_config_errors
+from jrec.json_values import JsonObject
 from jrec.mesh.communication import Communication
 from jrec.mesh.exchange import Links, check_kind
 from jrec.mesh.route import AXIS
@@ -196,12 +199,12 @@ class MeshSetup:
             for name, ranges in self._ranges.items()
         }
 
-    def decided_modes(self, loader: Batches) -> dict[str, Any]:
+    def decided_modes(self, loader: Batches) -> JsonObject:
         """The modes of lookups for the run's report, decided first if need be (``decide_modes``)."""
         self.decide_modes(loader)
         return {} if (record := self.modes.record()) is None else {"forms": record}
 
-    def sections(self, folder: pathlib.Path) -> dict[str, Any]:
+    def sections(self, folder: pathlib.Path) -> JsonObject:
         """The report's section about the plan, see ``jrec.app.report.writing``; writes the profile to ``folder``."""
         if self.monitor is None or jax.process_index() != 0:
             return {}
@@ -221,11 +224,11 @@ class MeshSetup:
             if peers is not None:
                 peers.close()
 
-    def everywhere(self, tree: Any) -> Any:
+    def everywhere(self, tree: PyTree) -> PyTree:
         """Puts arrays that every process has on all devices; abstract arrays get that sharding."""
         sharding = NamedSharding(self.mesh, PartitionSpec())
 
-        def place(leaf: Any) -> jax.Array | jax.ShapeDtypeStruct:
+        def place(leaf: jax.Array | jax.ShapeDtypeStruct) -> jax.Array | jax.ShapeDtypeStruct:
             if isinstance(leaf, jax.ShapeDtypeStruct):
                 return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
             return over_words(functools.partial(_placed, sharding), leaf)
@@ -237,7 +240,7 @@ class MeshSetup:
         return jax.tree.map(functools.partial(_placed, NamedSharding(self.mesh, PartitionSpec(AXIS))), tree)
 
 
-def _placed(sharding: NamedSharding, array: Any) -> jax.Array:
+def _placed(sharding: NamedSharding, array: ArrayLike) -> jax.Array:
     whole = np.asarray(array)
     return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
 
