@@ -430,7 +430,8 @@ def test_tables_beyond_int32_are_left_out_and_refused_where_they_are_named():
 def test_labels_that_are_numbers_and_not_known_are_the_same_labels(tmp_path):
     """NaN, which stands for them in the first of several labels, differs from itself."""
     (tmp_path / "schema.toml").write_text(
-        '[[labels]]\ncolumn = "watched"\nkind = "number"\n[[labels]]\ncolumn = "liked"\n[[categorical]]\ncolumn = "item"\n'
+        '[[labels]]\ncolumn = "watched"\nkind = "number"\n[[labels]]\ncolumn = "liked"\n'
+        '[[categorical]]\ncolumn = "item"\n'
     )
     lines = [f"{k if k % 3 else ''},{k % 2},i{k % 7}" for k in range(100)]
     (tmp_path / "log.csv").write_text("\n".join(["watched,liked,item", *lines]) + "\n")
