@@ -559,8 +559,8 @@ def _without_the_last_file(remove):
 def test_a_folder_beside_the_output_that_is_not_ours_stays(tmp_path):
     folder(tmp_path / "out", 1)
     (tmp_path / "out.replaced").mkdir()
-    (tmp_path / "out.replaced" / "thesis.txt").write_text("mine")
+    (tmp_path / "out.replaced" / "thesis.txt").write_text("chapter")
     with pytest.raises(OutputError, match=r"out\.replaced is in the way.* move it away"):
         folder(tmp_path / "out", 2)
-    assert (tmp_path / "out.replaced" / "thesis.txt").read_text() == "mine"
+    assert (tmp_path / "out.replaced" / "thesis.txt").read_text() == "chapter"
     assert content(tmp_path / "out")["0"] == bytes([1]) * 1000

@@ -238,3 +238,19 @@ def test_one_of_several_labels_may_have_one_value(tmp_path):
     schema = '[[labels]]\ncolumn = "y"\n[[labels]]\ncolumn = "z"\n[[categorical]]\ncolumn = "c"\n'
     columns = made(tmp_path, schema, "y,z,c\n1,1,a\n1,0,b\n1,1,a\n")
     assert columns["label"] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "texts", "good"),
+    [
+        ("%Y-%m-%d", ["24-05-06", "2024-05-06", "999-1-1", "1969-12-31"], [False, True, False, True]),
+        ("%d/%m/%Y", ["1/5/24", "1/5/2024"], [False, True]),
+        ("%d/%m/%y", ["1/5/24"], [True]),
+        ("%H:%M", ["12:05", "1205"], [True, False]),
+    ],
+)
+def test_a_year_has_as_many_digits_as_the_pattern_says(pattern, texts, good):
+    """The C library's %Y takes two, and the year 24 would be before all others."""
+    content, bounds = spans.joined(texts)
+    codes, _ = spans.times_of(content, bounds[:-1], bounds[1:], pattern)
+    assert (codes == 0).tolist() == good

@@ -133,8 +133,8 @@ def test_columns_mean_what_preparation_read(log, form):
     assert encoder.schema.categorical[0].boundaries == (0.2, 0.5, 0.7)
     np.testing.assert_array_equal(encoded.dense, prepared.dense)
     for name, column in prepared.ids.items():
-        for mine, theirs in zip(column, encoded.ids[name], strict=True):
-            np.testing.assert_array_equal(mine, theirs, name)
+        for wanted, read_rows in zip(column, encoded.ids[name], strict=True):
+            np.testing.assert_array_equal(read_rows, wanted, name)
     np.testing.assert_array_equal(encoded.weights["tags"], prepared.weights["tags"])
     assert np.diff(prepared.ids["tags"].offsets)[:6].tolist() == [2, 0, 2, 0, 0, 0]
 

@@ -76,6 +76,7 @@ class TableProfile:
             raise ProfileError(f"table {name!r}: counts have shape {counts.shape}, but should be one for every row")
         changes = [np.zeros(1, np.int64)]
         for at in range(0, len(counts) - 1, _CHUNK):
+            # One more than the step, so that a change between two chunks is seen.
             chunk = counts[at : at + _CHUNK + 1]
             changes.append(np.flatnonzero(chunk[1:] != chunk[:-1]) + (at + 1))
         starts = np.concatenate([*changes, [len(counts)]])
@@ -108,6 +109,7 @@ class TableProfile:
 
     def head(self, rows: int) -> TableProfile:
         """Profile of only the first ``rows`` rows."""
+        # From the left: a run that begins at ``rows`` is left out.
         runs = int(np.searchsorted(self.starts, rows, side="left"))
         return TableProfile(name=self.name, starts=np.append(self.starts[:runs], rows), counts=self.counts[:runs])
 
@@ -181,6 +183,7 @@ def _averaged(
     counts: np.ndarray,
 ) -> TableProfile:
     """Blocks at their mean, ``mass / size``, but for runs of rows that keep their own counts."""
+    # A block may have only rows that keep their own counts.
     mean = np.divide(mass, size, out=np.zeros_like(mass), where=size > 0)
     bounds = np.unique(np.concatenate([edges, starts, stops]))
     block = np.searchsorted(edges, bounds[:-1], side="right") - 1

@@ -39,6 +39,7 @@ class EncodedColumns:
         """The examples of a dataset's block, of which only the features of ``schema`` are taken."""
         dense_names = tuple(f.name for f in schema.dense)
         labels, *further = label_columns(schema)
+        # Column by column, as it is filled and read.
         dense = np.empty((len(columns[LABEL]), len(dense_names)), np.float32, order="F")
         for k, name in enumerate(dense_names):
             dense[:, k] = columns[name]

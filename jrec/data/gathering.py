@@ -42,6 +42,7 @@ def joined(pieces: Sequence[tuple[Gathered, int, int]]) -> Gathered:
     held = []
     for batch, begin, stop in pieces:
         examples = batch.columns.examples
+        # Places of padding hold no example, and are padding of the joined batch.
         held.append((batch, range(min(begin, examples), min(stop, examples))))
 
     def where(k: int) -> str:

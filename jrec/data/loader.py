@@ -342,7 +342,7 @@ class Loader:
                 f"the loader's position was saved with {saved}, but this run has {ours}; resume with the same data and"
                 " loader settings, or start a new run"
             )
-        position = state["position"]
+        position = state.get("position")
         if not isinstance(position, int) or not 0 <= position <= len(self._source):
             raise CheckpointError(
                 f"the loader's position {position!r} lies outside of this run of {len(self._source):,} batches; resume"

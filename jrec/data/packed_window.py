@@ -86,6 +86,7 @@ def _bags(stack: Stack, pieces: Sequence[tuple[PackedWindow, int, int]], example
     if not ragged:
         kernels.pad_examples(widths, place, room, ids)
         return Bags(ids=ids.reshape(-1, stack.padded_length or 1))  # pyright: ignore[reportArgumentType]
+    # Behind all features together: ragged addresses have no places of their own for absent examples.
     ids[examples * int(widths.sum()) :] = -1
     made: Any = (ids, regular_offsets(stack, examples, batch_size))
     return Bags(ids=made[0], offsets=made[1])

@@ -97,6 +97,7 @@ def _ragged_bags(stack: Stack, pieces: Sequence[tuple[Batch, int, int]]) -> Bags
 
 def _runs(stack: Stack, pieces: Sequence[tuple[Batch, int, int]]) -> Iterator[tuple[Bags, int, int]]:
     """(bags, first bag, last + 1) of the pieces, feature by feature."""
+    # Bags lie feature by feature: so each piece is visited once for each of them.
     for feature in stack.features:
         each = feature.config.bags_per_example
         for batch, begin, stop in pieces:

@@ -355,7 +355,9 @@ def _times_by_pattern(
     compute = arrow_compute()
     texts = Spans(buffer, starts, ends).array()
     times = compute.strptime(texts, format=pattern, unit="us", error_is_null=True)
-    codes = np.where(times.is_null().to_numpy(zero_copy_only=False), NOT_TIME, OK)
+    # The C library's %Y takes the year 24 for one, which sorts before all others; Python's has four digits.
+    no_time = compute.or_kleene(times.is_null(), compute.less(compute.year(times), 1000))
+    codes = np.where(no_time.to_numpy(zero_copy_only=False), NOT_TIME, OK)
     # Arrow takes the 30th of February for the 1st of March. Most early days are printed as they were written.
     early = compute.less_equal(compute.day(times), 3).fill_null(False)
     written, days = texts.filter(early), times.filter(early).cast(pa.timestamp("s"))

@@ -209,6 +209,7 @@ def _row_sets(folder: pathlib.Path, schema: Schema, rows: Mapping[str, np.ndarra
     sets = {}
     for table in schema.tables:
         hot, order = rows[table.name], load_order(folder, table)
+        # Hot rows are numbered as the loader yields them, examples as they are stored.
         sets[table.name] = row_set(table, hot if order is None else inverse(order)[hot])
     return sets
 
@@ -274,6 +275,7 @@ def _pack_piece(job: _Job, piece: _Piece) -> _Packed:
         writers[half].path.unlink()
         del shards[half]
     packed = _Packed(shards=shards, content=checksum)
+    # Behind its shards, which are whole when they have their names: a piece that is in the journal is done.
     write_file(journal, json.dumps(dataclasses.asdict(packed)))
     return packed
 
@@ -327,6 +329,7 @@ def _halves(job: _Job, piece: _Piece) -> Iterator[tuple[dict[str, dict[str, Colu
         expected, halves = content(columns, job.schema), {}
         for half, positions in ((HOT, np.flatnonzero(hot)), (COLD, np.flatnonzero(~hot))):
             halves[half] = {name: gather(column, positions) for name, column in columns.items()}
+        # A sum of hashes, the same in any order: it sees examples that are lost, there twice, or changed.
         of_halves = sum(content(half, job.schema) for half in halves.values()) % 2**64
         if of_halves != expected:
             raise DatasetError(

@@ -35,6 +35,7 @@ class Loads:
             memory=np.zeros(devices),
             lookup=np.zeros(devices),
             budget=np.maximum(np.array(problem.hardware.memory, np.float64) - reserved, 1.0),
+            # Equation 2: a device's memory is read for the lookups of all devices, whoever asks.
             per_byte=np.diag(problem.hardware.L) * devices,
         )
 
@@ -117,6 +118,7 @@ def _split(problem: Problem, pieces: Pieces, p: int, loads: Loads) -> list[tuple
     t, start, stop = int(pieces.table[p]), int(pieces.start[p]), int(pieces.stop[p])
     row, placed, ranked = float(problem.memory_bytes[t]), [], problem.ranked[t]
     while start < stop:
+        # Whole rows: what is left of a device may be less than one, and counts for nothing.
         room = np.floor(np.maximum(loads.budget - loads.memory, 0.0) / row)
         device = int(room.argmax())
         if room[device] < 1:
@@ -179,6 +181,7 @@ def _exchange(pieces: Pieces, owner: np.ndarray, loads: Loads, load: np.ndarray)
     # An exchange has to gain more than rounding could.
     best = (-1e-12, -1, -1, -1)
     for taker in order[: min(_NEIGHBOURS, len(order) - 1)].tolist():
+        # And none: a move is a swap with nothing.
         taken = np.append(_candidates(pieces, np.flatnonzero(owner == taker)), -1)
         change = _changes(pieces, loads, giver, taker, offered, taken)
         at = int(change.argmin())

@@ -88,6 +88,7 @@ def _filled(plan: Plan, offset: np.ndarray, first: np.ndarray, segment: np.ndarr
     if (offset[order] != ends - length).any():
         raise AssertionError("the ranges of an array overlap or leave gaps")
     total = int(ends[-1]) if len(ends) else 0
+    # An offset is a place in the array: within a range both go up together.
     addresses = np.arange(total) + np.repeat(first[order] - offset[order], length)
     return addresses.astype(np.int32) if total == 0 or int((first[order] + length).max()) <= 2**31 else addresses
 

@@ -31,10 +31,13 @@ def deal_rows(length, fetched, per_byte, one_by_one, load, taken):
             for j in range(devices):
                 reached += load[j] / (fetched[run] * per_byte[j])
                 inverse += 1.0 / (fetched[run] * per_byte[j])
+            # The load at which the rows of the run would fill all devices up to one line, as water does.
             level = reached / inverse
+            # Else some device is above the line already, and rows are dealt one by one, which leaves it out.
             if level >= load.max():
                 for j in range(devices):
                     each = fetched[run] * per_byte[j]
+                    # A hair fewer than rounding could make too many; the last rows follow one by one.
                     rows = min(left, np.int64((level - load[j]) / each * (1.0 - 1e-12)))
                     taken[run, j] = rows
                     left -= rows

@@ -120,6 +120,7 @@ class Hardware:
     @property
     def p2p(self) -> float:
         """Bytes a second between two devices, the harmonic mean over links (OPER's BW_P2P); 0 for a single device."""
+        # The mean of costs is the harmonic mean of bandwidths: what sending as much over every link takes.
         return float(1 / self.L[self.remote].mean()) if self.devices > 1 else 0.0
 
     def with_memory(self, memory: int | Sequence[int]) -> Hardware:
@@ -195,6 +196,7 @@ def grid(
             raise ConfigError(f"hardware {name!r}: {key} is {value} bytes a second; it must be positive")
     node = np.arange(devices) // per_node
     costs = np.where(node[:, None] == node[None, :], 1 / speeds["within"], 1 / speeds["between"])
+    # The diagonal is a lookup in the device's own memory, which no link carries.
     np.fill_diagonal(costs, 1 / lookup)
     return Hardware(
         name=name,

@@ -89,6 +89,7 @@ def copy_for_inference(problem: Problem, placement: Placement, room: np.ndarray)
             remote_now = path[p] != np.arange(devices)
             for i in np.flatnonzero(remote_now & (L[:, gid] < L[np.arange(devices), path[p]])).tolist():
                 _reroute(cost, path[p], L, i, gid, fetched[p])
+                # The device now fetches this piece from there: it is worth a try again, though later ones were tried.
                 first[i, gid] = min(first[i, gid], p)
     updated = np.empty_like(placement.path)
     updated[order] = path

@@ -109,6 +109,7 @@ def _fetch(asker: Any, owner: Any, rows: int, dim: int) -> Callable[[], jax.Arra
     over = PartitionSpec(AXIS)
 
     def body(table: jax.Array, places: jax.Array) -> jax.Array:
+        # Gathered on the owner before it travels: a lookup there and a link, as a step has them.
         return jax.lax.ppermute(table[0][places[0]], AXIS, [(1, 0)])
 
     run = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=over, out_specs=over, check_vma=False))

@@ -30,6 +30,7 @@ class Locator:
         for t, table in enumerate(plan.tables):
             segments = slice(int(plan.first[t]), int(plan.first[t + 1]))
             ends = np.append(plan.start[segments], table.rows)
+            # A power of two for each bucket's rows, so that its number is a shift, not a division.
             shift = max(0, int(table.rows).bit_length() - _BUCKETS)
             bucket = np.arange(((table.rows - 1) >> shift) + 1, dtype=np.int64) << shift
             index = (np.searchsorted(ends, bucket, side="right") - 1).astype(np.int32)
@@ -88,6 +89,7 @@ def _locate_rows(rows, ends, direct, index, shift, tier, owner, shift_of, out_ti
             segment = direct[row]
         else:
             segment = index[row >> shift]
+            # Ends at the table's rows at the latest, which the row is below.
             while ends[segment + 1] <= row:
                 segment += 1
         out_tier[k] = tier[segment]

@@ -242,6 +242,7 @@ class Plan:
 def build_plan(problem: Problem, placement: Placement, info: JsonMapping | None = None) -> Plan:
     """Turns a placement of ranks into ranges of rows with offsets; neighbouring ranges that live alike are joined."""
     problem = problem.cut(placement.cuts)
+    # Few ways are there of many pieces: a plan stores each once.
     paths, way_of_piece = np.unique(placement.path, axis=0, return_inverse=True)
     table, start, piece = _row_ranges(problem, placement.pieces)
     way = way_of_piece.reshape(-1)[piece]

@@ -88,6 +88,8 @@ class Ranked:
             starts, access = np.insert(starts, run + 1, cut), np.insert(access, run, access[run])
         first = int(np.searchsorted(starts, cut))
         before, behind = np.argsort(-access[:first], kind="stable"), np.argsort(-access[first:], kind="stable")
+        # Stable sorts: of rows accessed alike the first in the table are first, and ranges of ranks stay ranges of
+        # rows.
         order = np.concatenate([before, first + behind])
         lengths = np.diff(starts)[order]
         return Ranked(
@@ -227,6 +229,7 @@ class Problem:
     def _accesses(self, table: PlanTable) -> tuple[np.ndarray, np.ndarray]:
         profile = self.profile.table(table.name)
         access = profile.counts * (self.batch_size / self.num_compute_devices / self.profile.examples)
+        # Of Poisson many accesses, the probability of at least one; expm1 keeps the rare rows' digits.
         return profile.starts, -np.expm1(-access) if self.dedup else access
 
     @functools.cached_property

@@ -42,6 +42,7 @@ class Runs:
     def prefix(self, problem: Problem, memory: float) -> np.ndarray:
         """Per table how many ranks, the most worthwhile of all tables first, fit ``memory`` bytes; (tables,) int64."""
         total = np.cumsum(self.memory)
+        # Whole runs, then as many rows of the next one as there is room for; what comes behind is worth less.
         full = int(np.searchsorted(total, memory, side="right"))
         ranks = np.zeros(len(problem.tables), np.int64)
         np.add.at(ranks, self.table[:full], self.length[:full])

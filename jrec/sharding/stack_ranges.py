@@ -68,6 +68,7 @@ class StackRanges:
         """What devices find rows with: (devices, ranges) int32 first addresses, sources and shifts, modulo 2^32."""
         source, shift = (np.stack(arrays) for arrays in zip(*map(self.read_by, devices), strict=True))
         begin = np.broadcast_to(self.begin, source.shape)
+        # Modulo 2^32 the sum of an address and its shift is right again: offsets themselves fit int32.
         return begin.astype(np.int32), source.astype(np.int32), shift.astype(np.int32)
 
 

@@ -54,6 +54,7 @@ def hot_examples(columns: Columns, schema: Schema, sets: Mapping[str, np.ndarray
             continue
         inside = np.ones(len(column.values), bool)
         _mark(column.values.astype(np.uint32), words, inside)
+        # One cold value makes the example cold. From the right, past empty lists, which have no value to be cold.
         hot[np.searchsorted(column.offsets, np.flatnonzero(~inside), "right") - 1] = False
     return hot
 

@@ -99,8 +99,11 @@ def reorder(
             schema = _with_bijections(schema, entries, options, command)
             (target / FOLDER).mkdir(exist_ok=True)
             _write_report(target / FOLDER, schema, options, outcome)
+            # Before the schema is replaced, which is when the new numbers count; the orders' files are new ones until
+            # then.
             verify(target, schema, limit=_VERIFIED_BATCHES, progress=progress)
             schema.save(target)
+            # Only now: until the schema is replaced, the old one names the old files.
             _sweep(target, schema)
     return dataclasses.replace(outcome, schema=schema)
 

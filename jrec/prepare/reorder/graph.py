@@ -101,10 +101,12 @@ class GraphBuilder:
 
     def _draw(self, n: int) -> tuple[np.ndarray, np.ndarray]:
         """Positions of the rows that draw and of those that they draw."""
+        # A generator of the batch's own: the graph does not depend on which tables are read beside it.
         rng = np.random.Generator(np.random.PCG64([*self._seed, self._batch]))
         whole = int(self._degree)
         draws = whole + (rng.random(n) < self._degree - whole)
         first = np.repeat(np.arange(n), draws)
+        # 1 to n - 1 places further, around: any other row with the same probability, and never itself.
         step = 1 + (rng.random(len(first)) * (n - 1)).astype(np.int64)
         return first, (first + step) % n
 
@@ -119,6 +121,7 @@ class GraphBuilder:
             self._append(np.repeat(rows[first] * self._vertices, partners) + rows[second], 1.0)
 
     def _append(self, keys: np.ndarray, weight: float) -> None:
+        # Merging sorts all that is held: it pays once as many new edges wait as may stay.
         if self._held + len(keys) > self._merged + self._max_edges:
             self._merge()
         self._keys.append(keys)

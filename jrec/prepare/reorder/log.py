@@ -87,6 +87,7 @@ def batches(
         workers=reading.workers,
         drop_remainder=reading.full,
     )
+    # The loader that trains, so that a batch is what a step reads.
     with make_loader(folder, schema, layout, split, config) as loader:
         total = loader.batches_per_epoch
         count = min(reading.limit or total, total)

@@ -220,6 +220,8 @@ class _Dataset:
         bounds = [(i, min(i + self.block_size, stop)) for i in range(start, stop, self.block_size)]
         ahead = 2 * self.options.threads
         with concurrent.futures.ThreadPoolExecutor(self.options.threads) as pool:
+            # Examples are functions of their numbers alone: threads may make them in any order, and they are taken in
+            # theirs.
             pending = [pool.submit(make, np.arange(*b, dtype=np.int64)) for b in bounds[:ahead]]
             try:
                 for i, (_, end) in enumerate(bounds):
@@ -242,6 +244,8 @@ def number_rows(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
       The row of every item, (rows,) of the narrowest type; and the counts of the leading rows, those above 0.
     """
     touched = np.flatnonzero(counts)
+    # Only those that were accessed are sorted, of tables of which most rows never are. int64, since uint32 has no
+    # negative numbers.
     touched = touched[np.argsort(-counts[touched].astype(np.int64), kind="stable")]
     rows = np.empty(len(counts), blocks.id_dtype(len(counts)))
     untouched = counts == 0
