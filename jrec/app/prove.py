@@ -221,6 +221,7 @@ def _killed(arguments: Sequence[str], way: Way, out: pathlib.Path) -> None:
     process = _start(arguments, way)
     while process.poll() is None:
         if manifests(out / CHECKPOINT_FOLDER):
+            # No handler sees this one: the resumed run has only what was on disk.
             process.send_signal(signal.SIGKILL)
             process.communicate()
             return
