@@ -358,8 +358,13 @@ def test_deltas_of_any_name_are_followed_in_their_order(folder, tmp_path):
     model = jrec.serving.load(export, [*own, deltas / "edit-9", last])
     columns = {"user": ["u1"] * 15, "item": [f"i{n}" for n in range(15)], "price": [0.1] * 15}
     np.testing.assert_allclose(model(columns), jrec.load_run(tmp_path / "live").predict(columns), atol=1e-6)
+    shutil.copytree(last, deltas / f"{last.name}.partial")  # of a kill
+    write(files / "3.csv", lines_of_log()[200:300])
+    followed(folder, tmp_path / "live", **live, resume=True)
+    (after,) = (path for path in deltas.glob("step-*") if path not in (*own, last) and path.suffix != ".partial")
+    assert checks.load_manifest(after).parent == checks.load_manifest(last).id
     shutil.copytree(last, deltas / "twin")
-    write(files / "3.csv", lines_of_log()[:100])
+    write(files / "4.csv", lines_of_log()[:100])
     with pytest.raises(ExportError, match=r"step-.* and .*twin both follow .*; leave only one there"):
         followed(folder, tmp_path / "live", **live, resume=True)
 

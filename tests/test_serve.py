@@ -409,6 +409,16 @@ def test_what_is_no_delta_is_passed_over(folder, tmp_path):
     assert follower.check(again=True) == [tmp_path / "delta"]
 
 
+def test_a_delta_that_is_being_written_is_left_alone(folder, tmp_path):
+    """Its manifest is there before its files are on the disk and it has its name."""
+    follower = Follower(folder / "whole", tmp_path, load=lambda path: serving.load(path, batch_sizes=SIZES))
+    for name in ("delta.partial", "delta.replaced"):
+        shutil.copytree(folder / "delta1", tmp_path / name)
+        assert follower.check() == []
+    (tmp_path / "delta.partial").rename(tmp_path / "delta")
+    assert follower.check() == [tmp_path / "delta"]
+
+
 def test_a_follower_reads_what_failed_only_where_it_has_changed(folder, tmp_path, monkeypatch):
     follower = Follower(folder / "whole", tmp_path, load=lambda path: serving.load(path, batch_sizes=SIZES))
     shutil.copytree(folder / "delta1", tmp_path / "delta")

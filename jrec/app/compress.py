@@ -267,6 +267,7 @@ def _balanced(train: TTDecomposition) -> list[np.ndarray]:
     scales = [math.sqrt(float(np.mean(np.square(core)))) for core in train.cores]
     if not all(scales):
         return list(train.cores)
+    # The geometric mean, by which the product of all factors is 1.
     common = math.exp(math.fsum(map(math.log, scales)) / len(scales))
     return [core * np.float32(common / scale) for core, scale in zip(train.cores, scales, strict=True)]
 

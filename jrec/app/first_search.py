@@ -59,6 +59,7 @@ def search[C: Choice](
         def tries(candidate: C, seed: int = 0) -> bool:
             config = render("a trial", rules.config(path, candidate), rules)
             if (trial := before.of(config, candidate, seed)) is None:
+                # As long as the longest of the last three took: one that is cut short says nothing, and costs as much.
                 if trials and not clock.has(max(own.seconds for own in trials[-3:])):
                     return False
                 trial = tried(path, rules, candidate, seed=seed, callbacks=[clock.watch] if trials else [])

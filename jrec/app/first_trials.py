@@ -115,6 +115,7 @@ def best_first[C: Choice](trials: Sequence[Trial[C]], metric: Metric) -> list[Tr
     ordered = sorted((trial for trial in trials if not trial.seed), key=lambda trial: metric.loss(trial.score))
     least = metric.loss(ordered[0].score)
     close = [trial for trial in ordered if metric.loss(trial.score) <= least + CLOSE * abs(least)]
+    # ``max`` takes the first of equals, which is the best by the metric itself.
     first = max(close, key=lambda trial: trial.beside or 0.0)
     return [first, *(trial for trial in ordered if trial is not first), *(trial for trial in trials if trial.seed)]
 

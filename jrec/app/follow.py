@@ -54,7 +54,7 @@ from jrec.prepare.prepare_options import PrepareOptions
 from jrec.prepare.readers.places import natural_order
 from jrec.run.export import ExportBase
 from jrec.run.feeds.run_feed import RunFeed
-from jrec.serving.checks import load_manifest, read_manifest
+from jrec.serving.checks import is_finished, load_manifest, read_manifest
 from jrec.serving.format import MANIFEST as EXPORT_MANIFEST
 from jrec.serving.format import ExportError
 from jrec.shown import human_bytes
@@ -471,7 +471,7 @@ def _chain(export: pathlib.Path, deltas: pathlib.Path) -> list[pathlib.Path]:
       ExportError: If two follow the same, or a manifest is damaged.
     """
     following: dict[str, tuple[pathlib.Path, str]] = {}
-    for path in sorted(path for path in deltas.iterdir() if (path / EXPORT_MANIFEST).is_file()):
+    for path in sorted(filter(is_finished, deltas.iterdir())):
         own, parent = _ids(path, (path / EXPORT_MANIFEST).stat().st_mtime_ns)
         twin, _ = following.setdefault(parent, (path, own))
         if twin != path and parent:

@@ -112,6 +112,7 @@ class HotColdFeed:
           RuntimeError: If the scheduler awaits a loss.
         """
         kind = self.scheduler.next()
+        # Counted as they are fed: the scheduler's own counts go back to before this process began.
         self._steps[kind] += 1
         feed = self._feeds[kind]
         assert feed is not None, "the scheduler gives no batch of a kind that has none"

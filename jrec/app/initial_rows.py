@@ -148,6 +148,7 @@ class RowsByValue:
         self.example = self.example or (brief(str(values[0])) if rows.size else "")
         rows = rows[chosen] if self.order is None else self.order[rows[chosen]].astype(np.int64)
         distinct, counts = np.unique(rows, return_counts=True)
+        # A row that an earlier piece of the file gave, or this one gives twice: which vector counts would be chance.
         if (twice := self.taken[rows] | np.isin(rows, distinct[counts > 1])).any():
             raise ConfigError(
                 f"{self.where}: {brief(str(values[int(chosen[twice.argmax()])]))} is there twice; leave out one"
@@ -251,6 +252,7 @@ class Vectors:
             for number, line in enumerate(file, 1):
                 if number == 1 and _is_header(line):
                     continue
+                # From the end: a value may have blanks in it.
                 parts = line.rstrip().rsplit(" ", self.dim)
                 try:
                     vectors.append(np.array(parts[1:], np.float32))

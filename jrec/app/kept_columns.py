@@ -64,6 +64,7 @@ class KeptColumns:
             raise DatasetError(
                 f"--keep names {taken[0]!r}, but scores have a column of that name; rename it in the input"
             )
+        # By ``row``: a ranked example has several lines, one for each of its items, or none.
         kept = self._next(piece.examples).take(table["row"].combine_chunks().cast("int64").to_numpy() - piece.first)
         at = table.column_names.index("row") + 1
         for name in reversed(self._names):

@@ -145,6 +145,7 @@ def eval_loader(
         prefetch=data.prefetch,
         on_bad_id=data.on_bad_id,
         start=start,
+        # 0 stands for no limit: nobody asks for a window that ends where it begins.
         first=min((number for number in (stop and stop - start, limit * batch_size) if number), default=None),
     )
     return make_loader(

@@ -58,6 +58,7 @@ def windows_of(config: TrainConfig, schema: Schema, total: int) -> tuple[Window,
         )
     begins: dict[int, int] = {}
     for since in range(first * seconds, last * seconds + 1, seconds):
+        # Of moments between which no batch begins the first one names the window.
         begins.setdefault(moments.examples_before(since) // size, since)
     steps = [step for step in begins if step > 0]
     if not steps or steps[0] > total:

@@ -14,8 +14,10 @@ import pathlib
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from typing import IO
 
 import numpy as np
 
@@ -218,33 +220,39 @@ def _train(path: pathlib.Path, keys: Sequence[str], way: Way, out: pathlib.Path)
 
 def _killed(arguments: Sequence[str], way: Way, out: pathlib.Path) -> None:
     """Begins a run and kills it once it has a checkpoint, so that the rest is trained after it was resumed."""
-    process = _start(arguments, way)
+    process, errors = _start(arguments, way)
     while process.poll() is None:
         if manifests(out / CHECKPOINT_FOLDER):
+            # No handler sees this one: the resumed run has only what was on disk.
             process.send_signal(signal.SIGKILL)
-            process.communicate()
+            process.wait()
+            errors.close()
             return
         time.sleep(0.002)
-    _check(process, way)
+    _check(process, errors, way)
     raise ProofError(f"{way.name}: the run had taken all its steps before it could be killed; give it more --steps")
 
 
 def _run(arguments: Sequence[str], way: Way) -> None:
-    _check(_start(arguments, way), way)
+    _check(*_start(arguments, way), way)
 
 
-def _start(arguments: Sequence[str], way: Way) -> subprocess.Popen[str]:
+def _start(arguments: Sequence[str], way: Way) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
+    """The process of a command, and what it writes to its standard error."""
     flags = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if "device_count" not in flag]
     flags.append(f"--xla_force_host_platform_device_count={way.devices}")
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": " ".join(flags)}
     command = [sys.executable, "-m", "jrec", *arguments]
-    return subprocess.Popen(
-        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace"
-    )
+    # A file: of a pipe that nobody reads while it trains, it would wait for room after 64 KiB.
+    errors = tempfile.TemporaryFile()  # noqa: SIM115 (``_check`` closes it)
+    return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=errors), errors
 
 
-def _check(process: subprocess.Popen[str], way: Way) -> None:
-    _, said = process.communicate()
+def _check(process: subprocess.Popen[bytes], errors: IO[bytes], way: Way) -> None:
+    process.wait()
+    with errors:
+        errors.seek(0)
+        said = errors.read().decode(errors="replace")
     if process.returncode:
         lines = said.strip().splitlines() or [f"its process ended with code {process.returncode}"]
         raise ProofError(f"{way.name}: {lines[-1].removeprefix('jrec: ')}")

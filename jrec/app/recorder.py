@@ -117,6 +117,7 @@ class Recorder:
     def write(self, step: int) -> dict[str, float | None]:
         """Writes a log record of the steps since the last one, and returns it."""
         self._logged_auc = self._metrics.value()
+        # At least one step lies between two records: what is due, and a file that was learnt, come after one.
         record = {"loss": math.fsum(self._losses) / len(self._losses), "running_auc": self._logged_auc}
         if self._max_norm is not None and self._norms:
             clipped = sum(norm > self._max_norm for norm in self._norms)

@@ -130,6 +130,7 @@ def new_length(data: RunData, *, resume_from: int | None) -> NewLength | None:
             " an earlier checkpoint with --resume-from STEP"
         )
     stored = record.config()
+    # Only the length may differ: ``check_run_folder`` refuses to change what else decides about steps.
     old = dataclasses.replace(config, epochs=stored.epochs, max_steps=stored.max_steps)
     before = steps_of(dataclasses.replace(data, config=old))
     return None if before == steps else NewLength(config=config, step=step, before=before, steps=steps)

@@ -175,6 +175,8 @@ def run_child(
         ended = f"the check's process {_how(code, seconds)}. {_tail(errors)}".strip()
     if "machine" not in said:
         raise SelfCheckError(ended)
+    # Of a process that died, no verdict counts, also of classes that it had passed: what broke it may have broken
+    # those.
     if code == 0 and "verdicts" in said:
         return said["machine"], {
             KernelClass.parse(text): Verdict(**verdict) for text, verdict in said["verdicts"].items()

@@ -51,6 +51,13 @@ class _Keying:
     canonical: tuple[str, ...] = ()
 
 
+def is_finished(folder: pathlib.Path) -> bool:
+    """Whether a folder is an export or a delta, and none that is being written, or was until its writer was killed."""
+    # ``new_folder`` gives it its name last, after the manifest and after all files are on the disk, which may take
+    # seconds; what it replaces has a name of its own meanwhile, too.
+    return not folder.name.endswith((".partial", ".replaced")) and (folder / MANIFEST).is_file()
+
+
 def load_manifest(folder: pathlib.Path) -> Manifest:
     """Reads and checks a manifest, not the files that it names.
 

@@ -73,6 +73,7 @@ class SharedUsers:
             else:
                 new = there[line, own] == 0  # what is there already has its pairs
                 there, own = there[new], own[new]
+                # ``add.at`` counts each line of a piece: by plain indexing an item of several lines would count once.
                 np.add.at(self.counts, own, there)
                 np.add.at(self.counts.T, own, there)
                 np.add.at(self.counts, (own, own), 1)

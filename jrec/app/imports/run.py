@@ -110,6 +110,7 @@ def import_dlrm(
             0,
             arrays={**arrays, **learned},
             sources=[_source(config, layout, held, row_numbers)],
+            # As of a run that has taken no step yet, so that --resume begins with the first batch.
             meta={"meta": {"loader": loader.state(), "losses": [], "hits": {}}},
         )
     return config

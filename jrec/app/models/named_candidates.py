@@ -102,6 +102,7 @@ def candidate_pieces(
                 split="",
                 first=first,
                 counts=np.diff(candidates.offsets),
+                # ``flatten`` passes over what may lie behind a null list, which has no candidates either.
                 items=batch.column(CANDIDATES).flatten().cast(kinds[0]),
                 scores=pa.array(itertools.chain.from_iterable(scores), pa.float32()),
             )

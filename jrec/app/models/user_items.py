@@ -63,6 +63,7 @@ class UserItemPacker(PackerWrapper[Packer]):
             prepared[feature.name] = ListColumn(offsets, np.zeros(count * each, np.uint32))
             if feature.weighted:
                 prepared[feature.name + WEIGHT_SUFFIX] = ListColumn(offsets, np.zeros(count * each, np.float32))
+        # Of what a request or a catalogue does not have: labels, and the dense features of the other side.
         nothing = np.zeros(count, np.float32)
         return super().prepare({**dict.fromkeys(self._packer.columns, nothing), **prepared})
 

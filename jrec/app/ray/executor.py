@@ -70,6 +70,7 @@ class RayExecutor(concurrent.futures.Executor):
         reference = self._run.remote(self._folder, fn, args, kwargs)
         future = reference.future()
         self._pending[future] = reference
+        # The callback is given the future itself, which is the key.
         future.add_done_callback(self._pending.pop)
         return future
 

@@ -165,6 +165,7 @@ def write_report(
     content |= progressive.section(records)
     content["judgement"] = judge(content, records)
     write_file(folder / PAGE_FILE, run_page(content, records))
+    # Last, since its presence says that all is there: --resume takes a run with it for finished.
     text = json.dumps(content, indent=1, allow_nan=False) + "\n"
     write_file(folder / METRICS_FILE, text)
     return content

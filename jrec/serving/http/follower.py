@@ -6,7 +6,7 @@ import contextlib
 import pathlib
 from collections.abc import Callable, Iterator
 
-from jrec.serving.checks import load_manifest
+from jrec.serving.checks import is_finished, load_manifest
 from jrec.serving.format import MANIFEST, ExportError, Manifest
 from jrec.serving.model import Model
 
@@ -98,7 +98,7 @@ class Follower:
         if again:
             self.passed_over.clear()
         for folder in sorted(self._deltas.iterdir()) if self._deltas is not None else ():
-            if (folder / MANIFEST).is_file() and not self._follows_another(folder):
+            if is_finished(folder) and not self._follows_another(folder):
                 try:
                     with self._trying(folder, again=again) as fit:
                         if fit and self._manifest(folder).parent == self.model.manifest.id:

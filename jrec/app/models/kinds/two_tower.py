@@ -240,6 +240,7 @@ class TwoTowerKind(RankingKind[TwoTowerSection]):
             source,
             model=run.model.for_users(),
             rows=lambda table_name, rows: vectors[rows] if table_name == name else source.rows(table_name, rows),
+            # No row is left out: a catalogue has only items that training told apart.
             retrieval=dataclasses.replace(retrieval, table=name, left_out_row=None, items=table.name),
             vectors=TableConfig(name=name, rows=len(vectors), dim=vectors.shape[1], dtype=run.config.model.table_dtype),
             items=run.catalogue.rows,
@@ -257,6 +258,7 @@ def _log_shares(schema: Schema, table: Table) -> np.ndarray:
             f"model.two_tower.log_q is true, but {schema.folder or schema.name} has no counts of table {table.name!r};"
             " set it to false, or prepare the dataset again"
         )
+    # A row that training never reads would have a share of 0, whose logarithm is infinite.
     return np.log(np.maximum(counts, 1) / max(counts.sum(), 1)).astype(np.float32)
 
 
