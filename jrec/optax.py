@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -55,6 +55,42 @@ class RowState(NamedTuple):
 
     count: jax.Array
     slots: PyTree
+
+
+class RowOptions(TypedDict, total=False):
+    """``weight_decay`` and ``max_row_norm``, which every row optimizer takes; see ``jrec.ops.RowOptimizer``."""
+
+    weight_decay: float
+    max_row_norm: float | None
+
+
+class MomentumOptions(RowOptions, total=False):
+    """``RowOptions``, ``momentum`` and ``nesterov``; see ``jrec.ops.Momentum``."""
+
+    momentum: float
+    nesterov: bool
+
+
+class AdagradOptions(RowOptions, total=False):
+    """``RowOptions``, ``eps`` and ``initial_accumulator``; see ``jrec.ops.Adagrad``."""
+
+    eps: float
+    initial_accumulator: float
+
+
+class RMSPropOptions(RowOptions, total=False):
+    """``RowOptions``, ``decay`` and ``eps``; see ``jrec.ops.RMSProp``."""
+
+    decay: float
+    eps: float
+
+
+class AdamOptions(RowOptions, total=False):
+    """``RowOptions``, ``b1``, ``b2`` and ``eps``; see ``jrec.ops.Adam``."""
+
+    b1: float
+    b2: float
+    eps: float
 
 
 @jax.tree_util.register_dataclass
@@ -111,56 +147,56 @@ def rows(optimizer: RowOptimizer, *, rounding_seed: int | None = None) -> optax.
 
 
 def sgd(
-    learning_rate: float | Schedule, *, rounding_seed: int | None = None, **options: Any
+    learning_rate: float | Schedule, *, rounding_seed: int | None = None, **options: Unpack[RowOptions]
 ) -> optax.GradientTransformation:
     """``rows`` of ``jrec.ops.SGD``, whose other hyperparameters are ``options``."""
     return rows(SGD(learning_rate=learning_rate, **options), rounding_seed=rounding_seed)
 
 
 def momentum(
-    learning_rate: float | Schedule, *, rounding_seed: int | None = None, **options: Any
+    learning_rate: float | Schedule, *, rounding_seed: int | None = None, **options: Unpack[MomentumOptions]
 ) -> optax.GradientTransformation:
     """``rows`` of ``jrec.ops.Momentum``, as ``sgd``."""
     return rows(Momentum(learning_rate=learning_rate, **options), rounding_seed=rounding_seed)
 
 
 def adagrad(
-    learning_rate: float | Schedule, *, rounding_seed: int | None = None, **options: Any
+    learning_rate: float | Schedule, *, rounding_seed: int | None = None, **options: Unpack[AdagradOptions]
 ) -> optax.GradientTransformation:
     """``rows`` of ``jrec.ops.Adagrad``, as ``sgd``."""
     return rows(Adagrad(learning_rate=learning_rate, **options), rounding_seed=rounding_seed)
 
 
 def rowwise_adagrad(
-    learning_rate: float | Schedule, *, rounding_seed: int | None = None, **options: Any
+    learning_rate: float | Schedule, *, rounding_seed: int | None = None, **options: Unpack[AdagradOptions]
 ) -> optax.GradientTransformation:
     """``rows`` of ``jrec.ops.RowWiseAdagrad``, as ``sgd``."""
     return rows(RowWiseAdagrad(learning_rate=learning_rate, **options), rounding_seed=rounding_seed)
 
 
 def rmsprop(
-    learning_rate: float | Schedule, *, rounding_seed: int | None = None, **options: Any
+    learning_rate: float | Schedule, *, rounding_seed: int | None = None, **options: Unpack[RMSPropOptions]
 ) -> optax.GradientTransformation:
     """``rows`` of ``jrec.ops.RMSProp``, as ``sgd``."""
     return rows(RMSProp(learning_rate=learning_rate, **options), rounding_seed=rounding_seed)
 
 
 def adam(
-    learning_rate: float | Schedule, *, rounding_seed: int | None = None, **options: Any
+    learning_rate: float | Schedule, *, rounding_seed: int | None = None, **options: Unpack[AdamOptions]
 ) -> optax.GradientTransformation:
     """``rows`` of ``jrec.ops.Adam``, as ``sgd``."""
     return rows(Adam(learning_rate=learning_rate, **options), rounding_seed=rounding_seed)
 
 
 def rowwise_rmsprop(
-    learning_rate: float | Schedule, *, rounding_seed: int | None = None, **options: Any
+    learning_rate: float | Schedule, *, rounding_seed: int | None = None, **options: Unpack[RMSPropOptions]
 ) -> optax.GradientTransformation:
     """``rows`` of ``jrec.ops.RowWiseRMSProp``, as ``sgd``."""
     return rows(RowWiseRMSProp(learning_rate=learning_rate, **options), rounding_seed=rounding_seed)
 
 
 def rowwise_adam(
-    learning_rate: float | Schedule, *, rounding_seed: int | None = None, **options: Any
+    learning_rate: float | Schedule, *, rounding_seed: int | None = None, **options: Unpack[AdamOptions]
 ) -> optax.GradientTransformation:
     """``rows`` of ``jrec.ops.RowWiseAdam``, as ``sgd``."""
     return rows(RowWiseAdam(learning_rate=learning_rate, **options), rounding_seed=rounding_seed)
@@ -228,7 +264,7 @@ def apply_updates(params: PyTree, updates: PyTree) -> PyTree:
       params: Parameters.
       updates: What a transformation's ``update`` returned for them.
     """
-    plain: Callable[[Any, Any], Any] = optax.apply_updates
+    plain: Callable[[PyTree, PyTree], PyTree] = optax.apply_updates
     return jax.tree.map(
         lambda leaf, update: update.table if isinstance(update, NewRows) else plain(leaf, update),
         params,

@@ -1,6 +1,8 @@
 """``jrec.Table``: row gradients by JAX's own transformations, equal to the dense gradient."""
 
 import copy
+import dataclasses
+import inspect
 import pickle
 import re
 
@@ -511,6 +513,26 @@ def test_named_optimizers(rows, name):
     assert int(state.count) == 1
     for slot, values in slots.items():
         np.testing.assert_array_equal(state.slots[slot], values)
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        (jrec.optax.RowOptions, ["sgd"]),
+        (jrec.optax.MomentumOptions, ["momentum"]),
+        (jrec.optax.AdagradOptions, ["adagrad", "rowwise_adagrad"]),
+        (jrec.optax.RMSPropOptions, ["rmsprop", "rowwise_rmsprop"]),
+        (jrec.optax.AdamOptions, ["adam", "rowwise_adam"]),
+    ],
+)
+def test_options_are_the_hyperparameters_of_their_optimizers(options, names):
+    for name in names:
+        fields = {field.name for field in dataclasses.fields(ROW_OPTIMIZERS[name])}
+        assert fields - {"learning_rate"} == options.__optional_keys__
+        assert (
+            f"Unpack[{options.__name__}]"
+            == inspect.signature(getattr(jrec.optax, name)).parameters["options"].annotation
+        )
 
 
 def test_bfloat16_rows_are_rounded_stochastically(rows):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +30,9 @@ from jrec.ops.types import Cast
 from jrec.ops.undivided import undivided
 from jrec.ops.verdicts import KernelClass
 from jrec.row_optimizers import RowOptimizer, Slots
+
+if TYPE_CHECKING:
+    from jrec.pallas.casted_update import UpdateRequest
 
 
 @auto_inside(lambda optimizer, table, slots, *_, **__: like((table, slots)))
@@ -246,7 +249,7 @@ def casted_update_together(
     return dispatch_together("casted_update", implementation, calls, _together)
 
 
-def _together(requests: Sequence[Any]) -> list[tuple[jax.Array, Slots]]:
+def _together(requests: Sequence[UpdateRequest]) -> list[tuple[jax.Array, Slots]]:
     from jrec.pallas.casted_update import casted_update_many
 
     return casted_update_many(requests)

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 import jax
 import numpy as np
 from jax.sharding import Mesh
-from jax.typing import ArrayLike
 
 from jrec.data.growing import GrowingVocabulary
 from jrec.data.growing_tables import GrowingTables
@@ -156,7 +155,7 @@ def _slots(layout: EmbeddingLayout, optimizer: SparseOptimizer) -> SlotShapes:
     return of_table
 
 
-def _checked_rows(layout: EmbeddingLayout, everywhere: Mapping[str, ArrayLike]) -> dict[str, np.ndarray]:
+def _checked_rows(layout: EmbeddingLayout, everywhere: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The rows that every device has, by table.
 
     Raises:

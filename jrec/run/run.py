@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
-from jax.typing import ArrayLike
+from numpy.typing import ArrayLike
 
 from jrec.checkpoint import Checkpoints, Saved
 from jrec.checkpoint.save import Written

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Literal, get_args
 
 import numpy as np
-from jax.typing import ArrayLike
+from numpy.typing import ArrayLike
 
 from jrec.ops.tt.shape import TTShape
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
-from jax.typing import ArrayLike
+from numpy.typing import ArrayLike
 
 from jrec.ops.tt.shape import TTShape
 
