@@ -1,5 +1,6 @@
 """Feeds that work ahead of the steps: how far, what goes wrong, where they stand, and how they end."""
 
+import inspect
 import itertools
 import re
 import threading
@@ -12,6 +13,8 @@ from grids import some_of
 from test_distribute import placed
 
 import jrec
+from jrec.data import pack_batch
+from jrec.run.feeds.options import PackingOptions
 
 AHEAD = ("mesh", "host-pipeline", "plan-four")
 
@@ -117,3 +120,9 @@ def test_a_feed_gives_as_many_batches_as_the_run_takes_and_no_more(name):
         assert feed.closed
         assert not list(run.feed([], dense=DENSE))
     assert not working()
+
+
+def test_packing_options_are_the_further_arguments_of_pack_batch():
+    packing = set(inspect.signature(pack_batch).parameters) - {"layout", "columns", "cast"}
+    named = packing & inspect.signature(jrec.Run.feed).parameters.keys()
+    assert packing - named == PackingOptions.__optional_keys__

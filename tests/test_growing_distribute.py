@@ -209,6 +209,22 @@ def test_batches_that_read_no_row_in_host_memory_grow_on_the_devices():
     jax.tree.map(functools.partial(np.testing.assert_allclose, **CLOSE), trained(plan=plan), trained())
 
 
+def test_no_further_vocabularies_are_none():
+    """``pack_batch`` takes None for them; a run adds the vocabularies of its growing tables."""
+    layout = jrec.EmbeddingLayout.build(
+        [jrec.TableConfig(name="user", rows=4, dim=8)], [jrec.FeatureConfig(name="user", table="user")]
+    )
+    config = nn.DLRMConfig(num_dense=0, bottom_mlp=(), top_mlp=(8, 1), interaction="concat")
+    model = nn.DLRM(config, layout, rngs=nnx.Rngs(0))
+    optimizer = nn.SparseOptimizer(model, dense=optax.sgd(0.1), embedding=ops.SGD(learning_rate=0.1))
+    growing, examples = {"user": GrowingVocabulary(Growth(capacity=4))}, {"label": np.ones(2), "user": np.array([7, 9])}
+    with jrec.distribute(model, optimizer, growing=growing) as run:
+        step = run.compile()
+        for batch in run.feed([examples], vocabularies=None):
+            step(batch)
+        np.testing.assert_array_equal(run.predict(examples, vocabularies=None), run.predict(examples))
+
+
 @pytest.mark.parametrize("row", [ops.Adam(learning_rate=0.01), ops.RowWiseAdagrad(learning_rate=0.1)])
 def test_slots_of_every_shape_begin_anew(row):
     """A table of one row for keys: each new key takes it from the one before."""

@@ -7,10 +7,11 @@ import json
 import os
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Unpack
 
 import jax
 import numpy as np
+from jaxtyping import PyTree
 from numpy.typing import ArrayLike
 
 from jrec.checkpoint import Checkpoints, Saved
@@ -32,7 +33,7 @@ from jrec.run.evaluation import evaluated
 from jrec.run.feeds.batches import Position
 from jrec.run.feeds.in_place import reads_in_place
 from jrec.run.feeds.makers import Feeds
-from jrec.run.feeds.options import FeedOptions, Steps
+from jrec.run.feeds.options import FeedOptions, PackingOptions, Steps
 from jrec.run.feeds.run_feed import FedBatch, RunFeed
 from jrec.run.identity import Description, identity_of
 from jrec.run.options import HostOptions
@@ -175,7 +176,7 @@ class Run:
         total: int | None = None,
         steps: Steps = 1,
         trace: pathlib.Path | None = None,
-        **packing: Any,
+        **packing: Unpack[PackingOptions],
     ) -> RunFeed:
         """Batches for steps, from any iterable of examples; packed, routed and prefetched in threads.
 
@@ -221,14 +222,14 @@ class Run:
 
     def predict(
         self,
-        columns: Any,
+        columns: object,
         *,
         dense: Sequence[str] = (),
         batch_size: int | None = None,
         on_bad_id: OnBadId = "raise",
         max_unknown: float | None = None,
-        **packing: Any,
-    ) -> Any:
+        **packing: Unpack[PackingOptions],
+    ) -> PyTree[np.ndarray]:
         """What the model's ``logits`` returns for some examples, NumPy arrays; every process gives the same examples.
 
         The model predicts in eval mode, without dropout and with the running averages of BatchNorm, whatever mode it
@@ -250,7 +251,7 @@ class Run:
             whatever ``pack_batch`` raises.
         """
         unknown = UnknownCounts()
-        packer = self._packer(unknown, dense=dense, label=None, on_bad_id=on_bad_id, **packing)
+        packer = self._packer(unknown, packing, dense=dense, label=None, on_bad_id=on_bad_id)
         prepared = packer.prepare(columns)
         self.unknown.take(unknown, max_unknown)
         size = batch_size or max(1, prepared.examples)
@@ -271,7 +272,7 @@ class Run:
         on_bad_id: OnBadId = "raise",
         max_unknown: float | None = None,
         numbers: Numbers | Mapping[str, Numbers] | None = None,
-        **packing: Any,
+        **packing: Unpack[PackingOptions],
     ) -> LabelEvaluation | dict[str, LabelEvaluation]:
         """AUC, log loss, normalized entropy, calibration and more of predictions, beside the labels; see ``predict``.
 
@@ -301,17 +302,25 @@ class Run:
           ValueError: If a label is neither 0 nor 1 without ``numbers``, or the model returns no logit for each example.
         """
         unknown = UnknownCounts()
-        packer = self._packer(unknown, dense=dense, label=label, on_bad_id=on_bad_id, **packing)
+        packer = self._packer(unknown, packing, dense=dense, label=label, on_bad_id=on_bad_id)
         metrics = evaluated(self.predictions, batches, packer, batch_size, numbers)
         self.unknown.take(unknown, max_unknown)
         return metrics
 
-    def _packer(self, unknown: UnknownCounts, **packing: Any) -> Packer:
+    def _packer(
+        self,
+        unknown: UnknownCounts,
+        packing: PackingOptions,
+        *,
+        dense: Sequence[str],
+        label: str | None,
+        on_bad_id: OnBadId,
+    ) -> Packer:
         """Packs examples for predictions with the rows as they are now; flushes."""
         self.flush()
         if growing := self._state.growing:
-            packing["vocabularies"] = {**packing.get("vocabularies", {}), **growing.now()}
-        return Packer(self.layout, unknown=unknown, **packing)
+            packing["vocabularies"] = {**(packing.get("vocabularies") or {}), **growing.now()}
+        return Packer(self.layout, dense=dense, label=label, on_bad_id=on_bad_id, unknown=unknown, **packing)
 
     def calibrate(self, scale: float, shift: float) -> tuple[float, float]:
         """From now on predicts ``scale * logit + shift``, where ``logit`` is the model's own.

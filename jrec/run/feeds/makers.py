@@ -18,7 +18,7 @@ from jrec.run.feeds.feed import Feed, LoaderFeed
 from jrec.run.feeds.host import HostFeed
 from jrec.run.feeds.in_place import HostCasts, InPlaceFeed
 from jrec.run.feeds.mesh import MeshFeed
-from jrec.run.feeds.options import FeedOptions
+from jrec.run.feeds.options import FeedOptions, PackingOptions
 from jrec.run.feeds.run_feed import ItemPacker, RunFeed
 from jrec.run.options import HostOptions
 from jrec.run.placement.setup import MeshSetup
@@ -116,21 +116,22 @@ class Feeds:
         self, batches: Iterable[object], told: FeedOptions, setup: MeshSetup | None, *, placed: bool
     ) -> ItemPacker:
         growing, orders = self._state.growing, kept_orders(told.packing.get("orders"))
-        packing = {
-            **told.packing,
-            "orders": orders,
-            "dense": told.dense,
-            "label": told.label,
-            "on_bad_id": told.on_bad_id,
-        }
+        packing = PackingOptions(**{**told.packing, "orders": orders})
         if growing:
-            packing["vocabularies"] = {**packing.get("vocabularies", {}), **growing.keys()}
+            packing["vocabularies"] = {**(packing.get("vocabularies") or {}), **growing.keys()}
         # On a mesh every device casts the bags of its own part in the step (``AddressMap.routed``): a cast of the whole
         # batch would be of no use.
         cast: CastPlace = self._cast if setup is None else "none"
         ahead = placed or setup is not None or bool(self._state.tables)
         return ItemPacker(
-            Packer(self._state.layout, cast=cast, **packing),
+            Packer(
+                self._state.layout,
+                dense=told.dense,
+                label=told.label,
+                on_bad_id=told.on_bad_id,
+                cast=cast,
+                **packing,
+            ),
             told.batch_size,
             1 if setup is None else sum(number in setup.local for number in setup.plan.compute_devices),
             growing,

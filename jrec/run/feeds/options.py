@@ -4,15 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypedDict
+
+import numpy as np
 
 from jrec.data.blocks import LABEL
 from jrec.data.packing import OnBadId
-from jrec.json_values import JsonMapping
+from jrec.data.value_rows import AnyVocabulary
 from jrec.run.feeds.batches import Position
 
 Steps = int | Callable[[int], int]
 """How many steps a dispatch takes, or a function of the batches before it to that."""
+
+
+class PackingOptions(TypedDict, total=False):
+    """Further arguments of ``jrec.data.pack_batch``, which says what they mean; where casts are made, a run says."""
+
+    weight: str | None
+    extras: Sequence[str]
+    oov_rows: Mapping[str, int | None] | None
+    orders: Mapping[str, np.ndarray] | None
+    vocabularies: Mapping[str, AnyVocabulary] | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,4 +43,4 @@ class FeedOptions:
     total: int | None = None
     steps: Steps = 1
     trace: pathlib.Path | None = None
-    packing: JsonMapping = dataclasses.field(default_factory=dict)
+    packing: PackingOptions = dataclasses.field(default_factory=PackingOptions)
