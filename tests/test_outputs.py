@@ -522,6 +522,7 @@ def test_a_kill_while_the_old_folder_is_removed_blocks_no_later_run(tmp_path, mo
     if not swaps:
         monkeypatch.setattr(outputs, "_swapped", lambda one, other: False)
     folder(tmp_path / "out", 1)
+    (tmp_path / "out" / "tail").write_text("removed behind the old folder's mark")
 
     class Killed(BaseException):
         """Nothing after it runs, as after a signal."""
