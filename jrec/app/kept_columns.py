@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from jrec.app.models.predictor import Piece
+from jrec.data.arrow_values import decoded_type
 from jrec.data.schema import DatasetError
 from jrec.prepare.readers.lines import read_blocks, transcoded
 from jrec.prepare.readers.parse import Dialect
@@ -131,7 +132,7 @@ def _common(name: str, kinds: Sequence[pa.DataType]) -> pa.DataType:
     """
     import pyarrow as pa
 
-    plain = {kind.value_type if pa.types.is_dictionary(kind) else kind for kind in kinds}
+    plain = set(map(decoded_type, kinds))
     if len(plain) > 1 and any(map(pa.types.is_nested, plain)):
         shown = " and ".join(sorted(map(str, plain)))
         raise DatasetError(f"--keep names {name!r}, which files have as {shown}; predict them one by one")

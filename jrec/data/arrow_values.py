@@ -50,6 +50,13 @@ def is_list(dtype: pa.DataType) -> bool:
     return any(test(dtype) for test in tests)
 
 
+def decoded_type(dtype: pa.DataType) -> pa.DataType:
+    """The type of a column's values without their dictionary, where it has one."""
+    import pyarrow as pa
+
+    return dtype.value_type if pa.types.is_dictionary(dtype) else dtype
+
+
 def plain_type(dtype: pa.DataType) -> pa.DataType:
     """The type that ``plain`` gives values of an Arrow type; the type itself where Arrow cannot convert it."""
     import pyarrow as pa

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from jrec.app.evaluate import RestoredRun
-from jrec.app.models.named_candidates import candidate_pieces, files_with_candidates
+from jrec.app.models.named_candidates import candidate_pieces, types_with_candidates
 from jrec.app.models.next_items import SEEN
 from jrec.app.models.predictor import Piece, Predictor
 from jrec.app.models.rank_items import ItemRanker
@@ -182,8 +182,8 @@ class RankingPredictor(Predictor[tuple[np.ndarray, np.ndarray]]):
 
     @override
     def of_candidates(self, paths: Sequence[str], batch_size: int, unknown: UnknownValues) -> Iterator[Piece] | None:
-        named = files_with_candidates(paths, self.encoder)
-        return candidate_pieces(self, paths, batch_size, unknown) if named else None
+        types = types_with_candidates(paths, self.encoder)
+        return candidate_pieces(self, paths, types, batch_size, unknown) if types else None
 
     @override
     def nothing(self) -> tuple[np.ndarray, np.ndarray]:

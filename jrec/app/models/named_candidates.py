@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, override
 
 import numpy as np
 
 from jrec.app.models.predictor import Piece
-from jrec.data.arrow_values import is_list
+from jrec.data.arrow_values import decoded_type, is_list
 from jrec.data.schema import DatasetError
 from jrec.data.unknown import UnknownValues
 from jrec.prepare.encoder import Encoder
@@ -52,22 +52,27 @@ class CandidatePiece(Piece):
         return np.repeat(np.arange(self.examples), self.counts), {"item": self.items, "score": self.scores}
 
 
-def files_with_candidates(paths: Sequence[str], encoder: Encoder) -> list[str]:
-    """The files that have lists of candidates, beside the features' columns."""
+def types_with_candidates(paths: Sequence[str], encoder: Encoder) -> dict[str, dict[str, pa.DataType]]:
+    """The columns' types of the files that have lists of candidates, beside the features' columns."""
     if CANDIDATES in encoder.raw_columns:
-        return []
-    tables = [path for path in paths if is_table(path) and not is_stream(path)]
-    return [path for path in tables if (found := column_types(path).get(CANDIDATES)) is not None and is_list(found)]
+        return {}
+    types = {path: column_types(path) for path in paths if is_table(path) and not is_stream(path)}
+    return {path: own for path, own in types.items() if CANDIDATES in own and is_list(own[CANDIDATES])}
 
 
 def candidate_pieces(
-    predictor: RankingPredictor, paths: Sequence[str], batch_size: int, unknown: UnknownValues
+    predictor: RankingPredictor,
+    paths: Sequence[str],
+    read: Mapping[str, Mapping[str, pa.DataType]],
+    batch_size: int,
+    unknown: UnknownValues,
 ) -> Iterator[CandidatePiece]:
     """The scores of the candidates in files, in the order of their lines; at least one piece.
 
     Args:
       predictor: Scores them.
-      paths: Parquet, Arrow or JSON lines files, at least one of which has candidates.
+      paths: The files.
+      read: ``types_with_candidates`` of them, not empty.
       batch_size: How many examples are predicted at a time.
       unknown: Counts the values that training did not see.
 
@@ -76,21 +81,19 @@ def candidate_pieces(
     """
     import pyarrow as pa
 
-    having = files_with_candidates(paths, predictor.encoder)
-    if lacking := [path for path in paths if path not in having]:
+    if lacking := [path for path in paths if path not in read]:
         raise DatasetError(
-            f"{lacking[0]} has no column {CANDIDATES!r} of lists, but {having[0]} has; predict them one by one"
+            f"{lacking[0]} has no column {CANDIDATES!r} of lists, but {next(iter(read))} has; predict them one by one"
         )
-    first, read = 0, [column_types(path) for path in paths]
-    kinds = [_plain(types[CANDIDATES].value_type) for types in read]
+    first, kinds = 0, [decoded_type(read[path][CANDIDATES].value_type) for path in paths]
     for path, kind in zip(paths, kinds, strict=True):
         if kind != kinds[0]:
             raise DatasetError(
                 f"{path}: column {CANDIDATES!r} holds lists of {kind}, but in {paths[0]} of {kinds[0]}; write them"
                 " alike"
             )
-    for path, types in zip(paths, read, strict=True):
-        wanted = [name for name in (*predictor.encoder.raw_columns, CANDIDATES) if name in types]
+    for path in paths:
+        wanted = [name for name in (*predictor.encoder.raw_columns, CANDIDATES) if name in read[path]]
         for batch in read_batches(path, wanted, batch_size):
             try:
                 encoded = predictor.encoder.columns(batch, unknown=unknown)
@@ -111,9 +114,3 @@ def candidate_pieces(
         nothing = pa.array([], kinds[0])
         counts = np.zeros(0, np.int64)
         yield CandidatePiece(split="", first=0, counts=counts, items=nothing, scores=pa.array([], pa.float32()))
-
-
-def _plain(kind: pa.DataType) -> pa.DataType:
-    import pyarrow as pa
-
-    return kind.value_type if pa.types.is_dictionary(kind) else kind
