@@ -22,7 +22,7 @@ from jrec.data.keys import MISSING, Spans, hex8_keys, value_keys
 from jrec.data.scan import OK
 from jrec.data.schema import DatasetError
 from jrec.data.spans import numbers_of, time_reason, times_of
-from jrec.prepare.readers.columnar import as_float64, split_texts
+from jrec.prepare.readers.columnar import as_float64, split_texts, without_lone_blanks
 from jrec.prepare.readers.lines import Block
 from jrec.prepare.readers.parse import Dialect, Field, ParsedBlock, without_missing
 
@@ -137,19 +137,16 @@ def _read(field: Field, form: Form, key_seed: int) -> Column:
 def _without_lone_blanks(form: Form) -> Form:
     """The same lists, of which those of one blank are empty, as preparation makes them (``columnar``)."""
     assert form.offsets is not None  # of lists
-    lengths = np.diff(form.offsets)
-    if not (alone := lengths == 1).any():
+    if not (np.diff(form.offsets) == 1).any():  # a request of a row has no time for what follows
         return form
     if form.is_text:
         blank = arrow_compute().binary_length(form.values).fill_null(0).to_numpy(zero_copy_only=False) == 0
     else:
         blank = np.isnan(form.values) if form.values.dtype.kind == "f" else np.zeros(len(form.values), bool)
         blank = blank if form.present is None else blank | ~form.present
-    alone[alone] = blank[form.offsets[:-1][alone]]
-    if not alone.any():
+    if (shorter := without_lone_blanks(form.offsets, blank)) is None:
         return form
-    kept = ~np.repeat(alone, lengths)
-    offsets = np.concatenate([[0], np.cumsum(np.where(alone, 0, lengths), dtype=np.int64)])
+    kept, offsets = shorter
     values = form.values.filter(kept) if form.is_text else form.values[kept]
     return Form(values, offsets, None if form.present is None else form.present[kept])
 

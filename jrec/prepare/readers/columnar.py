@@ -299,6 +299,22 @@ def _floats(column: pa.Array) -> np.ndarray:
     return values
 
 
+def without_lone_blanks(offsets: np.ndarray, blank: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+    """Makes lists of one blank empty: the elements that stay, a mask, and the lists' offsets; None where all stay.
+
+    Args:
+      offsets: (n + 1,) integers, at which lists begin and end.
+      blank: By element whether it is blank.
+    """
+    lengths = np.diff(offsets)
+    alone = lengths == 1
+    alone[alone] = blank[offsets[:-1][alone]]
+    if not alone.any():
+        return None
+    ends = np.cumsum(np.where(alone, 0, lengths), dtype=np.int64)
+    return ~np.repeat(alone, lengths), np.concatenate([[0], ends])
+
+
 def as_float64(values: np.ndarray) -> np.ndarray:
     """(n,) numbers as a log's text gives them: of float32, and of float16, those that its shortest decimals are.
 
@@ -440,12 +456,9 @@ def _lists(field: Field, column: pa.Array, seed: int) -> _Read:
         values, codes, blank = _numbers(field, plain(elements))
         codes, texts = np.where(blank, NOT_NUMBER, codes), None
     offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-    alone = lengths == 1
-    alone[alone] = blank[offsets[:-1][alone]]
-    if alone.any():  # a list of one blank is empty
-        kept = ~np.repeat(alone, lengths)
+    if (shorter := without_lone_blanks(offsets, blank)) is not None:
+        kept, offsets = shorter
         values, codes = values[kept], codes[kept]
-        offsets = np.concatenate([[0], np.cumsum(np.where(alone, 0, lengths), dtype=np.int64)])
     row_codes = np.full(len(lengths), OK)
     for code in np.unique(codes[codes != OK]).tolist() if codes.any() else ():
         row_codes[any_of_list(offsets, codes == code)] = code
