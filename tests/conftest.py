@@ -70,7 +70,8 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
-hypothesis.settings.register_profile("jrec", deadline=None, print_blob=True, max_examples=50)
+# The same cases in every run: a change fails for what it does, not for what chance finds. "thorough" draws others.
+hypothesis.settings.register_profile("jrec", deadline=None, print_blob=True, max_examples=50, derandomize=True)
 hypothesis.settings.register_profile("thorough", deadline=None, print_blob=True, max_examples=500)
 hypothesis.settings.load_profile("jrec")
 

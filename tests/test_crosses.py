@@ -103,9 +103,10 @@ def counted(keys, labels, moments, train, *, folds=0, window=math.inf, least=1, 
 
 
 def expected_features(counts, prior, train, smoothing=10.0):
-    """(mean, count) as the dataset has them: standardized by training."""
+    """(mean, count) as the dataset has them: standardized by training, where they differ by more than rounding."""
     columns = [(counts[:, 0] + smoothing * prior) / (counts[:, 1] + smoothing), np.log1p(counts[:, 1])]
-    return [(c - c[:train].mean()) / (c[:train].std() or 1) for c in columns]
+    deviations = [c[:train].std() if np.ptp(c[:train]) > 1e-13 else 1 for c in columns]
+    return [(c - c[:train].mean()) / deviation for c, deviation in zip(columns, deviations, strict=True)]
 
 
 # Crosses

@@ -62,6 +62,14 @@ def test_a_constant_has_no_deviation_whatever_its_mean_is_rounded_to(value, coun
     assert moments(chunked(np.full(count, value), 7)) == (value, 1.0)
 
 
+@pytest.mark.parametrize("value", [0.1, -7.7, 1e100])
+def test_numbers_that_differ_by_rounding_have_no_deviation(value):
+    values = value * (1 + np.finfo(np.float64).eps * np.tile([0.0, 1.0, 2.0], 9))
+    assert moments(chunked(values, 7)) == (pytest.approx(value), 1.0)
+    wider = moments(chunked(value * (1 + 1e-12 * np.arange(9)), 7))
+    assert wider[1] == pytest.approx(abs(value) * 1e-12 * np.arange(9).std(), rel=1e-3)
+
+
 def made(folder, name, lines, schema=SCHEMA, **options):
     (folder / "schema.toml").write_text(schema)
     (folder / f"{name}.csv").write_text("y,at,year,price,c\n" + "\n".join(lines) + "\n")

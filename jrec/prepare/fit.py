@@ -17,6 +17,8 @@ from jrec.prepare.spill import PlainColumn, Spill
 _READ_ROWS = 1 << 18
 _TOP_BIT = np.uint64(1 << 63)
 _DIGITS, _DIGIT_BITS = 256, 8
+# Numbers that differ by less than this share of the greatest are one number in float64: 45 of its last bits.
+_ROUNDING = 1e-14
 _Chunks = Callable[[], Iterator[np.ndarray]]
 
 
@@ -58,7 +60,7 @@ def fit(source: LogFormat, spill: Spill, train_rows: int) -> LogFormat:
 
 
 def moments(chunks: _Chunks) -> tuple[float, float]:
-    """Mean and standard deviation, in float64; a deviation of 0 is given as 1, so that constants become 0."""
+    """Mean and standard deviation, in float64; 1 where values differ by rounding alone, so that constants become 0."""
     count, mean, squares = 0, 0.0, 0.0
     least, greatest = math.inf, -math.inf
     for values in chunks():
@@ -70,10 +72,12 @@ def moments(chunks: _Chunks) -> tuple[float, float]:
         squares += float(np.square(values - own).sum()) + (own - mean) ** 2 * count * len(values) / total
         mean += (own - mean) * len(values) / total
         count = total
-    # The mean of many 0.1 is not 0.1: a constant's deviation, 1e-17, would make 1e16 of another value in a later log.
+    # The mean of many 0.1 is not 0.1, and target means of one share differ in their last bits: a deviation of 1e-17
+    # would make 1e16 of another value in a later log.
     if least == greatest:
         return least, 1.0
-    return mean, (math.sqrt(squares / count) if count else 0.0) or 1.0
+    deviation = math.sqrt(squares / count) if count else 0.0
+    return mean, deviation if deviation > _ROUNDING * max(-least, greatest) else 1.0
 
 
 def quantiles(chunks: _Chunks, count: int) -> tuple[float, ...]:
