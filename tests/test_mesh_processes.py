@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from checkpoint_state import flatten
 from child_processes import with_devices
+from hosts import two_hosts
 from skewed_log import skewed_dataset
 
 from jrec.app.build import build_layout, build_model, build_optimizer
@@ -71,7 +72,7 @@ def run(tmp_path, dataset):
     (tmp_path / "run.toml").write_text(CONFIG)
     started = []
 
-    def start(processes, *overrides, devices=None, resume=False, out="many", script=None):
+    def start(processes, *overrides, devices=None, resume=False, out="many", script=None, hosts=None):
         with socket.socket() as probe:
             probe.bind(("localhost", 0))
             port = probe.getsockname()[1]
@@ -82,9 +83,12 @@ def run(tmp_path, dataset):
         command += ["--resume"] if resume else []
         command = command if script is None else [sys.executable, "-c", script, *overrides]
         if processes > 1:
-            command += ["--coordinator", f"localhost:{port}", "--processes", str(processes)]
+            first = "localhost" if hosts is None else "first"
+            command += ["--coordinator", f"{first}:{port}", "--processes", str(processes)]
         for number in range(processes):
             own = [*command, "--process", str(number)] if processes > 1 else command
+            # Dealt out in turn: of three the last is on the first one's host.
+            own = own if hosts is None else [*hosts.on(number % 2), *own]
             stdout = subprocess.PIPE if script else subprocess.DEVNULL
             started.append(subprocess.Popen(own, env=environment, text=True, stdout=stdout, stderr=subprocess.PIPE))
         return started[-processes:]
@@ -94,6 +98,14 @@ def run(tmp_path, dataset):
         if process.poll() is None:
             process.kill()
         process.communicate()
+
+
+@pytest.fixture
+def hosts():
+    with two_hosts() as made:
+        if made is None:
+            pytest.skip("no network namespaces here, which stand for hosts: they take Linux, iproute2 and root")
+        yield made
 
 
 @pytest.fixture
@@ -257,6 +269,30 @@ def test_a_signal_to_one_process_stops_all_at_one_step_and_the_run_goes_on_to_th
         np.testing.assert_array_equal(np.asarray(other[path]), np.asarray(leaf), err_msg=path)
     logs = [(tmp_path / out / "metrics.jsonl").read_bytes() for out in ("whole", "stopped")]
     assert logs[0] == logs[1]
+
+
+@PLACES
+def test_processes_on_two_hosts_train_to_the_bits_of_those_on_one(run, hosts, tmp_path, place):
+    """Each host's name leads to 127.0.1.1 on itself; by that address no process of the other would be reached."""
+    rules = ("max_steps=20", "data.batch_size=60", f"tables.tier={place}")
+    finish(run(3, *rules, out="one"))
+    finish(run(3, *rules, out="two", hosts=hosts))
+    one, two = (flatten(restore_run(tmp_path / out, slots=True).state) for out in ("one", "two"))
+    assert one.keys() == two.keys()
+    for path, leaf in one.items():
+        np.testing.assert_array_equal(np.asarray(two[path]), np.asarray(leaf), err_msg=path)
+
+
+def test_a_cut_cable_ends_the_processes_of_both_hosts(run, hosts, tmp_path):
+    processes = run(2, "epochs=200", "max_steps=20000", hosts=hosts)
+    wait_for_checkpoint(tmp_path / "many", processes)
+    hosts.cut()
+    began = time.monotonic()
+    for number, process in enumerate(processes):
+        _, said = process.communicate(timeout=90)
+        assert process.returncode == LostProcessError.exit_code, said[-3000:]
+        assert_one_line(said, f"process {1 - number} of 2 has not answered for 30 s")
+    assert time.monotonic() - began < 60
 
 
 def test_processes_end_early_together_and_score_the_best_step(run, tmp_path):

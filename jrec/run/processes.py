@@ -33,7 +33,7 @@ def coordinator_host() -> str:
     Raises:
       ProcessError: If JAX was not told.
     """
-    return str(_joined().coordinator_address).rpartition(":")[0].strip("[]")
+    return str(joined().coordinator_address).rpartition(":")[0].strip("[]")
 
 
 def key_values() -> Any:
@@ -42,7 +42,7 @@ def key_values() -> Any:
     Raises:
       ProcessError: If the processes have not joined.
     """
-    return _joined().client
+    return joined().client
 
 
 def published(key: str, seconds: float) -> str:
@@ -59,8 +59,13 @@ def published(key: str, seconds: float) -> str:
         ) from error
 
 
-def _joined() -> Any:
-    from jax._src.distributed import global_state  # what jax.distributed.initialize was given, or found
+def joined() -> Any:
+    """JAX's record of what ``jax.distributed.initialize`` was given, or found; reading it starts no device.
+
+    Raises:
+      ProcessError: If the processes have not joined.
+    """
+    from jax._src.distributed import global_state
 
     if global_state.client is None:
         raise ProcessError("JAX does not know its coordinator; call jax.distributed.initialize before anything else")

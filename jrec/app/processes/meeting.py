@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import functools
 import json
 import os
 import socket
@@ -144,8 +145,32 @@ def _initialize(role: Role, wait: float, failures: list[Exception]) -> None:
             heartbeat_timeout_seconds=_JAX_SILENCE_SECONDS,
             shutdown_timeout_seconds=_SHUTDOWN_SECONDS,
         )
+        _meet_on_the_way_to_the_first()
     except Exception as error:
         failures.append(error)
+
+
+def _meet_on_the_way_to_the_first() -> None:
+    """Has CPUs' collectives listen where the other processes come.
+
+    By itself gloo listens where the machine's name leads, which is 127.0.1.1 on many: no other machine's process would
+    find it. JAX has no option for it, but a factory of the CPU's client, which is not called before the first use.
+    """
+    from jax._src import xla_bridge
+    from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
+
+    from jrec.run.addresses import family_of, own_address
+    from jrec.run.processes import key_values
+
+    address = own_address()
+    try:
+        socket.create_server((address, 0), family=family_of(address)).close()
+    except OSError:  # another machine's, which forwards to this one: here the machine's name has to do
+        return
+    gloo = _jax.make_gloo_tcp_collectives(distributed_client=key_values(), hostname=address)
+    xla_bridge.register_backend_factory(
+        "cpu", functools.partial(xla_bridge.make_cpu_client, gloo), priority=0, fail_quietly=False
+    )
 
 
 def _check_port(role: Role) -> None:

@@ -24,6 +24,7 @@ import jax
 import numpy as np
 
 from jrec.errors import ProcessError
+from jrec.run.addresses import family_of, own_address
 from jrec.run.processes import coordinator_host, key_values, published
 
 CONNECT_SECONDS = 60.0
@@ -181,17 +182,15 @@ def connect(count: int, *, wait: float = CONNECT_SECONDS) -> tuple[Peers, ...]:
     """
     process, processes = jax.process_index(), jax.process_count()
     coordinator, keys, store = coordinator_host(), f"jrec/peers/{next(_CALLS)}", key_values()
-    own = ""
-    if process:
-        own, first = _route(coordinator)
-    if process == processes - 1:  # the one that is most probably on another machine than process 0
-        store.key_value_set(f"{keys}/first", first)
+    own = own_address()
     if process == 0:
-        own = published(f"{keys}/first", wait)
         store.key_value_set(f"{keys}/token", secrets.token_hex(16))
     # Listening before the address is published: whoever reads it can connect.
     with _listen(own, backlog=count * processes) as listener:
-        store.key_value_set(f"{keys}/{process}", f"{listener.getsockname()[1]} {own if process else coordinator}")
+        address, port = listener.getsockname()[:2]
+        # Where another machine forwards to process 0, the others have to ask that one.
+        reached = own if process or address == own else coordinator
+        store.key_value_set(f"{keys}/{process}", f"{port} {reached}")
         token = bytes.fromhex(published(f"{keys}/token", wait))
         connections: dict[tuple[int, int], socket.socket] = {}
         try:
@@ -213,21 +212,12 @@ def connect(count: int, *, wait: float = CONNECT_SECONDS) -> tuple[Peers, ...]:
 
 def _listen(address: str, *, backlog: int) -> socket.socket:
     """Listens only at the address by which the others come, at any free port."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
-        return socket.create_server((address, 0), family=family, backlog=backlog)
+        return socket.create_server((address, 0), family=family_of(address), backlog=backlog)
     except OSError:  # an address that another machine forwards to this one, as a cluster's service does
         both = socket.has_dualstack_ipv6()
         family = socket.AF_INET6 if both else socket.AF_INET
         return socket.create_server(("", 0), family=family, dualstack_ipv6=both, backlog=backlog)
-
-
-def _route(coordinator: str) -> tuple[str, str]:
-    """The addresses of this machine and of process 0's on the way from one to the other; nothing is sent."""
-    family, kind, protocol, _, address = socket.getaddrinfo(coordinator, 9, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.connect(address)
-        return str(probe.getsockname()[0]), str(address[0])
 
 
 def _to(place: tuple[str, int], hello: bytes, other: int, wait: float) -> socket.socket:
