@@ -70,8 +70,16 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
-# The same cases in every run: a change fails for what it does, not for what chance finds. "thorough" draws others.
-hypothesis.settings.register_profile("jrec", deadline=None, print_blob=True, max_examples=50, derandomize=True)
+# The same cases in every run, however busy the machine: a change fails for what it does, not for what chance finds.
+# "thorough" draws others.
+hypothesis.settings.register_profile(
+    "jrec",
+    deadline=None,
+    print_blob=True,
+    max_examples=50,
+    derandomize=True,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
 hypothesis.settings.register_profile("thorough", deadline=None, print_blob=True, max_examples=500)
 hypothesis.settings.load_profile("jrec")
 

@@ -12,6 +12,7 @@ import threading
 import time
 import types
 
+import jax
 import pytest
 
 from jrec.app.commands import eval as eval_command
@@ -19,6 +20,7 @@ from jrec.app.commands.processes import Company
 from jrec.app.processes import lifeline
 from jrec.app.processes.lifeline import Lifeline
 from jrec.app.processes.meeting import Role, differences, join
+from jrec.app.processes.mesh_processes import one_of_many
 from jrec.cli import main
 from jrec.errors import ConfigError, ProcessError
 
@@ -257,6 +259,20 @@ def test_the_command_ends_with_the_code_of_what_it_lost(monkeypatch, capsys, los
     assert main(["eval", "run", "data"]) == code
     assert company._code == code
     assert (lost or "lost another one: Gloo") in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("failure", "advice"),
+    [
+        ("UNKNOWN: Gloo context initialization failed: Connection refused", "machines reach each other at all ports"),
+        ("UNKNOWN: Gloo all-reduce failed: Connection closed by peer", "--resume goes on from the last checkpoint"),
+    ],
+)
+def test_a_network_that_lets_nobody_through_is_told_from_a_process_that_is_gone(monkeypatch, failure, advice):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(ProcessError, match=advice) as raised, one_of_many():
+        raise jax.errors.JaxRuntimeError(failure)
+    assert failure in str(raised.value)
 
 
 def test_processes_that_are_through_may_go():

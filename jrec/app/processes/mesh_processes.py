@@ -116,6 +116,11 @@ def one_of_many() -> Iterator[None]:
         if jax.process_count() == 1 or not failed:
             raise
         cause = str(error).splitlines()[0][:300]
+        if "Gloo context initialization failed" in cause:  # both have joined, by process 0's one port
+            raise ProcessError(
+                f"process {jax.process_index()} of {jax.process_count()} did not reach another one: {cause}. Let the"
+                " processes' machines reach each other at all ports, and look at the output of the others"
+            ) from error
         raise ProcessError(
             f"process {jax.process_index()} of {jax.process_count()} lost another one: {cause}. Look at the output of"
             " the others for the reason; --resume goes on from the last checkpoint, with mesh.devices=N also on fewer"
