@@ -147,11 +147,7 @@ def train(
 def _scores_of(config: TrainConfig, schema: Schema, folder: pathlib.Path, step: int) -> dict[str, AnyScores]:
     """The scores of the final splits by an earlier checkpoint."""
     saved = restore_run(folder / CHECKPOINT_FOLDER / str(step), devices=max(1, config.mesh.devices), plan=config.plan)
-    return {split: saved.scores(split) for split in _final_splits(config, schema)}
-
-
-def _final_splits(config: TrainConfig, schema: Schema) -> list[str]:
-    return [split for split in config.evaluate.final_splits if split in schema.splits]
+    return {split: saved.scores(split) for split in schema.with_examples(config.evaluate.final_splits)}
 
 
 class _Training:
@@ -370,7 +366,8 @@ class _Training:
         self.callbacks("checkpoint", self.step, {})
 
     def _final_scores(self, progress: TrainingProgress) -> dict[str, AnyScores]:
-        return {split: self.evaluator.scores(split, progress) for split in _final_splits(self.config, self.schema)}
+        splits = self.schema.with_examples(self.config.evaluate.final_splits)
+        return {split: self.evaluator.scores(split, progress) for split in splits}
 
     def close(self) -> None:
         """Releases threads and files."""

@@ -52,7 +52,7 @@ def measure(
     Raises:
       DatasetError: If the dataset cannot be used, or has no training split.
     """
-    if "train" not in schema.splits or not schema.splits["train"].examples:
+    if not schema.with_examples(["train"]):
         raise DatasetError(f"{folder} has no examples in a 'train' split, to which baselines are fitted")
     key = digest_of([VERSION, schema.identity.digests])[:24]
     path = (cache or cache_folder() / "baselines") / f"{key}.json"
@@ -92,7 +92,7 @@ def _fitted(folder: str | os.PathLike[str], schema: Schema, splits: Sequence[str
     begin = time.perf_counter()
     training = Split(folder, schema, "train")
     blocks, chosen_by = training.blocks, "valid"
-    if "valid" in schema.splits and schema.splits["valid"].examples:
+    if schema.with_examples(["valid"]):
         valid = Split(folder, schema, "valid")
         choosing = list(valid.read(valid.blocks[: max(1, _CHOOSING // schema.block_size)]))
     elif len(blocks) > 1:
