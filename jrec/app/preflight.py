@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from jrec.app.config import TrainConfig
-from jrec.app.dataset import RunData, open_data
+from jrec.app.dataset import RunData, open_data, with_tasks
 from jrec.app.progressive import windows_of
 from jrec.app.report.trackers import check_trackers
 from jrec.app.run_folder import REPORT_FOLDER, RUN_FOLDERS, check_run_folder
@@ -71,14 +71,16 @@ def check_start(
     """
     folder = pathlib.Path(config.out)
     check_trackers(config.log.to)
-    check_run_folder(config, resume=resume, overwrite=overwrite)
-    if writes:
-        _check_writable(folder)
     data = open_data(config)
     record = TrainedRun(folder)
     goes_on = resume and record.began
     if goes_on:
         record.check_resumed(data.schema.identity)
+    # What the dataset settles is in the configuration of the run that is there.
+    check_run_folder(with_tasks(config, data.schema), resume=resume, overwrite=overwrite)
+    if writes:
+        _check_writable(folder)
+    if goes_on:
         new_length(data, resume_from=resume_from)
     else:
         check_initial(config, data.schema.identity)
