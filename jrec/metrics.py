@@ -18,6 +18,7 @@ from jrec.data.blocks import known_labels
 from jrec.data.schema import DatasetError
 from jrec.json_values import JsonObject
 from jrec.regression import (
+    NO_EXAMPLES,
     NumberEvaluation,
     Numbers,
     NumberScores,
@@ -201,7 +202,7 @@ def evaluate(scores: Scores) -> Evaluation:
     """
     logits, labels = np.asarray(scores.logits), _binary(scores.labels, scores.logits)
     if logits.size == 0:
-        raise DatasetError("there are no examples to evaluate: the split, or what was read of it, is empty")
+        raise DatasetError(NO_EXAMPLES)
     check_finite(logits)
     probabilities = sigmoid(logits)
     weights = checked_weights(scores.weights, logits)

@@ -271,11 +271,11 @@ def writing(place: Place, room: str = "") -> Iterator[None]:
     except OSError as error:
         whole = pathlib.Path(os.path.abspath(place))  # noqa: PTH100
         named = "" if error.filename is None else os.path.abspath(os.fsdecode(error.filename))  # noqa: PTH100
-        ours = (
-            not named
-            or named == str(whole.parent)
-            or named.startswith((str(whole), str(whole.parent / f".{whole.name}.")))
+        beginnings = (
+            *(f"{whole}{mark}" for mark in (os.sep, ".partial", ".replaced")),
+            f"{whole.parent}/.{whole.name}.",
         )
+        ours = named in ("", str(whole), str(whole.parent)) or named.startswith(beginnings)
         if isinstance(error, BrokenPipeError) or not ours:
             raise
         reason = error.strerror or str(error) or type(error).__name__

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 
     from jrec.metrics import Scores
 
+NO_EXAMPLES = (
+    "there are no examples to evaluate: the split, or what was read of it, is empty, or each example lacks the label or"
+    " has weight 0"
+)
 UNITS = {
     "mean_label": "units of the label",
     "rmse": "units of the label, root of the mean squared error",
@@ -125,7 +129,7 @@ def evaluate_numbers(scores: NumberScores) -> NumberEvaluation:
     """
     predictions, labels = _both(scores.predictions, scores.labels)
     if not labels.size:
-        raise DatasetError("there are no examples to evaluate: the split, or what was read of it, is empty")
+        raise DatasetError(NO_EXAMPLES)
     check_finite(predictions, "predictions")
     weights = checked_weights(scores.weights, labels)
     undefined = {}

@@ -53,7 +53,7 @@ def test_balanced_cores_have_one_scale_and_the_same_product():
 def test_splits_without_examples_are_not_scored(tmp_path):
     shop_logs.write_log(tmp_path / "monday.csv", 300)
     monday = shop_logs.prepare(tmp_path, tmp_path / "monday.csv", "monday", "--split", "0.9,0,0.1")
-    run = shop_logs.trained(tmp_path, monday, "max_steps=1", "evaluate.final_splits=['test']")
+    run = shop_logs.trained(tmp_path, monday, "max_steps=1")
     done = compress_run(run, tmp_path / "small", Selection(rank=1, largest=1))
     assert list(done.before) == list(done.after) == ["test"]
 

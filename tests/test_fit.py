@@ -86,10 +86,7 @@ def test_a_table_so_small_that_a_split_is_empty(rows, time, scored):
     }
     model = jrec.fit(columns, label="label", time=time, quick=True, quiet=True, epochs=1)
     assert list(model.metrics) == scored
-    lacking = {"valid", "test"} - set(scored)
     config = (model.folder / "model.toml").read_text()
-    assert f'final_splits = ["{scored[0]}"]  # {lacking.pop()} has no examples' in config
-    assert config.count("[evaluate]") == 1
     assert ("early stopping" in config) == (scored == ["valid"])
 
 

@@ -111,6 +111,19 @@ def test_recbole_s_users_and_items_are_joined(tmp_path):
     assert "ml.item is not joined: it has no column of the log." in text
 
 
+def test_features_are_not_called_as_none_can_be(tmp_path):
+    """A column may have any name; a feature's is that of files, and not the label's."""
+    header = ["label", "a/b", "a_b", ".hidden", "price:weight", "clicked"]
+    rows = [[f"u{k % 7}", f"v{k % 3}", f"w{k % 5}", f"x{k % 4}", str(k / 8), str(k % 2)] for k in range(200)]
+    (tmp_path / "log.csv").write_text("\n".join(map(",".join, [header, *rows])) + "\n")
+    (tmp_path / "schema.toml").write_text(guess_schema(str(tmp_path / "log.csv"), labels=["clicked"]))
+    schema = load_schema(str(tmp_path / "schema.toml"))
+    names = {c.column: c.feature for c in (*schema.categorical, *schema.dense)}
+    assert names == {
+        "label": "label_", "a/b": "a_b_", "a_b": "a_b", ".hidden": "_hidden", "price:weight": "price:weight_"
+    }  # fmt: skip
+
+
 def test_what_is_already_there_is_kept(tmp_path, capsys):
     (tmp_path / "log").write_text(clicks())
     (tmp_path / "out.schema.toml").write_text("mine")

@@ -13,6 +13,7 @@ from jrec.app.config import load_config
 from jrec.app.dataset import check_tasks, open_data
 from jrec.app.preflight import check_start
 from jrec.app.report.running_auc import RunningAuc
+from jrec.app.reported_run import train_and_report
 from jrec.batch import Batch
 from jrec.data.schema import DatasetError, Schema
 from jrec.errors import ConfigError
@@ -24,11 +25,15 @@ from jrec.run.evaluation import collected
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory):
     """A prepared log of 2,000 lines, beside a configuration."""
-    folder = tmp_path_factory.mktemp("tasks")
+    return prepared(tmp_path_factory.mktemp("tasks"), columns(2_000))
+
+
+def prepared(folder, log):
+    """A folder with a prepared log and a configuration."""
     (folder / "columns.toml").write_text(SCHEMA)
     (folder / "run.toml").write_text(CONFIG)
-    log = write_log(folder / "log.csv", columns(2_000))
-    arguments = ["--schema", str(folder / "columns.toml"), "--input", log, "--out", str(folder / "data")]
+    path = write_log(folder / "log.csv", log)
+    arguments = ["--schema", str(folder / "columns.toml"), "--input", path, "--out", str(folder / "data")]
     assert cli.main(["prepare", "csv", *arguments, "--quiet"]) == 0
     return folder
 
@@ -236,6 +241,21 @@ def test_the_best_step_is_that_of_the_named_task(dataset, tmp_path):
         of_task = {r["step"]: r["auc"] for r in records if r["split"] == ("valid/purchase" if task else "valid")}
         training = report(out)["training"]
         assert training.get("scored_step", training["steps"]) == max(of_task, key=lambda step: (of_task[step], -step))
+
+
+@pytest.mark.parametrize("lacking", ["valid", "test"])
+def test_a_split_that_knows_no_first_label_is_left_out(tmp_path, caplog, lacking):
+    log = columns(2000)
+    log["click"][slice(1600, 1800) if lacking == "valid" else slice(1800, 2000)] = -1
+    folder = prepared(tmp_path, log)
+    config = config_of(folder, "max_steps=20", "evaluate.every_steps=10", "evaluate.baselines='on'")
+    _, content, _ = train_and_report(config, check_start(config, resume=False, overwrite=False))
+    assert content is not None
+    assert list(content["splits"]) == [split for split in ("valid", "test") if split != lacking]
+    assert list(content["baselines"]["logistic_regression"]["splits"]) == list(content["splits"])
+    said = [record.message for record in caplog.records if "weight 0, or lacks the label" in record.message]
+    assert len(said) == (2 if lacking == "valid" else 1)
+    assert all(repr(lacking) in text for text in said)
 
 
 def test_scores_of_one_label_know_no_task():

@@ -1,6 +1,7 @@
 """Batches of models that rank items, against plain Python; the ranks that evaluations and popularity give."""
 
 import dataclasses
+import tomllib
 import types
 from typing import Any
 
@@ -376,6 +377,10 @@ def test_a_batch_has_room_for_the_negatives(own, oov_row, lengths, scored):
 def test_metrics_of_early_stopping():
     assert configured().evaluate.early_stopping.metric == "ndcg"
     assert (configured().data.batch_size, configured().data.eval_batch_size) == (128, 512)
+    given = tomllib.loads("batch_size = 2048\neval_batch_size = 8192")
+    said = TrainConfig.from_dict({"data": {"path": "d", **given}, "model": {"kind": "hstu"}})
+    assert (said.data.batch_size, said.data.eval_batch_size) == (2048, 8192)
+    assert TrainConfig.from_dict(said.to_dict()) == said
     plain = TrainConfig(data=DataConfig(path="data"))
     assert plain.evaluate.early_stopping.metric == "auc"
     for kind, metric, fitting in (("hstu", "log_loss", "ndcg, hr, mrr"), ("dlrm", "mrr", "auc, log_loss")):

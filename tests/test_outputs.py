@@ -129,6 +129,16 @@ def target(tmp_path):
     return path
 
 
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [("out", True), ("out/a", True), ("out.partial/a", True), ("out.replaced", True), (".out.lock", True),
+     ("out.csv", False), ("output/a", False)],
+)  # fmt: skip
+def test_errors_of_other_files_with_a_like_name_stay_as_they_are(tmp_path, name, ours):
+    with pytest.raises(OutputError if ours else FileNotFoundError), outputs.writing(tmp_path / "out"):
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(tmp_path / name))
+
+
 def test_a_lock_follows_no_link_and_empties_no_file(tmp_path, target):
     lock = tmp_path / ".file.lock"
     lock.symlink_to(target)

@@ -128,6 +128,9 @@ def test_pandas():
         {"user": pandas.array([4, None, 0, 9], dtype="Int64"), "item": [LISTS[0], None, *LISTS[2:]]}
     )
     equal(pack_batch(layout_of(), frame, label=None), pack_batch(layout_of(), WANTED, label=None))
+    for series in (frame["user"], frame.iloc[0]):
+        with pytest.raises(ValueError, match=r"columns are a pandas.*Series, one column or row; give a DataFrame"):
+            pack_batch(layout_of(), series, label=None)
     names, vocabularies = (
         frame.assign(user=pandas.Categorical(["b", None, "a", "c"])),
         {"users": {"a": 0, "b": 4, "c": 9}},

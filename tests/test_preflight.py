@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import pathlib
 import re
 import subprocess
 import sys
@@ -108,21 +109,21 @@ def test_mistakes_are_answered_before_jax_is_loaded(configured, tmp_path, overri
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_a_run_over_an_empty_split_is_refused_before_it_trains(configured, empty_split):
-    config, _ = configured(f"data.path={str(empty_split)!r}")
-    with pytest.raises(ConfigError, match=r"evaluate.final_splits names 'test', but that split .* has no examples"):
+def test_splits_without_examples_are_left_out_of_evaluations_unless_none_is_left(configured, empty_split, capsys):
+    path = f"data.path={str(empty_split)!r}"
+    assert start(configured(path, "evaluate.every_steps=5", "evaluate.splits=['valid', 'test']")[0]).steps == 11
+    config, _ = configured(path, "evaluate.every_steps=5", "evaluate.splits=['test']")
+    with pytest.raises(ConfigError, match=r"evaluate.splits names 'test', of which .* has no examples"):
         start(config)
-    at_end = "evaluate.final_splits=['valid']"
-    assert start(configured(f"data.path={str(empty_split)!r}", at_end)[0]).steps == 11
-    config, _ = configured(
-        f"data.path={str(empty_split)!r}", at_end, "evaluate.every_steps=5", "evaluate.splits=['test']"
-    )
-    with pytest.raises(ConfigError, match=r"evaluate.splits names 'test'"):
-        start(config)
+    _, arguments = configured(path, "max_steps=1")
+    assert main(["train", *arguments]) == 0
+    assert f"{empty_split} has no examples in split test, without which the report is" in capsys.readouterr().err
+    assert list(json.loads((pathlib.Path(config.out) / "report" / "metrics.json").read_text())["splits"]) == ["valid"]
+    assert start(configured(path, "max_steps=1")[0], resume=True).finished == 1
     schema = Schema.load(empty_split)
     dataclasses.replace(schema, splits={**schema.splits, "train": Split(shards=())}).save(empty_split)
     with pytest.raises(DatasetError, match="no examples in a 'train' split"):
-        start(configured(f"data.path={str(empty_split)!r}", at_end)[0])
+        start(configured(path)[0], overwrite=True)
 
 
 @pytest.mark.parametrize(

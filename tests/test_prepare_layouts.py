@@ -43,18 +43,16 @@ def made(folder, schema, text, *, workers=None, **options):
 
 
 def test_libsvm_lines(tmp_path):
-    text = "1 3:0.5 17:1\n-1 4:1.5e0\r\n+1 3:2 4:-1 90:7   # a comment 1:2\n"
+    text = "1 3:0.5 17:1\n-1 4:1.5e0\r\n+1 3:2 4:-1 90:7   # a comment 1:2\n1\n-1 # nothing\n"
     columns, values = made(tmp_path, LIBSVM + 'weights = "values"\n', text)
-    assert values["features"] == [["3", "17"], ["4"], ["3", "4", "90"]]
-    assert columns["features:weight"] == [[0.5, 1], [1.5], [2, -1, 7]]
-    assert columns["label"] == [1, 0, 1]
+    assert values["features"] == [["3", "17"], ["4"], ["3", "4", "90"], [], []]
+    assert columns["features:weight"] == [[0.5, 1], [1.5], [2, -1, 7], [], []]
+    assert columns["label"] == [1, 0, 1, 1, 0]
     encoded = Encoder(Schema.load(tmp_path / "out")).columns({"features": [["90"], []], "values": [[0.5], []]})
     assert encoded.weights["features"].tolist() == [0.5]
 
 
-@pytest.mark.parametrize(
-    "line", ["1", "1 3", "1 3:", "1 :3", "1  3:1", "1 3:1 :", "1 qid:3 4:1", "1 3:1:2", "", "1:2 3:4"]
-)
+@pytest.mark.parametrize("line", ["1 3", "1 3:", "1 :3", "1  3:1", "1 3:1 :", "1 qid:3 4:1", "1 3:1:2", "", "1:2 3:4"])
 def test_lines_that_are_none_of_libsvm_s(tmp_path, line):
     with pytest.raises(DatasetError, match=r"log:2: (the line has 1 field.* a libsvm line is LABEL|the line is empty)"):
         made(tmp_path, LIBSVM, f"1 3:1\n{line}\n1 5:2\n")

@@ -3,6 +3,7 @@
 import bz2
 import datetime
 import decimal
+import json
 import os
 import pathlib
 import threading
@@ -253,6 +254,22 @@ def test_a_list_of_one_blank_is_empty_as_in_text(tmp_path):
     of_text = made(tmp_path, "of_text", schema + 'separator = "|"\n', tmp_path / "log.csv", min_count=1)
     of_lists = made(tmp_path, "of_lists", schema + "lists = true\n", tmp_path / "log.parquet", min_count=1)
     assert shards(of_lists) == shards(of_text)
+    printed = ["" if one is None else json.dumps(one).replace('"', "'") for one in lists]
+    (tmp_path / "printed.csv").write_text("y,l\n" + "".join(f'{i % 2},"{text}"\n' for i, text in enumerate(printed)))
+    of_printed = made(tmp_path, "of_printed", schema + "lists = true\n", tmp_path / "printed.csv", min_count=1)
+    assert shards(of_printed) == shards(of_text)
+
+
+def test_printed_weights_of_one_blank_are_none_as_in_a_table(tmp_path):
+    rows = {"y": [0, 1, 0, 1], "l": [["a", "b"], [None], ["a"], [""]], "w": [[1.0, 2.0], [None], [0.5], []]}
+    pq.write_table(pa.table(rows), tmp_path / "log.parquet")
+    printed = zip(rows["y"], map(json.dumps, rows["l"]), map(json.dumps, rows["w"]), strict=True)
+    (tmp_path / "log.tsv").write_text("y\tl\tw\n" + "".join(f"{y}\t{x}\t{w}\n" for y, x, w in printed))
+    schema = '[label]\ncolumn = "y"\n[[categorical]]\ncolumn = "l"\nlists = true\nweights = "w"\n'
+    of_table = made(tmp_path, "of_table", schema, tmp_path / "log.parquet", min_count=1)
+    tabs = 'quoting = false\ndelimiter = "\\t"\n'
+    of_text = made(tmp_path, "of_text", tabs + schema, tmp_path / "log.tsv", min_count=1)
+    assert shards(of_text) == shards(of_table)
 
 
 def test_floats_of_32_bits_are_read_as_their_shortest_decimals():

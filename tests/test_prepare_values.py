@@ -1,6 +1,8 @@
 """What a csv schema can say of values: missing ones, labels in words, dates, hours and weekdays."""
 
 import datetime
+import fractions
+import math
 
 import hypothesis
 import hypothesis.strategies as st
@@ -157,6 +159,24 @@ def test_timestamps_of_parquet_order_examples(tmp_path):
     assert made(tmp_path, LABEL + TIMES + PARTS, table)["c"] == ["x", "y", "z"]
     with pytest.raises(DatasetError, match=r"column 'at' holds timestamp.*; set format = \"iso\" in .time."):
         made(tmp_path, LABEL + TIMES.replace('format = "iso"', ""), table)
+
+
+@pytest.mark.parametrize(("unit", "each"), [("seconds", 1e6), ("milliseconds", 1e3), ("microseconds", 1)])
+def test_numbers_of_time_are_cut_toward_the_past(unit, each):
+    texts = ["-1.5", "-1.0000000", "-1.00000019", "1.00000019", "-0.0000001", "1.7e9", "-1.7000000001e9", "1.9e-6"]
+    texts += ["123456789.123456789", "12345678912.3456e-2", "-9e-7", "-1e-999999", "1"]
+    content, bounds = spans.joined([*texts, "1e999999", "3e18"])
+    codes, values = spans.times_of(content, bounds[:-1], bounds[1:], unit)
+    assert codes.tolist() == [spans.OK] * len(texts) + [spans.NOT_TIME, spans.NOT_TIME if each > 1 else spans.OK]
+    exact = [math.floor(fractions.Fraction(text) * int(each)) for text in texts if text != "-1e-999999"]
+    assert [v for v, text in zip(values.tolist(), texts, strict=False) if text != "-1e-999999"] == exact
+
+
+def test_nanoseconds_are_cut_toward_the_past():
+    texts = ["-1", "-1000", "-1000.0", "-1000.5", "1999.9", "1.7e+18", "82792995e-3"]
+    content, bounds = spans.joined(texts)
+    _, values = spans.times_of(content, bounds[:-1], bounds[1:], "nanoseconds")
+    assert values.tolist() == [math.floor(fractions.Fraction(text) / 1000) for text in texts]
 
 
 def test_fractions_of_seconds_order_examples(tmp_path):

@@ -15,7 +15,7 @@ from jrec.data import scan
 from jrec.data.keys import buckets, decode_keys, hash_texts, integer_keys, is_text, short_key, text_key
 from jrec.prepare.readers.columnar import parse_rows, rows_of_lines
 from jrec.prepare.readers.lines import Block
-from jrec.prepare.readers.parse import Dialect, Field
+from jrec.prepare.readers.parse import Dialect, Field, bad_quote
 
 PLAIN_CHARACTERS = st.characters(blacklist_characters='\n\r\0,"', blacklist_categories=("Cs",))
 PLAIN_TEXT = st.text(PLAIN_CHARACTERS, max_size=20)
@@ -361,6 +361,18 @@ def test_why_lines_cannot_be_split():
     for line, name in ((2, "'x'"), (3, "'x'"), (4, "'y'"), (6, "number 3")):
         assert reasons[line].startswith(f"field {name} opens a quote that is not closed before the next delimiter")
     assert reasons[8] == "the line is empty"
+
+
+@pytest.mark.parametrize(
+    ("dialect", "options"),
+    [
+        ({"skip_lines": 1}, ""),
+        ({"delimiter": ";", "encoding": "cp1252"}, ", sep=';', encoding='cp1252', names=['x', 'y']"),
+    ],
+)
+def test_the_command_for_files_with_line_ends_in_quotes_reads_the_file_as_the_schema_says(dialect, options):
+    described = Dialect(fields=(Field(name="x", kind="text"), Field(name="y", kind="text")), quoting=True, **dialect)
+    assert f"pandas.read_csv('FILE'{options}, dtype=str, keep_default_na=False)" in bad_quote(described, 0)
 
 
 def test_the_value_of_a_rejected_line_has_its_quoted_delimiter():

@@ -344,6 +344,9 @@ def test_the_command_reorders_verifies_removes_and_says_what_is_wrong(dataset, c
         (["--tables", "user"], "no table user; its tables are items, small"),
         ([], "no table has 10,000 rows or more, the largest has 600"),
         (["--min-rows", "600", "--degree", "all", "--max-edges", "50"], "more than 50 edges"),
+        (["--remove", "--tables", "items"], "--tables is given with --remove, which takes all of DATA"),
+        (["--verify", "--always"], "--always is given with --verify"),
+        (["--remove", "--overwrite"], "--overwrite is given with --remove"),
     ):
         assert main(["reorder", str(dataset), *wrong]) == 2
         assert message in capsys.readouterr().err

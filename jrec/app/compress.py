@@ -161,7 +161,7 @@ def compress_run(
             advance(rows)
     if not any(table.cores for table in tables.values()):
         raise ConfigError("no table was compressed: " + "; ".join(f"{n}: {t.note}" for n, t in tables.items()))
-    splits = [split for split in splits if split in run.schema.splits and run.schema.splits[split].examples]
+    splits = run.schema.with_examples(splits)
     before = _scores(run.saved.folder, data, splits)
     _write(run, out, data, tables, overwrite=overwrite)
     return Compression(run=open_run(out), tables=tables, before=before, after=_scores(out, None, splits))

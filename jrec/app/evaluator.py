@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 import pathlib
 import time
 
@@ -15,7 +16,7 @@ from jrec.app.processes.mesh_processes import SilentLog
 from jrec.app.progress import TrainingProgress
 from jrec.app.progressive import Window, moment
 from jrec.app.report.logs import PROGRESSIVE, MetricLog
-from jrec.app.report.ranking import AnyEvaluation, AnyScores, evaluated, evaluated_by_task
+from jrec.app.report.ranking import NONE_COUNTS, AnyEvaluation, AnyScores, evaluated, evaluated_by_task, has_examples
 from jrec.app.run_length import epoch_batches
 from jrec.app.watch import BestStep, EvaluationPlan
 from jrec.data.schema import Schema
@@ -24,6 +25,8 @@ from jrec.metrics import Evaluation, Scores, log_loss
 from jrec.regression import NumberScores, evaluate_numbers
 from jrec.run.processes import first
 from jrec.run.run import Run
+
+_LOGGER = logging.getLogger(__name__)
 
 
 class Evaluator:
@@ -93,9 +96,11 @@ class Evaluator:
                 # The fit takes the model's own logits, without the last evaluation's calibration.
                 self._run.calibrate(1.0, 0.0)
             scores = self.scores(split, progress, limit=self._plan.batches)
-            if calibrates and isinstance(scores, Scores):
+            if calibrates and isinstance(scores, Scores) and has_examples(scores):
                 scores = self._calibrated(scores, step, progress)
             measured = self._measured(scores)
+            if not (has_examples(scores) or self._count):  # said of the first evaluation only
+                _LOGGER.warning("what is evaluated of split %r says nothing: %s", split, NONE_COUNTS)
             for task, evaluation in measured.items():
                 name, metrics = f"{split}/{task}" if task else split, evaluation.to_dict()
                 log.write(step, metrics, split=name)
@@ -141,8 +146,8 @@ class Evaluator:
         return calibrated(scores, scale, shift)
 
     def _measured(self, scores: AnyScores, *, refined: bool = True) -> dict[str, AnyEvaluation]:
-        """The metrics by task; the first task, or the only one, has the name ""."""
-        measured: dict[str, AnyEvaluation] = {"": evaluated(scores)}
+        """The metrics by task of which any example counts; the first task, or the only one, has the name ""."""
+        measured: dict[str, AnyEvaluation] = {"": evaluated(scores)} if has_examples(scores) else {}
         # ``scores`` itself is the first task's, which "" has already.
         first_task = next(iter(self._config.model.multi_task.tasks), "")
         measured |= {task: own for task, own in evaluated_by_task(scores).items() if task != first_task}

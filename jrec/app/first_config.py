@@ -308,7 +308,7 @@ def first_config(path: str, facts: Facts, candidate: Candidate, *, best_step: in
     if best_step:
         why = "the noise of the last batches, by which one mean differs from another, averages out"
         keys.append(Key(section="lr_schedule", name="kind", value="warmup_linear", reason=why))
-    return [*keys, *facts.final_splits(), *(_watch(facts, candidate, steps) if facts.valid else ())]
+    return [*keys, *(_watch(facts, candidate, steps) if facts.valid else ())]
 
 
 _BATCHES = ((50_000, 64), (150_000, 128), (500_000, 256), (3_000_000, 1024), (30_000_000, 2048), (float("inf"), 8192))

@@ -127,7 +127,7 @@ class HistoryFacts(RankingRules["Encoder"]):
         for section in ("optimizer", "optimizer.embedding"):
             keys.append(Key(section=section, name="name", value="adam"))
             keys.append(Key(section=section, name="learning_rate", value=candidate.rate))
-        return [*keys, *self.final_splits(), *(self.watch(steps, epochs) if self.valid else ())]
+        return [*keys, *(self.watch(steps, epochs) if self.valid else ())]
 
     @override
     def table(self) -> list[tuple[str, float, str]]:

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self, TypedDict
 
 from jrec.app.baselines.examples import Split
-from jrec.app.config import EvaluateConfig
 from jrec.app.config.typed_toml import toml_key, toml_value
 from jrec.data.columns import Column
 from jrec.data.schema import Schema
@@ -113,20 +112,10 @@ class Rules[C: Choice](abc.ABC):
     Attributes:
       examples: Training examples.
       valid: Examples in the valid split.
-      empty: The splits that the dataset names but has no examples of.
     """
 
     examples: int
     valid: int
-    empty: tuple[str, ...] = ()
-
-    def final_splits(self) -> Iterator[Key]:
-        """The key that leaves splits without examples out of the report, which `jrec train` would refuse to score."""
-        names = EvaluateConfig().final_splits
-        if lacking := [name for name in names if name in self.empty]:
-            scored = [name for name in names if name not in lacking]
-            why = f"{' and '.join(lacking)} {'have' if len(lacking) > 1 else 'has'} no examples"
-            yield Key(section="evaluate", name="final_splits", value=scored, reason=why)
 
     @property
     @abc.abstractmethod
@@ -180,7 +169,6 @@ class SplitFacts(TypedDict):
 
     examples: int
     valid: int
-    empty: tuple[str, ...]
 
 
 def training_sample(folder: str | os.PathLike[str], schema: Schema) -> tuple[SplitFacts, list[Mapping[str, Column]]]:
@@ -198,7 +186,6 @@ def training_sample(folder: str | os.PathLike[str], schema: Schema) -> tuple[Spl
     facts: SplitFacts = {
         "examples": train.examples,
         "valid": 0 if valid is None else valid.examples,
-        "empty": tuple(name for name, split in schema.splits.items() if not split.examples),
     }
     return facts, list(blocks.read(blocks.blocks[::stride]))
 

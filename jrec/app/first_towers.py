@@ -109,7 +109,7 @@ class TowerFacts(RankingRules["Towers"]):
             Key(section="optimizer.embedding", name="name", value="adam"),
             Key(section="optimizer.embedding", name="learning_rate", value=candidate.rows),
         ]
-        return [*keys, *self.final_splits(), *(self.watch(steps, epochs) if self.valid else ())]
+        return [*keys, *(self.watch(steps, epochs) if self.valid else ())]
 
     @override
     def table(self) -> list[tuple[str, float, str]]:

@@ -6,8 +6,9 @@ import collections
 import contextlib
 import dataclasses
 import functools
+import logging
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 
@@ -17,7 +18,7 @@ from jrec.app.build import build_layout, build_loss, run_parameters
 from jrec.app.callbacks import Callback, Callbacks, named_callbacks
 from jrec.app.config import TrainConfig
 from jrec.app.dataset import RunData, open_data, with_capacities, with_tasks
-from jrec.app.evaluate import restore_run
+from jrec.app.evaluate import RestoredRun, restore_run
 from jrec.app.evaluator import Evaluator
 from jrec.app.hot_cold_feed import FaeLoaders, HotColdFeed
 from jrec.app.initial_rows import set_initial_rows
@@ -29,7 +30,7 @@ from jrec.app.progress import TrainingProgress
 from jrec.app.progressive import windows_of
 from jrec.app.recorder import Recorder
 from jrec.app.report.logs import FORMS, SCHEDULE, MetricLog
-from jrec.app.report.ranking import AnyScores
+from jrec.app.report.ranking import NONE_COUNTS, AnyScores, has_examples
 from jrec.app.report.trackers import Trackers
 from jrec.app.report.writing import merged
 from jrec.app.run_folder import TRACE_FILE
@@ -48,6 +49,8 @@ from jrec.run.feeds.options import Steps
 from jrec.run.feeds.run_feed import RunFeed
 from jrec.run.processes import first
 from jrec.run.step import StepResults
+
+_LOGGER = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -140,18 +143,24 @@ def train(
         # Frees the rows of this run: scoring an earlier step restores a second one.
         del training
         if outcome.finished and outcome.scored_step < outcome.step:
-            outcome = dataclasses.replace(outcome, scores=_scores_of(config, data.schema, folder, outcome.scored_step))
+            saved = _restored(config, folder, outcome.scored_step)
+            outcome = dataclasses.replace(outcome, scores=_final_scores(config, data.schema, saved.scores))
         return outcome
 
 
-def _scores_of(config: TrainConfig, schema: Schema, folder: pathlib.Path, step: int) -> dict[str, AnyScores]:
-    """The scores of the final splits by an earlier checkpoint."""
-    saved = restore_run(folder / CHECKPOINT_FOLDER / str(step), devices=max(1, config.mesh.devices), plan=config.plan)
-    return {split: saved.scores(split) for split in _final_splits(config, schema)}
+def _restored(config: TrainConfig, folder: pathlib.Path, step: int) -> RestoredRun:
+    """The run at an earlier checkpoint."""
+    checkpoint = folder / CHECKPOINT_FOLDER / str(step)
+    return restore_run(checkpoint, devices=max(1, config.mesh.devices), plan=config.plan)
 
 
-def _final_splits(config: TrainConfig, schema: Schema) -> list[str]:
-    return [split for split in config.evaluate.final_splits if split in schema.splits]
+def _final_scores(config: TrainConfig, schema: Schema, score: Callable[[str], AnyScores]) -> dict[str, AnyScores]:
+    """The scores of the final splits, without those of which no example counts; a warning names them."""
+    scores = {split: score(split) for split in schema.with_examples(config.evaluate.final_splits)}
+    for split in [split for split, scored in scores.items() if not has_examples(scored)]:
+        _LOGGER.warning("split %r of %s is not scored: %s", split, config.data.path, NONE_COUNTS)
+        del scores[split]
+    return scores
 
 
 class _Training:
@@ -263,7 +272,11 @@ class _Training:
             # Complete before the final splits are scored: an error or interrupt there loses no step.
             self.saver.finish(self.run, self.log, self.step)
             scored = self._scored_step()
-            scores = {} if stopped or scored < self.step else self._final_scores(progress)
+            scores = (
+                {}
+                if stopped or scored < self.step
+                else _final_scores(self.config, self.schema, lambda split: self.evaluator.scores(split, progress))
+            )
         return Outcome(
             folder=self.folder,
             step=self.step,
@@ -368,9 +381,6 @@ class _Training:
             best=best.step if keep_best else None,
         )
         self.callbacks("checkpoint", self.step, {})
-
-    def _final_scores(self, progress: TrainingProgress) -> dict[str, AnyScores]:
-        return {split: self.evaluator.scores(split, progress) for split in _final_splits(self.config, self.schema)}
 
     def close(self) -> None:
         """Releases threads and files."""

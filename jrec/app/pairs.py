@@ -55,7 +55,7 @@ def telling_pairs(folder: str | os.PathLike[str], schema: Schema) -> list[Pair]:
       DatasetError: If a block cannot be read.
     """
     pairs = _open_pairs(schema)
-    if not pairs or any(name not in schema.splits or not schema.splits[name].examples for name in ("train", "valid")):
+    if not pairs or len(schema.with_examples(["train", "valid"])) < 2:
         return []
     rows = min(_ROWS, _WORK // len(pairs))
     train, valid = _columns(folder, schema, "train", rows), _columns(folder, schema, "valid", rows // 2)

@@ -369,7 +369,7 @@ class LoadedRun:
     def _splits(self, splits: Sequence[str]) -> Sequence[str]:
         """The splits of the dataset to predict, of () all that it has."""
         run = self.restored
-        there = [name for name in SPLITS if name in run.schema.splits and run.schema.splits[name].examples]
+        there = run.schema.with_examples(SPLITS)
         if missing := [name for name in splits if name not in there]:
             raise DatasetError(
                 f"{run.config.data.path} has no examples in split {missing[0]!r}, only in {', '.join(there)}"

@@ -13,11 +13,11 @@ import json
 import os
 import pathlib
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from jrec.app.config import TrainConfig
-from jrec.app.dataset import RunData, open_data
+from jrec.app.dataset import RunData, open_data, with_tasks
 from jrec.app.progressive import windows_of
 from jrec.app.report.trackers import check_trackers
 from jrec.app.run_folder import REPORT_FOLDER, RUN_FOLDERS, check_run_folder
@@ -64,21 +64,23 @@ def check_start(
 
     Raises:
       ConfigError: If a tracker's package is absent, the folder holds another run or cannot be written to, the learning
-        rates' decay would begin after the last step, a split that will be evaluated has no examples, training is no two
+        rates' decay would begin after the last step, no split to evaluate in training has examples, training is no two
         windows of ``evaluate.progressive``, or a run to resume would end before its checkpoint.
       DatasetError: If the dataset cannot be used, or has no examples to train on.
       CheckpointError: If a run to resume does not record its dataset.
     """
     folder = pathlib.Path(config.out)
     check_trackers(config.log.to)
-    check_run_folder(config, resume=resume, overwrite=overwrite)
-    if writes:
-        _check_writable(folder)
     data = open_data(config)
     record = TrainedRun(folder)
     goes_on = resume and record.began
     if goes_on:
         record.check_resumed(data.schema.identity)
+    # What the dataset settles is in the configuration of the run that is there.
+    check_run_folder(with_tasks(config, data.schema), resume=resume, overwrite=overwrite)
+    if writes:
+        _check_writable(folder)
+    if goes_on:
         new_length(data, resume_from=resume_from)
     else:
         check_initial(config, data.schema.identity)
@@ -192,19 +194,18 @@ def _existing(folder: pathlib.Path) -> pathlib.Path:
 
 
 def _check_evaluated(config: TrainConfig, schema: Schema) -> None:
-    """Refuses splits of the dataset that will be evaluated but have no examples."""
-    wanted: list[tuple[str, Iterable[str]]] = [("evaluate.final_splits", config.evaluate.final_splits)]
-    if config.evaluate.every_steps:  # "auto" leaves out splits without examples
+    """Refuses evaluations in training of splits none of which has examples; such splits are left out elsewhere."""
+    wanted: list[tuple[str, Sequence[str]]] = []
+    if config.evaluate.every_steps:
         wanted.append(("evaluate.splits", config.evaluate.splits))
     if config.schedule == "fae":
         wanted.append(("fae.split", [config.fae.split]))
     for key, splits in wanted:
-        for split in splits:
-            if split in schema.splits and not schema.splits[split].examples:
-                raise ConfigError(
-                    f"{key} names {split!r}, but that split of {config.data.path} has no examples; leave it out of"
-                    f" {key}, or prepare more rows or other split fractions"
-                )
+        if not schema.with_examples(splits):
+            raise ConfigError(
+                f"{key} names {' and '.join(map(repr, splits))}, of which {config.data.path} has no examples; name"
+                " another split, or prepare more rows or other split fractions"
+            )
     _check_compared(config, schema)
 
 
@@ -217,7 +218,7 @@ def _check_compared(config: TrainConfig, schema: Schema) -> None:
     }
     for key, value in keys.items():
         first = wanted.splits[0] if wanted.splits else ""
-        if value and (first not in schema.splits or not schema.splits[first].examples):
+        if value and not schema.with_examples([first]):
             raise ConfigError(
                 f"{key} is {str(value).lower()}, but {config.data.path} has no examples in split {first!r}, the first"
                 " of evaluate.splits, by which steps are compared; name another, or prepare other split fractions"
@@ -256,7 +257,7 @@ def _finished(data: RunData, folder: pathlib.Path, steps: int) -> int | None:
     training, scored = report.get("training"), report.get("splits")
     if not isinstance(training, dict) or not isinstance(scored, dict):
         return None
-    wanted = {split for split in data.config.evaluate.final_splits if split in data.schema.splits}
+    wanted = set(data.schema.with_examples(data.config.evaluate.final_splits))
     over = training.get("steps") == steps or _ended_early(report, data.config)
     return training.get("steps") if over and wanted <= scored.keys() else None
 

@@ -136,7 +136,7 @@ def check_run_folder(config: TrainConfig, *, resume: bool, overwrite: bool) -> N
     """Refuses to write into ``config.out`` if it holds a run that must not be touched.
 
     Args:
-      config: The run's configuration.
+      config: The run's configuration, with the tasks and numbers that the dataset settles.
       resume: Whether to resume a run in that folder.
       overwrite: Whether to replace a run in that folder.
 
@@ -162,10 +162,7 @@ def check_run_folder(config: TrainConfig, *, resume: bool, overwrite: bool) -> N
         )
     stored = TrainedRun(folder).config()
     tables = config.tables.with_capacities(stored.tables.capacities)  # open ones were settled at the start
-    model, tasks = config.model, stored.model.multi_task.tasks  # as those are
-    if not model.multi_task.tasks:
-        model = dataclasses.replace(model, multi_task=dataclasses.replace(model.multi_task, tasks=tasks))
-    _check_same_run(stored, dataclasses.replace(config, tables=tables, model=model), folder)
+    _check_same_run(stored, dataclasses.replace(config, tables=tables), folder)
 
 
 def _holds_run(folder: pathlib.Path) -> bool:

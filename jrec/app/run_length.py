@@ -29,7 +29,7 @@ def steps_of(data: RunData) -> int:
     config = data.config
     if data.packed is not None:
         per_epoch = sum(epoch_batches(config, n) for n in (data.packed.hot_examples, data.packed.cold_examples))
-    elif "train" not in data.schema.splits or not data.schema.splits["train"].examples:
+    elif not data.schema.with_examples(["train"]):
         raise DatasetError(
             f"{config.data.path} has no examples in a 'train' split; prepare more rows or other split fractions"
         )

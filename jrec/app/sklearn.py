@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -33,6 +33,15 @@ class _Estimator(BaseEstimator):
     ):
         self.time, self.epochs, self.seed = time, epochs, seed
         self.quick, self.config, self.quiet = quick, config, quiet
+
+    def __getstate__(self) -> Any:
+        if hasattr(self, "model_"):
+            name = type(self).__name__
+            raise TypeError(
+                f"a fitted {name} is not pickled or copied, since its model is files; keep it by"
+                " estimator.model_.save(FOLDER), which jrec.serving.load reads"
+            )
+        return super().__getstate__()
 
     def _fitted(self, X: object, labels: np.ndarray, sample_weight: ArrayLike | None, *, numeric: bool) -> Self:
         table = _table(X)

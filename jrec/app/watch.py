@@ -35,7 +35,7 @@ class EvaluationPlan:
 def plan_evaluations(config: TrainConfig, schema: Schema, total: int) -> EvaluationPlan:
     """The evaluations of a run of ``total`` steps; "auto" depends only on sizes, so that resumed runs agree."""
     wanted = config.evaluate
-    splits = tuple(s for s in wanted.splits if s in schema.splits and schema.splits[s].examples)
+    splits = schema.with_examples(wanted.splits)
     if wanted.every_steps is not None or not splits or config.schedule == "fae":
         every = wanted.every_steps or 0
         return EvaluationPlan(every_steps=every if splits else 0, batches=wanted.batches, splits=splits)

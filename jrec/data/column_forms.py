@@ -68,6 +68,8 @@ def by_name(columns: Any) -> Mapping[str, Any]:
         return columns
     if hasattr(columns, "collect"):
         raise ValueError(f"columns are a {_name(columns)}, which is lazy; give what its collect() returns")
+    if hasattr(columns, "to_frame"):
+        raise ValueError(f"columns are a {_name(columns)}, one column or row; give a DataFrame, such as df.iloc[[0]]")
     if (names := getattr(getattr(columns, "dtype", None), "names", None)) is not None:  # a structured array
         return {name: columns[name] for name in names}
     if hasattr(columns, "schema") and hasattr(columns, "column"):  # Arrow's tables and record batches

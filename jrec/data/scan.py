@@ -157,9 +157,9 @@ def _parse_text(buffer, start, end, canonical, seed, long, long_keys, counts):
 def _parse_printed_list(buffer, start, end, of_texts, canonical, seed, keys, weights, slow, long, long_keys, counts):
     """Appends the elements of a list as JSON or Python prints it: texts in quotes, bare words and numbers, null.
 
-    A blank field and null are empty lists; lists in lists are none.
+    A blank field and null are empty lists, and so is a list of one blank; lists in lists are none.
     """
-    at = skip_spaces(buffer, start, end)
+    at, begun = skip_spaces(buffer, start, end), counts[2]
     while end > at and (buffer[end - 1] == 32 or buffer[end - 1] == 9):
         end -= 1
     if at < end and not is_null(buffer, at, end):
@@ -194,6 +194,8 @@ def _parse_printed_list(buffer, start, end, of_texts, canonical, seed, keys, wei
         if more and buffer[at] != 44:
             return NOT_LIST
         at += 1
+        if first == last and not more and counts[2] == begun:
+            return OK
         if of_texts:
             code, keys[counts[2]] = _parse_text(buffer, first, last, canonical, seed, long, long_keys, counts)
         else:

@@ -21,7 +21,7 @@ import functools
 import math
 import os
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal
 
 from jrec.data.identity import Identity, digest_of
@@ -441,6 +441,10 @@ class Schema:
     def table(self, name: str) -> Table:
         """The table called ``name``."""
         return next(t for t in self.tables if t.name == name)
+
+    def with_examples(self, splits: Iterable[str]) -> tuple[str, ...]:
+        """Those of some splits that the dataset has, and has examples of."""
+        return tuple(name for name in splits if name in self.splits and self.splits[name].examples)
 
     def check_labels(self) -> None:
         """Raises DatasetError where the examples have no labels, for what cannot do without."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import decimal
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -198,16 +200,18 @@ def _digits(buffer, at, end, count):
 
 @compiled
 def _fraction(buffer, at, end, places):
-    """(``places`` digits behind a point, as a number, where the digits end); further digits are cut."""
-    value, read = 0, 0
+    """(``places`` digits behind a point, as a number, where the digits end, whether others than 0 were cut)."""
+    value, read, cut = 0, 0, False
     while at < end and 48 <= buffer[at] <= 57:
         if read < places:
             value = value * 10 + (buffer[at] - 48)
             read += 1
+        else:
+            cut |= buffer[at] != 48
         at += 1
     for _ in range(read, places):
         value *= 10
-    return value, at
+    return value, at, cut
 
 
 @compiled
@@ -244,7 +248,7 @@ def _iso(buffer, start, end):
             if at < end and (buffer[at] == 46 or buffer[at] == 44):
                 if _digits(buffer, at + 1, end, 1) < 0:
                     return NOT_TIME, 0
-                micros, at = _fraction(buffer, at + 1, end, 6)
+                micros, at, _ = _fraction(buffer, at + 1, end, 6)
         seconds = hour * 3600 + minute * 60 + second
         if at < end and buffer[at] == 32:
             at += 1
@@ -272,7 +276,10 @@ def _iso(buffer, start, end):
 
 @compiled
 def _decimal(buffer, start, end, micros):
-    """(OK, NOT_TIME or SLOW, microseconds) of a decimal number of ``micros`` each; 0 stands for nanoseconds."""
+    """(OK, NOT_TIME or SLOW, microseconds) of a decimal number of ``micros`` each; 0 stands for nanoseconds.
+
+    What is below a microsecond is cut toward the past, before 1970, too.
+    """
     at = start
     negative = buffer[at] == 45
     if negative or buffer[at] == 43:
@@ -290,11 +297,11 @@ def _decimal(buffer, start, end, micros):
     part = 0
     if at < end and buffer[at] == 46:
         places = 6 if micros == 1_000_000 else (3 if micros == 1000 else 0)
-        part, at = _fraction(buffer, at + 1, end, places)
+        part, at, cut = _fraction(buffer, at + 1, end, places)
     if at < end:
         return (SLOW if buffer[at] | 32 == 101 else NOT_TIME), 0
     if micros == 0:
-        cut = whole % 1000 != 0
+        cut |= whole % 1000 != 0
         value = whole // 1000
     else:
         value = whole * micros + part
@@ -339,11 +346,12 @@ def times_of(
         return _times_by_pattern(buffer, starts, ends, unit)
     codes, values = _parse_times(buffer, starts, ends, unit == "iso", MICROSECONDS.get(unit, 0))
     for i in np.flatnonzero(codes == SLOW).tolist():
-        code, number = parse_number(buffer, starts[i], ends[i])
-        number = float(buffer[starts[i] : ends[i]].tobytes()) if code in (OK, SLOW) else np.inf
-        micros = number * (MICROSECONDS[unit] or 1e-3)
-        codes[i] = OK if abs(micros) < _LIMIT else NOT_TIME
-        values[i] = round(micros) if codes[i] == OK else 0
+        code, _ = parse_number(buffer, starts[i], ends[i])
+        text = buffer[starts[i] : ends[i]].tobytes().decode() if code in (OK, SLOW) else "inf"
+        codes[i] = OK if abs(float(text)) * (MICROSECONDS[unit] or 1e-3) < _LIMIT else NOT_TIME
+        if codes[i] == OK:
+            number = decimal.Decimal(text)  # of which float64 would round the last digits
+            values[i] = math.floor(number * MICROSECONDS[unit] if MICROSECONDS[unit] else number / 1000)
     return codes, values
 
 

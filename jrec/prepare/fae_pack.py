@@ -99,7 +99,7 @@ def pack(
     schema = Schema.load(folder)
     schema.check_labels()
     schema.check_numbered("`jrec fae pack` looks for examples that read only rows chosen before training")
-    if "train" not in schema.splits or not schema.splits["train"].examples:
+    if not schema.with_examples(["train"]):
         raise DatasetError(f"{folder} has no training examples to pack; prepare it with another --split")
     rows = _checked_rows(schema, hot)
     with new_folder(

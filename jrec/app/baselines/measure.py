@@ -12,7 +12,7 @@ from jrec.app.baselines import logistic, popularity, value_means
 from jrec.app.baselines.examples import Slots, Split
 from jrec.app.report import numbers
 from jrec.app.report.terminal import BASELINES
-from jrec.data.blocks import Column
+from jrec.data.blocks import LABEL, Column
 from jrec.data.identity import digest_of
 from jrec.data.schema import DatasetError, Schema
 from jrec.environment import cache_folder
@@ -52,7 +52,7 @@ def measure(
     Raises:
       DatasetError: If the dataset cannot be used, or has no training split.
     """
-    if "train" not in schema.splits or not schema.splits["train"].examples:
+    if not schema.with_examples(["train"]):
         raise DatasetError(f"{folder} has no examples in a 'train' split, to which baselines are fitted")
     key = digest_of([VERSION, schema.identity.digests])[:24]
     path = (cache or cache_folder() / "baselines") / f"{key}.json"
@@ -91,15 +91,16 @@ def _kept(path: pathlib.Path) -> JsonObject | None:
 def _fitted(folder: str | os.PathLike[str], schema: Schema, splits: Sequence[str]) -> JsonObject:
     begin = time.perf_counter()
     training = Split(folder, schema, "train")
-    blocks, chosen_by = training.blocks, "valid"
-    if "valid" in schema.splits and schema.splits["valid"].examples:
+    blocks, chosen_by, choosing = training.blocks, "valid", list[Mapping[str, Column]]()
+    if "valid" in schema.splits:
         valid = Split(folder, schema, "valid")
         choosing = list(valid.read(valid.blocks[: max(1, _CHOOSING // schema.block_size)]))
-    elif len(blocks) > 1:
+    counts = any(len(columns[LABEL]) for columns in choosing)
+    if not counts and len(blocks) > 1:
         cut = len(blocks) - max(1, len(blocks) // 10)
         blocks, choosing = blocks[:cut], list(training.read(blocks[cut:][: max(1, _CHOOSING // schema.block_size)]))
         chosen_by = f"the last {len(training.blocks) - cut:,} of {len(training.blocks):,} blocks of train"
-    else:
+    elif not counts:
         choosing, chosen_by = list(training.read(blocks)), "train itself, which is one block"
 
     def scored(

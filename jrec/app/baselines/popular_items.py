@@ -113,7 +113,7 @@ def _ease(config: TrainConfig, schema: Schema, candidates: np.ndarray) -> tuple[
         read += len(items)
         if read * float(len(candidates)) ** 2 > _COUNTED:
             break
-    if "valid" not in schema.splits or not schema.splits["valid"].examples:
+    if not schema.with_examples(["valid"]):
         return Ease(shared.counts, RIDGES[1], candidates=candidates), RIDGES[1]
 
     def quality(order: Ease) -> float:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import math
 import shlex
 import sys
+from typing import TYPE_CHECKING
 
 from jrec.app.commands.arguments import (
     COUNT,
@@ -18,6 +20,9 @@ from jrec.app.commands.arguments import (
     options_of,
     progress_of,
 )
+
+if TYPE_CHECKING:
+    from jrec.prepare.reorder.options import ReorderOptions
 
 DESCRIPTION = """\
 Renumber the rows of a dataset's large tables so that rows which training reads together lie together (EL-Rec, section
@@ -113,6 +118,11 @@ def run(args: argparse.Namespace) -> int:
     from jrec.prepare.reorder.verify import verify
 
     progress = progress_of(args)
+    with value_errors_are_config_errors("jrec reorder"):
+        lists = {name: tuple(value) for name in ("tables", "report_batch_sizes") if (value := getattr(args, name))}
+        options = options_of(ReorderOptions, args, **lists, **({"min_gain": None} if args.always else {}))
+    if args.verify or args.remove:
+        _refuse_unread(options, args)
     if args.verify:
         verified = verify(args.data, progress=progress)
         tables = ", ".join(f"{name} ({moved:,} rows moved)" for name, moved in verified.moved.items()) or "none"
@@ -123,9 +133,6 @@ def run(args: argparse.Namespace) -> int:
     if args.remove:
         print(f"{args.data}: stored order again; tables that were reordered: {', '.join(restore(args.data)) or 'none'}")
         return 0
-    with value_errors_are_config_errors("jrec reorder"):
-        lists = {name: tuple(value) for name in ("tables", "report_batch_sizes") if (value := getattr(args, name))}
-        options = options_of(ReorderOptions, args, **lists, **({"min_gain": None} if args.always else {}))
     outcome = reorder(
         args.data,
         options,
@@ -139,6 +146,24 @@ def run(args: argparse.Namespace) -> int:
         print(line)
     print(f"report: {args.out or args.data}/reorder")
     return 0
+
+
+def _refuse_unread(options: ReorderOptions, args: argparse.Namespace) -> None:
+    """Refuses what only a new order reads, such as tables that --remove would not choose among.
+
+    Raises:
+      ConfigError: Naming an option.
+    """
+    from jrec.errors import ConfigError
+    from jrec.prepare.reorder.options import ReorderOptions
+
+    default = dataclasses.replace(ReorderOptions(), threads=options.threads)  # which change no result
+    unread = [name for name, value in vars(options).items() if value != getattr(default, name)]
+    unread = ["always" if name == "min_gain" and args.always else name for name in unread]
+    if unread := [*unread, *(["overwrite"] if args.overwrite else [])]:
+        action = "--verify" if args.verify else "--remove"
+        option = unread[0].replace("_", "-")
+        raise ConfigError(f"--{option} is given with {action}, which takes all of DATA as it is; leave it out")
 
 
 def _degree(text: str) -> float:

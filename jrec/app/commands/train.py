@@ -11,6 +11,7 @@ from jrec.app.commands.processes import Company, add_process_arguments, in_compa
 
 if TYPE_CHECKING:
     from jrec.app.config import TrainConfig
+    from jrec.data.schema import Schema
 
 DESCRIPTION = """\
 Train a model as CONFIG says, evaluate it, and write a report.
@@ -87,7 +88,7 @@ def _run(args: argparse.Namespace, company: Company) -> int:
 
         determinism.request()  # before JAX reads its flags
     if company.first:
-        _say_unread(config)
+        _say_unread(config, start.data.schema)
     flags = {"resume": args.resume, "resume-from": args.resume_from, "overwrite": args.overwrite}
     company.meet(training_facts(config, start.data, flags))
 
@@ -111,16 +112,16 @@ def _run(args: argparse.Namespace, company: Company) -> int:
     return 0
 
 
-def _say_unread(config: TrainConfig) -> None:
-    """Says which features a model that ranks items leaves out, and which key does not apply to packs."""
+def _say_unread(config: TrainConfig, schema: Schema) -> None:
+    """Says which splits have no examples, which features a model leaves out, and which key does not apply to packs."""
+    wanted = config.evaluate.final_splits
+    if empty := [split for split in wanted if split not in schema.with_examples(wanted)]:
+        held = f"{config.data.path} has no examples in split {' and '.join(empty)}"
+        print(f"jrec: {held}, without which the report is", file=sys.stderr)
     if config.data.oov_rate and config.schedule == "fae":  # such as of `jrec init`, whose schedule is another
         print(f"jrec: data.oov_rate = {config.data.oov_rate} does not apply to the ids of packs", file=sys.stderr)
     model, kind = config.model, config.model.of_kind
-    if not (read := kind.reads(model)):
-        return
-    from jrec.data.schema import Schema
-
-    if names := kind.unread(model, Schema.load(config.data.path, check_files=False)):
+    if (read := kind.reads(model)) and (names := kind.unread(model, schema)):
         print(f"jrec: model.kind {model.kind!r} reads only {read}, not {names}", file=sys.stderr)
 
 

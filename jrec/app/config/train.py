@@ -133,9 +133,9 @@ class EvaluateConfig(Section):
       every_steps: Steps between evaluations during training; 0 evaluates only at the end. "auto" evaluates up to 16
         times, on at most 8 batches each, as often as costs a few per cent of training; never with schedule "fae",
         whose schedules report a split's loss themselves.
-      splits: The splits for evaluations during training.
+      splits: The splits for evaluations during training; those without examples are left out.
       batches: The most batches of each split that they read; 0 for all.
-      final_splits: The splits for the evaluation at the end, read in full; splits that the dataset lacks are left out.
+      final_splits: The splits for the evaluation at the end, read in full; those without examples are left out.
       progressive: A duration such as "1d" or "12h": training in order of time (``data.order``) is cut into windows of
         it, and the model as it is scores each window before it learns from it (docs/order_of_time.md). "" does not.
       early_stopping: When to end training early.

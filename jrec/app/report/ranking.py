@@ -19,6 +19,9 @@ LEFT_OUT = NEVER - 1
 _MANY = 0.1  # of a split's items
 
 
+NONE_COUNTS = "each of its examples has weight 0, or lacks the label (of several the first one, of items to rank a 1)"
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RankScores:
     """The ranks of the examples of a split.
@@ -79,6 +82,11 @@ AnyScores = LabelScores | RankScores
 AnyEvaluation = LabelEvaluation | RankingEvaluation
 
 
+def has_examples(scores: AnyScores) -> bool:
+    """Whether an example counts: of several labels, for the first."""
+    return bool((scores.ranks if isinstance(scores, RankScores) else scores.labels).size)
+
+
 def evaluated(scores: AnyScores) -> AnyEvaluation:
     """All metrics of some scores.
 
@@ -88,7 +96,7 @@ def evaluated(scores: AnyScores) -> AnyEvaluation:
     """
     if not isinstance(scores, RankScores):
         return evaluate_labels(scores)
-    if not scores.ranks.size:
+    if not has_examples(scores):
         raise DatasetError(
             "there are no examples to evaluate: the split, or what was read of it, is empty, or has no line with label"
             " 1; evaluate more batches (evaluate.batches)"

@@ -90,13 +90,13 @@ def _metric_lines(content: Content) -> list[str]:
 
 
 def _click_lines(content: Content) -> Iterator[str]:
-    """The metrics of labels of 0 and 1, beside the teacher's ceiling; nothing where all are numbers."""
+    """The metrics of labels of 0 and 1, beside the teacher's ceiling; nothing where none is."""
     scored: dict[str, Section] = {}
     for split in content["splits"]:
         for task, inside in (content.get("tasks") or {"": content}).items():
             if "auc" in (metrics := inside["splits"].get(split, {})):
                 scored[f"{split}, {task}" if task else split] = metrics
-    if not scored and numbers.are_of_numbers(content["splits"]):
+    if not scored:
         return
     width = max(8, *(len(name) + 2 for name in scored), 0)
     yield f"{'split':<{width}}{'AUC':>9}{'ceiling':>9}{'log loss':>10}{'NE':>9}{'accuracy':>10}{'calibration':>13}"

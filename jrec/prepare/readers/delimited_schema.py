@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import pathlib
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -331,6 +332,12 @@ def check_schema(schema: DelimitedSchema, path: str) -> None:
     _check(schema.prejoined(), path)
 
 
+def feature_name(column: str) -> str:
+    """A column's name as one that a feature or table can have: files, and columns of weights, are called after them."""
+    name = re.sub(r"[/\0]|^\.", "_", column)
+    return f"{name}_" if name.endswith(WEIGHT_SUFFIX) else name
+
+
 def _of_libsvm(schema: DelimitedSchema, path: str) -> DelimitedSchema:
     """The schema with the columns of a libsvm file, as lists."""
     if schema.columns or schema.delimiter != ",":
@@ -418,7 +425,7 @@ def _check(schema: DelimitedSchema, path: str) -> None:
     if repeated := sorted({n for n in names if names.count(n) > 1}):
         raise wrong(f"feature name(s) {', '.join(repeated)} occur more than once, or are the label's")
     for name in [*names, *(c.table for c in schema.categorical if c.table)]:
-        if "/" in name or "\0" in name or name.startswith(".") or name.endswith(":weight"):
+        if feature_name(name) != name:
             raise wrong(f"{name!r} cannot name a feature or table: files are called after them; set another name")
     if schema.weight and not schema.all_labels:
         raise wrong("there is a [weight], but no [label], whose loss it is of; add one, or leave [weight] out")

@@ -12,7 +12,9 @@ import re
 import statistics
 from collections.abc import Collection, Sequence
 
+from jrec.data.blocks import LABEL
 from jrec.data.schema import DatasetError
+from jrec.prepare.readers.delimited_schema import feature_name
 from jrec.prepare.readers.guess_columns import Column, ask, decimal_comma, is_number, toml
 from jrec.prepare.readers.guess_labels import OUTCOMES, guess_label, stated_label
 from jrec.prepare.readers.guess_times import could_swap, date_patterns, time_format
@@ -96,6 +98,7 @@ def guess_schema(
         time, column = _time(folders)
         time = f"{ask(column, _OF_FOLDERS.format('the time of their lines'))}{time}" if column else time
     left_out = [_of_folders(c, table) for c in folders if c is not column]
+    _name_features(left)
     features = list(map(_feature, left))
     if not any("categorical]]" in text for text in (time, *features, *joins)):
         dense = next((k for k, text in enumerate(features) if "[[dense]]" in text), None)
@@ -296,6 +299,17 @@ def _time(columns: Sequence[Column], default: str = "") -> tuple[str, Column | N
     ]), chosen  # fmt: skip
 
 
+def _name_features(columns: Sequence[Column]) -> None:
+    """Gives columns that no feature can be called after names like theirs."""
+    odd = [column for column in columns if column.plain == LABEL or feature_name(column.plain) != column.plain]
+    taken = {LABEL, *(column.plain for column in columns if column not in odd)}
+    for column in odd:
+        column.plain = feature_name(column.plain)
+        while column.plain in taken:
+            column.plain += "_"
+        taken.add(column.plain)
+
+
 def _feature(column: Column, place: str = "") -> str:
     """A column as a table of the schema, or a comment where it is left out.
 
@@ -307,7 +321,7 @@ def _feature(column: Column, place: str = "") -> str:
     if reason := _reason_to_leave_out(column, bool(place)):
         left = f"\n# {name} is left out: {reason[0]}"
         return ask(column, reason[1]) + left
-    named = f"\nname = {toml(column.plain)}" if column.plain != column.name else ""
+    named = _name_of(column)
     measured, doubt = column.measured() if column.numeric else (False, "")
     if column.odd:
         doubt = f"is {toml(column.odd)}, the only text among its numbers, a missing value?"
@@ -326,6 +340,11 @@ def _feature(column: Column, place: str = "") -> str:
     if column.lists or separator == "":
         return f"{text}\nlists = true"
     return f"{text}\nseparator = {toml(separator)}" if separator else text
+
+
+def _name_of(column: Column) -> str:
+    """The line that names a column's feature; "" where its name is the column's."""
+    return f"\nname = {toml(column.plain)}" if column.plain != column.name else ""
 
 
 def _folders(paths: Sequence[str], own: Collection[str]) -> list[Column]:
@@ -352,7 +371,7 @@ def _of_folders(column: Column, table: bool) -> str:
 def _buckets(column: Column) -> str:
     """A column of numbers as categories."""
     question = "no column is a category, and one has to be: do buckets of its numbers say enough?"
-    return f"{ask(column, question)}\n[[categorical]]\ncolumn = {toml(column.name)}\nquantiles = 64"
+    return f"{ask(column, question)}\n[[categorical]]\ncolumn = {toml(column.name)}{_name_of(column)}\nquantiles = 64"
 
 
 def _reason_to_leave_out(column: Column, joined: bool) -> tuple[str, str] | None:

@@ -82,7 +82,7 @@ def stated_label(column: Column, path: str, *, numeric: bool = False, several: b
     elif column.lists:
         fault = "holds lists, and a label is one value"
     elif column.blanks and not several:
-        fault = "is missing in some lines; leave these lines out"
+        fault = f"is missing{' or no finite number' if numeric else ''} in some lines; leave these lines out"
     elif numeric:
         fault = "" if column.numeric else f"is no number in all lines ({some}, …)"
     elif count > 2:

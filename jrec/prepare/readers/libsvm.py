@@ -15,15 +15,16 @@ _NEWLINE, _RETURN, _SPACE, _TAB, _HASH, _COLON = 10, 13, 32, 9, 35, 58
 def rewritten(text: bytes) -> bytes:
     """Whole lines as ``COLUMNS``: the label, then all indices, then all values.
 
-    A comment behind "#" is dropped. A line that is none of libsvm's stays as it is, and so has too few fields.
+    A comment behind "#" is dropped. A line with only a label has empty lists. One that is none of libsvm's stays as it
+    is, and so has too few fields.
     """
-    out = np.empty(len(text), np.uint8)
+    out = np.empty(len(text) + 2 * text.count(b"\n"), np.uint8)  # two tabs more, behind a label without pairs
     return out[: _rewrite(np.frombuffer(text, np.uint8), out)].tobytes()
 
 
 @compiled
 def _rewrite(text, out):
-    """Rewrites lines; each is at most as long as it was. Returns how many bytes were written."""
+    """Rewrites lines. Returns how many bytes were written."""
     start, written = 0, 0
     while start < text.shape[0]:
         newline = start
@@ -48,7 +49,7 @@ def _rewrite(text, out):
                 valid &= colons == pairs - 1 and at + 1 < end and text[at + 1] != _SPACE and text[at - 1] != 100  # qid:
                 colons += 1
             at += 1
-        if not valid or pairs == 0 or colons != pairs:
+        if not valid or end == start or colons != pairs:
             for i in range(start, newline + 1):
                 out[written] = text[i]
                 written += 1
@@ -60,6 +61,9 @@ def _rewrite(text, out):
         # All indices first, then all values: two lists of one length, as any log's list with weights.
         for values in range(2):
             taking = False
+            if pairs == 0:
+                out[written] = _TAB
+                written += 1
             for i in range(first, end):
                 if text[i] == _SPACE:
                     out[written] = _TAB if i == first else _SPACE

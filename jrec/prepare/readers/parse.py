@@ -18,8 +18,7 @@ from jrec.prepare.readers.lines import Block
 Kind = Literal["skip", "number", "integer", "hex", "text", "texts", "weights", "label", "time"]
 _BAD_QUOTE = (
     "opens a quote that is not closed before the next delimiter or the line's end; line ends inside quotes are not"
-    ' read: convert a file that has them to Parquet by python -c "import pandas;'
-    " pandas.read_csv('FILE', dtype=str, keep_default_na=False).to_parquet('FILE.parquet')\""
+    " read: convert a file that has them to Parquet by"
 )
 # Texts that often stand for missing values; an error about one of them says how to name it.
 _OFTEN_MISSING = {"nan", "na", "n/a", "null", "none", "\\n", "-", "?", "nil", "#n/a", "<na>", "missing"}
@@ -156,8 +155,15 @@ class ParsedBlock:
 
 def bad_quote(dialect: Dialect, number: int) -> str:
     """Why a line is bad whose field of that number, counted from 0, opens a quote and does not end with one."""
-    known = number < len(dialect.fields)
-    return f"field {dialect.fields[number].name!r} {_BAD_QUOTE}" if known else f"field number {number + 1} {_BAD_QUOTE}"
+    field = repr(dialect.fields[number].name) if number < len(dialect.fields) else f"number {number + 1}"
+    options = {
+        "sep": None if dialect.delimiter == "," else dialect.delimiter,
+        "encoding": None if dialect.encoding == "utf-8" else dialect.encoding,
+        "names": None if dialect.skip_lines else [field.name for field in dialect.fields],
+    }
+    given = "".join(f", {name}={value!r}" for name, value in options.items() if value is not None)
+    read = f"pandas.read_csv('FILE'{given}, dtype=str, keep_default_na=False)"
+    return f"field {field} {_BAD_QUOTE} python -c \"import pandas; {read}.to_parquet('FILE.parquet')\""
 
 
 def reason_of(dialect: Dialect, field: Field, code: int, value: bytes) -> str:

@@ -197,7 +197,7 @@ def _judge(
     effects = []
     for window_blocks in ways:
         effects += read("train", [_reading(options, size, window_blocks) for size in options.report_batch_sizes])
-    if "valid" in schema.splits and schema.splits["valid"].examples:
+    if schema.with_examples(["valid"]):
         effects += read("valid", [_reading(options, size, 0) for size in options.report_batch_sizes])
     return Outcome(schema=schema, orders=tuple(candidates), gains=gains, kept=kept, effects=tuple(effects))
 

@@ -58,9 +58,8 @@ def verify(
     tables = [t.name for t in schema.tables if t.bijection is not None]
     orders = load_orders(folder, schema, tables)
     examples = 0
-    for split in schema.splits if tables else ():
-        if schema.splits[split].examples:
-            examples += _compare(folder, schema, split, orders, batch_size, limit, progress)
+    for split in schema.with_examples(schema.splits) if tables else ():
+        examples += _compare(folder, schema, split, orders, batch_size, limit, progress)
     moved = {name: int(np.count_nonzero(order != np.arange(len(order)))) for name, order in orders.items()}
     return Verified(moved=moved, examples=examples)
 

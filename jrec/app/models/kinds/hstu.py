@@ -122,10 +122,11 @@ class NextItemKind(RankingKind[SequenceSection]):
 
     @override
     def settled(self, config: TrainConfig) -> dict[str, Section]:
+        # By identity: a size that a file or a program gives is another object than the default, also where it is equal.
         data, kind = config.data, type(config.data)
-        batch_size = _BATCH if data.batch_size == kind.batch_size else data.batch_size
+        batch_size = _BATCH if data.batch_size is kind.batch_size else data.batch_size
         scored = data.eval_batch_size
-        if scored == kind.eval_batch_size:
+        if scored is kind.eval_batch_size:
             # Batches have room for the negatives of training, which may be more than all else.
             scored = _EVAL_BATCH if self.own(config.model).negatives == "batch" else batch_size
         data = dataclasses.replace(data, batch_size=batch_size, eval_batch_size=scored)
