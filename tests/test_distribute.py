@@ -151,7 +151,8 @@ def test_a_longer_bag_beside_a_shorter_one_is_refused_on_a_mesh():
     tables = [jrec.TableConfig(name=name, rows=100, dim=8, tier="sharded") for name in ("user", "item")]
     features = [jrec.FeatureConfig(name=table.name, table=table.name, max_length=2) for table in tables]
     ones = np.ones(2, np.float32)
-    bags = ops.Bags(ids=np.arange(6, dtype=np.int32), offsets=np.array([0, 3, 4, 5, 6], np.int32))
+    ids = np.array([0, 1, 2, 3, 100, 101], np.int32)
+    bags = ops.Bags(ids=ids, offsets=np.array([0, 3, 4, 5, 6], np.int32))
     with jrec.distribute(*modules(jrec.EmbeddingLayout.build(tables, features)), mesh=mesh_of(1)) as run:
         (name,) = run.layout.stacks
         batch = jrec.Batch(dense=np.ones((2, 2), np.float32), labels=ones, mask=ones, bags={name: bags})
@@ -159,19 +160,25 @@ def test_a_longer_bag_beside_a_shorter_one_is_refused_on_a_mesh():
             next(run.feed([batch], dense=DENSE))
 
 
-@pytest.mark.parametrize("name", ["host", "host-pipeline", "mesh", "plan-one"])
-def test_ids_past_a_stack_are_no_padding(name):
-    """Of batches that are packed by hand: a step on one device is NaN, and other placements must not pass over them."""
+@pytest.mark.parametrize("past", [False, True])
+@pytest.mark.parametrize("name", ["device", "host", "host-pipeline", "mesh", "plan-one"])
+def test_addresses_that_are_no_rows_of_a_features_table(name, past):
+    """In batches packed by hand: past the stack, or of another table of the same stack."""
     with placed(name) as run:
         packed = pack_batch(run.layout, columns(0), dense=DENSE)
-        last = max(run.layout.planned_stacks or run.layout.host_stacks, key=lambda stack: stack.rows)
-        ids = np.array(packed.bags[last.name].ids)
-        ids[0] = last.rows
-        bags = packed.bags | {last.name: dataclasses.replace(packed.bags[last.name], ids=ids, cast=None)}
-        feed = run.feed([dataclasses.replace(packed, bags=bags)], dense=DENSE)
-        with pytest.raises(ValueError, match=rf"ids\[0.*\] is {last.rows}, but stack {last.name} has rows 0 to"):
+        stack = (run.layout.planned_stacks or run.layout.host_stacks or run.layout.members)[0]
+        feature = (max if past else min)(stack.features, key=lambda feature: feature.base)
+        ids, address = np.array(packed.bags[stack.name].ids), feature.base + feature.rows
+        bag = feature.first_bag * len(packed.labels)
+        offsets = packed.bags[stack.name].offsets
+        ids[bag if offsets is None else offsets[bag]] = address
+        bags = packed.bags | {stack.name: dataclasses.replace(packed.bags[stack.name], ids=ids, cast=None)}
+        batch = dataclasses.replace(packed, bags=bags)
+        message = f"feature '{feature.config.name}' holds address {address:,}, but table '{feature.config.table}' has"
+        with run.feed([batch], dense=DENSE) as feed, pytest.raises(ValueError, match=message):
             next(feed)
-        feed.close()
+        with pytest.raises(ValueError, match=message):
+            run.evaluate([batch])
 
 
 def test_trained_rows_and_slots_move_to_where_a_plan_puts_them():

@@ -16,6 +16,7 @@ from jrec.data.packing_columns import PreparedColumns
 from jrec.json_values import JsonObject
 from jrec.run.feeds.batches import Position
 from jrec.run.feeds.feed import Feed, Ready
+from jrec.run.feeds.hand_packed import check_rows
 from jrec.run.step import HostResults, StepResults
 
 
@@ -197,8 +198,14 @@ class ItemPacker:
         return read, None
 
     def __call__(self, item: object) -> Batch:
-        """The item's batch; an item that is one stays as it is."""
+        """The item's batch; an item that is one stays as it is.
+
+        Raises:
+          ValueError: If ``jrec.data`` did not pack a batch, and an address is no row of its table; see ``check_rows``.
+        """
         if isinstance(item, Batch):
+            if not item.packed:
+                check_rows(self._packer.layout, item)
             return item
         if isinstance(item, Gathered):
             return item.pack()
@@ -209,4 +216,6 @@ class ItemPacker:
 
 
 def _copied(batch: Batch) -> Batch:
-    return jax.tree.map(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, batch)
+    copied = jax.tree.map(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, batch)
+    object.__setattr__(copied, "packed", batch.packed)
+    return copied
