@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pandas as pd
 import pytest
 from checkpoint_state import contents
 from distribute_cases import DENSE, ROWS, STEPS, columns, layout_of, mesh_of, modules, three_tiers
@@ -179,6 +180,44 @@ def test_addresses_that_are_no_rows_of_a_features_table(name, past):
             next(feed)
         with pytest.raises(ValueError, match=message):
             run.evaluate([batch])
+
+
+def test_what_a_run_is_called_with_by_mistake():
+    with placed("device") as run:
+        step, batch = run.compile(), columns(0)
+        for options, message in (
+            ({"cast": "host"}, r"Run\.feed has no argument 'cast'; jrec\.distribute\(cast=\.\.\.\) says where"),
+            ({"wieght": "w"}, r"Run\.feed has no argument 'wieght'; of pack_batch's it takes weight, extras, oov_rows"),
+        ):
+            with pytest.raises(TypeError, match=message):
+                run.feed([batch], dense=DENSE, **options)
+        with pytest.raises(TypeError, match=r"Run\.predict has no argument 'label'; predictions need no labels"):
+            run.predict(batch, dense=DENSE, label=None)
+        for name, value, least in (
+            ("batch_size", 0, 1),
+            ("batch_size", 8.0, 1),
+            ("steps", 0, 1),
+            ("workers", -1, 0),
+            ("prefetch", -1, 0),
+            ("total", -1, 0),
+        ):
+            with pytest.raises(ConfigError, match=f"{name} is {value}, but must be an integer of at least {least}"):
+                run.feed([batch], dense=DENSE, **{name: value})
+        for method in (run.predict, run.evaluate):
+            with pytest.raises(ConfigError, match="batch_size is -1, but must be an integer of at least 1"):
+                method(batch, dense=DENSE, batch_size=-1)
+        with pytest.raises(ConfigError, match="micro_batches is 0, but must be an integer of at least 1"):
+            run.compile(micro_batches=0)
+        for one in (batch, pd.DataFrame({"user": [1]}), pack_batch(run.layout, batch, dense=DENSE)):
+            for method in (run.feed, run.evaluate):
+                name = f"Run.{method.__name__} takes an iterable of batches, but got one {type(one).__name__}; put it"
+                with pytest.raises(TypeError, match=name):
+                    method(one, dense=DENSE)
+        with pytest.raises(ValueError, match=r"a step takes a batch of this run's feed.*; this one is a dict"):
+            step(batch)
+        with pytest.raises(ValueError, match=r"ids must be integers of shape \(n,\), but are int64 of shape \(\)"):
+            run.rows("user", 3)
+        assert run.rows("user", []).shape == (0, 8)
 
 
 def test_trained_rows_and_slots_move_to_where_a_plan_puts_them():
