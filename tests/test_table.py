@@ -375,6 +375,26 @@ def test_row_gradients_are_a_vector_space(rows):
         Table(rows) * 2
     with pytest.raises(TypeError, match="has no arithmetic"):
         jax.jit(lambda table: 2 * table)(Table(rows))
+    with pytest.raises(TypeError, match=r"RowGradients\[.*\] of 6 lookups is no array; its rows\(\) are arrays"):
+        np.asarray(first)
+
+
+def test_a_table_among_arrays(rows):
+    """What programs do with the leaves of parameters, and where they go on as with an array."""
+    table = Table(rows)
+    np.testing.assert_array_equal(np.asarray(table), np.asarray(rows))
+    assert np.asarray(Table(rows.astype(jnp.bfloat16))).dtype == jnp.bfloat16
+    assert (table.size, table.nbytes, np.array(table).flags.writeable) == (rows.size, rows.nbytes, True)
+    assert sum(leaf.size for leaf in jax.tree.leaves({"table": table, "w": jnp.ones(3)})) == rows.size + 3
+    assert jax.jit(lambda table: jnp.zeros(table.size))(table).shape == (rows.size,)
+    for pick in (lambda table: table[IDS], lambda table: table[0]):
+        for call in (pick, jax.jit(pick), jax.grad(lambda table, pick=pick: pick(table).sum())):
+            with pytest.raises(TypeError, match=r"no rows to pick.*look ids up by jrec\.embedding_bag\(table, ids\)"):
+                call(table)
+    for multiply in (lambda table: table @ rows[0], lambda table: rows @ table):
+        for call in (multiply, jax.jit(multiply)):
+            with pytest.raises(TypeError, match=r"has no arithmetic.*table\.array is the array"):
+                call(table)
 
 
 def test_programs_of_other_sizes_are_not_taken(rows):

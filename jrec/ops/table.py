@@ -46,6 +46,10 @@ _NO_ARITHMETIC = (
     "a jrec.Table has no arithmetic, which would make an array of its size; step it by jrec.optax, whose optimizers"
     " have weight_decay of their own. table.array is the array"
 )
+_NO_INDEX = (
+    "a jrec.Table has no rows to pick, whose gradient would be of its size; look ids up by jrec.embedding_bag(table,"
+    " ids). table.array is the array"
+)
 Part = tuple[Bags, jax.Array]
 """Bags that were looked up, and the gradients of their sums, (num_bags, dim) float32."""
 
@@ -62,7 +66,7 @@ class Table:
 
     Attributes:
       array: (rows, dim), the rows as an array, as a softmax over all rows needs it. Its gradient is of that size, too.
-      shape, dtype, ndim: Of the array.
+      shape, dtype, ndim, size, nbytes: Of the array.
 
     Raises:
       ValueError: If the rows are no such array, or the capacity is not positive.
@@ -113,10 +117,28 @@ class Table:
         """2."""
         return 2
 
+    @property
+    def size(self) -> int:
+        """The number of its elements."""
+        return self.type.size
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of its array."""
+        return self.size * self.dtype.itemsize
+
+    def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
+        # Without it NumPy makes an array of one object.
+        return np.array(self.array, dtype, copy=copy)
+
     def _refuse(self, *_: object) -> NoReturn:
         raise TypeError(_NO_ARITHMETIC)
 
+    def __getitem__(self, _: object) -> NoReturn:
+        raise TypeError(_NO_INDEX)
+
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __neg__ = _refuse
+    __matmul__ = __rmatmul__ = _refuse
 
     def block_until_ready(self) -> Table:
         """Waits for the rows; returns the table."""
@@ -187,6 +209,9 @@ class RowGradients:
     def __pow__(self, power: object) -> NoReturn:
         return _no_array(self)
 
+    def __array__(self, *_: object, **__: object) -> NoReturn:
+        raise TypeError(f"{self!r} is no array; its rows() are arrays, and its array() is of the table's size")
+
     @property
     def real(self) -> NoReturn:
         """Refused: ``optax.tree.norm`` asks for it."""
@@ -224,6 +249,11 @@ class TableType(hijax.HiType):
     def shape(self) -> tuple[int, int]:
         """(rows, dim)."""
         return self.rows, self.dim
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return self.rows * self.dim
 
     @override
     def lo_ty(self) -> list[hijax.AbstractValue]:
@@ -271,7 +301,10 @@ class TableType(hijax.HiType):
     def _refuse(self, *_: object) -> NoReturn:
         raise TypeError(_NO_ARITHMETIC)
 
-    _add = _radd = _sub = _rsub = _mul = _rmul = _truediv = _rtruediv = _neg = _refuse
+    _add = _radd = _sub = _rsub = _mul = _rmul = _truediv = _rtruediv = _neg = _matmul = _rmatmul = _refuse
+
+    def _getitem(self, *_: object) -> NoReturn:
+        raise TypeError(_NO_INDEX)
 
 
 @dataclasses.dataclass(frozen=True)

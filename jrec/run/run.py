@@ -208,8 +208,8 @@ class Run:
           **packing: Further arguments of ``pack_batch``.
 
         Raises:
-          ConfigError: If ``hot``, but there is no plan; if ``steps``, but batches read host memory, or tables grow; or a
-            number is too small.
+          ConfigError: If ``hot``, but there is no plan; if ``steps``, but batches read host memory, or tables grow;
+            or a number is too small.
           RuntimeError: If another feed is open that reads rows in host memory ahead of its steps, as this one would.
           TypeError: If ``batches`` are the columns of one batch; put them in a list.
         """
