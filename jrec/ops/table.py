@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import numbers
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeGuard, override
 
@@ -44,7 +45,8 @@ from jrec.row_optimizers import RowOptimizer
 
 _NO_ARITHMETIC = (
     "a jrec.Table has no arithmetic, which would make an array of its size; step it by jrec.optax, whose optimizers"
-    " have weight_decay of their own. table.array is the array"
+    " have weight_decay of their own, with jrec.optax.apply_updates, or jrec.nn.Optimizer in Flax NNX. table.array is"
+    " the array"
 )
 _NO_INDEX = (
     "a jrec.Table has no rows to pick, whose gradient would be of its size; look ids up by jrec.embedding_bag(table,"
@@ -194,6 +196,9 @@ class RowGradients:
 
     def __add__(self, other: RowGradients) -> RowGradients:
         return _added(self, other)
+
+    def __radd__(self, other: object) -> RowGradients:
+        return _added_to(self, other)
 
     def __mul__(self, factor: jax.Array | float) -> RowGradients:
         return _scaled(self, factor)
@@ -387,6 +392,7 @@ class RowGradientsType(hijax.HiType):
     summed_over = hijax.aval_method(lambda gradients, axis_name: _summed_over(gradients, axis_name))
     real = hijax.aval_property(lambda gradients: _no_array(gradients))
     _add = staticmethod(lambda gradients, other: _added(gradients, other))
+    _radd = staticmethod(lambda gradients, other: _added_to(gradients, other))
     _mul = _rmul = staticmethod(lambda gradients, factor: _scaled(gradients, factor))
     _truediv = staticmethod(lambda gradients, divisor: _scaled(gradients, 1 / divisor))
     _neg = staticmethod(lambda gradients: _scaled(gradients, -1.0))
@@ -704,6 +710,7 @@ class _Step(_Operation):
         slots: tuple[jax.Array, ...],
         step: jax.Array,
         key: tuple[jax.Array, ...],
+        rate: tuple[jax.Array, ...],
     ) -> tuple[Table, tuple[jax.Array, ...]]:
         # Operands of a primitive have places and no names; ``row_step`` flattened the slots in this order.
         names = sorted(self.optimizer.slots)
@@ -711,8 +718,9 @@ class _Step(_Operation):
         if not any(bags.capacity for bags, _ in gradients.parts):
             return table, slots
         cast, weights, of_bags = _joint(gradients)
+        optimizer = dataclasses.replace(self.optimizer, learning_rate=lambda _: rate[0]) if rate else self.optimizer
         rows, new_slots = casted_update(
-            self.optimizer,
+            optimizer,
             table.array,
             dict(zip(names, slots, strict=True)),
             cast,
@@ -782,9 +790,24 @@ def row_step(
     _check_slots(optimizer, shaped, slots)
     own = tuple(jnp.asarray(slots[name]) for name in sorted(optimizer.slots))
     key = () if rounding_key is None else (jnp.asarray(rounding_key),)
-    operands = (gradients, own, checked_step(step), key)
+    step = checked_step(step)
+    optimizer, rate = _without_rate(optimizer, step)
+    operands = (gradients, own, step, key, rate)
     table, own = _Step(optimizer, of_table, *jax.tree.map(jax.typeof, operands))(table, *operands)
     return table, dict(zip(sorted(optimizer.slots), own, strict=True))
+
+
+def _without_rate(optimizer: RowOptimizer, step: jax.Array) -> tuple[RowOptimizer, tuple[jax.Array, ...]]:
+    """An optimizer for a primitive to keep, and its learning rate where that is no plain number.
+
+    Schedules and arrays may hold tracers, as ``optax.inject_hyperparams`` makes them, which must be operands.
+    """
+    rate = optimizer.learning_rate
+    if isinstance(rate, numbers.Real) or not optimizer.takes_schedule:
+        return optimizer, ()
+    with jax.numpy_dtype_promotion("standard"):  # optax's schedules mix integers and floats
+        value = jnp.asarray(rate(step) if callable(rate) else rate, jnp.float32)
+    return dataclasses.replace(optimizer, learning_rate=0.0), (value,)
 
 
 def _check_slots(optimizer: RowOptimizer, table: jax.ShapeDtypeStruct, slots: object) -> None:
@@ -831,6 +854,12 @@ def _added(gradients: RowGradients, other: RowGradients) -> RowGradients:
             " of tables are in jrec.optax"
         )
     return _ToGradients((first, second), _sum)(gradients, other)
+
+
+def _added_to(gradients: RowGradients, other: object) -> RowGradients:
+    if isinstance(other, int) and other == 0:  # what ``sum`` and ``optax.tree.add`` begin with
+        return gradients
+    raise TypeError(f"{jax.typeof(gradients)} is added to row gradients of its table, not to {type(other).__name__}")
 
 
 def _scaled(gradients: RowGradients, factor: ArrayLike) -> RowGradients:
