@@ -220,6 +220,32 @@ def test_what_a_run_is_called_with_by_mistake():
         assert run.rows("user", []).shape == (0, 8)
 
 
+@pytest.mark.parametrize("name", ["device", "host-pipeline", "mesh"])
+def test_batches_without_examples(name):
+    empty = {feature: values[:0] for feature, values in columns(0).items()}
+    with placed(name) as run:
+        with pytest.raises(ValueError, match="the first batch has no examples, but all have its size; leave it"):
+            list(run.feed([empty, columns(0)], dense=DENSE))
+        for feed in run._feeds.opened:
+            feed.close()
+        step, rows = run.compile(), run.table("user")
+        assert [float(step(batch)[0]) for batch in run.feed([empty], dense=DENSE, batch_size=16)] == [0]
+        np.testing.assert_array_equal(run.table("user"), rows)
+
+
+@pytest.mark.parametrize("name", ["device", "mesh"])
+@pytest.mark.parametrize(
+    ("loss", "kind"),
+    [(lambda logits, batch: jnp.int32(1), r"int32\[\]"), (lambda logits, batch: logits, r"float32\[\d+\]")],
+)
+def test_a_loss_is_a_single_float(name, loss, kind):
+    with placed(name) as run, run.feed([columns(0)], dense=DENSE) as feed:
+        batch = next(feed)
+        with pytest.raises(TypeError, match=f"the loss is {kind}; give a single float, such as a mean"):
+            run.compile(loss=loss)(batch)
+        run.compile()(batch)  # nothing was donated
+
+
 def test_trained_rows_and_slots_move_to_where_a_plan_puts_them():
     layout, half = layout_of(), STEPS // 2
     model, optimizer = modules(layout)
