@@ -137,7 +137,13 @@ class RowOptimizer:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value, bounds = getattr(self, field.name), field.metadata.get("bounds")
-            if bounds is not None and isinstance(value, numbers.Real) and value not in bounds:
+            if bounds is None or (value is None and field.default is None):
+                continue
+            scheduled = field.name == "learning_rate"
+            if not (isinstance(value, numbers.Real) or hasattr(value, "dtype") or (scheduled and callable(value))):
+                kinds = "a number, or a schedule of the step number" if scheduled else "a number"
+                raise ValueError(f"{field.name} of {type(self).__name__} is {value!r}, but must be {kinds}")
+            if isinstance(value, numbers.Real) and value not in bounds:
                 raise ValueError(f"{field.name} of {type(self).__name__} is {value}, but must be {bounds}")
 
     @property
@@ -262,10 +268,12 @@ class RowOptimizer:
         import jax
         import jax.numpy as jnp
 
-        if not callable(self.learning_rate):
-            return jnp.asarray(self.learning_rate, jnp.float32)
+        rate = self.learning_rate
         with jax.numpy_dtype_promotion("standard"):  # optax's schedules mix integers and floats
-            return jnp.asarray(self.learning_rate(step), jnp.float32)
+            rate = jnp.asarray(rate(step) if callable(rate) else rate, jnp.float32)
+        if rate.shape:
+            raise ValueError(f"learning_rate of {type(self).__name__} is of shape {rate.shape}; give a single number")
+        return rate
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

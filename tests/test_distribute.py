@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pandas as pd
 import pytest
 from checkpoint_state import contents
 from distribute_cases import DENSE, ROWS, STEPS, columns, layout_of, mesh_of, modules, three_tiers
@@ -151,7 +152,8 @@ def test_a_longer_bag_beside_a_shorter_one_is_refused_on_a_mesh():
     tables = [jrec.TableConfig(name=name, rows=100, dim=8, tier="sharded") for name in ("user", "item")]
     features = [jrec.FeatureConfig(name=table.name, table=table.name, max_length=2) for table in tables]
     ones = np.ones(2, np.float32)
-    bags = ops.Bags(ids=np.arange(6, dtype=np.int32), offsets=np.array([0, 3, 4, 5, 6], np.int32))
+    ids = np.array([0, 1, 2, 3, 100, 101], np.int32)
+    bags = ops.Bags(ids=ids, offsets=np.array([0, 3, 4, 5, 6], np.int32))
     with jrec.distribute(*modules(jrec.EmbeddingLayout.build(tables, features)), mesh=mesh_of(1)) as run:
         (name,) = run.layout.stacks
         batch = jrec.Batch(dense=np.ones((2, 2), np.float32), labels=ones, mask=ones, bags={name: bags})
@@ -159,19 +161,89 @@ def test_a_longer_bag_beside_a_shorter_one_is_refused_on_a_mesh():
             next(run.feed([batch], dense=DENSE))
 
 
-@pytest.mark.parametrize("name", ["host", "host-pipeline", "mesh", "plan-one"])
-def test_ids_past_a_stack_are_no_padding(name):
-    """Of batches that are packed by hand: a step on one device is NaN, and other placements must not pass over them."""
+@pytest.mark.parametrize("past", [False, True])
+@pytest.mark.parametrize("name", ["device", "host", "host-pipeline", "mesh", "plan-one"])
+def test_addresses_that_are_no_rows_of_a_features_table(name, past):
+    """In batches packed by hand: past the stack, or of another table of the same stack."""
     with placed(name) as run:
         packed = pack_batch(run.layout, columns(0), dense=DENSE)
-        last = max(run.layout.planned_stacks or run.layout.host_stacks, key=lambda stack: stack.rows)
-        ids = np.array(packed.bags[last.name].ids)
-        ids[0] = last.rows
-        bags = packed.bags | {last.name: dataclasses.replace(packed.bags[last.name], ids=ids, cast=None)}
-        feed = run.feed([dataclasses.replace(packed, bags=bags)], dense=DENSE)
-        with pytest.raises(ValueError, match=rf"ids\[0.*\] is {last.rows}, but stack {last.name} has rows 0 to"):
+        stack = (run.layout.planned_stacks or run.layout.host_stacks or run.layout.members)[0]
+        feature = (max if past else min)(stack.features, key=lambda feature: feature.base)
+        ids, address = np.array(packed.bags[stack.name].ids), feature.base + feature.rows
+        bag = feature.first_bag * len(packed.labels)
+        offsets = packed.bags[stack.name].offsets
+        ids[bag if offsets is None else offsets[bag]] = address
+        bags = packed.bags | {stack.name: dataclasses.replace(packed.bags[stack.name], ids=ids, cast=None)}
+        batch = dataclasses.replace(packed, bags=bags)
+        message = f"feature '{feature.config.name}' holds address {address:,}, but table '{feature.config.table}' has"
+        with run.feed([batch], dense=DENSE) as feed, pytest.raises(ValueError, match=message):
             next(feed)
-        feed.close()
+        with pytest.raises(ValueError, match=message):
+            run.evaluate([batch])
+
+
+def test_what_a_run_is_called_with_by_mistake():
+    with placed("device") as run:
+        step, batch = run.compile(), columns(0)
+        for options, message in (
+            ({"cast": "host"}, r"Run\.feed has no argument 'cast'; jrec\.distribute\(cast=\.\.\.\) says where"),
+            ({"wieght": "w"}, r"Run\.feed has no argument 'wieght'; of pack_batch's it takes weight, extras, oov_rows"),
+        ):
+            with pytest.raises(TypeError, match=message):
+                run.feed([batch], dense=DENSE, **options)
+        with pytest.raises(TypeError, match=r"Run\.predict has no argument 'label'; predictions need no labels"):
+            run.predict(batch, dense=DENSE, label=None)
+        for name, value, least in (
+            ("batch_size", 0, 1),
+            ("batch_size", 8.0, 1),
+            ("steps", 0, 1),
+            ("workers", -1, 0),
+            ("prefetch", -1, 0),
+            ("total", -1, 0),
+        ):
+            with pytest.raises(ConfigError, match=f"{name} is {value}, but must be an integer of at least {least}"):
+                run.feed([batch], dense=DENSE, **{name: value})
+        for method in (run.predict, run.evaluate):
+            with pytest.raises(ConfigError, match="batch_size is -1, but must be an integer of at least 1"):
+                method(batch, dense=DENSE, batch_size=-1)
+        with pytest.raises(ConfigError, match="micro_batches is 0, but must be an integer of at least 1"):
+            run.compile(micro_batches=0)
+        for one in (batch, pd.DataFrame({"user": [1]}), pack_batch(run.layout, batch, dense=DENSE)):
+            for method in (run.feed, run.evaluate):
+                name = f"Run.{method.__name__} takes an iterable of batches, but got one {type(one).__name__}; put it"
+                with pytest.raises(TypeError, match=name):
+                    method(one, dense=DENSE)
+        with pytest.raises(ValueError, match=r"a step takes a batch of this run's feed.*; this one is a dict"):
+            step(batch)
+        with pytest.raises(ValueError, match=r"ids must be integers of shape \(n,\), but are int64 of shape \(\)"):
+            run.rows("user", 3)
+        assert run.rows("user", []).shape == (0, 8)
+
+
+@pytest.mark.parametrize("name", ["device", "host-pipeline", "mesh"])
+def test_batches_without_examples(name):
+    empty = {feature: values[:0] for feature, values in columns(0).items()}
+    with placed(name) as run:
+        with pytest.raises(ValueError, match="the first batch has no examples, but all have its size; leave it"):
+            list(run.feed([empty, columns(0)], dense=DENSE))
+        for feed in run._feeds.opened:
+            feed.close()
+        step, rows = run.compile(), run.table("user")
+        assert [float(step(batch)[0]) for batch in run.feed([empty], dense=DENSE, batch_size=16)] == [0]
+        np.testing.assert_array_equal(run.table("user"), rows)
+
+
+@pytest.mark.parametrize("name", ["device", "mesh"])
+@pytest.mark.parametrize(
+    ("loss", "kind"),
+    [(lambda logits, batch: jnp.int32(1), r"int32\[\]"), (lambda logits, batch: logits, r"float32\[\d+\]")],
+)
+def test_a_loss_is_a_single_float(name, loss, kind):
+    with placed(name) as run, run.feed([columns(0)], dense=DENSE) as feed:
+        batch = next(feed)
+        with pytest.raises(TypeError, match=f"the loss is {kind}; give a single float, such as a mean"):
+            run.compile(loss=loss)(batch)
+        run.compile()(batch)  # nothing was donated
 
 
 def test_trained_rows_and_slots_move_to_where_a_plan_puts_them():

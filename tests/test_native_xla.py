@@ -81,6 +81,18 @@ def test_concurrent_callers_do_not_disturb_each_other():
             jax.tree.map(np.testing.assert_array_equal, got, want)
 
 
+def test_programs_keep_no_tracers():
+    optimizer, table, ids = ops.RowWiseAdagrad(learning_rate=0.1), jnp.ones((5, 2)), jnp.ones((3, 2), jnp.int32)
+
+    @jax.jit
+    def step(table, slots, ids):
+        sums, residuals = ops.lookup({"t": table}, {"t": ops.Bags(ids=ids)})
+        return ops.apply_gradients(optimizer, {"t": table}, slots, residuals, sums, step=0)
+
+    with jax.checking_leaks():
+        step(table, ops.init_slots(optimizer, {"t": table}), ids)
+
+
 def test_default_is_native_on_cpu():
     lowered = jax.jit(lambda t, i: ops.gather_reduce(t, i)).lower(jnp.ones((4, 8)), jnp.zeros((2, 3), jnp.int32))
     assert "jrec_gather_reduce" in lowered.as_text()

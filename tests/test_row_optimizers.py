@@ -5,6 +5,7 @@ import pathlib
 import subprocess
 import sys
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -36,11 +37,20 @@ def test_every_one_is_exported_and_has_a_native_step():
         (ops.Adagrad, {"learning_rate": 1, "eps": 0.0}, "eps of Adagrad is 0.0, but must be above 0"),
         (ops.RowWiseAdagrad, {"learning_rate": 1, "initial_accumulator": -1}, "initial_accumulator of RowWiseAdagrad"),
         (ops.Adam, {"learning_rate": 1, "b2": np.float32(1)}, "b2 of Adam is 1.0"),
+        (ops.SGD, {"learning_rate": "0.1"}, "learning_rate of SGD is '0.1', but must be a number, or a schedule of"),
+        (ops.SGD, {"learning_rate": 1, "weight_decay": None}, "weight_decay of SGD is None, but must be a number"),
+        (ops.SGD, {"learning_rate": 1, "weight_decay": abs}, "weight_decay of SGD is <.*>, but must be a number"),
     ],
 )
 def test_a_hyperparameter_out_of_range_is_refused(kind, hyperparameters, message):
     with pytest.raises(ValueError, match=message):
         kind(**hyperparameters)
+
+
+def test_a_learning_rate_is_a_single_number():
+    for rate in (jnp.ones(2), lambda _: jnp.ones(2)):
+        with pytest.raises(ValueError, match=r"learning_rate of SGD is of shape \(2,\); give a single number"):
+            ops.SGD(learning_rate=rate).learning_rate_at(jnp.int32(0))
 
 
 def test_tiny_gradients_move_rows_by_the_learning_rate():

@@ -366,6 +366,10 @@ def test_row_gradients_are_a_vector_space(rows):
     check(first / 2, expected[0] / 2)
     check(-first, -expected[0])
     check(jax.jit(lambda a, b: (a + b) * 2.0)(first, second), 2 * (expected[0] + expected[1]))
+    for add in (lambda a, b: sum([a, b]), optax.tree.add, jax.jit(optax.tree.add)):
+        check(add(first, second), expected[0] + expected[1])
+    with pytest.raises(TypeError, match=r"RowGradients\[.*\] of 6 lookups is added to row gradients of its table, not"):
+        1 + first
     assert float((first + second).squared_norm()) == pytest.approx(float(np.sum((expected[0] + expected[1]) ** 2)))
     with pytest.raises(TypeError, match="of the same table"):
         first + jax.grad(loss_of)(Table(rows[:, :2]))
@@ -375,6 +379,26 @@ def test_row_gradients_are_a_vector_space(rows):
         Table(rows) * 2
     with pytest.raises(TypeError, match="has no arithmetic"):
         jax.jit(lambda table: 2 * table)(Table(rows))
+    with pytest.raises(TypeError, match=r"RowGradients\[.*\] of 6 lookups is no array; its rows\(\) are arrays"):
+        np.asarray(first)
+
+
+def test_a_table_among_arrays(rows):
+    """What programs do with the leaves of parameters, and where they go on as with an array."""
+    table = Table(rows)
+    np.testing.assert_array_equal(np.asarray(table), np.asarray(rows))
+    assert np.asarray(Table(rows.astype(jnp.bfloat16))).dtype == jnp.bfloat16
+    assert (table.size, table.nbytes, np.array(table).flags.writeable) == (rows.size, rows.nbytes, True)
+    assert sum(leaf.size for leaf in jax.tree.leaves({"table": table, "w": jnp.ones(3)})) == rows.size + 3
+    assert jax.jit(lambda table: jnp.zeros(table.size))(table).shape == (rows.size,)
+    for pick in (lambda table: table[IDS], lambda table: table[0]):
+        for call in (pick, jax.jit(pick), jax.grad(lambda table, pick=pick: pick(table).sum())):
+            with pytest.raises(TypeError, match=r"no rows to pick.*look ids up by jrec\.embedding_bag\(table, ids\)"):
+                call(table)
+    for multiply in (lambda table: table @ rows[0], lambda table: rows @ table):
+        for call in (multiply, jax.jit(multiply)):
+            with pytest.raises(TypeError, match=r"has no arithmetic.*table\.array is the array"):
+                call(table)
 
 
 def test_programs_of_other_sizes_are_not_taken(rows):
@@ -545,6 +569,29 @@ def test_bfloat16_rows_are_rounded_stochastically(rows):
     values = np.asarray(table.array, np.float32)
     assert 1 < values.mean() < 1 + 2.0**-6
     assert len(np.unique(values)) > 1
+
+
+def test_learning_rates_that_optax_injects(rows):
+    """They are tracers in a jitted step, and may be set between steps."""
+
+    @optax.inject_hyperparams
+    def injected(rate):
+        return jrec.optax.partition(rows=jrec.optax.adagrad(rate), dense=optax.sgd(0.1))
+
+    def steps(tx, params, set_rate=lambda state, rate: None):
+        state = tx.init(params)
+        step = jax.jit(lambda params, state: tx.update(jax.grad(lambda p: loss_of(p["t"]))(params), state, params))
+        for rate in (0.5, 0.25):
+            set_rate(state, rate)
+            updates, state = step(params, state)
+            params = jrec.optax.apply_updates(params, updates)
+        return np.asarray(params["t"])
+
+    schedule = optax.piecewise_constant_schedule(0.5, {1: 0.5})
+    plain = jrec.optax.partition(rows=jrec.optax.adagrad(schedule), dense=optax.sgd(0.1))
+    expected, params = steps(plain, {"t": Table(rows), "w": jnp.ones(2)}), {"t": Table(rows), "w": jnp.ones(2)}
+    found = steps(injected(rate=1.0), params, lambda state, rate: state.hyperparams.update(rate=jnp.float32(rate)))
+    np.testing.assert_array_equal(found, expected)
 
 
 def test_frozen_tables_stay(rows):

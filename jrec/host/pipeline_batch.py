@@ -11,7 +11,6 @@ import numpy as np
 from jaxtyping import PyTree
 
 from jrec.batch import Batch
-from jrec.host.checks import checked_bags
 from jrec.host.ring import Rows, bucket, head
 from jrec.host.table import HostTable, local_ids
 from jrec.ops.host_cast import with_cast
@@ -193,12 +192,7 @@ def localized(bags: Bags, stack: Stack) -> tuple[Bags, np.ndarray, int]:
 
     Returns:
       The bags; the unique rows, (n,) of the stack's ``address_dtype``, ascending; and the largest possible ``n``.
-
-    Raises:
-      ValueError: On an id that the stack does not have, of bags without a cast.
     """
-    if bags.cast is None:  # packed by hand: a cast takes such an id for padding
-        checked_bags(bags, stack)
     cast = with_cast(bags, stack, threads=None).cast
     assert cast is not None
     # Before ``on_device`` makes int32 of them: host memory is read at whole addresses.

@@ -154,11 +154,14 @@ def _update(
     state = [table, *(slots[slot] for slot in optimizer.slots)]
     last = [] if rounding_rows is None else [rounding_rows]
 
+    # Numbers, not arrays: JAX keeps ``run`` in the program, where ``jax.checking_leaks`` would find tracers.
+    first, count = len(operands), len(state)
+
     def run(*arrays: jax.Array) -> tuple[jax.Array, ...]:
-        held = arrays[len(operands) : len(operands) + len(state)]
+        held = arrays[first : first + count]
         results = [*scratch, *(jax.ShapeDtypeStruct(array.shape, array.dtype) for array in held)]
         # Table and slots are stepped where they lie if they are donated; XLA copies them beforehand where they are not.
-        aliases = {len(operands) + i: len(scratch) + i for i in range(len(state))}
+        aliases = {first + i: len(scratch) + i for i in range(count)}
         call = custom_call("handlers", name, results, aliases)
         return tuple(call(*arrays, kind=np.int64(kind_of(optimizer)), threads=threads_attribute())[len(scratch) :])
 

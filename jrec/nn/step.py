@@ -232,6 +232,10 @@ def _gradients(
         with in_slices(sums):
             outputs, changed = logits(params, changed, activations, batch, device)
             value = loss(outputs, batch)
+        if (shape := jnp.shape(value)) or not jnp.issubdtype(jnp.result_type(value), jnp.floating):
+            # Here, since weighing by a device's or a slice's share would make a float of it, without a gradient.
+            kind = jnp.result_type(value)
+            raise TypeError(f"the loss is {kind}{list(shape)}; give a single float, such as a mean")
         return value if total is None else value * (jnp.sum(batch.mask) / total), (outputs, changed)
 
     def work(params: nnx.State, activations: Activations) -> PyTree:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import numbers
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeGuard, override
 
@@ -44,7 +45,12 @@ from jrec.row_optimizers import RowOptimizer
 
 _NO_ARITHMETIC = (
     "a jrec.Table has no arithmetic, which would make an array of its size; step it by jrec.optax, whose optimizers"
-    " have weight_decay of their own. table.array is the array"
+    " have weight_decay of their own, with jrec.optax.apply_updates, or jrec.nn.Optimizer in Flax NNX. table.array is"
+    " the array"
+)
+_NO_INDEX = (
+    "a jrec.Table has no rows to pick, whose gradient would be of its size; look ids up by jrec.embedding_bag(table,"
+    " ids). table.array is the array"
 )
 Part = tuple[Bags, jax.Array]
 """Bags that were looked up, and the gradients of their sums, (num_bags, dim) float32."""
@@ -62,7 +68,7 @@ class Table:
 
     Attributes:
       array: (rows, dim), the rows as an array, as a softmax over all rows needs it. Its gradient is of that size, too.
-      shape, dtype, ndim: Of the array.
+      shape, dtype, ndim, size, nbytes: Of the array.
 
     Raises:
       ValueError: If the rows are no such array, or the capacity is not positive.
@@ -113,10 +119,28 @@ class Table:
         """2."""
         return 2
 
+    @property
+    def size(self) -> int:
+        """The number of its elements."""
+        return self.type.size
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of its array."""
+        return self.size * self.dtype.itemsize
+
+    def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
+        # Without it NumPy makes an array of one object.
+        return np.array(self.array, dtype, copy=copy)
+
     def _refuse(self, *_: object) -> NoReturn:
         raise TypeError(_NO_ARITHMETIC)
 
+    def __getitem__(self, _: object) -> NoReturn:
+        raise TypeError(_NO_INDEX)
+
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __neg__ = _refuse
+    __matmul__ = __rmatmul__ = _refuse
 
     def block_until_ready(self) -> Table:
         """Waits for the rows; returns the table."""
@@ -173,6 +197,9 @@ class RowGradients:
     def __add__(self, other: RowGradients) -> RowGradients:
         return _added(self, other)
 
+    def __radd__(self, other: object) -> RowGradients:
+        return _added_to(self, other)
+
     def __mul__(self, factor: jax.Array | float) -> RowGradients:
         return _scaled(self, factor)
 
@@ -186,6 +213,9 @@ class RowGradients:
 
     def __pow__(self, power: object) -> NoReturn:
         return _no_array(self)
+
+    def __array__(self, *_: object, **__: object) -> NoReturn:
+        raise TypeError(f"{self!r} is no array; its rows() are arrays, and its array() is of the table's size")
 
     @property
     def real(self) -> NoReturn:
@@ -224,6 +254,11 @@ class TableType(hijax.HiType):
     def shape(self) -> tuple[int, int]:
         """(rows, dim)."""
         return self.rows, self.dim
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return self.rows * self.dim
 
     @override
     def lo_ty(self) -> list[hijax.AbstractValue]:
@@ -271,7 +306,10 @@ class TableType(hijax.HiType):
     def _refuse(self, *_: object) -> NoReturn:
         raise TypeError(_NO_ARITHMETIC)
 
-    _add = _radd = _sub = _rsub = _mul = _rmul = _truediv = _rtruediv = _neg = _refuse
+    _add = _radd = _sub = _rsub = _mul = _rmul = _truediv = _rtruediv = _neg = _matmul = _rmatmul = _refuse
+
+    def _getitem(self, *_: object) -> NoReturn:
+        raise TypeError(_NO_INDEX)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -354,6 +392,7 @@ class RowGradientsType(hijax.HiType):
     summed_over = hijax.aval_method(lambda gradients, axis_name: _summed_over(gradients, axis_name))
     real = hijax.aval_property(lambda gradients: _no_array(gradients))
     _add = staticmethod(lambda gradients, other: _added(gradients, other))
+    _radd = staticmethod(lambda gradients, other: _added_to(gradients, other))
     _mul = _rmul = staticmethod(lambda gradients, factor: _scaled(gradients, factor))
     _truediv = staticmethod(lambda gradients, divisor: _scaled(gradients, 1 / divisor))
     _neg = staticmethod(lambda gradients: _scaled(gradients, -1.0))
@@ -671,6 +710,7 @@ class _Step(_Operation):
         slots: tuple[jax.Array, ...],
         step: jax.Array,
         key: tuple[jax.Array, ...],
+        rate: tuple[jax.Array, ...],
     ) -> tuple[Table, tuple[jax.Array, ...]]:
         # Operands of a primitive have places and no names; ``row_step`` flattened the slots in this order.
         names = sorted(self.optimizer.slots)
@@ -678,8 +718,9 @@ class _Step(_Operation):
         if not any(bags.capacity for bags, _ in gradients.parts):
             return table, slots
         cast, weights, of_bags = _joint(gradients)
+        optimizer = dataclasses.replace(self.optimizer, learning_rate=lambda _: rate[0]) if rate else self.optimizer
         rows, new_slots = casted_update(
-            self.optimizer,
+            optimizer,
             table.array,
             dict(zip(names, slots, strict=True)),
             cast,
@@ -749,9 +790,24 @@ def row_step(
     _check_slots(optimizer, shaped, slots)
     own = tuple(jnp.asarray(slots[name]) for name in sorted(optimizer.slots))
     key = () if rounding_key is None else (jnp.asarray(rounding_key),)
-    operands = (gradients, own, checked_step(step), key)
+    step = checked_step(step)
+    optimizer, rate = _without_rate(optimizer, step)
+    operands = (gradients, own, step, key, rate)
     table, own = _Step(optimizer, of_table, *jax.tree.map(jax.typeof, operands))(table, *operands)
     return table, dict(zip(sorted(optimizer.slots), own, strict=True))
+
+
+def _without_rate(optimizer: RowOptimizer, step: jax.Array) -> tuple[RowOptimizer, tuple[jax.Array, ...]]:
+    """An optimizer for a primitive to keep, and its learning rate where that is no plain number.
+
+    Schedules and arrays may hold tracers, as ``optax.inject_hyperparams`` makes them, which must be operands.
+    """
+    rate = optimizer.learning_rate
+    if isinstance(rate, numbers.Real) or not optimizer.takes_schedule:
+        return optimizer, ()
+    with jax.numpy_dtype_promotion("standard"):  # optax's schedules mix integers and floats
+        value = jnp.asarray(rate(step) if callable(rate) else rate, jnp.float32)
+    return dataclasses.replace(optimizer, learning_rate=0.0), (value,)
 
 
 def _check_slots(optimizer: RowOptimizer, table: jax.ShapeDtypeStruct, slots: object) -> None:
@@ -798,6 +854,12 @@ def _added(gradients: RowGradients, other: RowGradients) -> RowGradients:
             " of tables are in jrec.optax"
         )
     return _ToGradients((first, second), _sum)(gradients, other)
+
+
+def _added_to(gradients: RowGradients, other: object) -> RowGradients:
+    if isinstance(other, int) and other == 0:  # what ``sum`` and ``optax.tree.add`` begin with
+        return gradients
+    raise TypeError(f"{jax.typeof(gradients)} is added to row gradients of its table, not to {type(other).__name__}")
 
 
 def _scaled(gradients: RowGradients, factor: ArrayLike) -> RowGradients:

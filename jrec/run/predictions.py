@@ -15,6 +15,7 @@ from jrec.batch import Batch
 from jrec.data.loader import Loader
 from jrec.data.regroup import blank, gathered
 from jrec.host.pipeline_batch import WholeBatches
+from jrec.run.feeds.hand_packed import check_rows
 from jrec.run.feeds.host import rows_on_mesh, unique_rows
 from jrec.run.feeds.partitioned import MeshBatches
 from jrec.run.feeds.partitioned_batch import PartitionedBatch
@@ -64,7 +65,13 @@ class Predictions:
             yield self._of_parts(setup, partitioned), partitioned.batch
 
     def of_batch(self, batch: Batch) -> jax.Array:
-        """Logits, (batch,) float32, of a whole batch of NumPy arrays, which every process gives."""
+        """Logits, (batch,) float32, of a whole batch of NumPy arrays, which every process gives.
+
+        Raises:
+          ValueError: If ``jrec.data`` did not pack a batch, and an address is no row of its table; see ``check_rows``.
+        """
+        if not batch.packed:
+            check_rows(self._run.layout, batch)
         setup = self._run.setup
         if setup is None:
             prepared = self._whole.prepare(batch)

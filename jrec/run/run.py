@@ -33,7 +33,7 @@ from jrec.run.evaluation import evaluated
 from jrec.run.feeds.batches import Position
 from jrec.run.feeds.in_place import reads_in_place
 from jrec.run.feeds.makers import Feeds
-from jrec.run.feeds.options import FeedOptions, PackingOptions, Steps
+from jrec.run.feeds.options import FeedOptions, PackingOptions, Steps, check_iterable, check_least, check_packing
 from jrec.run.feeds.run_feed import FedBatch, RunFeed
 from jrec.run.identity import Description, identity_of
 from jrec.run.options import HostOptions
@@ -133,6 +133,7 @@ class Run:
           ``logits`` before the step, ``labels``, ``mask``. They are computed while the program goes on. Of several
           steps in one dispatch, all have an axis of steps in front.
         """
+        check_least(1, micro_batches=micro_batches)
         setup, counted = self._state.setup, metrics
         if setup is not None and metrics is not None:
             counted = setup.over_devices(metrics)
@@ -147,8 +148,9 @@ class Run:
         return step
 
     def _take(self, batch: FedBatch, step_on: StepOn, metrics: Metrics | None) -> StepResults:
-        if batch.feed not in self._feeds.opened:
-            raise ValueError("a step takes a batch of this run's feed; this one is of another run")
+        if not isinstance(batch, FedBatch) or batch.feed not in self._feeds.opened:
+            kind = f"one is a {type(batch).__name__}" if not isinstance(batch, FedBatch) else "one is of another run"
+            raise ValueError(f"a step takes a batch of this run's feed, `for batch in run.feed(...)`; this {kind}")
         # Before anything is donated: a batch is refused while the state is whole.
         batch.feed.check(batch)
         self._checkpoints.between_steps()
@@ -206,13 +208,16 @@ class Run:
           **packing: Further arguments of ``pack_batch``.
 
         Raises:
-          ConfigError: If ``hot``, but there is no plan; if ``steps``, but batches read host memory, or tables grow.
+          ConfigError: If ``hot``, but there is no plan; if ``steps``, but batches read host memory, or tables grow;
+            or a number is too small.
           RuntimeError: If another feed is open that reads rows in host memory ahead of its steps, as this one would.
+          TypeError: If ``batches`` are the columns of one batch; put them in a list.
         """
         options = FeedOptions(
             dense=dense, label=label, batch_size=batch_size, hot=hot, on_bad_id=on_bad_id, workers=workers,
             prefetch=prefetch, position=position, total=total, steps=steps, trace=trace, packing=packing,
         )  # fmt: skip
+        check_iterable("feed", batches)
         return self._feeds.open(batches, options)
 
     @property
@@ -250,6 +255,8 @@ class Run:
           DatasetError: If more values are unknown than may be; names feature, share and some of the values. And
             whatever ``pack_batch`` raises.
         """
+        check_packing("predict", packing)
+        check_least(1, batch_size=batch_size)
         unknown = UnknownCounts()
         packer = self._packer(unknown, packing, dense=dense, label=None, on_bad_id=on_bad_id)
         prepared = packer.prepare(columns)
@@ -301,6 +308,9 @@ class Run:
           DivergedError: If a logit is NaN or infinite.
           ValueError: If a label is neither 0 nor 1 without ``numbers``, or the model returns no logit for each example.
         """
+        check_packing("evaluate", packing)
+        check_least(1, batch_size=batch_size)
+        check_iterable("evaluate", batches)
         unknown = UnknownCounts()
         packer = self._packer(unknown, packing, dense=dense, label=label, on_bad_id=on_bad_id)
         metrics = evaluated(self.predictions, batches, packer, batch_size, numbers)
@@ -366,7 +376,7 @@ class Run:
           ValueError: If there is no such table or row.
         """
         self.flush()
-        return self._state.read(name, np.asarray(ids, None if len(ids) else np.int64))
+        return self._state.read(name, _row_numbers(ids))
 
     def set_rows(self, name: str, ids: Sequence[int] | np.ndarray, rows: ArrayLike) -> None:
         """Gives rows of a table values, wherever they live, such as pretrained vectors; docs/pretrained_rows.md.
@@ -391,7 +401,7 @@ class Run:
         self._check_no_feeds("rows are set")
         if not self._state.training:
             raise RuntimeError("the run only predicts (training=False); set rows in a run that trains")
-        self._state.write(name, np.asarray(ids, None if len(ids) else np.int64), np.asarray(rows))
+        self._state.write(name, _row_numbers(ids), np.asarray(rows))
 
     @property
     def growing(self) -> Mapping[str, GrowingVocabulary]:
@@ -606,3 +616,8 @@ class Run:
         setup, opened = self._state.setup, self._feeds.opened
         decides_again = bool(opened) and all(feed.replays for feed in opened)
         return None if setup is None or decides_again or not setup.modes.decided else sorted(setup.modes.send)
+
+
+def _row_numbers(ids: Sequence[int] | np.ndarray) -> np.ndarray:
+    numbers = np.asarray(ids)
+    return numbers if numbers.size else numbers.astype(np.int64)  # an empty list is of floats

@@ -13,10 +13,10 @@ import numpy as np
 from jrec.batch import Batch
 from jrec.data.regroup import blank, gathered
 from jrec.data.schema import DatasetError
-from jrec.host.checks import checked_bags
 from jrec.ops.host_cast import with_cast
 from jrec.ops.layout import EmbeddingLayout, Stack
 from jrec.ops.types import Bags
+from jrec.run.feeds.hand_packed import check_lengths
 from jrec.run.placement.rows import based
 from jrec.sharding.contents import host_ranges, replicated_ranges
 from jrec.sharding.plans import Plan
@@ -75,7 +75,7 @@ class BatchPartitioner:
 
         Raises:
           ValueError: If the devices cannot share the examples equally, or bags that jrec has not packed hold more ids
-            than the layout says, or one that a stack does not have.
+            than the layout says.
           DatasetError: If the batch is to be hot, but reads a row that not every device has.
         """
         count = len(self._compute_devices)
@@ -83,7 +83,7 @@ class BatchPartitioner:
         if rest:
             raise ValueError(f"{len(batch.labels)} examples cannot be shared equally by {count} devices")
         for stack in () if batch.packed else self._layout.planned_stacks:
-            _check_lookups(stack, batch.bags[stack.name], len(batch.labels))
+            check_lengths(stack, batch.bags[stack.name], len(batch.labels))
         for name, ranges in self._everywhere.items():
             self._check_hot(self._layout.stacks[name], batch.bags[name], ranges)
         read = {}
@@ -112,23 +112,6 @@ class BatchPartitioner:
             raise DatasetError(
                 f"a hot batch reads row {elsewhere[0] - stack.bases[number]} of table {stack.tables[number].name!r},"
                 " which the plan does not put on every device; give such examples to a feed without hot=True"
-            )
-
-
-def _check_lookups(stack: Stack, bags: Bags, examples: int) -> None:
-    """Refuses what devices would take for padding: ids past the stack, and more of a bag than there is surely room for.
-
-    The devices' static sizes follow from the layout.
-    """
-    ids, offsets, _ = checked_bags(bags, stack)
-    lengths = np.full(len(ids), ids.shape[1]) if offsets is None else np.diff(offsets)
-    for feature in stack.features:
-        config, first = feature.config, feature.first_bag * examples
-        of_feature = lengths[first : first + config.bags_per_example * examples]
-        if (of_feature > (most := 1 if config.unpooled else config.max_length)).any():
-            raise ValueError(
-                f"a bag of feature {config.name!r} holds {of_feature.max():,} ids, but max_length is {most:,}; raise"
-                " FeatureConfig.max_length"
             )
 
 

@@ -16,6 +16,7 @@ from jrec.data.packing_columns import PreparedColumns
 from jrec.json_values import JsonObject
 from jrec.run.feeds.batches import Position
 from jrec.run.feeds.feed import Feed, Ready
+from jrec.run.feeds.hand_packed import check_rows
 from jrec.run.step import HostResults, StepResults
 
 
@@ -176,7 +177,7 @@ class ItemPacker:
           What ``pack`` takes: the item, or its columns whose keys have rows; and what changed in tables that grow.
 
         Raises:
-          ValueError: If tables grow, and the item is a packed batch.
+          ValueError: If tables grow, and the item is a packed batch; or the first one has no examples.
         """
         if self._map is not None:
             if isinstance(item, Gathered):
@@ -185,20 +186,25 @@ class ItemPacker:
             if isinstance(item, Batch):
                 raise ValueError("a packed batch has rows, but tables of the run grow; give the feed columns of values")
             prepared, grown = self._map(self._packer.prepare(self._packer.read(item, copy=self._columns_wait)))
-            self._size = prepared.examples if self._size is None else self._size
+            self._size = self._size or _size_of(prepared)
             return prepared, grown
         if isinstance(item, Batch):
             # Where batches do not wait, a step on a CPU may still read one when the next is made: JAX takes aligned
             # arrays over without a copy. Steps of 0.2 ms were 7 to 10 % longer when jrec's own were copied, too.
             return item if item.packed and not self._batches_wait else _copied(item), None
         read = self._packer.read(item, copy=self._columns_wait)
-        if self._size is None:
-            self._size = self._packer.prepare(read).examples
+        self._size = self._size or _size_of(self._packer.prepare(read))
         return read, None
 
     def __call__(self, item: object) -> Batch:
-        """The item's batch; an item that is one stays as it is."""
+        """The item's batch; an item that is one stays as it is.
+
+        Raises:
+          ValueError: If ``jrec.data`` did not pack a batch, and an address is no row of its table; see ``check_rows``.
+        """
         if isinstance(item, Batch):
+            if not item.packed:
+                check_rows(self._packer.layout, item)
             return item
         if isinstance(item, Gathered):
             return item.pack()
@@ -208,5 +214,15 @@ class ItemPacker:
         return self._packer.pack(prepared, size)
 
 
+def _size_of(first: PreparedColumns) -> int:
+    if not first.examples:
+        raise ValueError(
+            "the first batch has no examples, but all have its size; leave it out, or give feed(..., batch_size=...)"
+        )
+    return first.examples
+
+
 def _copied(batch: Batch) -> Batch:
-    return jax.tree.map(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, batch)
+    copied = jax.tree.map(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, batch)
+    object.__setattr__(copied, "packed", batch.packed)
+    return copied
