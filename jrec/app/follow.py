@@ -3,7 +3,8 @@
     RUN/files.jsonl         the files that were taken, a line each, in the order in which they are learnt
     RUN.files/000012        a file's examples, by the rows of the dataset that the model was first trained on, until a
                             checkpoint has them
-    RUN.files/bad_lines/    the lines of a file that were skipped, by its number: 000012.tsv
+    RUN.files/bad_lines/    the lines of a file that were skipped, by its number: 000012.tsv; of a file without a good
+                            line all of it, 000012-NAME
     RUN/checkpoints/STEP    beside rows and parameters: how many files were learnt, and the position in the next one
 
 A file is taken once: it gets a line, on disk, before anything becomes of it. What is learnt depends on the files and
@@ -164,14 +165,20 @@ class Files:
         self._folder.mkdir(exist_ok=True)
         truncate_after(run / FILES, MOST)  # a torn last line, of a kill
         self._list = JsonLines(run / FILES)
-        self.taken = list(read_records(run / FILES))
+        # A later line of a name says how the file was when it was read once more; the first one gives it its place.
+        self._taken = {entry["file"]: entry for entry in read_records(run / FILES)}
+        self._said: dict[str, JsonObject] = {}  # of files that were written again
         self._waiting = collections.deque[pathlib.Path]()
-        self._names = {entry["file"] for entry in self.taken}
         source = stored_log(Schema.load(base, check_files=False))
         if source is None or source.histories:
             which = "are not made of single lines" if source is None else "have histories, which go on over files"
             raise ConfigError(f"examples of {base} {which}; only logs of which a line makes an example can be followed")
         self._source = source
+
+    @property
+    def taken(self) -> list[JsonObject]:
+        """What is known of the files that were taken, in the order in which they are learnt."""
+        return [*self._taken.values()]
 
     def take(self, step: int) -> bool:
         """Takes the next file that is there and finished, by the numbers in the names; False where there is none.
@@ -185,50 +192,90 @@ class Files:
             path = self._waiting.popleft()
             # Taken away since the look: it has no line yet, so that nobody misses it.
             with contextlib.suppress(FileNotFoundError):
-                status = path.stat()
-                entry = {"step": step, "file": path.name, "bytes": status.st_size, "written": status.st_mtime}
-                self._list.write(entry)
-                # On disk before anything becomes of the file: the order of these lines is the order in which it is
-                # learnt again.
-                self._list.sync()
-                self.taken.append(entry)
-                self._names.add(path.name)
+                self._enter({"step": step, "file": path.name, **_state(path)})
                 return True
         return False
 
+    def _enter(self, entry: JsonObject) -> None:
+        self._list.write(entry)
+        # On disk before anything becomes of the file: the order of these lines is the order in which files are learnt
+        # again.
+        self._list.sync()
+        self._taken[entry["file"]] = entry
+
     def _finished(self) -> Iterator[pathlib.Path]:
         for path in sorted(self._options.files.iterdir(), key=lambda path: natural_order(path.name)):
-            if path.name in self._names or path.name.startswith((".", "_")) or path.name.endswith(UNFINISHED):
+            if path.name.startswith((".", "_")) or path.name.endswith(UNFINISHED) or not path.is_file():
                 continue
-            # A time ahead of this machine's clock, as of another machine's, only makes the file wait longer.
-            if path.is_file() and time.time() - path.stat().st_mtime >= self._options.settle:
-                yield path
+            with contextlib.suppress(FileNotFoundError):
+                state = _state(path)
+                if (entry := self._taken.get(path.name)) is not None:
+                    self._say_once_if_changed(entry, state)
+                # A time ahead of this machine's clock, as of another machine's, only makes the file wait longer.
+                elif time.time() - state["written"] >= self._options.settle:
+                    yield path
 
-    def dataset(self, number: int) -> pathlib.Path | None:
-        """The examples of a file; None of one that has none."""
+    def _say_once_if_changed(self, entry: JsonObject, state: JsonObject) -> None:
+        if self._said.get(entry["file"], entry).items() >= state.items():
+            return
+        self._said[entry["file"]] = state
+        self._report(
+            f"{entry['file']}: written again after it was learnt, which changes nothing: a name is taken once; give"
+            " new lines a file of another name"
+        )
+
+    def dataset(self, number: int, *, begun: bool) -> pathlib.Path | None:
+        """The examples of a file; None of one that has none.
+
+        Args:
+          number: Its place among those that were taken.
+          begun: Whether a checkpoint has learnt its first examples, so that it must be the same file.
+
+        Raises:
+          DatasetError: If it is gone, or cannot be read as the first log was.
+        """
         folder, entry = self._folder / f"{number:06d}", self.taken[number]
         # Made before a kill. It is whole, since ``prepare`` gives a folder its name last.
         if kind_of(folder) == "dataset":
             return folder
         path = self._options.files / entry["file"]
-        if not path.is_file() or path.stat().st_size != entry["bytes"]:
+        if not path.is_file() or (begun and path.stat().st_size != entry["bytes"]):
             is_now = f"has {path.stat().st_size:,} bytes now" if path.is_file() else "is no longer there"
+            instead = "" if begun else ", or put an empty file in its place, which leaves it out"
             raise DatasetError(
-                f"{path} was taken with {entry['bytes']:,} bytes, and must be learnt again since the last checkpoint,"
-                f" but {is_now}; bring it back as it was"
+                f"{path} was taken with {entry['bytes']:,} bytes, and no checkpoint has all of it, but it {is_now};"
+                f" bring it back as it was{instead}"
             )
-        if not entry["bytes"]:
-            return None
+        if not entry.items() >= (state := _state(path)).items():
+            # No checkpoint, and so no delta, has anything of it: a line that was mended is learnt as it is now.
+            self._report(f"{path.name}: written again since it was taken; it is learnt as it is now")
+            self._enter({**entry, **state})
+        skipped: list[str] = []
+        with contextlib.suppress(NoExamplesError):
+            if state["bytes"]:
+                self._prepare(path, folder, skipped.append)
+                return folder
+        if skipped:
+            # They went with the folder that was to have the other lines.
+            kept = self._bad_lines() / f"{folder.name}-{path.name}"
+            shutil.copyfile(path, kept)
+            self._report(f"{path.name}: no good line; nothing is learnt of it, and {kept} is a copy of it")
+        else:
+            self._report(f"{path.name}: empty")
+        return None
+
+    def _prepare(self, path: pathlib.Path, folder: pathlib.Path, report: Callable[[str], None]) -> None:
+        def say(message: str) -> None:
+            report(message)
+            self._report(f"{path.name}: {message}")
+
         options = PrepareOptions(
             split=(1.0, 0.0, 0.0), vocabulary_from=self._base, on_bad_line=self._options.on_bad_line, overwrite=True
         )
-        try:
-            prepare(
-                self._source, str(path), folder, options, command="jrec follow",
-                report=lambda message: self._report(f"{path.name}: {message}"),
-            )  # fmt: skip
-        except NoExamplesError:
-            return None
+        prepare(self._source, str(path), folder, options, command="jrec follow", report=say)
+
+    def _bad_lines(self) -> pathlib.Path:
+        (folder := self._folder / _BAD_LINES).mkdir(exist_ok=True)
         return folder
 
     def close(self) -> None:
@@ -242,8 +289,7 @@ class Files:
             if number.isdigit() and int(number) < before:
                 bad = folder / BAD_LINES_FILE
                 if folder.name == number and bad.is_file():  # else what a kill left of an attempt
-                    (self._folder / _BAD_LINES).mkdir(exist_ok=True)
-                    bad.replace(self._folder / _BAD_LINES / f"{number}.tsv")
+                    bad.replace(self._bad_lines() / f"{number}.tsv")
                 shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -337,6 +383,9 @@ class _Follower:
         """Learns from one file after the other."""
         if self.saver.saved < 0:
             self._save(None)  # the model as it begins: from here on a run that is killed goes on
+        self._report(
+            f"follows {self._options.files} from step {self.run.steps:,} on; {self._learnt:,} files are learnt"
+        )
         while not stop:
             if self._learnt == len(self.files.taken) and not self.files.take(self.run.steps):
                 if self._due(idle=True):
@@ -362,11 +411,11 @@ class _Follower:
 
     def _learn(self, stop: StopRequest) -> JsonObject | None:
         """Scores the next file and learns from it; returns the position in it where a signal came before its end."""
-        number, entry, begin = self._learnt, self.files.taken[self._learnt], time.perf_counter()
-        if (data := self.files.dataset(number)) is None:
+        number, begin = self._learnt, time.perf_counter()
+        if (data := self.files.dataset(number, begun=self._position is not None)) is None:
             self._learnt += 1
-            self._report(f"{entry['file']}: empty")
             return None
+        entry = self.files.taken[number]
         config = dataclasses.replace(self._config, data=dataclasses.replace(self._config.data, path=str(data)))
         schema = config.model.of_kind.schema(config.model, Schema.load(data))
         schema.check_labels()
@@ -489,6 +538,12 @@ def _ids(folder: pathlib.Path, written: int) -> tuple[str, str]:
     del written  # another time is another file
     manifest = read_manifest(folder)
     return manifest.id, manifest.parent
+
+
+def _state(path: pathlib.Path) -> JsonObject:
+    """What differs when somebody writes a file again."""
+    status = path.stat()
+    return {"bytes": status.st_size, "written": status.st_mtime}
 
 
 def _batches(position: JsonObject) -> int:
