@@ -285,11 +285,11 @@ class Model:
         Args:
           columns: ``raw_columns``: of a model of sequences the history, ragged lists of raw values, oldest first, of
             which the last count; of two towers the user's features.
-          k: How many.
+          k: How many, at least 1.
 
         Raises:
           DatasetError: If a column is missing or holds what the feature cannot have.
-          ValueError: If the model does not rank items, or has fewer than k.
+          ValueError: If the model does not rank items.
         """
         while True:
             with contextlib.suppress(OutdatedError):
@@ -303,7 +303,7 @@ class Model:
 
         def nearest_to(users: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             left_out = ranked.left_out(encoded.ids.get(ranked.retrieval.history), len(users))
-            return self._nearest(users, ranked.retrieval.table, k, left_out=left_out, unit=True)
+            return self._nearest(users, ranked.retrieval.table, min(k, self.items), left_out=left_out, unit=True)
 
         (scores, rows), manifest = self._of_users(encoded, nearest_to)
         there = np.isfinite(scores)
