@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import shutil
+import warnings
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -26,7 +27,8 @@ def write_delta(out: Place, rows: Mapping[str, tuple[np.ndarray, np.ndarray]], *
       >>> write_delta("delta", {"ngram": (ids, edited.read(ids))}, since=["exports/model"])  # doctest: +SKIP
 
     Only the rows that are given are read, quantized as the export has them, and written: ``Run.export(since=…)`` reads
-    all rows of a run, and has a new dense part, too.
+    all rows of a run, and has a new dense part, too. Of two towers the items' vectors are a table of their own,
+    ITEM.vectors, which does not follow from ITEM's rows; a warning says so.
 
     Args:
       out: The folder to make; it appears when it is whole.
@@ -47,6 +49,13 @@ def write_delta(out: Place, rows: Mapping[str, tuple[np.ndarray, np.ndarray]], *
     last, source = load_chain(folders, rows=False)[-1], folders[-1]  # rows are not read here
     if unknown := sorted(rows.keys() - last.tables.keys()):
         raise ExportError(f"{source} has no table {unknown[0]!r}; its tables are {', '.join(sorted(last.tables))}")
+    retrieval = last.retrieval
+    if retrieval is not None and retrieval.items in rows and retrieval.table not in rows:
+        warnings.warn(
+            f"rows of table {retrieval.items!r} are read for histories: items are ranked by table {retrieval.table!r},"
+            " whose vectors this delta leaves as they are; give them, too, or export the run anew",
+            stacklevel=2,
+        )
     none = np.zeros(0, np.int64)
     with new_folder(out, _ABOUT, kind="export", inputs=since) as folder:
         tables = {}

@@ -163,6 +163,10 @@ class Manifest:
     numbers: Numbers | None = None
     task_numbers: Mapping[str, Numbers] = dataclasses.field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        # Short, since every answer has one, and people print answers.
+        return f"Manifest(id={self.id[:12]!r}, run={self.run!r}, step={self.step})"
+
     @property
     def numbers_by_label(self) -> Mapping[str, Numbers]:
         """How outputs are numbers, by task whose label is one; under "" where there is one label."""
