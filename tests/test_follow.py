@@ -111,7 +111,7 @@ def folder(tmp_path_factory):
 def followed(folder, out, *overrides, base="run", files="input", resume=False, **options):
     """Follows until there is no further file; returns what came of it, and the lines about files."""
     said = []
-    config = follow_config(folder / base, str(folder / out), list(overrides))
+    config = follow_config(folder / base, str(folder / out), list(overrides), resume=resume)
     options = FollowOptions(**{"files": folder / files, "once": True, "settle": 0, "every": 0, **options})
     return follow(config, options, resume=resume, report=said.append), said
 
@@ -238,6 +238,32 @@ def test_a_run_that_is_lost_goes_on_with_the_same_bits(folder, whole, tmp_path, 
     assert len((tmp_path / "live" / "files.jsonl").read_text().splitlines()) < PARTS
     assert follow(config, options, resume=True).files == PARTS
     same_runs(folder / "whole", tmp_path / "live")
+
+
+def test_a_run_goes_on_without_the_one_that_it_began_from(folder, whole, tmp_path):
+    """With all that was given when it began, such as a schedule of its own."""
+    files, begin = tmp_path / "input", tmp_path / "begin"
+    files.mkdir()
+    shutil.copytree(folder / "run", begin)
+    write(files / "1.csv", lines_of_log()[:100])
+    followed(folder, tmp_path / "live", "lr_schedule.warmup_steps=7", base=begin, files=files)
+    shutil.rmtree(begin)
+    write(files / "2.csv", lines_of_log()[100:200])
+    outcome, _ = followed(folder, tmp_path / "live", base=tmp_path / "live", files=files, resume=True)
+    assert (outcome.files, outcome.examples) == (2, 100)
+    followed(folder, tmp_path / "whole", "lr_schedule.warmup_steps=7", files=files)
+    same_runs(tmp_path / "whole", tmp_path / "live")
+
+
+def test_the_run_to_begin_from_is_not_overwritten(folder, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(folder / "run", run)
+    before = sorted(run.rglob("*"))
+    for base in (run, run / "checkpoints" / "19"):
+        config = follow_config(base, str(run), [])
+        with pytest.raises(ConfigError, match=r"--overwrite would delete the run in .*run, from which this one is to"):
+            follow(config, FollowOptions(files=folder / "input", once=True), overwrite=True)
+    assert sorted(run.rglob("*")) == before
 
 
 def signal_after(steps, monkeypatch):

@@ -40,7 +40,7 @@ from jrec.app.recorder import Recorder
 from jrec.app.report.logs import PROGRESSIVE, JsonLines, MetricLog, read_records, truncate_after
 from jrec.app.report.ranking import evaluated
 from jrec.app.run_folder import open_run_folder
-from jrec.app.run_record import CHECKPOINT_FOLDER, TrainedRun, find_run
+from jrec.app.run_record import CHECKPOINT_FOLDER, RunRecord, TrainedRun, find_run
 from jrec.app.saver import Saver
 from jrec.checkpoint import Checkpoints
 from jrec.checkpoint.saved import Saved
@@ -114,24 +114,28 @@ class Followed:
     stopped: bool
 
 
-def follow_config(run: str | pathlib.Path, out: str, overrides: list[str]) -> TrainConfig:
+def follow_config(run: str | pathlib.Path, out: str, overrides: list[str], *, resume: bool = False) -> TrainConfig:
     """The configuration of a run that goes on from another one, by the order of files and at constant rates.
 
     Args:
       run: The trained run, or one of its checkpoints.
       out: The folder of the run that goes on.
       overrides: Further keys, as ``section.key=value``.
+      resume: Whether ``run`` may be ``out`` itself, whose configuration says what it began from.
 
     Raises:
       ConfigError: If a key cannot be as it is given, or the model cannot follow files.
     """
     before, _ = find_run(run)
-    fixed = [f"out={out!r}", f"init_from={str(run)!r}", "data.order='time'", "epochs=1", "max_steps=0"]
+    # What it began from need not be there anymore.
+    begun_from = before.config().init_from if resume and _is_folder(before, out) else ""
+    fixed = [f"out={out!r}", f"init_from={begun_from or str(run)!r}", "data.order='time'", "epochs=1", "max_steps=0"]
     fixed += ["data.half_life=''", "evaluate.progressive=''", "checkpoint.keep_best=false"]
     # A file is read once: what is left of its last batch would never be learnt, and a small file has no more than that.
     fixed += ["data.drop_remainder=false"]
     config = before.config([*fixed, *overrides])
-    if not any(key.startswith("lr_schedule") for key in overrides):  # the one of training ends at low rates
+    if not begun_from and not any(key.startswith("lr_schedule") for key in overrides):
+        # The one of training ends at low rates.
         config = dataclasses.replace(config, lr_schedule=LRScheduleConfig())
     kept = dataclasses.replace(config.checkpoint, every_steps=config.checkpoint.every_steps or 1)
     config = dataclasses.replace(config, checkpoint=kept)
@@ -143,6 +147,10 @@ def follow_config(run: str | pathlib.Path, out: str, overrides: list[str]) -> Tr
             " files"
         )
     return config
+
+
+def _is_folder(run: RunRecord, out: str) -> bool:
+    return run.folder.resolve() == pathlib.Path(out).resolve()
 
 
 def examples_folder(run: pathlib.Path) -> pathlib.Path:
@@ -322,15 +330,22 @@ def follow(
     """
     if not options.files.is_dir():
         raise ConfigError(f"{options.files}, in which files are to appear, is no folder; make it first")
+    if overwrite and _is_folder(find_run(config.init_from)[0], config.out):
+        raise ConfigError(
+            f"--overwrite would delete the run in {config.out}, from which this one is to begin; go on with it by"
+            " --resume, or choose another --out"
+        )
     if options.deltas is not None and options.export is None:
         raise ConfigError("deltas follow an export; give its folder, too (--export)")
-    data = open_data(config)
-    with open_run_folder(data.config, resume=resume, overwrite=overwrite) as folder, stop_on_signals() as stop:
+    # Not by the run that it begins from, which may be gone: the configuration has the capacities of that one's tables.
+    data = open_data(dataclasses.replace(config, init_from=""))
+    config = dataclasses.replace(data.config, init_from=config.init_from)
+    with open_run_folder(config, resume=resume, overwrite=overwrite) as folder, stop_on_signals() as stop:
         if not (resume and TrainedRun(folder).began):
             # Of an earlier run under this name, whose examples would be taken for this one's by their numbers.
             shutil.rmtree(examples_folder(folder), ignore_errors=True)
             (folder / FILES).unlink(missing_ok=True)
-        follower = _Follower(data.config, data.schema, data.plan, folder, options, report, resume)
+        follower = _Follower(config, data.schema, data.plan, folder, options, report, resume)
         with contextlib.closing(follower), follower.saver.rescuing(follower.run):
             return follower.go(stop)
 
