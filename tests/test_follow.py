@@ -361,6 +361,26 @@ def test_a_whole_export_in_the_place_of_another_is_followed(folder, tmp_path, mo
     np.testing.assert_allclose(model(columns), jrec.load_run(tmp_path / "live").predict(columns), atol=1e-6)
 
 
+def test_a_run_that_goes_on_writes_what_its_checkpoint_lacks(folder, whole, tmp_path):
+    """The export that it is given only now, and the delta that a full disk ended, though there is no further file."""
+    live, export, deltas = tmp_path / "live", tmp_path / "export", tmp_path / "deltas"
+    shutil.copytree(folder / "whole", live)
+    config = follow_config(folder / "run", str(live), [])
+    options = FollowOptions(files=folder / "input", once=True, settle=0, every=0, export=export, deltas=deltas)
+    assert follow(config, options, resume=True).examples == 0
+    assert checks.load_manifest(export).step == whole[0].step
+    assert not deltas.exists()
+    for name in ("export", "deltas"):
+        shutil.copytree(folder / name, tmp_path / name, dirs_exist_ok=True)
+    (last,) = deltas.glob(f"step-*{whole[0].step}")
+    before, said = checks.load_manifest(last), []
+    shutil.rmtree(last)
+    for lines in (1, 1):
+        follow(config, options, resume=True, report=said.append)
+        assert checks.load_manifest(last).tables == before.tables
+        assert sum("a delta of" in line for line in said) == lines
+
+
 def test_a_delta_is_written_once(folder, whole, tmp_path):
     """A run that was killed after a delta of a step, and came to the step again, goes on behind it."""
     for name in ("export", "deltas"):

@@ -398,6 +398,8 @@ class _Follower:
         """Learns from one file after the other."""
         if self.saver.saved < 0:
             self._save(None)  # the model as it begins: from here on a run that is killed goes on
+        else:
+            self._write_delta(self.run.steps)  # of a run that ended before it, or had no export
         self._report(
             f"follows {self._options.files} from step {self.run.steps:,} on; {self._learnt:,} files are learnt"
         )
@@ -492,13 +494,12 @@ class _Follower:
         # Only once the checkpoint is complete: until then a kill has these files learnt again.
         self.files.drop(self._learnt)
         self._saved_at = time.monotonic()
-        if self._options.export is not None:
-            self._write_delta(step)
+        self._write_delta(step)
 
     def _write_delta(self, step: int) -> None:
-        export, deltas = self._options.export, self._options.deltas
-        assert export is not None
-        checkpoint = self._folder / CHECKPOINT_FOLDER / str(step)
+        if (export := self._options.export) is None:
+            return
+        deltas, checkpoint = self._options.deltas, self._folder / CHECKPOINT_FOLDER / str(step)
         if not (export / EXPORT_MANIFEST).is_file():
             manifest = export_run(checkpoint, export, run=self.run)
             self._report(f"{export}: export {manifest.id[:12]} of step {step:,}")
@@ -507,7 +508,8 @@ class _Follower:
             chain, path = _chain(export, deltas), deltas / f"step-{step:012d}"
             own = [other for other in chain if _OWN_DELTA.fullmatch(other.name) and other.name >= path.name]
             if own:  # written before the run was killed and went on from an earlier checkpoint
-                self._report(f"{own[-1]}: of this step or a later one already, so that step {step:,} writes no delta")
+                if own[-1] != path:
+                    self._report(f"{own[-1]}: of a later step already, so that step {step:,} writes no delta")
                 return
             base, before = self._followed or (None, None)
             # Others may write a whole export in the place of this one, take deltas away, or add some of edited rows.
