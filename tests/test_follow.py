@@ -358,7 +358,13 @@ def test_a_whole_export_in_the_place_of_another_is_followed(folder, tmp_path, mo
     assert left == written[4:]
     model = jrec.serving.load(export, left)
     columns = {"user": ["u1", "u30"], "item": ["i1", "i2"], "price": [0.1, 0.2]}
-    np.testing.assert_allclose(model(columns), jrec.load_run(tmp_path / "live").predict(columns), atol=1e-6)
+    want = jrec.load_run(tmp_path / "live").predict(columns)
+    np.testing.assert_allclose(model(columns), want, atol=1e-6)
+    # And before the run goes on: its deltas of the steps until now follow what is there no longer.
+    export_run(tmp_path / "live", export, overwrite=True)
+    followed(folder, tmp_path / "live", export=export, deltas=deltas, resume=True)
+    (last,) = following._chain(export, deltas)
+    np.testing.assert_allclose(jrec.serving.load(export, [last])(columns), want, atol=1e-6)
 
 
 def test_a_run_that_goes_on_writes_what_its_checkpoint_lacks(folder, whole, tmp_path):

@@ -515,7 +515,8 @@ class _Follower:
             # Others may write a whole export in the place of this one, take deltas away, or add some of edited rows.
             if base is None or base.folders != (export, *chain) or base.manifests[0].id != load_manifest(export).id:
                 base, before = ExportBase.read([export, *chain]), None
-            manifest = export_run(checkpoint, path, since=base, before=before, run=self.run)
+            # In the place of one of this step, if any, that follows what the export was before.
+            manifest = export_run(checkpoint, path, since=base, before=before, run=self.run, overwrite=True)
             self._followed = base.followed_by(path, manifest), Saved(checkpoint)
             size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
             newest = max((entry["written"] for entry in self.files.taken[: self._learnt]), default=time.time())
