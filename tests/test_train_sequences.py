@@ -286,7 +286,7 @@ def test_an_export_serves_the_best_items(trained, tmp_path):
         assert [len(line) for line in few.items] == [ITEMS - 2, ITEMS, ITEMS - 2]
     with pytest.raises(ValueError, match=f"k=0 must be between 1 and the {ITEMS + 1} rows"):
         model.best(histories, k=0)
-    with pytest.raises(ValueError, match="logit"):
+    with pytest.raises(ValueError, match=r"the model ranks items, and has no probabilities; call Model\.best"):
         model(histories)
     with running(whole) as served:
         status, _, body = ask(served.port, "/predict?k=5", {"columns": histories})

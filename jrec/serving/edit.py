@@ -13,13 +13,15 @@ import numpy as np
 from jrec import environment
 from jrec.outputs import Place, new_folder
 from jrec.serving.checks import faults, load_chain
-from jrec.serving.format import WHOLE, ExportError, Manifest, Part, save_manifest
+from jrec.serving.format import WHOLE, ExportError, Manifest, Part, folders_of, save_manifest
 from jrec.serving.quantize import exported_rows
 
 _ABOUT = {"command": "jrec.serving.write_delta"}
 
 
-def write_delta(out: Place, rows: Mapping[str, tuple[np.ndarray, np.ndarray]], *, since: Sequence[Place]) -> Manifest:
+def write_delta(
+    out: Place, rows: Mapping[str, tuple[np.ndarray, np.ndarray]], *, since: Place | Sequence[Place]
+) -> Manifest:
     """Writes new values of some rows as the next delta of an export, whose dense part stays as it is.
 
       >>> edited = jrec.table_files.StoredTable(tensors, name, overlays=["edit.safetensors"])  # doctest: +SKIP
@@ -33,7 +35,7 @@ def write_delta(out: Place, rows: Mapping[str, tuple[np.ndarray, np.ndarray]], *
     Args:
       out: The folder to make; it appears when it is whole.
       rows: By table, numbers of rows, (n,) integers, each once, and their values, (n, dim) floats.
-      since: The export and the deltas that follow it, in order.
+      since: The export, or it and the deltas that follow it, in order.
 
     Returns:
       What was written: ``Model.apply`` takes it.
@@ -43,7 +45,7 @@ def write_delta(out: Place, rows: Mapping[str, tuple[np.ndarray, np.ndarray]], *
         in tensor-train cores, or values are of another shape or not finite.
       OutputError: If ``out`` may not or cannot be written.
     """
-    folders = [pathlib.Path(folder) for folder in since]
+    folders = folders_of(since)
     if not folders:
         raise ExportError("since is empty; give the export, and the deltas that follow it")
     last, source = load_chain(folders, rows=False)[-1], folders[-1]  # rows are not read here
@@ -57,7 +59,7 @@ def write_delta(out: Place, rows: Mapping[str, tuple[np.ndarray, np.ndarray]], *
             stacklevel=2,
         )
     none = np.zeros(0, np.int64)
-    with new_folder(out, _ABOUT, kind="export", inputs=since) as folder:
+    with new_folder(out, _ABOUT, kind="export", inputs=folders) as folder:
         tables = {}
         for name, parts in last.tables.items():
             ids, values = rows.get(name, (none, np.zeros((0, parts[0].dim), np.float32)))
