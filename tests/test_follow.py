@@ -3,6 +3,7 @@
 import contextlib
 import datetime
 import io
+import itertools
 import json
 import os
 import shutil
@@ -110,7 +111,7 @@ def folder(tmp_path_factory):
 def followed(folder, out, *overrides, base="run", files="input", resume=False, **options):
     """Follows until there is no further file; returns what came of it, and the lines about files."""
     said = []
-    config = follow_config(folder / base, str(folder / out), list(overrides))
+    config = follow_config(folder / base, str(folder / out), list(overrides), resume=resume)
     options = FollowOptions(**{"files": folder / files, "once": True, "settle": 0, "every": 0, **options})
     return follow(config, options, resume=resume, report=said.append), said
 
@@ -239,21 +240,50 @@ def test_a_run_that_is_lost_goes_on_with_the_same_bits(folder, whole, tmp_path, 
     same_runs(folder / "whole", tmp_path / "live")
 
 
-def test_a_signal_ends_a_file_between_two_steps(folder, whole, tmp_path, monkeypatch):
-    absorb, count = following.Recorder.absorb, 0
+def test_a_run_goes_on_without_the_one_that_it_began_from(folder, whole, tmp_path):
+    """With all that was given when it began, such as a schedule of its own."""
+    files, begin = tmp_path / "input", tmp_path / "begin"
+    files.mkdir()
+    shutil.copytree(folder / "run", begin)
+    write(files / "1.csv", lines_of_log()[:100])
+    followed(folder, tmp_path / "live", "lr_schedule.warmup_steps=7", base=begin, files=files)
+    shutil.rmtree(begin)
+    write(files / "2.csv", lines_of_log()[100:200])
+    outcome, _ = followed(folder, tmp_path / "live", base=tmp_path / "live", files=files, resume=True)
+    assert (outcome.files, outcome.examples) == (2, 100)
+    followed(folder, tmp_path / "whole", "lr_schedule.warmup_steps=7", files=files)
+    same_runs(tmp_path / "whole", tmp_path / "live")
+
+
+def test_the_run_to_begin_from_is_not_overwritten(folder, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(folder / "run", run)
+    before = sorted(run.rglob("*"))
+    for base in (run, run / "checkpoints" / "19"):
+        config = follow_config(base, str(run), [])
+        with pytest.raises(ConfigError, match=r"--overwrite would delete the run in .*run, from which this one is to"):
+            follow(config, FollowOptions(files=folder / "input", once=True), overwrite=True)
+    assert sorted(run.rglob("*")) == before
+
+
+def signal_after(steps, monkeypatch):
+    """Has SIGTERM come after so many steps."""
+    absorb, counted = following.Recorder.absorb, itertools.count(1)
 
     def signalled(self, *results):
-        nonlocal count
-        count += 1
-        if count == 4:  # the first step of the second file
+        if next(counted) == steps:
             os.kill(os.getpid(), signal.SIGTERM)
         return absorb(self, *results)
 
+    monkeypatch.setattr(following.Recorder, "absorb", signalled)
+
+
+def test_a_signal_ends_a_file_between_two_steps(folder, whole, tmp_path, monkeypatch):
     shutil.copytree(folder / "input", tmp_path / "input")
     config = follow_config(folder / "run", str(tmp_path / "live"), [])
     options = FollowOptions(files=tmp_path / "input", once=True, settle=0, every=0)
     with monkeypatch.context() as patched:
-        patched.setattr(following.Recorder, "absorb", signalled)
+        signal_after(4, patched)  # the first step of the second file
         outcome = follow(config, options)
     assert outcome.files == 1
     assert 3 < outcome.step < 6
@@ -328,7 +358,33 @@ def test_a_whole_export_in_the_place_of_another_is_followed(folder, tmp_path, mo
     assert left == written[4:]
     model = jrec.serving.load(export, left)
     columns = {"user": ["u1", "u30"], "item": ["i1", "i2"], "price": [0.1, 0.2]}
-    np.testing.assert_allclose(model(columns), jrec.load_run(tmp_path / "live").predict(columns), atol=1e-6)
+    want = jrec.load_run(tmp_path / "live").predict(columns)
+    np.testing.assert_allclose(model(columns), want, atol=1e-6)
+    # And before the run goes on: its deltas of the steps until now follow what is there no longer.
+    export_run(tmp_path / "live", export, overwrite=True)
+    followed(folder, tmp_path / "live", export=export, deltas=deltas, resume=True)
+    (last,) = following._chain(export, deltas)
+    np.testing.assert_allclose(jrec.serving.load(export, [last])(columns), want, atol=1e-6)
+
+
+def test_a_run_that_goes_on_writes_what_its_checkpoint_lacks(folder, whole, tmp_path):
+    """The export that it is given only now, and the delta that a full disk ended, though there is no further file."""
+    live, export, deltas = tmp_path / "live", tmp_path / "export", tmp_path / "deltas"
+    shutil.copytree(folder / "whole", live)
+    config = follow_config(folder / "run", str(live), [])
+    options = FollowOptions(files=folder / "input", once=True, settle=0, every=0, export=export, deltas=deltas)
+    assert follow(config, options, resume=True).examples == 0
+    assert checks.load_manifest(export).step == whole[0].step
+    assert not deltas.exists()
+    for name in ("export", "deltas"):
+        shutil.copytree(folder / name, tmp_path / name, dirs_exist_ok=True)
+    (last,) = deltas.glob(f"step-*{whole[0].step}")
+    before, said = checks.load_manifest(last), []
+    shutil.rmtree(last)
+    for lines in (1, 1):
+        follow(config, options, resume=True, report=said.append)
+        assert checks.load_manifest(last).tables == before.tables
+        assert sum("a delta of" in line for line in said) == lines
 
 
 def test_a_delta_is_written_once(folder, whole, tmp_path):
@@ -424,8 +480,8 @@ def test_bad_lines_end_the_run_or_are_skipped(folder, tmp_path):
     assert "1,2024-06-01T00:00:00,what,u1,i1" in (kept / "bad_lines" / "000000.tsv").read_text()
 
 
-@pytest.mark.parametrize("change", ["gone", "longer"])
-def test_a_file_that_must_be_learnt_again_has_to_be_there(folder, tmp_path, monkeypatch, change):
+def lost_before_its_checkpoint(folder, tmp_path, monkeypatch):
+    """A file that was taken by a run that ended before anything of it was learnt."""
     files = tmp_path / "input"
     files.mkdir()
     path = write(files / "1.csv", lines_of_log()[:100])
@@ -437,12 +493,89 @@ def test_a_file_that_must_be_learnt_again_has_to_be_there(folder, tmp_path, monk
         patched.setattr(following, "prepare", lost)
         with pytest.raises(KeyError, match="lost"):
             followed(folder, tmp_path / "live", files=files)
+    return path
+
+
+def test_a_file_that_must_be_learnt_again_has_to_be_there(folder, tmp_path, monkeypatch):
+    path = lost_before_its_checkpoint(folder, tmp_path, monkeypatch)
+    path.unlink()
+    with pytest.raises(DatasetError, match=r"was taken with .* bytes.*but it is no longer there.*an empty file"):
+        followed(folder, tmp_path / "live", files=path.parent, resume=True)
+    path.touch()
+    outcome, said = followed(folder, tmp_path / "live", files=path.parent, resume=True)
+    assert (outcome.files, outcome.examples) == (1, 0)
+    assert "1.csv: empty" in said
+
+
+def test_a_file_that_was_written_again_before_its_checkpoint_is_learnt_as_it_is(folder, tmp_path, monkeypatch):
+    path = lost_before_its_checkpoint(folder, tmp_path, monkeypatch)
+    write(path, lines_of_log()[:101])
+    for examples in (101, 0):
+        outcome, said = followed(folder, tmp_path / "live", files=path.parent, resume=True)
+        assert (outcome.files, outcome.examples) == (1, examples)
+        assert any("written again" in line for line in said) == bool(examples)
+
+
+def test_a_line_that_ended_the_run_may_be_mended(folder, tmp_path):
+    """The message advises it, and the run goes on with all lines of the file."""
+    files = tmp_path / "input"
+    files.mkdir()
+    lines = lines_of_log()[:10]
+    write(files / "1.csv", ["1,2024-06-01T00:00:00,what,u1,i1", *lines])
+    with pytest.raises(DatasetError, match=r"1\.csv:2.*Fix the line"):
+        followed(folder, tmp_path / "live", files=files)
+    write(files / "1.csv", ["1,2024-06-01T00:00:00,0.5,u1,i1", *lines])
+    outcome, _ = followed(folder, tmp_path / "live", files=files, resume=True)
+    assert outcome.examples == 11
+
+
+@pytest.mark.parametrize("change", ["longer", "as long"])
+def test_a_file_that_is_written_after_it_was_learnt_is_said_once(folder, tmp_path, change):
+    """Nothing is learnt of it, as somebody may not expect who appends to one file."""
+    files = tmp_path / "input"
+    files.mkdir()
+    path = write(files / "1.csv", lines_of_log()[:100])
+    followed(folder, tmp_path / "live", files=files)
+    write(path, lines_of_log()[: 101 if change == "longer" else 100])
+    os.utime(path, (1e9, 1e9))
+    for number in (2, 3):  # looks behind the first
+        write(files / f"{number}.csv", lines_of_log()[:10])
+    outcome, said = followed(folder, tmp_path / "live", files=files, resume=True)
+    assert outcome.examples == 20
+    assert sum("1.csv: written again after it was learnt, which changes nothing" in line for line in said) == 1
+
+
+@pytest.mark.parametrize("change", ["gone", "longer"])
+def test_a_file_whose_first_lines_are_in_a_checkpoint_has_to_be_the_same(folder, tmp_path, monkeypatch, change):
+    files = tmp_path / "input"
+    files.mkdir()
+    path = write(files / "1.csv", lines_of_log()[:150])
+    with monkeypatch.context() as patched:
+        signal_after(1, patched)
+        outcome, _ = followed(folder, tmp_path / "live", files=files)
+    assert outcome.stopped
+    shutil.rmtree(examples_folder(tmp_path / "live"))
     if change == "gone":
         path.unlink()
     else:
-        write(path, lines_of_log()[:101])
-    with pytest.raises(DatasetError, match=r"was taken with .* bytes.*but (is no longer there|has .* bytes now)"):
+        write(path, lines_of_log()[:151])
+    with pytest.raises(
+        DatasetError, match=r"no checkpoint has all of it, but it (is no|has).*bring it back as it was$"
+    ):
         followed(folder, tmp_path / "live", files=files, resume=True)
+
+
+def test_a_file_without_a_good_line_is_kept_aside(folder, tmp_path):
+    files = tmp_path / "input"
+    files.mkdir()
+    bad = write(files / "1.csv", ["what,2024-06-01T00:00:00,0.5,u1,i1"] * 3)
+    write(files / "2.csv", lines_of_log()[:10])
+    outcome, said = followed(folder, tmp_path / "live", files=files, on_bad_line="skip")
+    assert (outcome.files, outcome.examples) == (2, 10)
+    kept = examples_folder(tmp_path / "live") / "bad_lines" / "000000-1.csv"
+    assert kept.read_bytes() == bad.read_bytes()
+    assert any("1.csv: skipped 3 bad line(s)" in line for line in said)
+    assert f"1.csv: no good line; nothing is learnt of it, and {kept} is a copy of it" in said
 
 
 def test_what_cannot_be_followed_is_refused(folder, tmp_path):
@@ -474,6 +607,7 @@ def test_the_command_follows_until_a_signal(folder, whole, tmp_path):
     ]
     command = [sys.executable, "-m", "jrec", *map(str, arguments)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert f"follows {files} from step 0 on; 0 files are learnt" in process.stderr.readline()
         for number in (8, 9):
             shutil.copy(folder / "input" / f"part-{number}.csv", tmp_path)
             (tmp_path / f"part-{number}.csv").rename(files / f"part-{number}.csv")

@@ -400,14 +400,16 @@ def test_a_delta_of_rows_is_that_of_the_run(tmp_path, dtype):
         columns = {"ngram": np.random.default_rng(1).choice(ids, (4, 12 * config.slots))}
     jrec.serving.write_delta(tmp_path / "delta", {"ngram": (ids, rows)}, since=[tmp_path / "served"])
     assert load_manifest(tmp_path / "delta") == load_manifest(tmp_path / "by_run")  # checksums of all files among it
-    one, two = (jrec.serving.load(tmp_path / "served", [tmp_path / name]) for name in ("delta", "by_run"))
+    one, two = (jrec.serving.load(tmp_path / "served", tmp_path / name) for name in ("delta", "by_run"))
     np.testing.assert_array_equal(one.logits(columns), two.logits(columns))
     # A further one, of none of the rows, and one that does not follow.
     jrec.serving.write_delta(tmp_path / "none", {}, since=[tmp_path / "served", tmp_path / "delta"])
     one.apply(tmp_path / "none")
     np.testing.assert_array_equal(one.logits(columns), two.logits(columns))
-    with pytest.raises(jrec.serving.ExportError, match="does not come right before it"):
+    with pytest.raises(jrec.serving.ExportError, match="is what was taken last"):
         one.apply(tmp_path / "none")
+    with pytest.raises(jrec.serving.ExportError, match="does not come right before it"):
+        one.apply(tmp_path / "delta")
     two.apply(tmp_path / "none")
 
 
@@ -428,9 +430,11 @@ def test_bad_deltas_of_rows_are_refused(tmp_path):
         with pytest.raises(jrec.serving.ExportError, match=message):
             jrec.serving.write_delta(tmp_path / "delta", {"ngram": (np.array(ids), values)}, since=since)
     with pytest.raises(jrec.serving.ExportError, match="has no table 'n'; its tables are ngram"):
-        jrec.serving.write_delta(tmp_path / "delta", {"n": (np.array([1, 2]), rows)}, since=since)
+        jrec.serving.write_delta(tmp_path / "delta", {"n": (np.array([1, 2]), rows)}, since=tmp_path / "served")
     with pytest.raises(jrec.serving.ExportError, match="since is empty"):
         jrec.serving.write_delta(tmp_path / "delta", {}, since=[])
+    with pytest.raises(jrec.serving.ExportError, match=r"is no export: it has no manifest\.json; `jrec export"):
+        jrec.serving.load(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["served"]
 
 

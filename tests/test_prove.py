@@ -79,10 +79,13 @@ def test_the_command_proves_a_configuration_and_tells_another_model(data, tmp_pa
     assert 0 < ways[3]["row_difference"] < 1e-3
     shown = capsys.readouterr().out
     assert all(way["digests"]["losses"] in shown for way in ways)
+    assert shown.endswith("\nall 7 ways came to what they have to\n")
     # Another seed is another model: the command finds it.
     assert main([*arguments, "--keep", str(tmp_path / "runs")]) == 2  # which is there already
     assert "is there already" in capsys.readouterr().err
     two = [Way(name="one device"), Way(name="another seed", keys=("seed=7",), like="one device")]
     monkeypatch.setattr(prove, "ways", lambda config, devices: two)
     assert main(arguments) == 2
-    assert "not the bits of 'one device'" in capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert "not the bits of 'one device'" in out
+    assert "1 of 2 ways did not come to what they have to: another seed" in err

@@ -407,6 +407,8 @@ def test_what_is_no_delta_is_passed_over(folder, tmp_path):
     assert follower.passed_over.keys() == {str(tmp_path / "aaa"), str(tmp_path / "zzz")}
     shutil.copytree(folder / "delta1", tmp_path / "delta")
     assert follower.check(again=True) == [tmp_path / "delta"]
+    assert len(said) == 2
+    assert follower.passed_over.keys() == {str(tmp_path / "aaa"), str(tmp_path / "zzz")}
 
 
 def test_a_delta_that_is_being_written_is_left_alone(folder, tmp_path):

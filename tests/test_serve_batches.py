@@ -206,10 +206,9 @@ def test_values_of_a_request_are_bounded_as_those_of_a_row(dtype):
 
 @pytest.mark.parametrize("k", ["0", "1001", "-1", "x", "1e2", "", "9" * 400])
 def test_numbers_of_items_that_are_refused(k):
-    assert [bodies.wanted_items(None, items) for items in (0, 7, 10, 500)] == [1, 7, 10, 10]
-    assert bodies.wanted_items("1000", 500) == 1000
+    assert [bodies.wanted_items(asked) for asked in (None, "1", "1000")] == [10, 1, 1000]
     with pytest.raises(bodies.UnfitError, match="must be a number from 1 to 1,000"):
-        bodies.wanted_items(k, 500)
+        bodies.wanted_items(k)
 
 
 def test_answers_of_items():

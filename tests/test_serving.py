@@ -264,7 +264,7 @@ def test_the_same_delta_twice_at_once_is_applied_once(folder, states, request_):
     for thread in threads:
         thread.join()
     assert len(refused) == 1
-    assert "does not come right before it" in refused[0]
+    assert "is what was taken last; each delta is applied once" in refused[0]
     np.testing.assert_array_equal(loaded.logits(request_), states[1])
 
 

@@ -281,15 +281,18 @@ def test_an_export_serves_the_best_items(trained, tmp_path):
         np.testing.assert_allclose(again.scores, found.scores, atol=1e-5)
     assert keeping.history_cache is not None
     assert keeping.history_cache.kept == 3
-    few = model.best(histories, k=ITEMS + 1)
-    assert [len(line) for line in few.items] == [ITEMS - 2, ITEMS, ITEMS - 2]
-    with pytest.raises(ValueError, match=f"k={ITEMS + 2} must be between 1 and the {ITEMS + 1} rows"):
-        model.best(histories, k=ITEMS + 2)
-    with pytest.raises(ValueError, match="logit"):
+    for more in (1, 2, 1000):
+        few = model.best(histories, k=ITEMS + more)
+        assert [len(line) for line in few.items] == [ITEMS - 2, ITEMS, ITEMS - 2]
+    with pytest.raises(ValueError, match=f"k=0 must be between 1 and the {ITEMS + 1} rows"):
+        model.best(histories, k=0)
+    with pytest.raises(ValueError, match=r"the model ranks items, and has no probabilities; call Model\.best"):
         model(histories)
     with running(whole) as served:
         status, _, body = ask(served.port, "/predict?k=5", {"columns": histories})
         assert (status, json.loads(body)["items"]) == (200, items)
+        status, _, body = ask(served.port, "/predict?k=1000", {"columns": histories})
+        assert (status, json.loads(body)["items"]) == (200, few.items)
         status, _, body = ask(served.port, "/predict?k=5", stream(pa.table(histories)), ARROW)
         assert pa.ipc.open_stream(body).read_all()["item"].to_pylist() == items
         assert [len(line) for line in json.loads(ask(served.port, content={"columns": histories})[2])["items"]] == [

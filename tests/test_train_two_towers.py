@@ -256,6 +256,25 @@ def test_a_trained_model_is_compressed(trained, tmp_path, capsys):
 
 
 @pytest.mark.slow
+def test_an_edit_of_items_says_that_their_vectors_stay(trained, tmp_path):
+    """Rows of the items' table are read for histories alone; those of its vectors are ranked."""
+    _, _, folder = trained
+    export_run(folder / "run", tmp_path / "whole")
+    model = jrec.serving.load(tmp_path / "whole", batch_sizes=[2])
+    request = {**REQUEST, "past": [[], []]}
+    before = model.best(request, k=ITEMS)
+    rows = np.ones((1, model.manifest.tables["item"][0].dim), np.float32)
+    with pytest.warns(UserWarning, match=r"items are ranked by table 'item\.vectors', whose vectors this delta leaves"):
+        jrec.serving.write_delta(tmp_path / "rows", {"item": ([3], rows)}, since=[tmp_path / "whole"])
+    model.apply(tmp_path / "rows")
+    assert model.best(request, k=ITEMS).items == before.items
+    vectors = {"item.vectors": (np.arange(ITEMS), -np.stack(model.item_vectors()["vector"].to_numpy()))}
+    jrec.serving.write_delta(tmp_path / "vectors", vectors, since=[tmp_path / "whole", tmp_path / "rows"])
+    model.apply(tmp_path / "vectors")
+    assert model.best(request, k=ITEMS).items == [line[::-1] for line in before.items]
+
+
+@pytest.mark.slow
 def test_an_export_serves_the_best_items(trained, tmp_path):
     _, _, folder = trained
     run, whole = folder / "run", tmp_path / "whole"

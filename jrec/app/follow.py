@@ -3,7 +3,8 @@
     RUN/files.jsonl         the files that were taken, a line each, in the order in which they are learnt
     RUN.files/000012        a file's examples, by the rows of the dataset that the model was first trained on, until a
                             checkpoint has them
-    RUN.files/bad_lines/    the lines of a file that were skipped, by its number: 000012.tsv
+    RUN.files/bad_lines/    the lines of a file that were skipped, by its number: 000012.tsv; of a file without a good
+                            line all of it, 000012-NAME
     RUN/checkpoints/STEP    beside rows and parameters: how many files were learnt, and the position in the next one
 
 A file is taken once: it gets a line, on disk, before anything becomes of it. What is learnt depends on the files and
@@ -39,7 +40,7 @@ from jrec.app.recorder import Recorder
 from jrec.app.report.logs import PROGRESSIVE, JsonLines, MetricLog, read_records, truncate_after
 from jrec.app.report.ranking import evaluated
 from jrec.app.run_folder import open_run_folder
-from jrec.app.run_record import CHECKPOINT_FOLDER, TrainedRun, find_run
+from jrec.app.run_record import CHECKPOINT_FOLDER, RunRecord, TrainedRun, find_run
 from jrec.app.saver import Saver
 from jrec.checkpoint import Checkpoints
 from jrec.checkpoint.saved import Saved
@@ -113,24 +114,28 @@ class Followed:
     stopped: bool
 
 
-def follow_config(run: str | pathlib.Path, out: str, overrides: list[str]) -> TrainConfig:
+def follow_config(run: str | pathlib.Path, out: str, overrides: list[str], *, resume: bool = False) -> TrainConfig:
     """The configuration of a run that goes on from another one, by the order of files and at constant rates.
 
     Args:
       run: The trained run, or one of its checkpoints.
       out: The folder of the run that goes on.
       overrides: Further keys, as ``section.key=value``.
+      resume: Whether ``run`` may be ``out`` itself, whose configuration says what it began from.
 
     Raises:
       ConfigError: If a key cannot be as it is given, or the model cannot follow files.
     """
     before, _ = find_run(run)
-    fixed = [f"out={out!r}", f"init_from={str(run)!r}", "data.order='time'", "epochs=1", "max_steps=0"]
+    # What it began from need not be there anymore.
+    begun_from = before.config().init_from if resume and _is_folder(before, out) else ""
+    fixed = [f"out={out!r}", f"init_from={begun_from or str(run)!r}", "data.order='time'", "epochs=1", "max_steps=0"]
     fixed += ["data.half_life=''", "evaluate.progressive=''", "checkpoint.keep_best=false"]
     # A file is read once: what is left of its last batch would never be learnt, and a small file has no more than that.
     fixed += ["data.drop_remainder=false"]
     config = before.config([*fixed, *overrides])
-    if not any(key.startswith("lr_schedule") for key in overrides):  # the one of training ends at low rates
+    if not begun_from and not any(key.startswith("lr_schedule") for key in overrides):
+        # The one of training ends at low rates.
         config = dataclasses.replace(config, lr_schedule=LRScheduleConfig())
     kept = dataclasses.replace(config.checkpoint, every_steps=config.checkpoint.every_steps or 1)
     config = dataclasses.replace(config, checkpoint=kept)
@@ -142,6 +147,10 @@ def follow_config(run: str | pathlib.Path, out: str, overrides: list[str]) -> Tr
             " files"
         )
     return config
+
+
+def _is_folder(run: RunRecord, out: str) -> bool:
+    return run.folder.resolve() == pathlib.Path(out).resolve()
 
 
 def examples_folder(run: pathlib.Path) -> pathlib.Path:
@@ -164,14 +173,20 @@ class Files:
         self._folder.mkdir(exist_ok=True)
         truncate_after(run / FILES, MOST)  # a torn last line, of a kill
         self._list = JsonLines(run / FILES)
-        self.taken = list(read_records(run / FILES))
+        # A later line of a name says how the file was when it was read once more; the first one gives it its place.
+        self._taken = {entry["file"]: entry for entry in read_records(run / FILES)}
+        self._said: dict[str, JsonObject] = {}  # of files that were written again
         self._waiting = collections.deque[pathlib.Path]()
-        self._names = {entry["file"] for entry in self.taken}
         source = stored_log(Schema.load(base, check_files=False))
         if source is None or source.histories:
             which = "are not made of single lines" if source is None else "have histories, which go on over files"
             raise ConfigError(f"examples of {base} {which}; only logs of which a line makes an example can be followed")
         self._source = source
+
+    @property
+    def taken(self) -> list[JsonObject]:
+        """What is known of the files that were taken, in the order in which they are learnt."""
+        return [*self._taken.values()]
 
     def take(self, step: int) -> bool:
         """Takes the next file that is there and finished, by the numbers in the names; False where there is none.
@@ -185,50 +200,90 @@ class Files:
             path = self._waiting.popleft()
             # Taken away since the look: it has no line yet, so that nobody misses it.
             with contextlib.suppress(FileNotFoundError):
-                status = path.stat()
-                entry = {"step": step, "file": path.name, "bytes": status.st_size, "written": status.st_mtime}
-                self._list.write(entry)
-                # On disk before anything becomes of the file: the order of these lines is the order in which it is
-                # learnt again.
-                self._list.sync()
-                self.taken.append(entry)
-                self._names.add(path.name)
+                self._enter({"step": step, "file": path.name, **_state(path)})
                 return True
         return False
 
+    def _enter(self, entry: JsonObject) -> None:
+        self._list.write(entry)
+        # On disk before anything becomes of the file: the order of these lines is the order in which files are learnt
+        # again.
+        self._list.sync()
+        self._taken[entry["file"]] = entry
+
     def _finished(self) -> Iterator[pathlib.Path]:
         for path in sorted(self._options.files.iterdir(), key=lambda path: natural_order(path.name)):
-            if path.name in self._names or path.name.startswith((".", "_")) or path.name.endswith(UNFINISHED):
+            if path.name.startswith((".", "_")) or path.name.endswith(UNFINISHED) or not path.is_file():
                 continue
-            # A time ahead of this machine's clock, as of another machine's, only makes the file wait longer.
-            if path.is_file() and time.time() - path.stat().st_mtime >= self._options.settle:
-                yield path
+            with contextlib.suppress(FileNotFoundError):
+                state = _state(path)
+                if (entry := self._taken.get(path.name)) is not None:
+                    self._say_once_if_changed(entry, state)
+                # A time ahead of this machine's clock, as of another machine's, only makes the file wait longer.
+                elif time.time() - state["written"] >= self._options.settle:
+                    yield path
 
-    def dataset(self, number: int) -> pathlib.Path | None:
-        """The examples of a file; None of one that has none."""
+    def _say_once_if_changed(self, entry: JsonObject, state: JsonObject) -> None:
+        if self._said.get(entry["file"], entry).items() >= state.items():
+            return
+        self._said[entry["file"]] = state
+        self._report(
+            f"{entry['file']}: written again after it was learnt, which changes nothing: a name is taken once; give"
+            " new lines a file of another name"
+        )
+
+    def dataset(self, number: int, *, begun: bool) -> pathlib.Path | None:
+        """The examples of a file; None of one that has none.
+
+        Args:
+          number: Its place among those that were taken.
+          begun: Whether a checkpoint has learnt its first examples, so that it must be the same file.
+
+        Raises:
+          DatasetError: If it is gone, or cannot be read as the first log was.
+        """
         folder, entry = self._folder / f"{number:06d}", self.taken[number]
         # Made before a kill. It is whole, since ``prepare`` gives a folder its name last.
         if kind_of(folder) == "dataset":
             return folder
         path = self._options.files / entry["file"]
-        if not path.is_file() or path.stat().st_size != entry["bytes"]:
+        if not path.is_file() or (begun and path.stat().st_size != entry["bytes"]):
             is_now = f"has {path.stat().st_size:,} bytes now" if path.is_file() else "is no longer there"
+            instead = "" if begun else ", or put an empty file in its place, which leaves it out"
             raise DatasetError(
-                f"{path} was taken with {entry['bytes']:,} bytes, and must be learnt again since the last checkpoint,"
-                f" but {is_now}; bring it back as it was"
+                f"{path} was taken with {entry['bytes']:,} bytes, and no checkpoint has all of it, but it {is_now};"
+                f" bring it back as it was{instead}"
             )
-        if not entry["bytes"]:
-            return None
+        if not entry.items() >= (state := _state(path)).items():
+            # No checkpoint, and so no delta, has anything of it: a line that was mended is learnt as it is now.
+            self._report(f"{path.name}: written again since it was taken; it is learnt as it is now")
+            self._enter({**entry, **state})
+        skipped: list[str] = []
+        with contextlib.suppress(NoExamplesError):
+            if state["bytes"]:
+                self._prepare(path, folder, skipped.append)
+                return folder
+        if skipped:
+            # They went with the folder that was to have the other lines.
+            kept = self._bad_lines() / f"{folder.name}-{path.name}"
+            shutil.copyfile(path, kept)
+            self._report(f"{path.name}: no good line; nothing is learnt of it, and {kept} is a copy of it")
+        else:
+            self._report(f"{path.name}: empty")
+        return None
+
+    def _prepare(self, path: pathlib.Path, folder: pathlib.Path, report: Callable[[str], None]) -> None:
+        def say(message: str) -> None:
+            report(message)
+            self._report(f"{path.name}: {message}")
+
         options = PrepareOptions(
             split=(1.0, 0.0, 0.0), vocabulary_from=self._base, on_bad_line=self._options.on_bad_line, overwrite=True
         )
-        try:
-            prepare(
-                self._source, str(path), folder, options, command="jrec follow",
-                report=lambda message: self._report(f"{path.name}: {message}"),
-            )  # fmt: skip
-        except NoExamplesError:
-            return None
+        prepare(self._source, str(path), folder, options, command="jrec follow", report=say)
+
+    def _bad_lines(self) -> pathlib.Path:
+        (folder := self._folder / _BAD_LINES).mkdir(exist_ok=True)
         return folder
 
     def close(self) -> None:
@@ -242,8 +297,7 @@ class Files:
             if number.isdigit() and int(number) < before:
                 bad = folder / BAD_LINES_FILE
                 if folder.name == number and bad.is_file():  # else what a kill left of an attempt
-                    (self._folder / _BAD_LINES).mkdir(exist_ok=True)
-                    bad.replace(self._folder / _BAD_LINES / f"{number}.tsv")
+                    bad.replace(self._bad_lines() / f"{number}.tsv")
                 shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -276,15 +330,22 @@ def follow(
     """
     if not options.files.is_dir():
         raise ConfigError(f"{options.files}, in which files are to appear, is no folder; make it first")
+    if overwrite and _is_folder(find_run(config.init_from)[0], config.out):
+        raise ConfigError(
+            f"--overwrite would delete the run in {config.out}, from which this one is to begin; go on with it by"
+            " --resume, or choose another --out"
+        )
     if options.deltas is not None and options.export is None:
         raise ConfigError("deltas follow an export; give its folder, too (--export)")
-    data = open_data(config)
-    with open_run_folder(data.config, resume=resume, overwrite=overwrite) as folder, stop_on_signals() as stop:
+    # Not by the run that it begins from, which may be gone: the configuration has the capacities of that one's tables.
+    data = open_data(dataclasses.replace(config, init_from=""))
+    config = dataclasses.replace(data.config, init_from=config.init_from)
+    with open_run_folder(config, resume=resume, overwrite=overwrite) as folder, stop_on_signals() as stop:
         if not (resume and TrainedRun(folder).began):
             # Of an earlier run under this name, whose examples would be taken for this one's by their numbers.
             shutil.rmtree(examples_folder(folder), ignore_errors=True)
             (folder / FILES).unlink(missing_ok=True)
-        follower = _Follower(data.config, data.schema, data.plan, folder, options, report, resume)
+        follower = _Follower(config, data.schema, data.plan, folder, options, report, resume)
         with contextlib.closing(follower), follower.saver.rescuing(follower.run):
             return follower.go(stop)
 
@@ -337,6 +398,11 @@ class _Follower:
         """Learns from one file after the other."""
         if self.saver.saved < 0:
             self._save(None)  # the model as it begins: from here on a run that is killed goes on
+        else:
+            self._write_delta(self.run.steps)  # of a run that ended before it, or had no export
+        self._report(
+            f"follows {self._options.files} from step {self.run.steps:,} on; {self._learnt:,} files are learnt"
+        )
         while not stop:
             if self._learnt == len(self.files.taken) and not self.files.take(self.run.steps):
                 if self._due(idle=True):
@@ -362,11 +428,11 @@ class _Follower:
 
     def _learn(self, stop: StopRequest) -> JsonObject | None:
         """Scores the next file and learns from it; returns the position in it where a signal came before its end."""
-        number, entry, begin = self._learnt, self.files.taken[self._learnt], time.perf_counter()
-        if (data := self.files.dataset(number)) is None:
+        number, begin = self._learnt, time.perf_counter()
+        if (data := self.files.dataset(number, begun=self._position is not None)) is None:
             self._learnt += 1
-            self._report(f"{entry['file']}: empty")
             return None
+        entry = self.files.taken[number]
         config = dataclasses.replace(self._config, data=dataclasses.replace(self._config.data, path=str(data)))
         schema = config.model.of_kind.schema(config.model, Schema.load(data))
         schema.check_labels()
@@ -428,13 +494,12 @@ class _Follower:
         # Only once the checkpoint is complete: until then a kill has these files learnt again.
         self.files.drop(self._learnt)
         self._saved_at = time.monotonic()
-        if self._options.export is not None:
-            self._write_delta(step)
+        self._write_delta(step)
 
     def _write_delta(self, step: int) -> None:
-        export, deltas = self._options.export, self._options.deltas
-        assert export is not None
-        checkpoint = self._folder / CHECKPOINT_FOLDER / str(step)
+        if (export := self._options.export) is None:
+            return
+        deltas, checkpoint = self._options.deltas, self._folder / CHECKPOINT_FOLDER / str(step)
         if not (export / EXPORT_MANIFEST).is_file():
             manifest = export_run(checkpoint, export, run=self.run)
             self._report(f"{export}: export {manifest.id[:12]} of step {step:,}")
@@ -443,13 +508,15 @@ class _Follower:
             chain, path = _chain(export, deltas), deltas / f"step-{step:012d}"
             own = [other for other in chain if _OWN_DELTA.fullmatch(other.name) and other.name >= path.name]
             if own:  # written before the run was killed and went on from an earlier checkpoint
-                self._report(f"{own[-1]}: of this step or a later one already, so that step {step:,} writes no delta")
+                if own[-1] != path:
+                    self._report(f"{own[-1]}: of a later step already, so that step {step:,} writes no delta")
                 return
             base, before = self._followed or (None, None)
             # Others may write a whole export in the place of this one, take deltas away, or add some of edited rows.
             if base is None or base.folders != (export, *chain) or base.manifests[0].id != load_manifest(export).id:
                 base, before = ExportBase.read([export, *chain]), None
-            manifest = export_run(checkpoint, path, since=base, before=before, run=self.run)
+            # In the place of one of this step, if any, that follows what the export was before.
+            manifest = export_run(checkpoint, path, since=base, before=before, run=self.run, overwrite=True)
             self._followed = base.followed_by(path, manifest), Saved(checkpoint)
             size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
             newest = max((entry["written"] for entry in self.files.taken[: self._learnt]), default=time.time())
@@ -489,6 +556,12 @@ def _ids(folder: pathlib.Path, written: int) -> tuple[str, str]:
     del written  # another time is another file
     manifest = read_manifest(folder)
     return manifest.id, manifest.parent
+
+
+def _state(path: pathlib.Path) -> JsonObject:
+    """What differs when somebody writes a file again."""
+    status = path.stat()
+    return {"bytes": status.st_size, "written": status.st_mtime}
 
 
 def _batches(position: JsonObject) -> int:

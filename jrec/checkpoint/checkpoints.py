@@ -130,10 +130,15 @@ class Checkpoints:
         return None
 
     def drop_after(self, step: int) -> None:
-        """Deletes checkpoints of later steps, as a run that goes on from this one needs."""
-        for later in self.steps():
-            if later > step:
-                shutil.rmtree(withdrawn(self.folder, later))
+        """Deletes checkpoints of later steps, as a run that goes on from this one needs.
+
+        Raises:
+          OutputError: If another process is writing one there.
+        """
+        with locked(self.folder):
+            for later in self.steps():
+                if later > step:
+                    shutil.rmtree(withdrawn(self.folder, later))
 
     def restored(self, saved: Saved) -> None:
         """Says that all sources' rows come from this checkpoint, so that the next one holds only what changed since.

@@ -79,6 +79,8 @@ def read_manifest(folder: pathlib.Path) -> Manifest:
     if not folder.is_dir():
         raise ExportError(f"{folder} is not a folder; give one that `jrec export` made")
     path = folder / MANIFEST
+    if not path.exists():
+        raise ExportError(f"{folder} is no export: it has no {MANIFEST}; `jrec export RUN --out DIR` makes one")
     content = load_json(path, kind=FORMAT, version=VERSION, error=ExportError, remedy=_REMEDY, sealed=True)
     # What exports of earlier versions lack, with the meaning that its absence had.
     known = {"retrieval": None, "numbers": None, "task_numbers": {}, "widths": {}, **content}
@@ -192,6 +194,8 @@ def check_follows(
     """
     if not delta.follows:
         raise ExportError(f"{folder} is a whole export, not a delta; load it by itself")
+    if delta.id == before.id:
+        raise ExportError(f"{folder} (step {delta.step:,}) is what was taken last; each delta is applied once")
     if delta.parent != before.id:
         parent = (known or {}).get(delta.parent)
         named = f"{parent}, which" if parent is not None else f"{delta.parent[:12]}, which is another one and"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import shutil
+import warnings
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -12,13 +13,15 @@ import numpy as np
 from jrec import environment
 from jrec.outputs import Place, new_folder
 from jrec.serving.checks import faults, load_chain
-from jrec.serving.format import WHOLE, ExportError, Manifest, Part, save_manifest
+from jrec.serving.format import WHOLE, ExportError, Manifest, Part, folders_of, save_manifest
 from jrec.serving.quantize import exported_rows
 
 _ABOUT = {"command": "jrec.serving.write_delta"}
 
 
-def write_delta(out: Place, rows: Mapping[str, tuple[np.ndarray, np.ndarray]], *, since: Sequence[Place]) -> Manifest:
+def write_delta(
+    out: Place, rows: Mapping[str, tuple[np.ndarray, np.ndarray]], *, since: Place | Sequence[Place]
+) -> Manifest:
     """Writes new values of some rows as the next delta of an export, whose dense part stays as it is.
 
       >>> edited = jrec.table_files.StoredTable(tensors, name, overlays=["edit.safetensors"])  # doctest: +SKIP
@@ -26,12 +29,13 @@ def write_delta(out: Place, rows: Mapping[str, tuple[np.ndarray, np.ndarray]], *
       >>> write_delta("delta", {"ngram": (ids, edited.read(ids))}, since=["exports/model"])  # doctest: +SKIP
 
     Only the rows that are given are read, quantized as the export has them, and written: ``Run.export(since=…)`` reads
-    all rows of a run, and has a new dense part, too.
+    all rows of a run, and has a new dense part, too. Of two towers the items' vectors are a table of their own,
+    ITEM.vectors, which does not follow from ITEM's rows; a warning says so.
 
     Args:
       out: The folder to make; it appears when it is whole.
       rows: By table, numbers of rows, (n,) integers, each once, and their values, (n, dim) floats.
-      since: The export and the deltas that follow it, in order.
+      since: The export, or it and the deltas that follow it, in order.
 
     Returns:
       What was written: ``Model.apply`` takes it.
@@ -41,14 +45,21 @@ def write_delta(out: Place, rows: Mapping[str, tuple[np.ndarray, np.ndarray]], *
         in tensor-train cores, or values are of another shape or not finite.
       OutputError: If ``out`` may not or cannot be written.
     """
-    folders = [pathlib.Path(folder) for folder in since]
+    folders = folders_of(since)
     if not folders:
         raise ExportError("since is empty; give the export, and the deltas that follow it")
     last, source = load_chain(folders, rows=False)[-1], folders[-1]  # rows are not read here
     if unknown := sorted(rows.keys() - last.tables.keys()):
         raise ExportError(f"{source} has no table {unknown[0]!r}; its tables are {', '.join(sorted(last.tables))}")
+    retrieval = last.retrieval
+    if retrieval is not None and retrieval.items in rows and retrieval.table not in rows:
+        warnings.warn(
+            f"rows of table {retrieval.items!r} are read for histories: items are ranked by table {retrieval.table!r},"
+            " whose vectors this delta leaves as they are; give them, too, or export the run anew",
+            stacklevel=2,
+        )
     none = np.zeros(0, np.int64)
-    with new_folder(out, _ABOUT, kind="export", inputs=since) as folder:
+    with new_folder(out, _ABOUT, kind="export", inputs=folders) as folder:
         tables = {}
         for name, parts in last.tables.items():
             ids, values = rows.get(name, (none, np.zeros((0, parts[0].dim), np.float32)))

@@ -24,13 +24,15 @@ import dataclasses
 import functools
 import hashlib
 import json
+import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from jrec.errors import JrecError
 from jrec.files import save_json, sha256_of
 from jrec.outputs import MANIFEST as UNFINISHED
+from jrec.outputs import Place
 from jrec.regression import Numbers
 
 MANIFEST = "manifest.json"
@@ -40,6 +42,11 @@ WHOLE = (MODEL, PARAMETERS, APPEND, ONNX, ITEMS)
 """The files, as far as there are any, that a delta has whole."""
 FORMAT, VERSION = "jrec-export", 1
 Dtype = Literal["float32", "bfloat16", "float16", "int8", "int4"]
+
+
+def folders_of(places: Place | Sequence[Place]) -> list[pathlib.Path]:
+    """The paths of folders; of a single one, too."""
+    return [*map(pathlib.Path, [places] if isinstance(places, (str, os.PathLike)) else places)]
 
 
 class ExportError(JrecError):
@@ -162,6 +169,10 @@ class Manifest:
     widths: Mapping[str, int] = dataclasses.field(default_factory=dict)
     numbers: Numbers | None = None
     task_numbers: Mapping[str, Numbers] = dataclasses.field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        # Short, since every answer has one, and people print answers.
+        return f"Manifest(id={self.id[:12]!r}, run={self.run!r}, step={self.step})"
 
     @property
     def numbers_by_label(self) -> Mapping[str, Numbers]:

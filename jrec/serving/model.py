@@ -29,7 +29,7 @@ from jrec.serving.encode import (
     encoder_of,
     rows_of_keys,
 )
-from jrec.serving.format import APPEND, ExportError, Manifest, keys_file
+from jrec.serving.format import APPEND, ExportError, Manifest, folders_of, keys_file
 from jrec.serving.histories import Asked, Histories, HistoryCounts
 from jrec.serving.ids import Ids, checked_dense, checked_features, masks
 from jrec.serving.loaded_program import LoadedProgram
@@ -285,11 +285,11 @@ class Model:
         Args:
           columns: ``raw_columns``: of a model of sequences the history, ragged lists of raw values, oldest first, of
             which the last count; of two towers the user's features.
-          k: How many.
+          k: How many, at least 1.
 
         Raises:
           DatasetError: If a column is missing or holds what the feature cannot have.
-          ValueError: If the model does not rank items, or has fewer than k.
+          ValueError: If the model does not rank items.
         """
         while True:
             with contextlib.suppress(OutdatedError):
@@ -303,7 +303,7 @@ class Model:
 
         def nearest_to(users: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             left_out = ranked.left_out(encoded.ids.get(ranked.retrieval.history), len(users))
-            return self._nearest(users, ranked.retrieval.table, k, left_out=left_out, unit=True)
+            return self._nearest(users, ranked.retrieval.table, min(k, self.items), left_out=left_out, unit=True)
 
         (scores, rows), manifest = self._of_users(encoded, nearest_to)
         there = np.isfinite(scores)
@@ -420,6 +420,8 @@ class Model:
 
     def check_logits(self) -> None:
         """Raises ValueError where the model has other outputs than one logit an example, or one a task."""
+        if self.ranks:
+            raise ValueError("the model ranks items, and has no probabilities; call Model.best or candidate_scores")
         self._loaded.program.check_logits()
 
     def logits(self, columns: object) -> PyTree:
@@ -649,7 +651,7 @@ def probabilities(logits: np.ndarray) -> np.ndarray:
 
 def load(
     folder: str | os.PathLike[str],
-    deltas: Sequence[str | os.PathLike[str]] = (),
+    deltas: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
     *,
     check: bool = True,
     batch_sizes: Sequence[int] = BATCH_SIZES,
@@ -660,7 +662,7 @@ def load(
 
     Args:
       folder: A whole export.
-      deltas: The deltas that follow it, in order.
+      deltas: The delta, or the deltas in order, that follow it.
       check: Whether all files are read for their checksums first. Without, the files of rows (``tables/TABLE.npy``) are
         not: only that each is an array of the right shape and dtype, and no byte longer, so that rows are read as they
         are looked up. Changed bytes in such a file, or another table's file of the same shape in its place, then give
@@ -686,6 +688,6 @@ def load(
         raise ExportError(f"{path} is a delta; load the export that it follows, and give this one in deltas")
     verify(path, manifest, rows=check)
     model = Model(path, manifest, batch_sizes=batch_sizes, threads=threads, history_cache=history_cache)
-    for delta in deltas:
+    for delta in folders_of(deltas):
         model.apply(delta)
     return model

@@ -47,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Exports; returns 0."""
     from jrec.app.export import export_run
+    from jrec.shown import human_bytes
 
     manifest = export_run(
         args.checkpoint,
@@ -65,6 +66,6 @@ def run(args: argparse.Namespace) -> int:
     subject = "export" if not manifest.follows else f"delta of {manifest.parent[:12]}"
     print(
         f"{out}: {subject} {manifest.id[:12]} of run {manifest.run}, step {manifest.step:,}: {len(manifest.tables)}"
-        f" tables, {rows:,} rows of {manifest.dtype}, {size / 1e6:,.1f} MB"
+        f" tables, {rows:,} rows of {manifest.dtype}, {human_bytes(size)}"
     )
     return 0

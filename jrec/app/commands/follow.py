@@ -12,7 +12,8 @@ DESCRIPTION = """\
 Go on learning from files as they appear in a folder.
 
 RUN is a trained run, or one of its checkpoints; the run that goes on, with all that it learns, is --out, an ordinary
-run folder for `jrec eval`, `predict` and `export`. Files are of the format of the log that RUN was trained on, and are
+run folder for `jrec eval`, `predict` and `export`. With --resume RUN may be the one in --out itself, so that the first
+need not be kept. Files are of the format of the log that RUN was trained on, and are
 taken one by one, by the numbers in their names. Each is scored by the model as it is before the model learns from it:
 metrics.jsonl has a record a file. New values get rows in tables that grow (`jrec prepare --growing`), and others read
 the row for unknown values.
@@ -77,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
         on_bad_line=args.on_bad_line,
     )
     outcome = follow(
-        follow_config(args.run_folder, args.out, args.overrides),
+        follow_config(args.run_folder, args.out, args.overrides, resume=args.resume),
         options,
         resume=args.resume,
         overwrite=args.overwrite,

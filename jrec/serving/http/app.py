@@ -185,7 +185,7 @@ class Server:
         rows = await self._rows(request, kind, held)
         if (k := request.query_params.get("k")) is not None and not self._follower.model.items:
             raise bodies.UnfitError("the model ranks no items, so that a request has no k; leave it out")
-        rows = dataclasses.replace(rows, k=bodies.wanted_items(k, self._follower.model.items))
+        rows = dataclasses.replace(rows, k=bodies.wanted_items(k))
         if k is not None and self._follower.model.has_candidates(rows.columns):
             raise bodies.UnfitError("a request with candidates has a score for each of them; leave k out")
         result = await self._answer(request, self._batcher.submit(rows))

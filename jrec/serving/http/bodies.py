@@ -173,18 +173,14 @@ def _stream(columns: Mapping[str, pa.Array], version: str) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
-def wanted_items(k: str | None, items: int) -> int:
-    """How many items a request's parameter ``k`` asks for; without one 10, or as many as there are.
-
-    Args:
-      k: The parameter; None without one.
-      items: How many the model ranks; 0 of one that ranks none.
+def wanted_items(k: str | None) -> int:
+    """How many items a request's parameter ``k`` asks for; 10 without one.
 
     Raises:
       UnfitError: If it is no number from 1 to ``MOST_ITEMS``.
     """
     if k is None:
-        return min(_ITEMS, max(items, 1))
+        return _ITEMS
     if not k.isdecimal() or not 1 <= int(k[:9]) <= MOST_ITEMS or len(k) > len(str(MOST_ITEMS)):
         raise UnfitError(f"k={k[:40]!r} must be a number from 1 to {MOST_ITEMS:,}, as in /predict?k=20")
     return int(k)

@@ -94,7 +94,7 @@ class Follower:
 
     def _next_delta(self, *, again: bool) -> pathlib.Path | None:
         """The delta that follows what is loaded, if there is one."""
-        following = []
+        following, said = [], {**self.passed_over}
         if again:
             self.passed_over.clear()
         for folder in sorted(self._deltas.iterdir()) if self._deltas is not None else ():
@@ -105,7 +105,8 @@ class Follower:
                             following.append(folder)
                 except ExportError as problem:  # nobody knows whether it follows: others may
                     self.passed_over[str(folder)] = str(problem)
-                    self._report(f"passes over {folder}: {problem}")
+                    if said.get(str(folder)) != str(problem):
+                        self._report(f"passes over {folder}: {problem}")
         if len(following) > 1:
             raise ExportError(
                 f"{' and '.join(map(str, following))} all follow {self.model.manifest.id[:12]}, which is served; leave"
