@@ -8,19 +8,55 @@ import jax
 import numpy as np
 import pytest
 from flax import nnx
+from test_importance_kinds import prepared
 from test_serve import ask, running
 
 import jrec
 from jrec import cli
 from jrec.app.config import ModelConfig, load_config
 from jrec.app.models import kind as kinds
+from jrec.data.columns import ListColumn
 from jrec.data.packing import pack_batch
+from jrec.data.schema import DatasetError
 from jrec.errors import ConfigError
 from jrec.nn import DIN
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig
 
 ROWS, DIM, LENGTH = 11, 4, 5
 HISTORIES = {"item": "items", "kind": "kinds"}
+
+
+TWO_HISTORIES = """
+[label]
+column = "click"
+[time]
+column = "at"
+format = "seconds"
+[[categorical]]
+column = "user"
+[[categorical]]
+column = "item"
+[[categorical]]
+column = "kind"
+[[categorical]]
+column = "past"
+history = {by = "user", of = "item", length = 5}
+[[categorical]]
+column = "past_kinds"
+history = {by = "user", of = "kind", length = 5}
+"""
+
+
+MODEL = """
+data.batch_size = 16
+[model]
+kind = "din"
+embedding_dim = 4
+bottom_mlp = []
+top_mlp = [4, 1]
+[model.din]
+histories = {item = "past", kind = "past_kinds"}
+"""
 
 
 def layout():
@@ -110,6 +146,30 @@ def test_gradients_are_finite_and_reach_the_weights(normalized):
     leaves = jax.tree.leaves((nnx.state(of_weights, nnx.Param), of_rows))
     assert all(np.isfinite(leaf).all() for leaf in leaves)
     assert np.abs(np.asarray(of_weights["attention"]["mlp"]["layers"][0]["kernel"][...])).max() > 0
+
+
+@pytest.mark.parametrize("section", ["din", "tbsm"])
+def test_histories_of_unlike_steps_are_refused(section):
+    kind = ModelConfig.from_dict({"kind": section, section: {"histories": HISTORIES}, "bottom_mlp": [16]})
+    watch = kind.of_kind.watch(kind)
+    items = ListColumn(np.array([0, 0, 2, 5]), np.zeros(5, np.uint32))
+    watch(3, {"items": items, "kinds": items})
+    # The kind of one line was blank, and is in no history: all kinds after it are those of other items.
+    kinds = ListColumn(np.array([0, 0, 2, 4]), np.zeros(4, np.uint32))
+    with pytest.raises(
+        DatasetError, match=rf"3 and 2 values in example 2 of training block 3.* model.{section}.histories"
+    ):
+        watch(3, {"items": items, "kinds": kinds})
+
+
+def test_a_blank_in_one_of_two_histories_ends_the_run(tmp_path, capsys):
+    lines = [f"u{k % 3},i{k % 5},{'' if k == 11 else f'k{k % 2}'},{k},{k % 2}" for k in range(60)]
+    (tmp_path / "log.csv").write_text("user,item,kind,at,click\n" + "\n".join(lines) + "\n")
+    prepared(tmp_path, TWO_HISTORIES, tmp_path / "log.csv")
+    (tmp_path / "run.toml").write_text(MODEL)
+    places = [f"data.path={tmp_path / 'data'}", f"out={tmp_path / 'run'}"]
+    assert cli.main(["train", str(tmp_path / "run.toml"), *places, "log.progress=off"]) == 2
+    assert "'past' and 'past_kinds' have" in capsys.readouterr().err
 
 
 def test_histories_that_do_not_fit_are_refused():

@@ -67,6 +67,18 @@ def test_losses_and_gradients_are_those_of_all_scores_at_once(shape, dtype):
     np.testing.assert_allclose(np.asarray(got[3], np.float32), want[3], rtol=rounding, atol=1e-5)
 
 
+def test_losses_and_gradients_are_float32_where_jax_has_64_bits():
+    queries, positives, rows, targets, ids = case(5, 7, 3)
+    far = np.int64(2**40)  # numbers such as hashes, which 32 bits do not tell apart
+    with jax.enable_x64(True):
+        softmax = functools.partial(full_softmax, positive_ids=jnp.asarray(targets) * far, row_ids=ids * far, block=4)
+        got = losses_and_gradients(softmax, (queries, positives, jnp.asarray(rows)), jnp.ones(5, jnp.float32))
+        of_integers = full_softmax(queries, rows[:5], rows, positive_ids=jnp.arange(5))
+    assert [x.dtype for x in (*got, of_integers)] == [np.float32] * 5
+    for of, expected in zip(got, reference(queries, positives, rows, targets, ids, 1, np.ones(5)), strict=True):
+        np.testing.assert_allclose(of, expected, rtol=1e-4, atol=1e-5)
+
+
 def test_it_is_sampled_softmax_against_every_row():
     queries, positives, rows, targets, ids = case(12, 30, 4)
     got = full_softmax(queries, positives, rows, positive_ids=targets, row_ids=ids, block=7)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from test_importance_kinds import prepared
 
 import jrec
 from jrec.access.container import write_container
@@ -14,7 +15,7 @@ from jrec.app.baselines import popular_items
 from jrec.app.baselines.item_order import ItemOrder
 from jrec.app.config import DataConfig, EvaluateConfig, FeatureOverride, ModelConfig, TrainConfig
 from jrec.app.models import rank_items
-from jrec.app.models.catalogue import Catalogue, catalogue_of
+from jrec.app.models.catalogue import Catalogue, catalogue_of, read_catalogue
 from jrec.app.models.kinds.two_tower import TwoTowerSection
 from jrec.app.models.rank_items import ItemRanker
 from jrec.app.models.reading import Reading
@@ -301,6 +302,53 @@ def test_popularity_without_a_history_leaves_nothing_out():
     order = ItemOrder(counts, candidates=candidates)
     found = popular_items._ranks(config, order, {"item": np.array([0, 8, 1, 2, 4], np.uint32)})
     assert found.tolist() == [NEVER, 0, 1, 3, 6]
+
+
+VIEWS = """
+{labels}
+[time]
+column = "at"
+format = "seconds"
+[[categorical]]
+column = "user"
+[[categorical]]
+column = "item"
+[[categorical]]
+column = "past"
+history = {{by = "user", of = "item", length = 3}}
+"""
+CLICKS = '[label]\ncolumn = "click"'
+
+
+def views(tmp_path, lines, labels, *options):
+    """A configuration and a dataset of lines of a user, an item and a click, one a second."""
+    log = "".join(f"{user},{item},{at},{click}\n" for at, (user, item, click) in enumerate(lines))
+    (tmp_path / "log.csv").write_text("user,item,at,click\n" + log)
+    prepared(tmp_path, VIEWS.format(labels=labels), tmp_path / "log.csv", "--min-count", "1", *options)
+    own = model(user=("user", "past"), item=("item",))
+    config = dataclasses.replace(configured(own, at=(1,)), data=DataConfig(path=str(tmp_path / "data")))
+    schema = own.of_kind.schema(own, Schema.load(tmp_path / "data"))
+    return config, schema, popular_items.popular_items(config, schema, ["test"])
+
+
+def test_popularity_is_of_clicks(tmp_path):
+    # "a" is shown most often and, being in histories, read most often of all; "b" is what is clicked.
+    lines = [(f"u{k % 4}", "a" if k % 3 else "b", int(k % 3 == 0 or k == 1)) for k in range(60)]
+    lines += [(f"n{k}", "b", k >= 10) for k in range(20)]  # no click in valid
+    _, _, sections = views(tmp_path, lines, CLICKS, "--split", "0.75,0.125,0.125")
+    assert sections["popularity"]["splits"]["test"]["hr@1"] == 1
+    assert sections["ease"]["ranked_by"].endswith("ridge 200")
+
+
+def test_baselines_rank_the_items_that_two_towers_have_vectors_of(tmp_path):
+    lines = [("x", item, 1) for item in "abec"] + [("y", item, 1) for item in "cbea"]
+    config, schema, sections = views(tmp_path, lines, "", "--no-labels", "--split-by", "leave-one-out")
+    assert len(read_catalogue(schema, config).rows) == 1  # "b"; "a" and "c" are in histories alone
+    for name in ("popularity", "transitions", "ease"):
+        assert sections[name]["splits"]["test"]["unknown_items"] == 2
+    counts, of_lines = popular_items._counts(config, schema, schema.table("item"))
+    assert sorted(counts.tolist())[-3:] == [1, 1, 2]
+    assert of_lines.sum() == 2
 
 
 def test_a_kept_catalogue_of_another_dataset_is_not_taken(tmp_path, monkeypatch):

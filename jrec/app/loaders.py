@@ -52,6 +52,7 @@ def train_loader(config: TrainConfig, schema: Schema, layout: EmbeddingLayout) -
         process_index=jax.process_index(),
         process_count=jax.process_count(),
         packer=packer,
+        watch=config.model.of_kind.watch(config.model),
     )
 
 

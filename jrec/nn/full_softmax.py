@@ -71,10 +71,10 @@ def full_softmax(
             f"positive_ids {positive_ids.shape} and row_ids {row_ids.shape} must be integers, one for each of"
             f" {len(queries)} queries and {len(rows)} rows"
         )
-    scaled = queries.astype(jnp.float32) / temperature
+    scaled, row_ids = queries.astype(jnp.float32) / temperature, jnp.asarray(row_ids)
     own = jnp.sum(scaled * positives.astype(jnp.float32), axis=1)
     sums: jax.Array = _log_sum_exp(
-        min(block, len(rows)), all_examples(scaled), rows, all_examples(positive_ids), row_ids.astype(jnp.int32)
+        min(block, len(rows)), all_examples(scaled), rows, all_examples(positive_ids).astype(row_ids.dtype), row_ids
     )
     return jax.nn.logsumexp(jnp.concatenate([own[None], _of_own_queries(sums, len(queries))]), axis=0) - own
 
@@ -102,8 +102,8 @@ def _log_sum_exp(block: int, queries: jax.Array, rows: jax.Array, own: jax.Array
       block: Rows that are scored at once, at most ``m``.
       queries: (n, dim) float32.
       rows: (m, dim) floats.
-      own: (n,) int32, the row that does not count for a query.
-      ids: (m,) int32, the rows' numbers; rows of negative ones do not count.
+      own: (n,) integers, the row that does not count for a query.
+      ids: (m,) integers of that dtype, the rows' numbers; rows of negative ones do not count.
 
     Returns:
       (n,) float32.
@@ -120,7 +120,7 @@ def _log_sum_exp(block: int, queries: jax.Array, rows: jax.Array, own: jax.Array
         total = total * jnp.exp(top - shift) + jnp.sum(jnp.exp(scores - shift[:, None]), axis=1)
         return (highest, total), None
 
-    start = jnp.full(len(queries), -jnp.inf), jnp.zeros(len(queries))
+    start = jnp.full(len(queries), -jnp.inf, jnp.float32), jnp.zeros(len(queries), jnp.float32)
     (top, total), _ = jax.lax.scan(step, varying_like(start, (queries, rows)), _numbers(block, rows))
     return jnp.log(total) + top
 

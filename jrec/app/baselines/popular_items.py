@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -11,7 +12,6 @@ from jrec.app.baselines.ease import MOST_ITEMS, RIDGES, Ease, SharedUsers
 from jrec.app.baselines.examples import Split
 from jrec.app.baselines.item_order import ItemOrder, Pairs
 from jrec.app.config import TrainConfig
-from jrec.app.models.catalogue import training_counts
 from jrec.app.models.ranking import ranking_kind
 from jrec.app.report.ranking import LEFT_OUT, NEVER, RankScores, evaluated
 from jrec.data.blocks import LABEL
@@ -24,6 +24,8 @@ _PAIRS = 20_000_000
 """Pairs that are counted at most, the last ones of training, so that memory stays bounded on long logs."""
 _COUNTED = 1e12
 """Multiplications that counting which items share users takes at most: half a minute of two cores."""
+_RANKED = 2e12
+"""Multiplications that ranking examples by EASE takes at most, a minute of two cores; for more there is no EASE."""
 _MERGED = 1_000_000
 """Pairs that wait at least until they are merged with those before them."""
 
@@ -44,26 +46,48 @@ def popular_items(config: TrainConfig, schema: Schema, splits: Sequence[str]) ->
     """
     begin, kind = time.perf_counter(), ranking_kind(config.model)
     table = kind.item_table(config.model, schema)
-    if schema.folder is None or (counts := training_counts(schema, table)) is None:
+    if schema.folder is None:
         return {"seconds": 0.0, "cached": False}
-    candidates = np.ones(table.rows, bool)
+    counts, lines = _counts(config, schema, table)
+    # Of two towers only items that are those of training lines have a vector, and so a place among the ranked.
+    candidates = lines > 0 if kind.exports_vectors else np.ones(table.rows, bool)
     if table.oov_row is not None:
         candidates[table.oov_row] = False
-    popular = ItemOrder(counts, candidates=candidates)
-    orders: dict[str, tuple[ItemOrder | Ease, str]] = {
-        "popularity": (popular, f"training counts of table {table.name!r}")
-    }
-    if history := kind.history(config.model):
-        order = ItemOrder(counts, transitions(config, schema, table), candidates=candidates)
-        orders["transitions"] = (order, f"how often they came right after the last item of {history!r} in training")
-        if table.rows <= MOST_ITEMS:
-            ease, ridge = _ease(config, schema, candidates)
-            orders["ease"] = (ease, f"EASE's weights of the items of {history!r}, ridge {ridge:g}")
-    sections: JsonObject = {}
-    for name, (order, ranked_by) in orders.items():
+    item, history = kind.item(config.model), kind.history(config.model)
+
+    def section(order: ItemOrder | Ease, ranked_by: str) -> JsonObject:
         metrics = {split: evaluated(_scores(config, schema, order, split)).to_dict() for split in splits}
-        sections[name] = {"splits": metrics, "feature": kind.item(config.model), "ranked_by": ranked_by}
+        return {"splits": metrics, "feature": item, "ranked_by": ranked_by}
+
+    popular = section(ItemOrder(counts, candidates=candidates), f"how often training has them as {item!r}")
+    sections: JsonObject = {"popularity": popular}
+    if history:
+        order = ItemOrder(counts, transitions(config, schema, table), candidates=candidates)
+        ranked_by = f"how often they came right after the last item of {history!r} in training"
+        sections["transitions"] = section(order, ranked_by)
+        examples = sum(metrics["examples"] for metrics in popular["splits"].values())
+        if table.rows <= MOST_ITEMS and examples * float(table.rows) ** 2 <= _RANKED:
+            ease, ridge = _ease(config, schema, candidates)
+            sections["ease"] = section(ease, f"EASE's weights of the items of {history!r}, ridge {ridge:g}")
     return {**sections, "seconds": time.perf_counter() - begin, "cached": False}
+
+
+def _counts(config: TrainConfig, schema: Schema, table: Table) -> tuple[np.ndarray, np.ndarray]:
+    """How often users turned to each item in training, and how many lines have it, (rows,) int64 each.
+
+    Histories count only where they are all that is trained of a user: elsewhere their items are those of other lines.
+    """
+    assert schema.folder is not None  # as ``popular_items`` has seen
+    counts, lines = np.zeros((2, table.rows), np.int64)
+    split, whole = Split(schema.folder, schema, "train"), _whole(schema)
+    for columns in split.read(split.blocks):
+        turned_to = _turned_to(schema, columns)
+        # ``add.at`` takes the time of a block's items, and not of all rows.
+        np.add.at(lines, _items(config, columns), 1)
+        np.add.at(counts, _items(config, turned_to), 1)
+        if whole and ranking_kind(config.model).history(config.model):
+            np.add.at(counts, _pairs(_history(config, turned_to))[1], 1)
+    return counts, lines
 
 
 def transitions(config: TrainConfig, schema: Schema, table: Table) -> Pairs:
@@ -104,7 +128,7 @@ def _whole(schema: Schema) -> bool:
 
 
 def _ease(config: TrainConfig, schema: Schema, candidates: np.ndarray) -> tuple[Ease, float]:
-    """EASE of the last training examples, with the ridge that ranks valid's items best, or the middle one."""
+    """EASE of the last training examples, with the ridge that ranks valid's first items best, or the middle one."""
     assert schema.folder is not None  # as ``popular_items`` has seen
     split, shared, read = Split(schema.folder, schema, "train"), SharedUsers(len(candidates), whole=_whole(schema)), 0
     for columns in _positive(schema, split.read(reversed(split.blocks))):
@@ -113,11 +137,13 @@ def _ease(config: TrainConfig, schema: Schema, candidates: np.ndarray) -> tuple[
         read += len(items)
         if read * float(len(candidates)) ** 2 > _COUNTED:
             break
-    if not schema.with_examples(["valid"]):
+    if not _has_items(config, schema, "valid"):
         return Ease(shared.counts, RIDGES[1], candidates=candidates), RIDGES[1]
 
+    most = int(_COUNTED / len(RIDGES) / float(len(candidates)) ** 2)
+
     def quality(order: Ease) -> float:
-        return evaluated(_scores(config, schema, order, "valid")).to_dict()[f"ndcg@{config.evaluate.at[0]}"]
+        return evaluated(_scores(config, schema, order, "valid", most)).to_dict()[f"ndcg@{config.evaluate.at[0]}"]
 
     orders = [Ease(shared.counts, ridge, candidates=candidates) for ridge in RIDGES]
     return max(zip(orders, RIDGES, strict=True), key=lambda pair: quality(pair[0]))
@@ -137,19 +163,36 @@ def neighbours(lists: ListColumn, items: np.ndarray) -> tuple[np.ndarray, np.nda
     return values, after[: len(values)]
 
 
-def _scores(config: TrainConfig, schema: Schema, order: ItemOrder | Ease, split: str) -> RankScores:
-    """The ranks of a split's examples by an order of items."""
+def _scores(
+    config: TrainConfig, schema: Schema, order: ItemOrder | Ease, split: str, most: float = math.inf
+) -> RankScores:
+    """The ranks of a split's examples by an order of items; of no further blocks once there are ``most``."""
     assert schema.folder is not None  # as ``popular_items`` has seen
-    blocks = Split(schema.folder, schema, split)
-    ranks = [_ranks(config, order, columns) for columns in _positive(schema, blocks.read(blocks.blocks))]
+    blocks, ranks = Split(schema.folder, schema, split), list[np.ndarray]()
+    for columns in _positive(schema, blocks.read(blocks.blocks)):
+        ranks.append(_ranks(config, order, columns))
+        if sum(map(len, ranks)) >= most:
+            break
     candidates = int(order.candidates.sum())
     return RankScores(ranks=np.concatenate(ranks), candidates=candidates, at=config.evaluate.at)
 
 
+def _has_items(config: TrainConfig, schema: Schema, split: str) -> bool:
+    """Whether a split has an example that a user turned to."""
+    if schema.folder is None or split not in schema.splits:
+        return False
+    blocks = Split(schema.folder, schema, split)
+    return any(_items(config, columns).size for columns in _positive(schema, blocks.read(blocks.blocks)))
+
+
 def _positive(schema: Schema, blocks: Iterator[Mapping[str, Column]]) -> Iterator[Mapping[str, Column]]:
+    """``_turned_to`` of some blocks."""
+    return (_turned_to(schema, columns) for columns in blocks)
+
+
+def _turned_to(schema: Schema, columns: Mapping[str, Column]) -> Mapping[str, Column]:
     """The examples that a user turned to: of a dataset with labels, items of label 1."""
-    for columns in blocks:
-        yield gather_all(columns, np.flatnonzero(np.asarray(columns[LABEL]) > 0)) if schema.labels else columns
+    return gather_all(columns, np.flatnonzero(np.asarray(columns[LABEL]) > 0)) if schema.labels else columns
 
 
 def _ranks(config: TrainConfig, order: ItemOrder | Ease, columns: Mapping[str, Column]) -> np.ndarray:

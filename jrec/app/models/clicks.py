@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Unpack, override
 
 from jrec.app.models.kind import ModelKind
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
     from jrec.app.models.scored import ClickPredictor
     from jrec.app.report.ranking import AnyScores
     from jrec.app.report.running_auc import NoRunningAuc, RunningAuc
+    from jrec.data.columns import Column
     from jrec.data.dataset_packer import PackerOptions
+    from jrec.data.loader_source import BlockWatch
     from jrec.data.packers import AnyPacker
     from jrec.data.schema import CategoricalFeature, Schema
     from jrec.nn import MultiTaskConfig
@@ -164,6 +167,31 @@ class ClickKind[S: Section](ModelKind[S]):
         from jrec.data.dataset_packer import dataset_packer
 
         return dataset_packer(config.data.path, schema, layout, on_bad_id=config.data.on_bad_id, **options)
+
+    @override
+    def watch(self, model: ModelConfig) -> BlockWatch | None:
+        histories = [*self.unpooled(model).values()]
+        return functools.partial(self._check_steps, histories) if len(histories) > 1 else None
+
+    def _check_steps(self, histories: Sequence[str], block: int, columns: Mapping[str, Column]) -> None:
+        """Refuses histories whose values are not of the same steps, as ``BlockWatch``."""
+        import numpy as np
+
+        from jrec.data.columns import ListColumn
+        from jrec.data.schema import DatasetError
+
+        lists = {name: column for name in histories if isinstance(column := columns[name], ListColumn)}
+        lengths = {name: np.diff(column.offsets) for name, column in lists.items()}
+        for (first, one), (second, other) in itertools.pairwise(lengths.items()):
+            if (unlike := np.flatnonzero(one != other)).size:
+                sizes = (
+                    f"{one[unlike[0]]} and {other[unlike[0]]} values in example {unlike[0]} of training block {block}"
+                )
+                raise DatasetError(
+                    f"{first!r} and {second!r} have {sizes}, but a step of model.{self.section_name}.histories is one"
+                    " value of each: histories leave out lines whose value is missing; write a value such as 'unknown'"
+                    " there, and prepare the log again"
+                )
 
     @override
     def scores(

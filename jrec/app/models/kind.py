@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from jrec.batch import Batch
     from jrec.data.dataset_packer import PackerOptions
     from jrec.data.identity import Identity
+    from jrec.data.loader_source import BlockWatch
     from jrec.data.packers import AnyPacker
     from jrec.data.schema import Schema
     from jrec.nn.optimizer import Loss, SparseModel
@@ -232,6 +233,10 @@ class ModelKind[S: Section](abc.ABC):
           training: Whether to train; else to predict.
           options: Further arguments of ``dataset_packer``.
         """
+
+    def watch(self, model: ModelConfig) -> BlockWatch | None:
+        """What sees the blocks of training examples as they are read, and refuses some; None for nothing."""
+        del model
 
     # Scores and predictions
 

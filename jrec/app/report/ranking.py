@@ -99,7 +99,8 @@ def evaluated(scores: AnyScores) -> AnyEvaluation:
     if not has_examples(scores):
         raise DatasetError(
             "there are no examples to evaluate: the split, or what was read of it, is empty, or has no line with label"
-            " 1; evaluate more batches (evaluate.batches)"
+            " 1; evaluate more batches (evaluate.batches), or leave the split out (evaluate.splits,"
+            " evaluate.final_splits)"
         )
     return RankingEvaluation(
         examples=scores.ranks.size,
@@ -179,7 +180,7 @@ def findings(content: Content) -> dict[str, list[str]]:
     share = metrics["unknown_items"] / metrics["examples"]
     if share > _MANY:
         warnings.append(
-            f"{100 * share:.1f} % of {split}'s items have no row of their own, since training saw them less often than"
-            " --min-count; they count as not found"
+            f"{100 * share:.1f} % of {split}'s items are none of those that are ranked, since training has them less"
+            " often than --min-count, or for two towers no line with them; they count as not found"
         )
     return {"warnings": warnings, "advice": advice}
