@@ -81,5 +81,21 @@ def test_the_ridge_is_the_one_that_valid_ranks_best_by(tmp_path, monkeypatch):
         best[ridge] = again["splits"]["valid"][metric]
     assert best[chosen] == max(best.values()) == sections["ease"]["splits"]["valid"][metric]
     assert sections["ease"]["splits"]["test"]["hr@10"] > sections["popularity"]["splits"]["test"]["hr@10"]
-    monkeypatch.setattr(popular_items, "MOST_ITEMS", 1)
-    assert "ease" not in popular_items.popular_items(config, schema, ["test"])
+    for limit in ("MOST_ITEMS", "_RANKED"):
+        with monkeypatch.context() as limited:
+            limited.setattr(popular_items, limit, 1)
+            assert "ease" not in popular_items.popular_items(config, schema, ["test"])
+
+
+def test_a_ridge_is_chosen_by_some_of_many_examples(tmp_path, monkeypatch):
+    sequences.write_log(tmp_path / "log.csv")
+    prepared(tmp_path, sequences.SCHEMA, tmp_path / "log.csv", "--no-labels", "--block-size", "8")
+    (tmp_path / "run.toml").write_text(sequences.CONFIG.format(data=tmp_path / "data", kind="sasrec"))
+    config = load_config(tmp_path / "run.toml")
+    schema = config.model.of_kind.schema(config.model, Schema.load(tmp_path / "data"))
+    ranked, rank = [], popular_items._ranks
+    monkeypatch.setattr(popular_items, "_ranks", lambda *arguments: ranked.append(1) or rank(*arguments))
+    rows = config.model.of_kind.item_table(config.model, schema).rows
+    monkeypatch.setattr(popular_items, "_COUNTED", 3 * 9 * rows**2)
+    popular_items._ease(config, schema, np.ones(rows, bool))
+    assert len(ranked) == 3 * 2  # of each ridge the blocks that have the first nine examples

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -23,6 +24,8 @@ _PAIRS = 20_000_000
 """Pairs that are counted at most, the last ones of training, so that memory stays bounded on long logs."""
 _COUNTED = 1e12
 """Multiplications that counting which items share users takes at most: half a minute of two cores."""
+_RANKED = 2e12
+"""Multiplications that ranking examples by EASE takes at most, a minute of two cores; for more there is no EASE."""
 _MERGED = 1_000_000
 """Pairs that wait at least until they are merged with those before them."""
 
@@ -51,20 +54,21 @@ def popular_items(config: TrainConfig, schema: Schema, splits: Sequence[str]) ->
     if table.oov_row is not None:
         candidates[table.oov_row] = False
     item, history = kind.item(config.model), kind.history(config.model)
-    popular = ItemOrder(counts, candidates=candidates)
-    orders: dict[str, tuple[ItemOrder | Ease, str]] = {
-        "popularity": (popular, f"how often training has them as {item!r}")
-    }
+
+    def section(order: ItemOrder | Ease, ranked_by: str) -> JsonObject:
+        metrics = {split: evaluated(_scores(config, schema, order, split)).to_dict() for split in splits}
+        return {"splits": metrics, "feature": item, "ranked_by": ranked_by}
+
+    popular = section(ItemOrder(counts, candidates=candidates), f"how often training has them as {item!r}")
+    sections: JsonObject = {"popularity": popular}
     if history:
         order = ItemOrder(counts, transitions(config, schema, table), candidates=candidates)
-        orders["transitions"] = (order, f"how often they came right after the last item of {history!r} in training")
-        if table.rows <= MOST_ITEMS:
+        ranked_by = f"how often they came right after the last item of {history!r} in training"
+        sections["transitions"] = section(order, ranked_by)
+        examples = sum(metrics["examples"] for metrics in popular["splits"].values())
+        if table.rows <= MOST_ITEMS and examples * float(table.rows) ** 2 <= _RANKED:
             ease, ridge = _ease(config, schema, candidates)
-            orders["ease"] = (ease, f"EASE's weights of the items of {history!r}, ridge {ridge:g}")
-    sections: JsonObject = {}
-    for name, (order, ranked_by) in orders.items():
-        metrics = {split: evaluated(_scores(config, schema, order, split)).to_dict() for split in splits}
-        sections[name] = {"splits": metrics, "feature": item, "ranked_by": ranked_by}
+            sections["ease"] = section(ease, f"EASE's weights of the items of {history!r}, ridge {ridge:g}")
     return {**sections, "seconds": time.perf_counter() - begin, "cached": False}
 
 
@@ -124,7 +128,7 @@ def _whole(schema: Schema) -> bool:
 
 
 def _ease(config: TrainConfig, schema: Schema, candidates: np.ndarray) -> tuple[Ease, float]:
-    """EASE of the last training examples, with the ridge that ranks valid's items best, or the middle one."""
+    """EASE of the last training examples, with the ridge that ranks valid's first items best, or the middle one."""
     assert schema.folder is not None  # as ``popular_items`` has seen
     split, shared, read = Split(schema.folder, schema, "train"), SharedUsers(len(candidates), whole=_whole(schema)), 0
     for columns in _positive(schema, split.read(reversed(split.blocks))):
@@ -136,8 +140,10 @@ def _ease(config: TrainConfig, schema: Schema, candidates: np.ndarray) -> tuple[
     if not _has_items(config, schema, "valid"):
         return Ease(shared.counts, RIDGES[1], candidates=candidates), RIDGES[1]
 
+    most = int(_COUNTED / len(RIDGES) / float(len(candidates)) ** 2)
+
     def quality(order: Ease) -> float:
-        return evaluated(_scores(config, schema, order, "valid")).to_dict()[f"ndcg@{config.evaluate.at[0]}"]
+        return evaluated(_scores(config, schema, order, "valid", most)).to_dict()[f"ndcg@{config.evaluate.at[0]}"]
 
     orders = [Ease(shared.counts, ridge, candidates=candidates) for ridge in RIDGES]
     return max(zip(orders, RIDGES, strict=True), key=lambda pair: quality(pair[0]))
@@ -157,11 +163,16 @@ def neighbours(lists: ListColumn, items: np.ndarray) -> tuple[np.ndarray, np.nda
     return values, after[: len(values)]
 
 
-def _scores(config: TrainConfig, schema: Schema, order: ItemOrder | Ease, split: str) -> RankScores:
-    """The ranks of a split's examples by an order of items."""
+def _scores(
+    config: TrainConfig, schema: Schema, order: ItemOrder | Ease, split: str, most: float = math.inf
+) -> RankScores:
+    """The ranks of a split's examples by an order of items; of no further blocks once there are ``most``."""
     assert schema.folder is not None  # as ``popular_items`` has seen
-    blocks = Split(schema.folder, schema, split)
-    ranks = [_ranks(config, order, columns) for columns in _positive(schema, blocks.read(blocks.blocks))]
+    blocks, ranks = Split(schema.folder, schema, split), list[np.ndarray]()
+    for columns in _positive(schema, blocks.read(blocks.blocks)):
+        ranks.append(_ranks(config, order, columns))
+        if sum(map(len, ranks)) >= most:
+            break
     candidates = int(order.candidates.sum())
     return RankScores(ranks=np.concatenate(ranks), candidates=candidates, at=config.evaluate.at)
 
