@@ -96,6 +96,7 @@ def test_a_ridge_is_chosen_by_some_of_many_examples(tmp_path, monkeypatch):
     ranked, rank = [], popular_items._ranks
     monkeypatch.setattr(popular_items, "_ranks", lambda *arguments: ranked.append(1) or rank(*arguments))
     rows = config.model.of_kind.item_table(config.model, schema).rows
-    monkeypatch.setattr(popular_items, "_COUNTED", 3 * 9 * rows**2)
+    length = next(feature.max_length for feature in schema.categorical if feature.name == "history")
+    monkeypatch.setattr(popular_items, "_RANKED", 3 * 9 * rows * length)
     popular_items._ease(config, schema, np.ones(rows, bool))
     assert len(ranked) == 3 * 2  # of each ridge the blocks that have the first nine examples

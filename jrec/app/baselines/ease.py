@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from jrec.app.baselines.item_order import different
+from jrec.kernel_cache import compiled
+
 MOST_ITEMS = 5_000
 """Items from which there is no EASE: its matrix and the inverse take 8 bytes an item squared each."""
 RIDGES = (50.0, 200.0, 800.0)
 """What may be added to the diagonal; the best on the valid split is taken."""
-_PIECE = 256  # examples that are scored at a time
+_PIECE = 256  # examples that are counted at a time
 
 
 class Ease:
@@ -35,14 +38,32 @@ class Ease:
     ) -> np.ndarray:
         """How many other items come before each example's target, or beside it; see ``ItemOrder.ranks``."""
         above = np.empty(len(targets), np.int64)
-        for begin in range(0, len(targets), _PIECE):
-            own = targets[begin : begin + _PIECE]
-            scores = _ones(history, begin, len(own), len(self.candidates)) @ self._weights
-            counted = scores >= scores[np.arange(len(own)), own][:, None]
-            counted &= self.candidates & (_ones(left_out, begin, len(own), len(self.candidates)) == 0)
-            counted[np.arange(len(own)), own] = False
-            above[begin : begin + len(own)] = counted.sum(axis=1)
+        own, out = (self._each_once(pairs, len(targets)) for pairs in (history, left_out))
+        _count_above(self._weights, self.candidates, targets, own[0], own[1], out[0], out[1], above)
         return above
+
+    def _each_once(self, pairs: tuple[np.ndarray, np.ndarray], examples: int) -> tuple[np.ndarray, np.ndarray]:
+        """Where each example's rows begin, and the different rows of each, one example's after the other's."""
+        example, row = different(pairs, len(self.candidates))
+        return np.searchsorted(example, np.arange(examples + 1)), row
+
+
+@compiled
+def _count_above(weights, candidates, targets, offsets, rows, out_offsets, out_rows, above):
+    """``Ease.ranks`` of lists without repetitions: a history is short beside the items, so that no matrix is needed."""
+    scores = np.empty(len(candidates), np.float32)
+    for i in range(len(targets)):
+        scores[:] = 0
+        for k in range(offsets[i], offsets[i + 1]):
+            scores += weights[rows[k]]
+        own = scores[targets[i]]
+        count = -1 if candidates[targets[i]] else 0  # the target itself
+        for item in range(len(candidates)):
+            count += candidates[item] and scores[item] >= own
+        for k in range(out_offsets[i], out_offsets[i + 1]):
+            item = out_rows[k]
+            count -= item != targets[i] and candidates[item] and scores[item] >= own
+        above[i] = count
 
 
 class SharedUsers:
@@ -64,19 +85,21 @@ class SharedUsers:
           history: Numbers of examples and rows, (n,) each.
           items: (examples,) rows.
         """
-        for begin in range(0, len(items), _PIECE):
-            own = items[begin : begin + _PIECE]
-            there, line = _ones(history, begin, len(own), len(self.counts)), np.arange(len(own))
-            if self._whole:
-                there[line, own] = 1
+        rows = len(self.counts)
+        if self._whole:
+            for begin in range(0, len(items), _PIECE):
+                own = items[begin : begin + _PIECE]
+                there = _ones(history, begin, len(own), rows)
+                there[np.arange(len(own)), own] = 1
                 self.counts += there.T @ there
-            else:
-                new = there[line, own] == 0  # what is there already has its pairs
-                there, own = there[new], own[new]
-                # ``add.at`` counts each line of a piece: by plain indexing an item of several lines would count once.
-                np.add.at(self.counts, own, there)
-                np.add.at(self.counts.T, own, there)
-                np.add.at(self.counts, (own, own), 1)
+            return
+        example, row = different(history, rows)
+        new = np.ones(len(items), bool)
+        new[example[row == items[example]]] = False  # what is there already has its pairs
+        own, other = items[example[new[example]]], row[new[example]]
+        # ``add.at`` counts each line: by plain indexing an item of several lines would count once.
+        for pairs in ((own, other), (other, own), (items[new], items[new])):
+            np.add.at(self.counts, pairs, 1)
 
 
 def _ones(pairs: tuple[np.ndarray, np.ndarray], begin: int, count: int, rows: int) -> np.ndarray:

@@ -12,7 +12,7 @@ from jrec.app.baselines.ease import MOST_ITEMS, RIDGES, Ease, SharedUsers
 from jrec.app.baselines.examples import Split
 from jrec.app.baselines.item_order import ItemOrder, Pairs
 from jrec.app.config import TrainConfig
-from jrec.app.models.ranking import ranking_kind
+from jrec.app.models.ranking import feature_named, ranking_kind
 from jrec.app.report.ranking import LEFT_OUT, NEVER, RankScores, evaluated
 from jrec.data.blocks import LABEL
 from jrec.data.columns import Column, ListColumn, count_examples, gather_all
@@ -24,8 +24,8 @@ _PAIRS = 20_000_000
 """Pairs that are counted at most, the last ones of training, so that memory stays bounded on long logs."""
 _COUNTED = 1e12
 """Multiplications that counting which items share users takes at most: half a minute of two cores."""
-_RANKED = 2e12
-"""Multiplications that ranking examples by EASE takes at most, a minute of two cores; for more there is no EASE."""
+_RANKED = 5e11
+"""Additions that ranking examples by EASE takes at most, about a minute; for more there is no EASE."""
 _MERGED = 1_000_000
 """Pairs that wait at least until they are merged with those before them."""
 
@@ -66,7 +66,7 @@ def popular_items(config: TrainConfig, schema: Schema, splits: Sequence[str]) ->
         ranked_by = f"how often they came right after the last item of {history!r} in training"
         sections["transitions"] = section(order, ranked_by)
         examples = sum(metrics["examples"] for metrics in popular["splits"].values())
-        if table.rows <= MOST_ITEMS and examples * float(table.rows) ** 2 <= _RANKED:
+        if table.rows <= MOST_ITEMS and examples <= _rankable(config, schema, table.rows):
             ease, ridge = _ease(config, schema, candidates)
             sections["ease"] = section(ease, f"EASE's weights of the items of {history!r}, ridge {ridge:g}")
     return {**sections, "seconds": time.perf_counter() - begin, "cached": False}
@@ -130,23 +130,31 @@ def _whole(schema: Schema) -> bool:
 def _ease(config: TrainConfig, schema: Schema, candidates: np.ndarray) -> tuple[Ease, float]:
     """EASE of the last training examples, with the ridge that ranks valid's first items best, or the middle one."""
     assert schema.folder is not None  # as ``popular_items`` has seen
-    split, shared, read = Split(schema.folder, schema, "train"), SharedUsers(len(candidates), whole=_whole(schema)), 0
+    split, whole, read = Split(schema.folder, schema, "train"), _whole(schema), 0.0
+    shared = SharedUsers(len(candidates), whole=whole)
     for columns in _positive(schema, split.read(reversed(split.blocks))):
-        items = _items(config, columns)
-        shared.add(_pairs(_history(config, columns)), items)
-        read += len(items)
-        if read * float(len(candidates)) ** 2 > _COUNTED:
+        items, history = _items(config, columns), _pairs(_history(config, columns))
+        shared.add(history, items)
+        # A pair that is counted by itself takes the time of about so many multiplications.
+        read += len(items) * float(len(candidates)) ** 2 if whole else 1_000 * len(history[1])
+        if read > _COUNTED:
             break
     if not _has_items(config, schema, "valid"):
         return Ease(shared.counts, RIDGES[1], candidates=candidates), RIDGES[1]
 
-    most = int(_COUNTED / len(RIDGES) / float(len(candidates)) ** 2)
+    most = _rankable(config, schema, len(candidates)) / len(RIDGES)
 
     def quality(order: Ease) -> float:
         return evaluated(_scores(config, schema, order, "valid", most)).to_dict()[f"ndcg@{config.evaluate.at[0]}"]
 
     orders = [Ease(shared.counts, ridge, candidates=candidates) for ridge in RIDGES]
     return max(zip(orders, RIDGES, strict=True), key=lambda pair: quality(pair[0]))
+
+
+def _rankable(config: TrainConfig, schema: Schema, rows: int) -> float:
+    """How many examples EASE ranks in the time that it may take."""
+    history = feature_named(schema, ranking_kind(config.model).history(config.model), "history")
+    return _RANKED / rows / max(history.max_length, 1)
 
 
 def neighbours(lists: ListColumn, items: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
