@@ -84,6 +84,27 @@ def test_training_batches(lists, oov_row):
     assert batch.mask.tolist() == [1] * len(lists) + [0] * (size - len(lists))
 
 
+@pytest.mark.parametrize("seed", [None, 7])
+@pytest.mark.parametrize("history", ["seen", "target", "next", "sampled"])
+def test_a_history_may_be_called_as_an_extra_is(history, seed):
+    lists, items = [[1, 2, 3], [], [4]], [3, 1, 0]
+    features = [
+        FeatureConfig(name=name, table="item", max_length=length, pooling="none")
+        for name, length in zip((history, *NAMES[1:]), (LENGTH, LENGTH, DRAWN), strict=True)
+    ]
+    called = jrec.EmbeddingLayout.build([jrec.TableConfig(name="item", rows=ROWS, dim=8)], features)
+    one = NextItemPacker(called, history=history, item="item", rows=ROWS, oov_row=0, seed=seed)
+    columns = columns_of(lists, items)
+    batch = one.pack(one.prepare({history: columns["history"], "item": columns["item"]}), 4)
+    plain = packer(oov_row=0, seed=seed)
+    wanted = plain.pack(plain.prepare(columns), 4)
+    (bags,), (other,) = batch.bags.values(), wanted.bags.values()
+    np.testing.assert_array_equal(bags.ids, other.ids)
+    assert {name: array.tolist() for name, array in batch.extras.items()} == {
+        name: array.tolist() for name, array in wanted.extras.items()
+    }
+
+
 @pytest.mark.parametrize("oov_row", [None, 0, 4, ROWS - 1])
 def test_negatives_are_uniform_and_depend_on_seed_and_batch_alone(oov_row):
     one = packer(oov_row=oov_row, seed=1)

@@ -273,6 +273,7 @@ def test_the_command(tmp_path, capsys):
     [
         (["--split", "0.5,0.6,0.1"], "three fractions that add up to 1"),
         (["--split", "0,0.5,0.5"], "leaves nothing to train on"),
+        (["--split-seed", "4"], "--split-seed is of --split-by random, but the log is split by time"),
         (["--shard-examples", "100"], "--shard-examples is 100; it must be a positive multiple"),
     ],
 )

@@ -104,7 +104,7 @@ def test_a_line_has_both_sides_its_item_and_the_items_share():
     assert batch.labels.tolist() == [1, 0, 1, 0]
     assert batch.extras["target"].tolist() == [8, 1, 3, 0]
     np.testing.assert_array_equal(batch.extras[LOG_Q][:3], log_q[[8, 1, 3]])
-    plain = inner.pack(inner.prepare({**columns(), "target": np.zeros(3, int), LOG_Q: np.zeros(3)}), 4)
+    plain = inner.pack(inner.prepare({**columns(), "/target": np.zeros(3, int), f"/{LOG_Q}": np.zeros(3)}), 4)
     for name, bags in plain.bags.items():
         np.testing.assert_array_equal(batch.bags[name].ids, bags.ids)
         np.testing.assert_array_equal(batch.bags[name].weights, bags.weights)

@@ -412,7 +412,7 @@ def _train(
         raise KeyboardInterrupt(f"stopped after step {outcome.step:,}")
     if not quiet:
         sys.stderr.write(f"{summary(content)}\n")
-    say(f"{outcome.step:,} steps; report: {report}")
+    say(f"{counted(outcome.step, 'step')}; report: {report}")
     tasks = content.get("tasks", {})
     return {
         split: metrics | ({"tasks": {task: own["splits"].get(split) for task, own in tasks.items()}} if tasks else {})

@@ -28,7 +28,7 @@ from jrec.data.identity import Identity, digest_of
 from jrec.errors import JrecError
 from jrec.files import decode, load_json, save_json, sha256_of, stays_inside
 from jrec.json_values import JsonMapping, JsonObject
-from jrec.shown import Shown
+from jrec.shown import Shown, counted
 
 FORMAT = "jrec-dataset"
 VERSION = 2
@@ -465,6 +465,13 @@ class Schema:
         if digest != self.files.get(file, digest):
             raise DatasetError(f"{path} is damaged: its SHA-256 is {digest}, not {self.files[file]}; {_REMEDY}")
         return path
+
+    @property
+    def sizes(self) -> str:
+        """The examples of each split, and the tables with their rows, as `jrec prepare` says them at its end."""
+        examples = ", ".join(f"{name} {split.examples:,}" for name, split in self.splits.items())
+        tables = f"{counted(len(self.tables), 'table')} of {counted(sum(t.rows for t in self.tables), 'row')}"
+        return f"{examples} examples; {tables}"
 
     @property
     def title(self) -> str:

@@ -61,6 +61,10 @@ class PrepareOptions:
             raise DatasetError(f"--split-by is {self.split_by!r}; choose {', '.join(SPLIT_BY[:-1])} or {SPLIT_BY[-1]}")
         if self.split_by == LEAVE_ONE_OUT and self.split != _SPLIT:
             raise DatasetError(f"--split with --split-by {LEAVE_ONE_OUT}, which has no fractions; leave --split out")
+        if self.split_seed and self.split_by != "random":
+            raise DatasetError(
+                f"--split-seed is of --split-by random, but the log is split by {self.split_by}; leave it out"
+            )
         if self.split[0] == 0 and self.vocabulary_from is None:
             raise DatasetError(
                 "--split leaves nothing to train on; its first fraction must be above 0, unless rows come from"

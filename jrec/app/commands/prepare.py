@@ -238,9 +238,7 @@ def run(args: argparse.Namespace) -> int:
             report=lambda message: print(message, file=sys.stderr),
             workers=workers,
         )
-    counts = ", ".join(f"{name} {split.examples:,}" for name, split in schema.splits.items())
-    rows = sum(t.rows for t in schema.tables)
-    print(f"{args.out}: {counts} examples; {len(schema.tables)} tables of {rows:,} rows")
+    print(f"{args.out}: {schema.sizes}")
     return 0
 
 

@@ -81,9 +81,7 @@ def run(args: argparse.Namespace) -> int:
         progress=progress_of(args),
         report=lambda message: print(message, file=sys.stderr),
     )
-    counts = ", ".join(f"{name} {split.examples:,}" for name, split in schema.splits.items())
-    rows = sum(t.rows for t in schema.tables)
-    print(f"{args.out}: {counts} examples; {len(schema.tables)} tables of {rows:,} rows")
+    print(f"{args.out}: {schema.sizes}")
     for split, metrics in schema.ceiling.items():
         shown = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
         print(f"ceiling on {split}: {shown}")

@@ -94,6 +94,7 @@ def _run(args: argparse.Namespace, company: Company) -> int:
 
     from jrec.app.report import summary
     from jrec.app.reported_run import train_and_report
+    from jrec.shown import counted
 
     outcome, content, page = train_and_report(
         config,
@@ -108,7 +109,7 @@ def _run(args: argparse.Namespace, company: Company) -> int:
         return 130
     if content is not None:
         print(summary(content))
-        print(f"{outcome.step:,} steps; report: {page}")
+        print(f"{counted(outcome.step, 'step')}; report: {page}")
     return 0
 
 

@@ -21,7 +21,17 @@ if TYPE_CHECKING:
 
 NEXT, SAMPLED, TARGET, SEEN = "next", "sampled", "target", "seen"
 """Extras of batches: the first two in training, the others in evaluation."""
-_WEIGHT = "example weight"  # of examples, 0 for those that fill up a batch
+_WEIGHT = "/weight"  # of examples, 0 for those that fill up a batch; no feature has a name like this
+
+
+def extra_column(name: str) -> str:
+    """What columns to pack call an extra, beside features, any of which may have the extra's own name."""
+    return f"/{name}"
+
+
+def with_named_extras(batch: Batch) -> Batch:
+    """The batch with its extras by their own names."""
+    return dataclasses.replace(batch, extras={name.removeprefix("/"): array for name, array in batch.extras.items()})
 
 
 def feature_names(history: str, item: str) -> tuple[str, str, str]:
@@ -78,7 +88,7 @@ class NextItemPacker(PackerWrapper[Packer]):
         self._batch_size = batch_size
         lengths = {config.name: config.max_length for config, _ in layout.features}
         self._length, self._drawn = (lengths[name] for name in self._names[::2])
-        self._extras = (TARGET, SEEN) if seed is None else (NEXT, SAMPLED)
+        self._extras = tuple(map(extra_column, (TARGET, SEEN) if seed is None else (NEXT, SAMPLED)))
         self._ages = (history + WEIGHT_SUFFIX,) if aged else ()
         self._filled_up = seed is not None and negatives == "all"
         table = next(config.table for config, _ in layout.features)
@@ -118,7 +128,7 @@ class NextItemPacker(PackerWrapper[Packer]):
         if self._filled_up:
             prepared[_WEIGHT] = np.ones(count, np.float32)
         if self._seed is None:
-            prepared[TARGET] = items
+            prepared[extra_column(TARGET)] = items
         else:
             assert isinstance(lists, ListColumn)  # as blocks have them
             prepared[following] = ListColumn(lists.offsets, _shifted(lists, items))
@@ -129,16 +139,17 @@ class NextItemPacker(PackerWrapper[Packer]):
         """Packs examples into a batch; see ``Packer``. ``number`` says which items are drawn, or whose share it is."""
         history, following, sampled = self._names
         if self._seed is None:
-            extras = {**columns.extras, SEEN: matrix(columns.ids[history], columns.examples, self._length)}
-            return super().pack(dataclasses.replace(columns, extras=extras), batch_size, where)
+            seen = matrix(columns.ids[history], columns.examples, self._length)
+            extras = {**columns.extras, extra_column(SEEN): seen}
+            return with_named_extras(super().pack(dataclasses.replace(columns, extras=extras), batch_size, where))
         if self._filled_up:
             # All items lie in the examples of a full batch, of which a short one has too few.
             columns = _with_empty(columns, batch_size)
         targets = matrix(columns.ids[following], columns.examples, self._length)
         drawn = self._draw(targets, batch_size, number)
-        extras = {NEXT: targets, SAMPLED: matrix(drawn, columns.examples, self._drawn)}
-        ids = {**columns.ids, sampled: drawn}
-        return super().pack(dataclasses.replace(columns, ids=ids, extras=extras), batch_size, where)
+        extras = dict(zip(self._extras, (targets, matrix(drawn, columns.examples, self._drawn)), strict=True))
+        columns = dataclasses.replace(columns, ids={**columns.ids, sampled: drawn}, extras=extras)
+        return with_named_extras(super().pack(columns, batch_size, where))
 
     def _draw(self, targets: np.ndarray, batch_size: int, number: int) -> Column:
         """What each example's targets, (examples, length), are told from: int64 rows."""

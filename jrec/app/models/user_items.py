@@ -8,7 +8,7 @@ from typing import override
 
 import numpy as np
 
-from jrec.app.models.next_items import SEEN, TARGET
+from jrec.app.models.next_items import SEEN, TARGET, extra_column, with_named_extras
 from jrec.batch import Batch
 from jrec.data.blocks import WEIGHT_SUFFIX
 from jrec.data.columns import Column, ListColumn, count_examples, matrix
@@ -42,7 +42,8 @@ class UserItemPacker(PackerWrapper[Packer]):
     @staticmethod
     def names(*, training: bool, log_q: bool) -> tuple[str, ...]:
         """The extras, which the packer is made with."""
-        return (TARGET, *((LOG_Q,) if log_q else ())) if training else (TARGET, SEEN)
+        extras = (TARGET, *((LOG_Q,) if log_q else ())) if training else (TARGET, SEEN)
+        return tuple(map(extra_column, extras))
 
     @property
     @override
@@ -54,9 +55,10 @@ class UserItemPacker(PackerWrapper[Packer]):
         count = count_examples(next(iter(columns.values())))
         items = np.asarray(columns.get(self._item, np.full(count, -1)), np.int64)
         # ``pack`` fills SEEN: it has the history as a matrix, whose rows are of one length.
-        prepared: dict[str, Column] = {**columns, TARGET: items, SEEN: np.zeros((count, 0), np.int64)}
+        target, seen = extra_column(TARGET), extra_column(SEEN)
+        prepared: dict[str, Column] = {**columns, target: items, seen: np.zeros((count, 0), np.int64)}
         if self._log_q is not None:
-            prepared[LOG_Q] = self._log_q.take(items, mode="clip")  # the packer refuses others
+            prepared[extra_column(LOG_Q)] = self._log_q.take(items, mode="clip")  # the packer refuses others
         for feature in (feature for feature in self._features if feature.name not in columns):
             each = feature.max_length if feature.fixed_length else 0
             offsets = np.arange(count + 1, dtype=np.int64) * each
@@ -69,7 +71,7 @@ class UserItemPacker(PackerWrapper[Packer]):
 
     @override
     def pack(self, columns: PreparedColumns, batch_size: int, where: Where = EXAMPLE, *, number: int = 0) -> Batch:
-        if self._history and SEEN in columns.extras:
+        if self._history and extra_column(SEEN) in columns.extras:
             history = matrix(columns.ids[self._history], columns.examples, self._length)
-            columns = dataclasses.replace(columns, extras={**columns.extras, SEEN: history})
-        return super().pack(columns, batch_size, where, number=number)
+            columns = dataclasses.replace(columns, extras={**columns.extras, extra_column(SEEN): history})
+        return with_named_extras(super().pack(columns, batch_size, where, number=number))

@@ -8,6 +8,7 @@ from typing import Protocol
 from jrec.app.report import importance, numbers, progressive, ranking
 from jrec.app.report.content import Content, Section
 from jrec.app.report.groups import LEAST, words
+from jrec.shown import counted
 
 BASELINES = {
     "logistic_regression": "logistic regression",
@@ -218,7 +219,7 @@ def _step_lines(content: Content) -> Iterator[str]:
     training = content["training"]
     if (evaluations := content.get("evaluations")) is not None:
         yield (
-            f"{evaluations['count']:,} evaluations every {evaluations['every_steps']:,} steps:"
+            f"{counted(evaluations['count'], 'evaluation')} every {counted(evaluations['every_steps'], 'step')}:"
             f" {100 * evaluations['share']:.1f} % of the time, {evaluations['seconds']:.1f} s"
         )
     if training.get("stopped_early"):
