@@ -2,6 +2,7 @@
 
 import doctest
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -87,3 +88,29 @@ def test_max_of_infinite_rows_is_infinite():
     table = jnp.array([[-jnp.inf, 1.0], [jnp.inf, 2.0]])
     got = ops.embedding_bag(table, jnp.array([[0, -1], [1, 0]], jnp.int32), combiner="max", implementation="xla")
     np.testing.assert_array_equal(got, [[-jnp.inf, 1.0], [jnp.inf, 2.0]])
+
+
+@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn", "max"])
+@pytest.mark.parametrize("implementation", ["xla", "native"])
+@pytest.mark.parametrize(
+    ("ids", "offsets"), [([2, 1, 2], [0, 2, 2, 3]), ([], [0, 0]), ([], [0]), ([1], [0]), ([1], [0, 0])]
+)
+def test_ragged_bags_of_numpy_and_without_ids(combiner, implementation, ids, offsets):
+    """NumPy's arrays as they are, outside jit; no bags, no ids, and ids behind the last bag."""
+    table, ids, offsets = jnp.arange(6.0).reshape(3, 2), np.array(ids, np.int32), np.array(offsets, np.int32)
+    pool = {"sum": np.sum, "mean": np.mean, "max": np.max}.get(
+        combiner, lambda rows, axis: rows.sum(0) / len(rows) ** 0.5
+    )
+    bags = [np.asarray(table)[ids[low:high]] for low, high in itertools.pairwise(offsets)]
+    expected = np.array([pool(rows, axis=0) if len(rows) else np.zeros(2) for rows in bags]).reshape(len(bags), 2)
+
+    def pooled(table, weights=None):
+        return ops.embedding_bag(table, ids, offsets, weights=weights, combiner=combiner, implementation=implementation)
+
+    for call in (pooled, jax.jit(pooled)):
+        np.testing.assert_allclose(call(table), expected, rtol=1e-6)
+    changes = jax.grad(lambda *arrays: pooled(*arrays).sum(), argnums=(0, 1))(table, jnp.ones(ids.shape))
+    moved = sum((rows.shape[0] for rows in bags), 0) if combiner == "sum" else sum(len(rows) > 0 for rows in bags)
+    if combiner != "sqrtn":
+        assert float(changes[0].sum()) == pytest.approx(2 * moved)
+    assert changes[1].shape == ids.shape

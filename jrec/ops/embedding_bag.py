@@ -15,7 +15,6 @@ from jrec.ops.explicit_axes import auto_inside, like_bags
 from jrec.ops.forms import FormedBags, formed
 from jrec.ops.gather_reduce import lookup_of_table, segment_of_entries
 from jrec.ops.offsets import nan_unless, whole_bags, within_bags
-from jrec.ops.sizes import larger
 from jrec.ops.table import Table as RowTable
 from jrec.ops.table import is_table, look_up
 from jrec.ops.types import Bags, Cast
@@ -74,6 +73,8 @@ def embedding_bag(
     check_combiner(combiner)
     sums = _sums_of(table, implementation)
     bags, cast = _formed(ids, offsets, weights, table.shape[0])
+    if bags.axes == (0,):  # JAX has no derivative of sums over no segments
+        return jnp.zeros((0, table.shape[1]), jnp.float32)
     if combiner == "max":
 
         def single(ids: jax.Array, weights: jax.Array | None) -> jax.Array:
@@ -118,9 +119,8 @@ def normalized_weights(
     else:
         num_bags = offsets.shape[0] - 1
         segments = segment_of_entries(offsets, ids.shape[0])
-        count = jax.ops.segment_sum(real.astype(jnp.float32), segments, num_bags, indices_are_sorted=True, mode="drop")[
-            jnp.minimum(segments, larger(0, num_bags - 1))
-        ]
+        # One more segment, for the ids behind the last bag.
+        count = jax.ops.segment_sum(real.astype(jnp.float32), segments, num_bags + 1, indices_are_sorted=True)[segments]
         # Bags that share ids, as malformed offsets make them, have no count that one weight an id could carry.
         count = jnp.where((segments == num_bags) | within_bags(offsets, segments), count, jnp.float32(jnp.nan))
     # An empty bag divides its zeros by one.

@@ -21,6 +21,8 @@ def segment_of_entries(offsets: jax.Array, capacity: int) -> jax.Array:
 
 def take_rows(source: jax.Array, indices: jax.Array, weights: jax.Array | None) -> jax.Array:
     """Weighted float32 rows, (..., dim): zero for negative indices, NaN past the source."""
+    if source.shape[0] == 0:  # JAX gathers nothing from an array without elements
+        source = jnp.full((1, source.shape[1]), jnp.nan, source.dtype)
     inside = jnp.maximum(indices, 0)  # a gather at -1 would be a mistake to checkify's index_checks
     rows = source.at[inside].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False).astype(jnp.float32)
     if weights is not None:

@@ -53,6 +53,8 @@ def whole_bags(offsets: jax.Array, segments: jax.Array) -> jax.Array:
       offsets: (num_bags + 1,) int32.
       segments: (capacity,) int32 ascending, from ``segment_of_entries``.
     """
+    if segments.shape[0] == 0:  # JAX gathers nothing from an array without elements
+        return well_formed(offsets, 0)
     low, high, bag = offsets[:-1], offsets[1:], jnp.arange(offsets.shape[0] - 1, dtype=jnp.int32)
 
     def owns(position: jax.Array) -> jax.Array:
@@ -65,7 +67,7 @@ def within_bags(offsets: jax.Array, segments: jax.Array) -> jax.Array:
     """Which entries lie in the bag that ``segments`` (see ``whole_bags``) says, a well-formed one, (capacity,) bool."""
 
     def at(values: jax.Array, bags: jax.Array) -> jax.Array:
-        return values.at[bags].get(mode="clip", wrap_negative_indices=False)
+        return jnp.asarray(values).at[bags].get(mode="clip", wrap_negative_indices=False)
 
     num_bags, position = offsets.shape[0] - 1, jnp.arange(segments.shape[0], dtype=jnp.int32)
     low, high = at(offsets, segments), at(offsets, segments + 1)
