@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import gzip
 import io
 import itertools
 import json
@@ -460,10 +461,10 @@ def test_files_without_lines_are_nothing(folder, tmp_path):
     (files / "1.csv").touch()
     write(files / "2.csv", [])
     write(files / "3.csv", lines_of_log()[:10])
+    (files / "4.csv.gz").write_bytes(gzip.compress(b""))
     outcome, said = followed(folder, tmp_path / "live", files=files)
-    assert (outcome.files, outcome.examples) == (3, 10)
-    assert "1.csv: empty" in said
-    assert "2.csv: empty" in said
+    assert (outcome.files, outcome.examples) == (4, 10)
+    assert {f"{name}: empty" for name in ("1.csv", "2.csv", "4.csv.gz")} <= {*said}
 
 
 def test_bad_lines_end_the_run_or_are_skipped(folder, tmp_path):
@@ -607,7 +608,7 @@ def test_the_command_follows_until_a_signal(folder, whole, tmp_path):
     ]
     command = [sys.executable, "-m", "jrec", *map(str, arguments)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert f"follows {files} from step 0 on; 0 files are learnt" in process.stderr.readline()
+        assert f"follows {files} from step 0 on, with 0 files learnt before" in process.stderr.readline()
         for number in (8, 9):
             shutil.copy(folder / "input" / f"part-{number}.csv", tmp_path)
             (tmp_path / f"part-{number}.csv").rename(files / f"part-{number}.csv")

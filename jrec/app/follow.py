@@ -52,13 +52,14 @@ from jrec.prepare.encoder import stored_log
 from jrec.prepare.ingest import BAD_LINES_FILE
 from jrec.prepare.prepare import prepare
 from jrec.prepare.prepare_options import PrepareOptions
+from jrec.prepare.readers.lines import read_blocks
 from jrec.prepare.readers.places import natural_order
 from jrec.run.export import ExportBase
 from jrec.run.feeds.run_feed import RunFeed
 from jrec.serving.checks import is_finished, load_manifest, read_manifest
 from jrec.serving.format import MANIFEST as EXPORT_MANIFEST
 from jrec.serving.format import ExportError
-from jrec.shown import human_bytes
+from jrec.shown import counted, human_bytes
 
 if TYPE_CHECKING:
     from jrec.sharding import Plan
@@ -260,7 +261,7 @@ class Files:
             self._enter({**entry, **state})
         skipped: list[str] = []
         with contextlib.suppress(NoExamplesError):
-            if state["bytes"]:
+            if not _is_empty(path):
                 self._prepare(path, folder, skipped.append)
                 return folder
         if skipped:
@@ -400,9 +401,8 @@ class _Follower:
             self._save(None)  # the model as it begins: from here on a run that is killed goes on
         else:
             self._write_delta(self.run.steps)  # of a run that ended before it, or had no export
-        self._report(
-            f"follows {self._options.files} from step {self.run.steps:,} on; {self._learnt:,} files are learnt"
-        )
+        learnt = counted(self._learnt, "file")
+        self._report(f"follows {self._options.files} from step {self.run.steps:,} on, with {learnt} learnt before")
         while not stop:
             if self._learnt == len(self.files.taken) and not self.files.take(self.run.steps):
                 if self._due(idle=True):
@@ -456,9 +456,10 @@ class _Follower:
         self._recorder.write(self.run.steps)
         timing = {"examples_per_second": examples / seconds, "seconds": seconds, "late_seconds": late}
         self._log.write(self.run.steps, {"file": entry["file"], **self._metrics}, split=PROGRESSIVE, timing=timing)
-        scored = {name: self._metrics[key] for key, name in _SHOWN.items() if self._metrics.get(key) is not None}
+        shown = {name: self._metrics[key] for key, name in _SHOWN.items() if self._metrics.get(key) is not None}
+        scores = ", ".join(f"{name} {value:.4f}" for name, value in shown.items())
         self._report(
-            f"{entry['file']}: {examples:,} examples, {', '.join(f'{name} {x:.4f}' for name, x in scored.items())}"
+            f"{entry['file']}: {counted(examples, 'example')}, {scores}"
             f" before they were learnt; {examples / seconds:,.0f} examples/s, {late:,.1f} s after it was written"
         )
         return None
@@ -562,6 +563,13 @@ def _state(path: pathlib.Path) -> JsonObject:
     """What differs when somebody writes a file again."""
     status = path.stat()
     return {"bytes": status.st_size, "written": status.st_mtime}
+
+
+def _is_empty(path: pathlib.Path) -> bool:
+    """Whether a file has no text, packed or not."""
+    with contextlib.suppress(DatasetError):  # of a table, or of what ``prepare`` cannot read either
+        return next(read_blocks(str(path), block_bytes=1), None) is None
+    return False
 
 
 def _batches(position: JsonObject) -> int:
