@@ -38,7 +38,7 @@ from jrec.app.processes.interrupt import StopRequest, stop_on_signals
 from jrec.app.progress import TrainingProgress
 from jrec.app.recorder import Recorder
 from jrec.app.report.logs import PROGRESSIVE, JsonLines, MetricLog, read_records, truncate_after
-from jrec.app.report.ranking import evaluated
+from jrec.app.report.ranking import evaluated, evaluated_by_task
 from jrec.app.run_folder import open_run_folder
 from jrec.app.run_record import CHECKPOINT_FOLDER, RunRecord, TrainedRun, find_run
 from jrec.app.saver import Saver
@@ -382,7 +382,7 @@ class _Follower:
         if resumed is not None:
             loaded = self.saver.go_on(resumed, self.run, self._recorder, self._log)
             self._learnt, self._position = loaded.meta["files"], loaded.meta["loader"]
-            self._metrics = loaded.meta.get("scored", {})
+            self._metrics = {"": loaded.meta.get("scored", {}), **loaded.meta.get("scored_tasks", {})}
         else:
             self._log.truncate_after(-1)
             saved = Checkpoints(initial.record.checkpoints).open(initial.step)
@@ -455,20 +455,32 @@ class _Follower:
         # Only now: records of a step come before its checkpoint, so that a run that goes on from it has each once.
         self._recorder.write(self.run.steps)
         timing = {"examples_per_second": examples / seconds, "seconds": seconds, "late_seconds": late}
-        self._log.write(self.run.steps, {"file": entry["file"], **self._metrics}, split=PROGRESSIVE, timing=timing)
-        shown = {name: self._metrics[key] for key, name in _SHOWN.items() if self._metrics.get(key) is not None}
+        for task, metrics in self._metrics.items():
+            split = f"{PROGRESSIVE}/{task}" if task else PROGRESSIVE
+            self._log.write(self.run.steps, {"file": entry["file"], **metrics}, split=split, timing=timing)
+            timing = None
+        first = self._metrics[""]
+        shown = {name: first[key] for key, name in _SHOWN.items() if first.get(key) is not None}
         scores = ", ".join(f"{name} {value:.4f}" for name, value in shown.items())
+        scored = f"{scores} before they were learnt" if shown else "none of which has the first label"
         self._report(
-            f"{entry['file']}: {counted(examples, 'example')}, {scores}"
-            f" before they were learnt; {examples / seconds:,.0f} examples/s, {late:,.1f} s after it was written"
+            f"{entry['file']}: {counted(examples, 'example')}, {scored}; {examples / seconds:,.0f} examples/s,"
+            f" {late:,.1f} s after it was written"
         )
         return None
 
-    def _scored(self, config: TrainConfig, schema: Schema) -> JsonObject:
-        """The metrics of a file by the model as it is."""
+    def _scored(self, config: TrainConfig, schema: Schema) -> dict[str, JsonObject]:
+        """The metrics of a file by the model as it is, by task; those of the first task, or the only one, under "".
+
+        Of a task of which no label of the file is known, there are none.
+        """
         reading = Reading(run=self.run, config=config, schema=schema)
         with TrainingProgress("off", total=0, start=0) as progress:
-            return evaluated(score_split(reading, "train", progress=progress)).to_dict()
+            scores = score_split(reading, "train", progress=progress)
+        if not (tasks := config.model.multi_task.tasks):
+            return {"": evaluated(scores).to_dict()}
+        by_task = {task: own.to_dict() for task, own in evaluated_by_task(scores).items()}
+        return {"": by_task.pop(tasks[0], {}), **by_task}
 
     def _take_steps(self, feed: RunFeed, stop: StopRequest) -> None:
         self._recorder.start_clock()
@@ -488,7 +500,8 @@ class _Follower:
     def _save(self, position: JsonObject | None) -> None:
         """Writes a checkpoint and waits for it; then a delta of the same step."""
         step = self.run.steps
-        within = {} if position is None else {"scored": self._metrics}
+        scored, tasks = self._metrics.get("", {}), {task: own for task, own in self._metrics.items() if task}
+        within = {} if position is None else {"scored": scored, "scored_tasks": tasks}
         meta = {"loader": position, "files": self._learnt, **within, **self._recorder.position()}
         self.saver.save(self.run, self._log, step, meta=meta, arrays=self._recorder.arrays(), best=None)
         self.saver.finish(self.run, self._log, step)
