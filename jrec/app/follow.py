@@ -176,7 +176,7 @@ class Files:
         self._list = JsonLines(run / FILES)
         # A later line of a name says how the file was when it was read once more; the first one gives it its place.
         self._taken = {entry["file"]: entry for entry in read_records(run / FILES)}
-        self._said: dict[str, JsonObject] = {}  # of files that were written again
+        self._said: set[str] = set()  # of files that were written again
         self._waiting = collections.deque[pathlib.Path]()
         source = stored_log(Schema.load(base, check_files=False))
         if source is None or source.histories:
@@ -225,9 +225,9 @@ class Files:
                     yield path
 
     def _say_once_if_changed(self, entry: JsonObject, state: JsonObject) -> None:
-        if self._said.get(entry["file"], entry).items() >= state.items():
+        if entry["file"] in self._said or entry.items() >= state.items():
             return
-        self._said[entry["file"]] = state
+        self._said.add(entry["file"])
         self._report(
             f"{entry['file']}: written again after it was learnt, which changes nothing: a name is taken once; give"
             " new lines a file of another name"
