@@ -596,6 +596,18 @@ def test_a_failure_while_steps_go_on_is_raised_at_the_next_one(tier, tmp_path, m
     assert fresh.state() == tables.state()
 
 
+def test_a_checkpoint_that_goes_while_it_is_read_is_not_called_damaged(tmp_path):
+    """A run that goes on beside an evaluation or an export keeps only its latest checkpoints."""
+    world = make("host")
+    writer, reader = Checkpoints(tmp_path, keep=1), Checkpoints(tmp_path)
+    save(writer, world, 1)
+    saved = reader.open(1)
+    save(writer, world, 2)
+    message = f"{tmp_path}/1 was removed while it was read: a run goes on there"
+    with pytest.raises(CheckpointError, match=message), reader.reading(1, lambda step: f"take step {step}"):
+        saved.arrays()
+
+
 def test_a_second_writer_of_a_folder_is_refused_until_the_first_is_done(tmp_path):
     """A checkpoint under way is another program's to finish: its temporary folder is not removed."""
     world, other = make("host"), make("host")

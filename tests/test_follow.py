@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import gzip
 import io
 import itertools
 import json
@@ -24,6 +25,7 @@ from jrec.app.follow import FollowOptions, examples_folder, follow, follow_confi
 from jrec.app.report.logs import read_records
 from jrec.checkpoint.saved import SavedTable
 from jrec.data.schema import DatasetError
+from jrec.data.unknown import UnknownValuesWarning
 from jrec.errors import ConfigError
 from jrec.serving import ExportError, checks
 
@@ -165,6 +167,40 @@ def test_a_file_is_scored_by_the_model_before_it(folder, whole):
     first = records(folder / "whole")[0]
     for metric in ("examples", "positives", "auc", "log_loss", "mean_prediction"):
         assert first[metric] == expected[metric], metric
+
+
+def test_a_file_is_scored_by_each_of_several_labels(folder, tmp_path):
+    """Also one in which no line has the first of them."""
+    labels = '[[labels]]\ncolumn = "label"\n[[labels]]\ncolumn = "bought"\n'
+    (tmp_path / "schema.toml").write_text(SCHEMA.replace('[label]\ncolumn = "label"\n', labels))
+    bought = np.random.default_rng(5).choice(["0", "1", ""], BASE + 200)
+    lines = [f"{line},{label}" for line, label in zip(lines_of_log(), bought, strict=False)]
+    (tmp_path / "input").mkdir()
+    first, second = lines[BASE : BASE + 100], [line[1:] for line in lines[BASE + 100 :]]
+    for path, some in (("base.csv", lines[:BASE]), ("input/1.csv", first), ("input/2.csv", second)):
+        (tmp_path / path).write_text("\n".join([f"{HEAD},bought", *some]) + "\n")
+    given = ["--schema", str(tmp_path / "schema.toml"), "--input", str(tmp_path / "base.csv"), "--quiet"]
+    assert cli.main(["prepare", "csv", *given, "--out", str(tmp_path / "data")]) == 0
+    with contextlib.redirect_stdout(io.StringIO()):
+        given = [f"data.path={tmp_path / 'data'}", f"out={tmp_path / 'run'}"]
+        assert cli.main(["train", str(folder / "run.toml"), *given]) == 0
+    outcome, said = followed(tmp_path, "live", files="input")
+    assert outcome.examples == 200
+    assert any("2.csv: 100 examples, none of which has the first label;" in line for line in said)
+    known = bought[BASE:].reshape(2, 100) != ""
+    logged = [record for record in read_records(tmp_path / "live" / "metrics.jsonl") if "loss" not in record]
+    assert [(record["file"], record["split"], record.get("examples")) for record in logged] == [
+        ("1.csv", "progressive", 100),
+        ("1.csv", "progressive/bought", known[0].sum()),
+        ("2.csv", "progressive", None),
+        ("2.csv", "progressive/bought", known[1].sum()),
+    ]
+    fields = np.array([line.split(",") for line in first])
+    columns = {name: fields[:, place] for place, name in enumerate(HEAD.split(",")) if name not in ("label", "ts")}
+    with pytest.warns(UnknownValuesWarning, match="'user'"):
+        score = np.float64(jrec.load_run(tmp_path / "run").predict(columns)["bought"])[known[0]]
+    loss = -np.log(np.where(bought[BASE : BASE + 100][known[0]] == "1", score, 1 - score)).mean()
+    np.testing.assert_allclose(logged[1]["log_loss"], loss, rtol=1e-5)
 
 
 def test_new_values_get_rows(folder, whole):
@@ -460,10 +496,10 @@ def test_files_without_lines_are_nothing(folder, tmp_path):
     (files / "1.csv").touch()
     write(files / "2.csv", [])
     write(files / "3.csv", lines_of_log()[:10])
+    (files / "4.csv.gz").write_bytes(gzip.compress(b""))
     outcome, said = followed(folder, tmp_path / "live", files=files)
-    assert (outcome.files, outcome.examples) == (3, 10)
-    assert "1.csv: empty" in said
-    assert "2.csv: empty" in said
+    assert (outcome.files, outcome.examples) == (4, 10)
+    assert {f"{name}: empty" for name in ("1.csv", "2.csv", "4.csv.gz")} <= {*said}
 
 
 def test_bad_lines_end_the_run_or_are_skipped(folder, tmp_path):
@@ -607,7 +643,7 @@ def test_the_command_follows_until_a_signal(folder, whole, tmp_path):
     ]
     command = [sys.executable, "-m", "jrec", *map(str, arguments)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert f"follows {files} from step 0 on; 0 files are learnt" in process.stderr.readline()
+        assert f"follows {files} from step 0 on, with 0 files learnt before" in process.stderr.readline()
         for number in (8, 9):
             shutil.copy(folder / "input" / f"part-{number}.csv", tmp_path)
             (tmp_path / f"part-{number}.csv").rename(files / f"part-{number}.csv")

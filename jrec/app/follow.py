@@ -38,7 +38,7 @@ from jrec.app.processes.interrupt import StopRequest, stop_on_signals
 from jrec.app.progress import TrainingProgress
 from jrec.app.recorder import Recorder
 from jrec.app.report.logs import PROGRESSIVE, JsonLines, MetricLog, read_records, truncate_after
-from jrec.app.report.ranking import evaluated
+from jrec.app.report.ranking import evaluated, evaluated_by_task
 from jrec.app.run_folder import open_run_folder
 from jrec.app.run_record import CHECKPOINT_FOLDER, RunRecord, TrainedRun, find_run
 from jrec.app.saver import Saver
@@ -52,13 +52,14 @@ from jrec.prepare.encoder import stored_log
 from jrec.prepare.ingest import BAD_LINES_FILE
 from jrec.prepare.prepare import prepare
 from jrec.prepare.prepare_options import PrepareOptions
+from jrec.prepare.readers.lines import read_blocks
 from jrec.prepare.readers.places import natural_order
 from jrec.run.export import ExportBase
 from jrec.run.feeds.run_feed import RunFeed
 from jrec.serving.checks import is_finished, load_manifest, read_manifest
 from jrec.serving.format import MANIFEST as EXPORT_MANIFEST
 from jrec.serving.format import ExportError
-from jrec.shown import human_bytes
+from jrec.shown import counted, human_bytes
 
 if TYPE_CHECKING:
     from jrec.sharding import Plan
@@ -175,7 +176,7 @@ class Files:
         self._list = JsonLines(run / FILES)
         # A later line of a name says how the file was when it was read once more; the first one gives it its place.
         self._taken = {entry["file"]: entry for entry in read_records(run / FILES)}
-        self._said: dict[str, JsonObject] = {}  # of files that were written again
+        self._said: set[str] = set()  # of files that were written again
         self._waiting = collections.deque[pathlib.Path]()
         source = stored_log(Schema.load(base, check_files=False))
         if source is None or source.histories:
@@ -224,9 +225,9 @@ class Files:
                     yield path
 
     def _say_once_if_changed(self, entry: JsonObject, state: JsonObject) -> None:
-        if self._said.get(entry["file"], entry).items() >= state.items():
+        if entry["file"] in self._said or entry.items() >= state.items():
             return
-        self._said[entry["file"]] = state
+        self._said.add(entry["file"])
         self._report(
             f"{entry['file']}: written again after it was learnt, which changes nothing: a name is taken once; give"
             " new lines a file of another name"
@@ -260,7 +261,7 @@ class Files:
             self._enter({**entry, **state})
         skipped: list[str] = []
         with contextlib.suppress(NoExamplesError):
-            if state["bytes"]:
+            if not _is_empty(path):
                 self._prepare(path, folder, skipped.append)
                 return folder
         if skipped:
@@ -381,7 +382,7 @@ class _Follower:
         if resumed is not None:
             loaded = self.saver.go_on(resumed, self.run, self._recorder, self._log)
             self._learnt, self._position = loaded.meta["files"], loaded.meta["loader"]
-            self._metrics = loaded.meta.get("scored", {})
+            self._metrics = {"": loaded.meta.get("scored", {}), **loaded.meta.get("scored_tasks", {})}
         else:
             self._log.truncate_after(-1)
             saved = Checkpoints(initial.record.checkpoints).open(initial.step)
@@ -400,9 +401,8 @@ class _Follower:
             self._save(None)  # the model as it begins: from here on a run that is killed goes on
         else:
             self._write_delta(self.run.steps)  # of a run that ended before it, or had no export
-        self._report(
-            f"follows {self._options.files} from step {self.run.steps:,} on; {self._learnt:,} files are learnt"
-        )
+        learnt = counted(self._learnt, "file")
+        self._report(f"follows {self._options.files} from step {self.run.steps:,} on, with {learnt} learnt before")
         while not stop:
             if self._learnt == len(self.files.taken) and not self.files.take(self.run.steps):
                 if self._due(idle=True):
@@ -455,19 +455,32 @@ class _Follower:
         # Only now: records of a step come before its checkpoint, so that a run that goes on from it has each once.
         self._recorder.write(self.run.steps)
         timing = {"examples_per_second": examples / seconds, "seconds": seconds, "late_seconds": late}
-        self._log.write(self.run.steps, {"file": entry["file"], **self._metrics}, split=PROGRESSIVE, timing=timing)
-        scored = {name: self._metrics[key] for key, name in _SHOWN.items() if self._metrics.get(key) is not None}
+        for task, metrics in self._metrics.items():
+            split = f"{PROGRESSIVE}/{task}" if task else PROGRESSIVE
+            self._log.write(self.run.steps, {"file": entry["file"], **metrics}, split=split, timing=timing)
+            timing = None
+        first = self._metrics[""]
+        shown = {name: first[key] for key, name in _SHOWN.items() if first.get(key) is not None}
+        scores = ", ".join(f"{name} {value:.4f}" for name, value in shown.items())
+        scored = f"{scores} before they were learnt" if shown else "none of which has the first label"
         self._report(
-            f"{entry['file']}: {examples:,} examples, {', '.join(f'{name} {x:.4f}' for name, x in scored.items())}"
-            f" before they were learnt; {examples / seconds:,.0f} examples/s, {late:,.1f} s after it was written"
+            f"{entry['file']}: {counted(examples, 'example')}, {scored}; {examples / seconds:,.0f} examples/s,"
+            f" {late:,.1f} s after it was written"
         )
         return None
 
-    def _scored(self, config: TrainConfig, schema: Schema) -> JsonObject:
-        """The metrics of a file by the model as it is."""
+    def _scored(self, config: TrainConfig, schema: Schema) -> dict[str, JsonObject]:
+        """The metrics of a file by the model as it is, by task; those of the first task, or the only one, under "".
+
+        Of a task of which no label of the file is known, there are none.
+        """
         reading = Reading(run=self.run, config=config, schema=schema)
         with TrainingProgress("off", total=0, start=0) as progress:
-            return evaluated(score_split(reading, "train", progress=progress)).to_dict()
+            scores = score_split(reading, "train", progress=progress)
+        if not (tasks := config.model.multi_task.tasks):
+            return {"": evaluated(scores).to_dict()}
+        by_task = {task: own.to_dict() for task, own in evaluated_by_task(scores).items()}
+        return {"": by_task.pop(tasks[0], {}), **by_task}
 
     def _take_steps(self, feed: RunFeed, stop: StopRequest) -> None:
         self._recorder.start_clock()
@@ -487,7 +500,8 @@ class _Follower:
     def _save(self, position: JsonObject | None) -> None:
         """Writes a checkpoint and waits for it; then a delta of the same step."""
         step = self.run.steps
-        within = {} if position is None else {"scored": self._metrics}
+        scored, tasks = self._metrics.get("", {}), {task: own for task, own in self._metrics.items() if task}
+        within = {} if position is None else {"scored": scored, "scored_tasks": tasks}
         meta = {"loader": position, "files": self._learnt, **within, **self._recorder.position()}
         self.saver.save(self.run, self._log, step, meta=meta, arrays=self._recorder.arrays(), best=None)
         self.saver.finish(self.run, self._log, step)
@@ -562,6 +576,13 @@ def _state(path: pathlib.Path) -> JsonObject:
     """What differs when somebody writes a file again."""
     status = path.stat()
     return {"bytes": status.st_size, "written": status.st_mtime}
+
+
+def _is_empty(path: pathlib.Path) -> bool:
+    """Whether a file has no text, packed or not."""
+    with contextlib.suppress(DatasetError):  # of a table, or of what ``prepare`` cannot read either
+        return next(read_blocks(str(path), block_bytes=1), None) is None
+    return False
 
 
 def _batches(position: JsonObject) -> int:

@@ -115,10 +115,18 @@ class Checkpoints:
         Args:
           step: The checkpoint that is read.
           remedy: Says what to do, given the newest older step that is complete and undamaged, or None.
+
+        Raises:
+          CheckpointError: If the checkpoint was removed meanwhile, as by a run that goes on.
         """
         try:
             yield
         except DamagedError as error:
+            if not (path := self.folder / str(step)).exists():
+                raise CheckpointError(
+                    f"{path} was removed while it was read: a run goes on there, and keeps only its latest; try again,"
+                    " or have the run keep more (checkpoint.keep)"
+                ) from error
             raise error.advised(remedy(self.newest_whole(step))) from error
 
     def newest_whole(self, before: int) -> int | None:

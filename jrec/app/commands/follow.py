@@ -66,6 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Follows; returns 0, also after a signal, which is how it ends, but with --once 130 where a signal came first."""
     from jrec.app.follow import FollowOptions, follow, follow_config
+    from jrec.shown import counted
 
     options = FollowOptions(
         files=pathlib.Path(args.input),
@@ -85,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
         report=lambda message: print(f"jrec: {message}", file=sys.stderr),
     )
     print(
-        f"{outcome.folder}: step {outcome.step:,}, {outcome.files:,} files learnt, {outcome.examples:,} examples of"
-        " them this time; the same command with --resume goes on"
+        f"{outcome.folder}: step {outcome.step:,}, {counted(outcome.files, 'file')} learnt,"
+        f" {counted(outcome.examples, 'example')} of them this time; the same command with --resume goes on"
     )
     return 130 if args.once and outcome.stopped else 0
