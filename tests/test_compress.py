@@ -12,8 +12,9 @@ from run_cases import CONFIG, quickstart
 from jrec import cli
 from jrec.app.compress import Selection, _balanced, compress_run
 from jrec.app.config import load_config
-from jrec.app.evaluate import evaluate_checkpoint, restore_run
+from jrec.app.evaluate import evaluate_checkpoint, open_run, restore_run
 from jrec.app.loop import train
+from jrec.data.schema import DatasetError
 from jrec.errors import ConfigError
 from jrec.metrics import evaluate
 from jrec.ops.tt import TTDecomposition, TTShape, tt_svd, tt_to_dense
@@ -56,6 +57,10 @@ def test_splits_without_examples_are_not_scored(tmp_path):
     run = shop_logs.trained(tmp_path, monday, "max_steps=1")
     done = compress_run(run, tmp_path / "small", Selection(rank=1, largest=1))
     assert list(done.before) == list(done.after) == ["test"]
+    monday.rename(tmp_path / "moved")
+    with pytest.raises(DatasetError, match=r"was trained on .*monday, which is not there, .* where the dataset is now"):
+        open_run(run)
+    assert open_run(run, tmp_path / "moved").schema.splits["test"].examples == 30
 
 
 @pytest.mark.slow

@@ -34,7 +34,7 @@ from jrec.checkpoint import Checkpoints, Saved
 from jrec.data.columns import Column
 from jrec.data.fae import is_fae_folder
 from jrec.data.identity import Identity
-from jrec.data.schema import Schema
+from jrec.data.schema import DatasetError, Schema
 from jrec.data.unknown import UnknownValues
 from jrec.errors import CheckpointError, ConfigError
 from jrec.json_values import JsonObject
@@ -241,6 +241,11 @@ def open_run(
     if devices == 1 and (processes := jax.process_count()) > 1:
         raise ConfigError(
             f"--devices is 1, but {processes} processes were started; give the number of all their devices"
+        )
+    if data is None and not (trained_with := pathlib.Path(config.data.path)).exists():
+        raise DatasetError(
+            f"{record.folder} was trained on {trained_with}, which is not there, seen from {pathlib.Path.cwd()}; say"
+            " where the dataset is now (--data, or data= in Python)"
         )
     config = evaluation_config(dataclasses.replace(config, lr_schedule=LRScheduleConfig()))
     schema = config.model.of_kind.schema(config.model, Schema.load(config.data.path))
