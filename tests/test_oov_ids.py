@@ -134,9 +134,9 @@ def test_where_there_is_no_oov_row_it_is_refused(dataset, tmp_path):
 
 
 def test_packs_leave_it_out_and_say_so(dataset, tmp_path, capsys):
-    load = configuring(tmp_path, dataset, CONFIG)
-    _say_unread(load("data.oov_rate=0.01", "schedule=fae"))
+    load, schema = configuring(tmp_path, dataset, CONFIG), Schema.load(dataset)
+    _say_unread(load("data.oov_rate=0.01", "schedule=fae"), schema)
     assert capsys.readouterr().err == "jrec: data.oov_rate = 0.01 does not apply to the ids of packs\n"
     for config in (load("data.oov_rate=0.01"), load("schedule=fae")):
-        _say_unread(config)
+        _say_unread(config, schema)
         assert capsys.readouterr().err == ""

@@ -34,7 +34,7 @@ def test_a_split_frame_is_learned_and_classes_have_their_names():
     np.testing.assert_allclose(chances.sum(axis=1), 1, rtol=1e-6)
     assert (classifier.predict(test) == np.where(chances[:, 1] > 0.5, "yes", "no")).all()
     assert classifier.score(test, truth) > 0.6
-    with pytest.raises(TypeError, match=r"a fitted JrecClassifier is not pickled .* model_\.save\(FOLDER\)"):
+    with pytest.raises(TypeError, match=r"a fitted JrecClassifier is not pickled .*\.model_\.save\(FOLDER\)"):
         pickle.dumps(classifier)
     model = jrec.fit(train.assign(label=(wanted == "yes").astype(int)), label="label", seed=1, quiet=True, **QUICK)
     np.testing.assert_array_equal(model.predict(test), chances[:, 1])
