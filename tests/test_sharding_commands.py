@@ -56,6 +56,8 @@ def test_a_plan_is_made_explained_and_drawn(data, tmp_path, capsys):
     for wrong, message in (("C99", "no table 'C99'"), ("C3:3000", "not all in table 'C3'"), ("C3:x", "'x' is no row")):
         assert cli.main(["plan", "--out", str(out), "--explain", wrong]) == 2
         assert message in capsys.readouterr().err
+    assert cli.main([*command[:-1], str(tmp_path / "none"), "--explain", "C99"]) == 2
+    assert not (tmp_path / "none").exists()  # nor is it made before the table is looked for
 
 
 def test_inference_host_and_tensor_train_from_the_shell(data, tmp_path, capsys):
