@@ -373,6 +373,20 @@ def test_other_formats_are_refused_with_what_to_do(tmp_path):
             act()
 
 
+def test_what_an_earlier_jrec_did_not_write_yet_is_no_damage(tmp_path):
+    """Checkpoints of host memory had no ``bound`` before 2026-11-23."""
+    tables = chain_of_three(tmp_path)
+    path = tmp_path / "3" / "manifest.json"
+    content = read_json(path)
+    for table in content["tables"].values():
+        assert table["shape"]["first"].pop("bound") is None
+    path.unlink()
+    write_json(path, content)
+    fresh = Host()
+    restore(tmp_path, fresh, 3)
+    assert fresh.state() == tables.state()
+
+
 @pytest.mark.parametrize("tier", TIERS)
 def test_a_full_disk_leaves_earlier_checkpoints_and_loses_no_rows(tier, tmp_path, monkeypatch):
     chain_of_three(tmp_path, tier)

@@ -54,6 +54,16 @@ def test_calibrate_pack_and_check(data, tmp_path, capsys, sample):
     assert f"hot/{shard.name} is not the shard that the schema names" in capsys.readouterr().err
 
 
+def test_one_block_does_not_tell_the_error_of_the_share_of_hot_inputs(tmp_path, capsys):
+    """A dataset of up to ten blocks: 5 % of them are one, over which nothing spreads."""
+    few = ["synth", "--like", "quickstart", "--rows", "2000", "--table-rows", "500", "--out", str(tmp_path / "few")]
+    assert main([*few, "--quiet", "--threads", "1"]) == 0
+    capsys.readouterr()
+    assert main(["fae", "calibrate", str(tmp_path / "few"), *CALIBRATE, "--out", str(tmp_path / "c"), "--quiet"]) == 0
+    assert "(standard error not known from one block, on 1,600 inputs)" in capsys.readouterr().out
+    assert Calibration.load(tmp_path / "c").hot_inputs.error is None
+
+
 def test_pack_calibrates_by_itself_and_takes_a_runs_settings(data, tmp_path, capsys):
     config = tmp_path / "run.toml"
     config.write_text(

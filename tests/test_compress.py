@@ -63,6 +63,23 @@ def test_splits_without_examples_are_not_scored(tmp_path):
     assert open_run(run, tmp_path / "moved").schema.splits["test"].examples == 30
 
 
+def test_a_rank_beside_an_error_is_an_upper_limit(tmp_path):
+    """Also one above what a table needs, which is refused where it is the rank."""
+    shop_logs.write_log(tmp_path / "monday.csv", 2000)
+    run = shop_logs.trained(tmp_path, shop_logs.prepare(tmp_path, tmp_path / "monday.csv", "monday"), "max_steps=1")
+    name = max(tables := open_run(run).schema.tables, key=lambda t: t.rows).name
+    assert len(tables) > 1
+    found = [
+        compress_run(run, tmp_path / f"{rank}", Selection(rank=rank, relative_error=0.9, tables=(name,)))
+        for rank in (None, 5000)
+    ]
+    one, other = (done.tables[name] for done in found)
+    assert one.shape == other.shape is not None
+    assert one.note == other.note == ""
+    with pytest.raises(ConfigError, match="already represents every table"):
+        compress_run(run, tmp_path / "x", Selection(rank=5000, tables=(name,)))
+
+
 @pytest.mark.slow
 def test_a_trained_run_is_compressed_evaluated_and_trained_on(tmp_path, dataset, capsys):
     path, source, out = tmp_path / "tiny.toml", tmp_path / "run", tmp_path / "compressed"

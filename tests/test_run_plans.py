@@ -104,7 +104,8 @@ def test_the_shell_says_why_a_plan_is_refused(configure, dataset, tmp_path, caps
     tight = refused(
         dataset, "--memory", "180kB", "--slot-bytes", "0", "--no-host", train=["optimizer.embedding.name=adam"]
     )
-    assert re.search(r"device \d would hold [\d,]+ bytes of embedding rows, slots and cores, but has 180,000", tight)
+    assert re.search(r"device \d would hold [\d,]+ bytes of embedding rows, slots and cores, but has 180,000;", tight)
+    assert "plan again by the run's configuration (`jrec plan --config CONFIG.toml`)" in tight  # --memory was said
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 

@@ -56,6 +56,8 @@ def test_a_plan_is_made_explained_and_drawn(data, tmp_path, capsys):
     for wrong, message in (("C99", "no table 'C99'"), ("C3:3000", "not all in table 'C3'"), ("C3:x", "'x' is no row")):
         assert cli.main(["plan", "--out", str(out), "--explain", wrong]) == 2
         assert message in capsys.readouterr().err
+    assert cli.main([*command[:-1], str(tmp_path / "none"), "--explain", "C99"]) == 2
+    assert not (tmp_path / "none").exists()  # nor is it made before the table is looked for
 
 
 def test_inference_host_and_tensor_train_from_the_shell(data, tmp_path, capsys):
@@ -175,6 +177,8 @@ def test_drift_measures_the_plan_in_force():
     assert same.then is not None
     np.testing.assert_allclose(same.now.links, same.then.links)
     assert same.gain == pytest.approx(0, abs=1e-3 * same.now.seconds)
+    rounded = dataclasses.replace(same.now, lookup=same.now.lookup * (1 - 1e-13))
+    assert dataclasses.replace(same, best=rounded).gain == 0  # so that `jrec replan` writes no plan for it
     shifted = AccessProfile(tables=(TableProfile.from_counts("t0", np.roll(counts, 2000)),), examples=1000)
     found = measure_drift(plan, shifted)
     assert found.now.link_bytes.sum() > 1.5 * found.best.link_bytes.sum()

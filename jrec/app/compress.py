@@ -223,7 +223,7 @@ def _decompose(run: OpenedRun, table: TableConfig, selection: Selection) -> Comp
     ranks, note = shape.ranks, ""
     if selection.rank is not None:
         ranks = tuple(min(selection.rank, bound) for bound in shape.max_ranks)
-        if min(ranks) < selection.rank:
+        if min(ranks) < selection.rank and selection.relative_error is None:
             if table.name in selection.tables:
                 with value_errors_are_config_errors(f"--rank {selection.rank} for table {table.name}"):
                     shape.with_ranks(selection.rank)

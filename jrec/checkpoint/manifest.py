@@ -166,7 +166,8 @@ def read_manifest(folder: pathlib.Path, name: str = MANIFEST) -> Manifest:
     if not all(isinstance(value, dict) for value in own.values()):
         raise DamagedError(path, "its fingerprint or meta is no table")
     content |= {"fingerprint": {}, "meta": {}}
-    manifest = decode(content, Manifest, where="it", error=lambda said: DamagedError(path, said), remedy="")
+    # Partial: an earlier jrec wrote no key that has a default by now.
+    manifest = decode(content, Manifest, where="it", error=lambda e: DamagedError(path, e), remedy="", partial=True)
     _check_sound(path, manifest)
     return dataclasses.replace(manifest, **own)
 

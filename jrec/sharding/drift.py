@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import numpy as np
 
@@ -43,7 +44,9 @@ class Drift:
     @property
     def gain(self) -> float:
         """Seconds of a step that the new plan saves."""
-        return self.now.seconds - self.best.seconds
+        # Equal plans whose terms are added in another order differ by some 1e-16.
+        now, best = self.now.seconds, self.best.seconds
+        return 0.0 if math.isclose(now, best, rel_tol=1e-12) else now - best
 
     @property
     def relative_gain(self) -> float:

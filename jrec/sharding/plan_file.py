@@ -139,7 +139,8 @@ def check_budget(plan: Plan, memory: float | Sequence[float] | np.ndarray) -> No
     if needed[worst] > budget[worst]:
         raise PlanError(
             f"device {worst} would hold {needed[worst]:,.0f} bytes of embedding rows, slots and cores, but has"
-            f" {budget[worst]:,.0f}; plan again with `jrec plan --memory {int(budget.min())}`"
+            f" {budget[worst]:,.0f}; plan again by the run's configuration (`jrec plan --config CONFIG.toml`), which"
+            " says the optimizer's slots, or for devices of more memory (--memory)"
         )
 
 

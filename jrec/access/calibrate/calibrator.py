@@ -171,7 +171,7 @@ def _rows_of(profile: TableProfile, cutoff: float) -> np.ndarray:
 def _hot_inputs(
     folder: str | os.PathLike[str], schema: Schema, blocks: Sequence[Block], rows: Mapping[str, np.ndarray]
 ) -> HotInputs:
-    """The share of hot inputs in some blocks, and its standard error over them (0 of a single block)."""
+    """The share of hot inputs in some blocks, and its standard error over them."""
     from jrec.data.blocks import ShardReader
     from jrec.data.fae.examples import hot_examples, read_blocks, row_set
 
@@ -183,7 +183,7 @@ def _hot_inputs(
     sizes = np.array([block_examples(schema, "train", block) for block in blocks])
     share, inputs = float(hot.sum() / sizes.sum()), int(sizes.sum())
     if len(blocks) == 1:
-        return HotInputs(share=share, error=0.0, inputs=inputs)
+        return HotInputs(share=share, error=None, inputs=inputs)
     spread = ((hot - share * sizes) ** 2).sum() / (len(blocks) - 1) * len(blocks)
     return HotInputs(share=share, error=float(np.sqrt(spread) / inputs), inputs=inputs)
 

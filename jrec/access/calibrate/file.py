@@ -47,12 +47,12 @@ class HotInputs:
 
     Attributes:
       share: The expectation.
-      error: Its standard error over blocks.
+      error: Its standard error over blocks; None of a single block, which does not tell it.
       inputs: How many inputs it was estimated on.
     """
 
     share: float
-    error: float
+    error: float | None
     inputs: int
 
 

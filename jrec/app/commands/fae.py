@@ -166,6 +166,7 @@ def _lines(calibration: Calibration) -> list[str]:
     tables, budget = calibration.tables, calibration.options["budget"]
     rows, hot, small = sum(t.rows for t in tables), sum(t.hot for t in tables), sum(not t.large for t in tables)
     inputs, threshold = calibration.hot_inputs, calibration.threshold
+    error = "not known from one block" if inputs.error is None else f"{100 * inputs.error:.1f} %"
     return [
         f"{calibration.name}: {hot:,} of {rows:,} rows are hot, {human_bytes(calibration.hot_bytes)} of"
         f" {human_bytes(rows * calibration.row_bytes)}, {calibration.row_bytes} bytes a row with its optimizer's"
@@ -178,8 +179,7 @@ def _lines(calibration: Calibration) -> list[str]:
         "threshold: "
         + ("none, the budget has no room for a row of a large table" if threshold is None else
            f"{threshold:.3g} of the inputs, {calibration.cutoff:,.3g} accesses as counted"),
-        f"hot inputs: {100 * inputs.share:.1f} % expected (standard error {100 * inputs.error:.1f} %, on"
-        f" {inputs.inputs:,} inputs)",
+        f"hot inputs: {100 * inputs.share:.1f} % expected (standard error {error}, on {inputs.inputs:,} inputs)",
     ]  # fmt: skip
 
 

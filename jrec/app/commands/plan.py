@@ -163,6 +163,7 @@ def run(args: argparse.Namespace) -> int:
     planned = plan_placement(problem, options)
     plan = build_plan(problem, planned.placement, describe(problem, options, planned, data=schema.name))
     check_budget(plan, problem.hardware.memory)
+    explained = explain(plan, args.explain, problem) if args.explain else ""  # refused before a file is written
     save_usable(plan, args.out, schema=schema, config=config)
     costs = {"oper": planned.cost}
     if problem.computes is not None:
@@ -180,8 +181,8 @@ def run(args: argparse.Namespace) -> int:
         title = f"{schema.title} on {problem.hardware.name}, {problem.purpose}"
         draw_balance(costs, figure, title=title)
         print(f"{figure}: OPER's Figure 10")
-    if args.explain:
-        print(explain(plan, args.explain, problem))
+    if explained:
+        print(explained)
     return 0
 
 
