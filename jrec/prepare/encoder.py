@@ -34,7 +34,7 @@ from jrec.prepare.readers.delimited import read_stored
 from jrec.prepare.readers.delimited_schema import check_schema
 from jrec.prepare.readers.dense import dense_column, reject_dense
 from jrec.prepare.readers.lines import check_inputs
-from jrec.prepare.readers.log_format import CategoricalSpec, Chunk, LogFormat, learned_of
+from jrec.prepare.readers.log_format import CategoricalSpec, Chunk, LogFormat, learned_of, steps_of
 from jrec.prepare.readers.parse import Dialect, Field, Kind, ParsedBlock
 from jrec.prepare.readers.streams import Input, InputLike, is_stream, read_names, spool
 from jrec.prepare.readers.taobao import Taobao
@@ -345,7 +345,9 @@ def stored_log(schema: Schema) -> LogFormat | None:
         where = f"schema.json of {schema.name!r}: provenance.format_options.schema"
         columns = read_stored(options["schema"], where=where, error=DatasetError)
         check_schema(columns, where)
-        return csv_source(columns)
+        source = csv_source(columns)
+        source.steps = steps_of(schema)
+        return source
     if name in ("criteo-kaggle", "criteo-terabyte"):
         return Criteo(str(name))
     if name == Avazu.name:

@@ -376,6 +376,12 @@ class _Preparation:
                     work / f"history-{number:04d}",
                     rows=spill.rows,
                     length=history.length,
+                    in_step=[
+                        spill.plain(keys_name(histories[other].of))
+                        for group in self.source.steps
+                        for other in group
+                        if name in group
+                    ],
                     lines=lines,
                     ticks=self.source.ticks if history.ages else None,
                 )
