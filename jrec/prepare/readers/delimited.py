@@ -147,6 +147,8 @@ class Delimited(LogFormat):
             refuse_json(path)
             names = self._split(path)
             remedy = ". If the file has no header, name its columns in the schema (columns = [...])"
+            if self._predicted:  # by the schema of the training data
+                remedy = ". Give a header with every column that the training data's features are made of"
             self._check_columns(f"{path}:1: the header", names, remedy)
             if repeated := sorted({n for n in names if names.count(n) > 1}):
                 raise DatasetError(f"{path}:1: the header has column(s) {', '.join(repeated)} more than once")
@@ -184,7 +186,8 @@ class Delimited(LogFormat):
                 ages = f" in {history.column!r}, and in {history.weights!r} how many seconds ago each was"
                 hint = (
                     f"; {history.feature!r} is a history: give each line the user's items, oldest first, or a blank"
-                    f" for none{ages if history.weights else ''}"
+                    f" for none{ages if history.weights else ''}; or prepare a log that has the users' earlier lines,"
+                    " too, with --vocabulary-from the training data, which makes histories, and predict that dataset"
                 )
             raise DatasetError(f"{subject} lacks column(s) {', '.join(lacking)}; it has {held}{remedy}{hint}")
 
