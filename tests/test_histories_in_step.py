@@ -10,6 +10,8 @@ import pyarrow.parquet
 import pytest
 from prepare_reference import read_dataset, read_vocabulary
 from test_din import MODEL, TWO_HISTORIES
+from test_histories import column, lists_of
+from test_histories import reference as histories_reference
 from test_importance_kinds import prepared
 
 import jrec
@@ -17,6 +19,7 @@ from jrec import cli
 from jrec.data.columns import ListColumn
 from jrec.data.schema import DatasetError, Schema
 from jrec.prepare.encoder import Encoder
+from jrec.prepare.histories import write_histories
 from jrec.prepare.joined import csv_source
 from jrec.prepare.prepare import prepare
 from jrec.prepare.prepare_options import PrepareOptions
@@ -86,6 +89,29 @@ def test_values_of_one_place_are_of_one_line(tmp_path, seed, text):
     if text == AGED:
         ages = [[now[3] - line[3] for line in own] for now, own in zip(lines, steps, strict=True)]
         assert columns["past_kinds:weight"] == ages
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_steps_of_random_columns_whatever_is_sorted_at_a_time(tmp_path, seed):
+    draw = np.random.default_rng(seed)
+    rows, length = int(draw.integers(0, 120)), int(draw.integers(1, 6))
+    users, *values = (draw.integers(0, 3, rows).astype(np.uint64) for _ in range(4))  # 0 is the missing one
+    moments = np.sort(draw.integers(-5, 20, rows))
+    columns = [column(tmp_path / f"of-{k}", one, np.uint64) for k, one in enumerate(values)]
+    steps = [*zip(*(one.tolist() for one in values), strict=True)]
+    expected = histories_reference(users.tolist(), steps, moments.tolist(), length, missing=0, item_of=any)
+    for k, own in enumerate(columns):
+        made = write_histories(
+            column(tmp_path / f"users-{k}", users, np.uint64),
+            own,
+            column(tmp_path / f"moments-{k}", moments, np.int64),
+            tmp_path / f"work-{k}",
+            rows=rows,
+            length=length,
+            in_step=columns,
+            bucket_rows=int(draw.integers(1, 30)),
+        )
+        assert lists_of(made.items, rows) == [[step[k] for step in one] for one in expected]
 
 
 def test_leave_one_out_and_joined_files_keep_in_step(tmp_path):
