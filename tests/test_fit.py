@@ -112,6 +112,13 @@ def test_a_saved_model_is_served(model, tmp_path):
     np.testing.assert_allclose(jrec.serving.load(tmp_path / "export")(rows), model.predict(rows), rtol=1e-5)
 
 
+def test_a_bad_line_advises_nothing_that_python_has_not(tmp_path):
+    (tmp_path / "schema.toml").write_text('[label]\ncolumn = "click"\n[[categorical]]\ncolumn = "user"\n')
+    (tmp_path / "log.csv").write_text("click,user\n" + "0,a\n1,b\n" * 20 + "what,a\n")
+    with pytest.raises(JrecError, match=r"log.csv:42: .*Fix the line, or leave it out of what you give; `jrec prepare"):
+        jrec.fit(str(tmp_path / "log.csv"), schema=tmp_path / "schema.toml", **LITTLE)
+
+
 def test_the_bits_are_those_of_the_commands(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shop_logs.write_log(tmp_path / "log.csv", 600)

@@ -324,7 +324,8 @@ def test_lines_that_are_predicted_give_their_histories(tmp_path, joined):
     assert lists.values.tolist() == [row["b"], row["b"], row["a"], row[oov]]
     assert "history" in encoder.raw_columns
     raw.write_text("user,item\nu1,a\n")
-    with pytest.raises(DatasetError, match=r"lacks column\(s\) history.*'history' is a history: give each line"):
+    message = r"lacks column\(s\) history.*'history' is a history: give each line.*--vocabulary-from the training data"
+    with pytest.raises(DatasetError, match=message):
         list(encoder.stream(str(raw), batch_size=8))
 
 

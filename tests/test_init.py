@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-import types
+import signal
 
 import numpy as np
 import pytest
@@ -216,17 +216,18 @@ def test_the_command_tries_the_candidates_and_writes_the_best(dataset, tmp_path,
     assert load_config(out).data.path == str(dataset)
 
 
-def test_an_interrupt_ends_all_trials(dataset, monkeypatch):
+def test_an_interrupt_ends_all_trials_and_speaks_of_no_checkpoint(dataset, monkeypatch, capfd):
     facts = facts_of(dataset, Schema.load(dataset))
-    begun = []
+    begun, train = [], first_trials.train
 
-    def stopped(config, callbacks):
+    def interrupted(config, **options):
         begun.append(config)
-        return types.SimpleNamespace(finished=False)
+        return train(config, **options | {"callbacks": [lambda event: signal.raise_signal(signal.SIGINT)]})
 
-    monkeypatch.setattr(first_trials, "train", stopped)
+    monkeypatch.setattr(first_trials, "train", interrupted)
     with pytest.raises(KeyboardInterrupt):
         first_trials.try_all(str(dataset), facts, candidates(facts))
+    assert "checkpoint" not in capfd.readouterr().err
     (config,) = begun
     assert config.max_steps == first_trials.STEPS
     assert config.evaluate.early_stopping.patience == 6

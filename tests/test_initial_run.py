@@ -90,6 +90,19 @@ def test_runs_plans_and_profiles_fit_the_later_log(logs, tmp_path, capsys):
     assert cli.main(["replan", plan, str(tmp_path / "profile")]) == 0
 
 
+def test_a_run_is_not_overwritten_by_one_that_begins_from_it(logs, tmp_path):
+    train(configured_run(logs, tmp_path, "monday", "monday", "max_steps=1"))
+    before = arrays(tmp_path / "monday")
+    for place in (tmp_path / "monday", tmp_path / "." / "monday" / "checkpoints" / "1"):
+        config = configured_run(logs, tmp_path, "tuesday", "monday", f"init_from={str(place)!r}", "max_steps=1")
+        with pytest.raises(ConfigError, match=r"--overwrite would delete the run in .*monday, from which this one"):
+            train(config, overwrite=True)
+    assert arrays(tmp_path / "monday") == before
+    train(configured_run(logs, tmp_path, "monday", "other", "max_steps=1"))
+    begins = f"init_from={str(tmp_path / 'monday')!r}"
+    train(configured_run(logs, tmp_path, "tuesday", "other", begins, "max_steps=1"), overwrite=True)
+
+
 def test_a_schedule_counts_the_runs_own_steps(logs, tmp_path):
     schedule = LRScheduleConfig(kind="warmup_cosine", warmup_steps=3)
     fresh, later = schedule.build(20), schedule.build(20, first_step=700)

@@ -258,6 +258,35 @@ def test_a_split_that_knows_no_first_label_is_left_out(tmp_path, caplog, lacking
     assert all(repr(lacking) in text for text in said)
 
 
+def test_a_split_that_knows_no_first_label_is_evaluated_by_the_others(tmp_path, capsys, monkeypatch):
+    log = columns(2000)
+    log["click"][1800:] = -1
+    log["bought"][1800:] = np.arange(200) % 2
+    folder = prepared(tmp_path, log)
+    config = config_of(folder, "max_steps=10")
+    train_and_report(config, check_start(config, resume=False, overwrite=False))
+    evaluated = ["eval", str(folder / "run"), str(folder / "data"), "--split", "test"]
+    capsys.readouterr()
+    assert cli.main(evaluated) == 0
+    out, err = capsys.readouterr()
+    shown = json.loads(out)
+    assert [*shown["tasks"]] == ["purchase"]
+    assert shown["tasks"]["purchase"]["examples"] == 200
+    assert "auc" not in shown
+    assert "no example of split 'test' has the label 'click'; the others are scored" in err
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert cli.main(evaluated) == 0
+    out = capsys.readouterr().out
+    assert "test, purchase" in out
+    assert "200 examples of" in out
+    assert cli.main([*evaluated, "--out", str(tmp_path / "report")]) == 2  # whose sections are of the first label
+    assert (
+        cli.main(["compress", str(folder / "run"), "--rank", "2", "--largest", "1", "--out", str(folder / "tt")]) == 0
+    )
+    compressed = json.loads((folder / "tt" / "report" / "compression.json").read_text())
+    assert [*compressed["before"]] == [*compressed["after"]] == ["valid"]
+
+
 def test_scores_of_one_label_know_no_task():
     scores = Scores(logits=np.array([0.5, -0.5], np.float32), labels=np.array([True, False]))
     assert evaluate_tasks(scores) == {}

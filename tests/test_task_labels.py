@@ -149,6 +149,17 @@ def test_a_log_to_predict_may_have_some_labels_or_none(dataset, tmp_path):
     assert folder.is_dir()
 
 
+def test_a_log_to_predict_without_lines_has_the_labels_of_its_header(dataset, tmp_path):
+    _, _, schema = dataset
+    columns, encoder = rows(3, seed=1), Encoder(schema)
+    for dropped in ([], list(TASKS)):
+        kept = {name: texts[:0] for name, texts in columns.items() if name not in dropped}
+        (encoded,) = encoder.stream(write_csv(tmp_path / "new.csv", kept), batch_size=64)
+        assert encoded.examples == 0
+        assert (encoded.labels is None) == bool(dropped)
+        assert list(encoded.tasks) == ([] if dropped else list(schema.tasks[1:]))
+
+
 def test_without_labels(dataset, tmp_path):
     folder, columns, _ = dataset
     log = write_csv(tmp_path / "bare.csv", {n: texts for n, texts in columns.items() if n not in TASKS})

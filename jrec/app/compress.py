@@ -17,7 +17,7 @@ from jrec.app.build import build_modules
 from jrec.app.config import TrainConfig
 from jrec.app.config.typed_toml import MOST
 from jrec.app.evaluate import OpenedRun, open_run, restore_run
-from jrec.app.report.ranking import AnyScores
+from jrec.app.report.ranking import AnyScores, has_examples
 from jrec.app.run_folder import new_run_folder
 from jrec.app.run_record import TrainedRun, run_at
 from jrec.app.tables import in_cores, train_override
@@ -170,11 +170,11 @@ def compress_run(
 def _scores(
     checkpoint: str | os.PathLike[str], data: str | os.PathLike[str] | None, splits: Sequence[str]
 ) -> dict[str, AnyScores]:
-    """A checkpoint's scores by split; its model takes memory only here."""
+    """A checkpoint's scores by split, of those with the first label; its model takes memory only here."""
     if not splits:
         return {}
     run = restore_run(checkpoint, data)
-    return {split: run.scores(split) for split in splits}
+    return {split: scores for split in splits if has_examples(scores := run.scores(split))}
 
 
 def _selected(run: OpenedRun, selection: Selection) -> list[TableConfig]:

@@ -87,9 +87,8 @@ def tried[C: Choice](
       The trial; None where a callback ended it before its first evaluation.
     """
     with tempfile.TemporaryDirectory(prefix="jrec-init-") as folder:
-        outcome = train(trial_config(path, rules, candidate, pathlib.Path(folder) / "run", seed), callbacks=callbacks)
-        if not outcome.finished:  # a signal, which ends a run with a checkpoint
-            raise KeyboardInterrupt
+        config = trial_config(path, rules, candidate, pathlib.Path(folder) / "run", seed)
+        outcome = train(config, callbacks=callbacks, stoppable=False)  # nothing would go on from a checkpoint
         records = [r for r in read_records(outcome.folder / METRICS_FILE) if r["split"] == "valid"]
     if not records:
         return None

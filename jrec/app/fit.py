@@ -331,6 +331,7 @@ def _prepare(
         command="jrec.fit",
         progress=Progress(show=False if quiet else None),
         report=say,
+        bad_line_remedy="Fix the line, or leave it out of what you give; `jrec prepare csv --on-bad-line skip` can",
     )
 
 

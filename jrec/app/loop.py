@@ -93,6 +93,7 @@ def train(
     resume_from: int | None = None,
     data: RunData | None = None,
     callbacks: Sequence[Callback] = (),
+    stoppable: bool = True,
 ) -> Outcome:
     """Trains as ``config`` says, and evaluates the result.
 
@@ -104,9 +105,11 @@ def train(
       data: What ``open_data`` has read of this configuration; None to read it.
       callbacks: Functions that are called as ``config.callbacks`` are, before them; what one raises ends the
         run.
+      stoppable: Whether a SIGINT or SIGTERM ends the run after the current step, with a checkpoint; else it does what
+        it does elsewhere, for runs that nobody goes on with.
 
     Returns:
-      The run's outcome. A SIGINT or SIGTERM ends the run after the current step, with a checkpoint.
+      The run's outcome, also where a signal ended it.
 
     Raises:
       KeyboardInterrupt: If one more comes, two seconds after the first was answered or later.
@@ -126,7 +129,8 @@ def train(
     longer = new_length(data, resume_from=resume_from) if resume else None
     folder = shared_run_folder(config, resume=resume, overwrite=overwrite)
     # ``one_of_many`` is outermost: opening the folder already waits for the other processes.
-    with one_of_many(), folder as folder, stop_on_signals() as stop:
+    stopping = stop_on_signals() if stoppable else contextlib.nullcontext(StopRequest())
+    with one_of_many(), folder as folder, stopping as stop:
         record = TrainedRun(folder)
         record.keep_dataset(data.schema.identity, resume=resume)
         initial = record.keep_initial(config, data.schema.identity, resume=resume)

@@ -30,6 +30,7 @@ from jrec.app.run_record import (
     INITIAL_FILE,
     SavedRun,
     TrainedRun,
+    find_run,
     run_at,
 )
 from jrec.errors import ConfigError, OutputError
@@ -142,7 +143,7 @@ def check_run_folder(config: TrainConfig, *, resume: bool, overwrite: bool) -> N
 
     Raises:
       ConfigError: If there is a run and neither ``resume`` nor ``overwrite`` is set, or it began with another
-        configuration, or the folder is one of ``Run.save``.
+        configuration, or the folder is one of ``Run.save``, or of the run that this one is to begin from.
     """
     folder = pathlib.Path(config.out)
     check_output(folder)
@@ -153,7 +154,10 @@ def check_run_folder(config: TrainConfig, *, resume: bool, overwrite: bool) -> N
             f"out={folder} holds checkpoints of Run.save, which a run there would hide; choose another folder, and"
             f" begin from them with init_from={folder}"
         )
-    if overwrite or not _holds_run(folder):
+    if not _holds_run(folder):
+        return
+    if overwrite:
+        _check_begins_elsewhere(config, folder)
         return
     if not resume:
         raise ConfigError(
@@ -163,6 +167,15 @@ def check_run_folder(config: TrainConfig, *, resume: bool, overwrite: bool) -> N
     stored = TrainedRun(folder).config()
     tables = config.tables.with_capacities(stored.tables.capacities)  # open ones were settled at the start
     _check_same_run(stored, dataclasses.replace(config, tables=tables), folder)
+
+
+def _check_begins_elsewhere(config: TrainConfig, folder: pathlib.Path) -> None:
+    """Refuses to replace the run that another is to begin from."""
+    if config.init_from and find_run(config.init_from)[0].folder.resolve() == folder.resolve():
+        raise ConfigError(
+            f"--overwrite would delete the run in {folder}, from which this one is to begin"
+            f" (init_from={config.init_from}); choose another folder with out="
+        )
 
 
 def _holds_run(folder: pathlib.Path) -> bool:

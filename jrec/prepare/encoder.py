@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 
 from jrec.data.bijection import load_order
-from jrec.data.blocks import WEIGHT_SUFFIX
+from jrec.data.blocks import EXAMPLE_WEIGHT, WEIGHT_SUFFIX
 from jrec.data.column_forms import by_name
 from jrec.data.columns import Column, ListColumn, lists_at
 from jrec.data.encoded_columns import EncodedColumns, of_size
@@ -34,7 +34,7 @@ from jrec.prepare.readers.delimited import read_stored
 from jrec.prepare.readers.delimited_schema import check_schema
 from jrec.prepare.readers.dense import dense_column, reject_dense
 from jrec.prepare.readers.lines import check_inputs
-from jrec.prepare.readers.log_format import CategoricalSpec, Chunk, LogFormat, learned_of
+from jrec.prepare.readers.log_format import CategoricalSpec, Chunk, LogFormat, learned_of, steps_of
 from jrec.prepare.readers.parse import Dialect, Field, Kind, ParsedBlock
 from jrec.prepare.readers.streams import Input, InputLike, is_stream, read_names, spool
 from jrec.prepare.readers.taobao import Taobao
@@ -177,12 +177,21 @@ class Encoder:
             columns = {name: [[]] if kind == "weights" else [None] for name, kind in self.column_kinds.items()}
             return self.columns(columns)
         # A column that may not be missing, as a time, makes features that may be: whatever it is, they are missing.
-        empty = ListColumn(np.zeros(2, np.int64), np.zeros(0, np.uint64))
-        keys = {f.name: np.array([MISSING]) if f.one_hot else empty for f in self.schema.categorical}
+        return self._encoded(self._unknown_values(1), None)
+
+    def _unknown_values(self, rows: int) -> Chunk:
+        """Lines with missing values and empty lists, and zeros for numbers and labels."""
+        offsets, nothing = np.zeros(rows + 1, np.int64), np.zeros(rows, np.float32)
+        empty = ListColumn(offsets, np.zeros(0, np.uint64))
+        keys = {f.name: np.full(rows, MISSING) if f.one_hot else empty for f in self.schema.categorical}
         weighted = [f.name for f in self.schema.categorical if f.weighted]
-        weights = {name: ListColumn(empty.offsets, np.zeros(0, np.float64)) for name in weighted}
-        nothing = np.zeros(1, np.float32)
-        return self._encoded(Chunk(labels=nothing, dense={}, keys=keys, weights=weights), None)
+        return Chunk(
+            labels=nothing,
+            tasks=dict.fromkeys([*self.schema.tasks[1:], *([EXAMPLE_WEIGHT] if self.schema.weighted else [])], nothing),
+            dense=dict.fromkeys((f.name for f in self.schema.dense), nothing),
+            keys=keys,
+            weights={name: ListColumn(offsets, np.zeros(0, np.float64)) for name in weighted},
+        )
 
     def dialect(self, path: str) -> Dialect:
         """How the lines of a text file of the log that the dataset was prepared from split."""
@@ -211,7 +220,8 @@ class Encoder:
           unknown: Counts the values that training did not see.
 
         Yields:
-          The examples, with labels where all files have them; lines may lack them where the format allows it.
+          The examples, with labels where all files have them; lines may lack them where the format allows it. One
+          piece without examples where there is no line.
 
         Raises:
           DatasetError: If the format makes examples of several lines, an input cannot be read, or a line is malformed.
@@ -249,7 +259,10 @@ class Encoder:
             bad.remedy = "Fix the line: every line gets a prediction"
             chunks = source.assemble(log.converted(lambda _: None, bad))
             encoded = (self._encoded(chunk, unknown, labelled=log.labelled) for chunk in chunks if len(chunk.labels))
-            yield from of_size(encoded, batch_size)
+            pieces = of_size(encoded, batch_size)
+            # Of no line at all there is a piece, too, which says whether the log has labels.
+            yield next(pieces, None) or self._encoded(self._unknown_values(0), None, labelled=log.labelled)
+            yield from pieces
             if report is not None:
                 for remark in source.remarks():
                     report(remark)
@@ -345,7 +358,9 @@ def stored_log(schema: Schema) -> LogFormat | None:
         where = f"schema.json of {schema.name!r}: provenance.format_options.schema"
         columns = read_stored(options["schema"], where=where, error=DatasetError)
         check_schema(columns, where)
-        return csv_source(columns)
+        source = csv_source(columns)
+        source.steps = steps_of(schema)
+        return source
     if name in ("criteo-kaggle", "criteo-terabyte"):
         return Criteo(str(name))
     if name == Avazu.name:

@@ -2,13 +2,15 @@
 
 With U[i] the user of example i and t[i] its moment, its history is the items of the last ``length`` examples j with
 U[j] = U[i] and t[j] < t[i], in order of time, ties in the order of the log. Examples of one moment are not in each
-other's histories, so that none has its own item.
+other's histories, so that none has its own item. Histories in step leave out the same examples: those that lack a value
+for each of them.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import pathlib
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -19,6 +21,7 @@ from jrec.prepare.spill import BUCKET_ROWS, PlainColumn, Spill, SpilledLists, ma
 from jrec.prepare.splits import NO_SPLIT, SPLITS
 
 _USER, _ITEM, _AT, _MOMENT, _START, _LENGTH, _SPLIT = "user", "item", "at", "moment", "start", "length", "split"
+_STEP = "step"  # whether an example is a step of later histories
 _TRAIN, _CHOSEN = SPLITS.index("train"), len(SPLITS)  # the last lines of a user, one a split
 _INT64 = np.dtype(np.int64)
 _VALUES = 1 << 22  # of histories, at most about so many in memory
@@ -45,6 +48,7 @@ def write_histories(
     *,
     rows: int,
     length: int,
+    in_step: Sequence[PlainColumn] = (),
     lines: PlainColumn | None = None,
     ticks: int | None = None,
     bucket_rows: int = BUCKET_ROWS,
@@ -53,7 +57,7 @@ def write_histories(
 
     Takes the memory of two external sorts, ``bucket_rows`` examples of one column each; disk takes 8 bytes for each
     value of a history, 4 for its age, and about 70 for each example while the work goes on. A missing user has an empty
-    history, and a missing item is in none.
+    history, and a missing item is in none, unless the example has a value of another history that is in step.
 
     Args:
       users: (rows,) uint64 keys.
@@ -62,12 +66,13 @@ def write_histories(
       folder: For files; it must not exist.
       rows: How many examples there are.
       length: The most items of a history, the latest.
+      in_step: (rows,) uint64 keys each, of which the other histories in step are made.
       lines: (n,) int64, the numbers of the examples whose histories are wanted, in this order; None for all.
       ticks: How many of the moments' units a second has, for the items' ages; None without ages.
       bucket_rows: Examples that are sorted at a time.
     """
     folder.mkdir()
-    by_user = _by_user(users, items, moments, folder, rows, bucket_rows)
+    by_user = _by_user(users, items, moments, folder, rows, bucket_rows, in_step)
     timed = {} if ticks is None else {_MOMENT: _INT64}
     kept = Spill(folder / "kept", {_ITEM: np.dtype(np.uint64), **timed}, {})
     places = _places(by_user, kept, folder, length, bucket_rows)
@@ -184,17 +189,26 @@ def check_ascending(moments: PlainColumn, rows: int) -> None:
 
 
 def _by_user(
-    users: PlainColumn, items: PlainColumn, moments: PlainColumn | None, folder: pathlib.Path, rows: int, step: int
+    users: PlainColumn,
+    items: PlainColumn,
+    moments: PlainColumn | None,
+    folder: pathlib.Path,
+    rows: int,
+    step: int,
+    in_step: Sequence[PlainColumn] = (),
 ) -> Spill:
     """The examples user by user, each user's in their order."""
-    columns = {_USER: _INT64, _ITEM: np.dtype(np.uint64), _AT: _INT64, _MOMENT: _INT64}
+    columns = {_USER: _INT64, _ITEM: np.dtype(np.uint64), _AT: _INT64, _MOMENT: _INT64, _STEP: np.dtype(np.bool_)}
     spill = Spill(folder / "events", columns, {})
     for start in range(0, rows, step):
         at = np.arange(start, min(start + step, rows))
         keys = users.read(start, start + step).view(np.int64)
         order = np.argsort(keys, kind="stable")
         moment = at if moments is None else moments.read(start, start + step)
-        read = {_USER: keys, _ITEM: items.read(start, start + step), _AT: at, _MOMENT: moment}
+        own = items.read(start, start + step)
+        values = [own, *(column.read(start, start + step) for column in in_step)]
+        is_step = (keys != MISSING.astype(np.int64)) & np.any([v != MISSING for v in values], axis=0)
+        read = {_USER: keys, _ITEM: own, _AT: at, _MOMENT: moment, _STEP: is_step}
         spill.append({name: column[order] for name, column in read.items()})
     spill.finish()
     return spill.sorted_by_time(folder / "by_user", _USER, step)
@@ -209,11 +223,10 @@ def _places(by_user: Spill, kept: Spill, folder: pathlib.Path, length: int, step
     spill = Spill(folder / "places", dict.fromkeys(columns, _INT64), {})
     last_user, last_moment, user_start, moment_start = None, None, 0, 0
     for start in range(0, by_user.rows, step):
-        users, items, at, moments = (
-            by_user.plain(name).read(start, start + step) for name in (_USER, _ITEM, _AT, _MOMENT)
-        )
         # What is in nobody's history takes no place in the file; its line still gets a history.
-        keep = (items != MISSING) & (users != MISSING.astype(np.int64))
+        users, items, at, moments, keep = (
+            by_user.plain(name).read(start, start + step) for name in (_USER, _ITEM, _AT, _MOMENT, _STEP)
+        )
         before = kept.rows + np.cumsum(keep) - keep  # kept items of examples before each one
         new_user = np.append(True if last_user is None else users[0] != last_user, users[1:] != users[:-1])
         # A history ends where the line's own moment begins, so that no line sees itself or what came with it.

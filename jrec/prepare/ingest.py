@@ -25,6 +25,7 @@ from jrec.progress import Advance
 
 LABEL, TIME = "label", "time"
 BAD_LINES_FILE = "bad_lines.tsv"
+BAD_LINE_REMEDY = "Fix the line, or pass --on-bad-line skip to leave such lines out"
 
 
 def dense_name(feature: str) -> str:
@@ -57,7 +58,7 @@ class BadLines:
 
     def __init__(self, path: pathlib.Path, skip: bool):
         self.count = 0
-        self.remedy = "Fix the line, or pass --on-bad-line skip to leave such lines out"
+        self.remedy = BAD_LINE_REMEDY
         self._path = path
         self.skip = skip
         self.first: BadLine | None = None

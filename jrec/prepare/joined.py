@@ -22,7 +22,7 @@ from jrec.data.vocabulary import Vocabulary
 from jrec.json_values import JsonObject
 from jrec.prepare.ingest import BadLines, Log
 from jrec.prepare.readers import places
-from jrec.prepare.readers.delimited import Delimited, stored_schema, with_given_histories
+from jrec.prepare.readers.delimited import Delimited, with_given_histories
 from jrec.prepare.readers.delimited_schema import DelimitedSchema, Join
 from jrec.prepare.readers.lines import check_inputs
 from jrec.prepare.readers.log_format import Chunk
@@ -59,8 +59,8 @@ class JoinedDelimited(Delimited):
         self._rows = 0
 
     def options(self) -> JsonObject:
-        """The whole schema, with the joined files where they were read."""
-        return {"schema": stored_schema(self._whole)}
+        """The whole schema, with the joined files where they were read, and which are histories of the same lines."""
+        return self._stored(self._whole)
 
     def predicted(self) -> Self:
         """The same log with its histories as columns."""
@@ -113,7 +113,7 @@ class JoinedDelimited(Delimited):
         """The same log with those columns in it."""
         other = Delimited(self._schema).with_labels(self.labels)
         other._limits, other.dense, other.categorical = self._limits, self.dense, self.categorical
-        other._predicted = self._predicted
+        other._predicted, other.steps = self._predicted, self.steps
         return other
 
     def dialect(self, path: str) -> Dialect:

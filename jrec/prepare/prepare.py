@@ -27,6 +27,7 @@ from jrec.outputs import new_folder
 from jrec.prepare.fit import fit
 from jrec.prepare.histories import check_ascending, last_lines, write_histories
 from jrec.prepare.ingest import (
+    BAD_LINE_REMEDY,
     BAD_LINES_FILE,
     LABEL,
     TIME,
@@ -76,6 +77,7 @@ def prepare(
     progress: Progress | None = None,
     report: Callable[[str], None] = lambda message: None,
     workers: concurrent.futures.Executor | None = None,
+    bad_line_remedy: str = BAD_LINE_REMEDY,
 ) -> Schema:
     """Makes a dataset folder of a raw log.
 
@@ -93,6 +95,7 @@ def prepare(
       workers: Who parses, encodes and writes, such as ``jrec.app.ray.RayExecutor``; all see the same files, and a
         piece of work whose worker dies is done once more. Shut down where preparation fails. By default threads of
         this process.
+      bad_line_remedy: What the error about a bad line advises.
 
     Returns:
       The schema of the finished dataset.
@@ -133,7 +136,9 @@ def prepare(
     with new_folder(
         out, provenance, kind="dataset", overwrite=options.overwrite, inputs=read, room=_ROOM, report=report
     ) as folder:
-        schema = _Preparation(source, groups, folder, options, earlier, progress, report, workers).run(provenance)
+        schema = _Preparation(source, groups, folder, options, earlier, progress, report, workers, bad_line_remedy).run(
+            provenance
+        )
         if earlier is not None:
             earlier.check_made(schema)
         schema.save(folder)
@@ -184,6 +189,7 @@ class _Preparation:
     progress: Progress
     report: Callable[[str], None]
     workers: concurrent.futures.Executor | None
+    bad_line_remedy: str
 
     @property
     def attempts(self) -> int:
@@ -209,6 +215,7 @@ class _Preparation:
             name: TextStore(work / f"{i:04d}.texts", name, budget=budget_of(len(names))) for i, name in enumerate(names)
         }
         bad = BadLines(self.folder / BAD_LINES_FILE, skip=self.options.on_bad_line == "skip")
+        bad.remedy = self.bad_line_remedy
         spill, bounds = self._ingest(inputs, work, texts, bad)
         # The spooled inputs are read; their room is needed for what follows.
         shutil.rmtree(work / "streams", ignore_errors=True)
@@ -376,6 +383,12 @@ class _Preparation:
                     work / f"history-{number:04d}",
                     rows=spill.rows,
                     length=history.length,
+                    in_step=[
+                        spill.plain(keys_name(histories[other].of))
+                        for group in self.source.steps
+                        for other in group
+                        if name in group
+                    ],
                     lines=lines,
                     ticks=self.source.ticks if history.ages else None,
                 )

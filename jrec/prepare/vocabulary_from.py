@@ -6,6 +6,7 @@ the earlier dataset's rows (runs, plans, profiles) is right for the new one as w
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import pathlib
 from collections.abc import Callable, Iterable, Mapping
@@ -19,7 +20,7 @@ from jrec.data.vocabulary_file import buckets_file, copy_vocabulary, load_table,
 from jrec.json_values import JsonObject
 from jrec.outputs import link
 from jrec.prepare.ingest import keys_name
-from jrec.prepare.readers.log_format import CategoricalSpec, LogFormat, learned_of
+from jrec.prepare.readers.log_format import CategoricalSpec, LogFormat, learned_of, steps_of
 from jrec.prepare.spill import Spill, SpilledLists
 
 _Meaning = dict[str, object]  # what values of a feature become, by the names of settings
@@ -98,7 +99,9 @@ class EarlierDataset:
                 f"the log's joined files were read with key seed {source.key_seed}, but {self.folder} was prepared with"
                 f" {self.key_seed}; read them with that seed"
             )
-        return source.limited(lengths).fitted(*learned_of(self.schema))
+        later = copy.copy(source.limited(lengths).fitted(*learned_of(self.schema)))
+        later.steps = steps_of(self.schema)
+        return later
 
     def _check(self, earlier: Mapping[str, _Meaning], later: Mapping[str, _Meaning]) -> None:
         remedy = f"--vocabulary-from needs the features and tables of {self.folder}"

@@ -128,7 +128,8 @@ def summary(content: JsonObject) -> str:
     )
     keys = dict.fromkeys(key for metrics in content["before"].values() for key in metrics)
     shown = {key: METRICS.get(key, key.upper()) for key in keys if key in METRICS or "@" in key}
-    lines.append(f"{'split':<8}" + "".join(f"{f'{name} before':>17}{'after':>10}" for name in shown.values()))
+    if content["before"]:
+        lines.append(f"{'split':<8}" + "".join(f"{f'{name} before':>17}{'after':>10}" for name in shown.values()))
     for split, before in content["before"].items():
         after = content["after"][split]
         lines.append(f"{split:<8}" + "".join(f"{_cell(before[key]):>17}{_cell(after[key]):>10}" for key in shown))

@@ -101,7 +101,7 @@ def _run(args: argparse.Namespace, company: Company) -> int:
     from jrec.app.processes.mesh_processes import one_of_many
     from jrec.app.report import write_report
     from jrec.app.report.logs import METRICS_FILE
-    from jrec.app.report.ranking import evaluated, evaluated_by_task
+    from jrec.app.report.ranking import evaluated, evaluated_by_task, has_examples
     from jrec.app.report.terminal import judgement_lines, score_lines
     from jrec.app.report.writing import PAGE_FILE
     from jrec.app.run_record import find_run
@@ -116,10 +116,13 @@ def _run(args: argparse.Namespace, company: Company) -> int:
         )  # fmt: skip
     if not first():
         return 0
-    metrics: JsonObject = evaluated(result.scores).to_dict()
-    if by_task := evaluated_by_task(result.scores):
+    by_task = evaluated_by_task(result.scores)
+    # Where no example has the first of several labels, the others have metrics; a report has its sections of the first.
+    first_known = has_examples(result.scores) or not by_task or bool(args.out)
+    metrics: JsonObject = evaluated(result.scores).to_dict() if first_known else {}
+    if by_task:
         metrics["tasks"] = {task: evaluation.to_dict() for task, evaluation in by_task.items()}
-    config, scores = result.config, {args.split: result.scores}
+    config, scores = result.config, {args.split: result.scores} if first_known else {}
     if args.group:
         config = dataclasses.replace(config, evaluate=dataclasses.replace(config.evaluate, group=args.group))
     same = result.trained_on == result.schema.identity and not args.batches
@@ -135,7 +138,11 @@ def _run(args: argparse.Namespace, company: Company) -> int:
         content = {"splits": {args.split: metrics}, "ceiling": result.schema.ceiling, **printed}
         content |= config.model.of_kind.sections(config, scores) | ({"tasks": tasks} if tasks else {})
         print("\n".join(score_lines(content)))
-        print(f"step {result.step:,} of {args.checkpoint}, {metrics['examples']:,} examples of {args.data}")
+        read = metrics["examples"] if first_known else max(own.examples for own in by_task.values())
+        print(f"step {result.step:,} of {args.checkpoint}, {read:,} examples of {args.data}")
+    if not first_known:
+        task = config.model.multi_task.tasks[0]
+        print(f"no example of split {args.split!r} has the label {task!r}; the others are scored", file=sys.stderr)
     for remark in unknown.remarks():
         print(remark, file=sys.stderr)
     if args.out:

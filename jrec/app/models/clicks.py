@@ -189,8 +189,8 @@ class ClickKind[S: Section](ModelKind[S]):
                 )
                 raise DatasetError(
                     f"{first!r} and {second!r} have {sizes}, but a step of model.{self.section_name}.histories is one"
-                    " value of each: histories leave out lines whose value is missing; write a value such as 'unknown'"
-                    " there, and prepare the log again"
+                    " value of each: datasets of earlier versions leave out values that are missing; prepare the log"
+                    " again, with histories of one user and length, which have a blank there"
                 )
 
     @override

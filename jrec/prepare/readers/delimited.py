@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import csv
 import dataclasses
+import itertools
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Self, override
@@ -32,7 +33,15 @@ from jrec.prepare.readers.delimited_schema import (
 )
 from jrec.prepare.readers.dense import STANDARDIZE, bucket_keys, dense_column, reject_dense
 from jrec.prepare.readers.lines import first_line, refuse_json
-from jrec.prepare.readers.log_format import CategoricalSpec, Chunk, LogFormat, calendar_keys, one_hot, texts_by_feature
+from jrec.prepare.readers.log_format import (
+    CategoricalSpec,
+    Chunk,
+    History,
+    LogFormat,
+    calendar_keys,
+    one_hot,
+    texts_by_feature,
+)
 from jrec.prepare.readers.parse import Dialect, Field, Kind, ParsedBlock, any_of_list
 from jrec.prepare.readers.tables import column_types, is_table
 
@@ -71,6 +80,7 @@ class Delimited(LogFormat):
         self.dense = (*(DenseFeature(name=d.feature, transform=d.transform) for d in schema.dense), *means)
         self.categorical = tuple(_spec(c, schema.table_of(c)) for c in schema.categorical) + _of_crosses(schema)
         self.histories = schema.histories
+        self.steps = _steps(self.histories)
         self.ticks = 1 if schema.time is None or schema.time.format == "integer" else 1_000_000
 
     @property
@@ -105,8 +115,11 @@ class Delimited(LogFormat):
         return feature.missing if stated is None and self._predicted else stated
 
     def options(self) -> JsonObject:
-        """The whole schema, in the types of JSON."""
-        return {"schema": stored_schema(self._schema)}
+        """The whole schema, in the types of JSON, and which features are histories of the same lines."""
+        return self._stored(self._schema)
+
+    def _stored(self, schema: DelimitedSchema) -> JsonObject:
+        return {"schema": stored_schema(schema)} | ({"steps": [*map(list, self.steps)]} if self.steps else {})
 
     def dialect(self, path: str) -> Dialect:
         """Reads the header, unless the schema names the columns."""
@@ -134,6 +147,8 @@ class Delimited(LogFormat):
             refuse_json(path)
             names = self._split(path)
             remedy = ". If the file has no header, name its columns in the schema (columns = [...])"
+            if self._predicted:  # by the schema of the training data
+                remedy = ". Give a header with every column that the training data's features are made of"
             self._check_columns(f"{path}:1: the header", names, remedy)
             if repeated := sorted({n for n in names if names.count(n) > 1}):
                 raise DatasetError(f"{path}:1: the header has column(s) {', '.join(repeated)} more than once")
@@ -171,7 +186,8 @@ class Delimited(LogFormat):
                 ages = f" in {history.column!r}, and in {history.weights!r} how many seconds ago each was"
                 hint = (
                     f"; {history.feature!r} is a history: give each line the user's items, oldest first, or a blank"
-                    f" for none{ages if history.weights else ''}"
+                    f" for none{ages if history.weights else ''}; or prepare a log that has the users' earlier lines,"
+                    " too, with --vocabulary-from the training data, which makes histories, and predict that dataset"
                 )
             raise DatasetError(f"{subject} lacks column(s) {', '.join(lacking)}; it has {held}{remedy}{hint}")
 
@@ -279,6 +295,7 @@ class Delimited(LogFormat):
     def convert(self, parsed: ParsedBlock) -> Chunk:
         """Labels, dense values, keys, weights and times."""
         schema = self._schema
+        self._keep_in_step(parsed)
         self.check(parsed)
         keys, weights, times = {}, {}, None
         if schema.time and schema.time.column in parsed.columns:
@@ -321,6 +338,26 @@ class Delimited(LogFormat):
             times=times,
             texts=texts_by_feature(parsed, {c.column: c.feature for c in schema.categorical if not c.part}),
         )
+
+    def _keep_in_step(self, parsed: ParsedBlock) -> None:
+        """Gives columns that are histories of the same lines as many values; rejects rows where that cannot be."""
+        columns = {c.feature: c.column for c in self._schema.categorical if c.history is None}
+        for group in self.steps:
+            names = [columns[name] for name in group if name in columns]
+            sizes = {name: np.diff(parsed.lists(name).offsets) for name in names}
+            for name, size in sizes.items():
+                # A list of one blank is read as the empty one; beside others of one value it is that blank.
+                alone = (size == 0) & np.any([other == 1 for other in sizes.values()], axis=0)
+                if alone.any():
+                    lists = parsed.lists(name)
+                    values = np.insert(lists.values, lists.offsets[:-1][alone], MISSING)
+                    parsed.columns[name] = ListColumn(lists.offsets + np.cumsum([0, *alone]), values)
+            for first, second in itertools.pairwise(names):
+                unlike = np.diff(parsed.lists(first).offsets) != np.diff(parsed.lists(second).offsets)
+                parsed.reject(
+                    unlike, second, f"has not as many values as {first!r}: both are of the same earlier lines, so give"
+                    " a blank (of a list null) for each value that is missing",
+                )  # fmt: skip
 
     def _labels_of(self, parsed: ParsedBlock, label: LabelColumn) -> np.ndarray:
         """(rows,) float32 in {-1, 0, 1}, or numbers; of several NaN is not known, as where the file lacks one."""
@@ -374,6 +411,15 @@ class Delimited(LogFormat):
                 f"column {both[0]!r} holds both 0 and -1 (or words for 0), so that jrec cannot tell what -1 is;"
                 f' say which values are positive, such as positive_values = ["1"] in {self._section}'
             )
+
+
+def _steps(histories: Mapping[str, History]) -> tuple[tuple[str, ...], ...]:
+    """Features that are histories of the same lines: of one user and length."""
+    groups: dict[tuple[str, int], tuple[str, ...]] = {}
+    for name, history in histories.items():
+        key = history.by, history.length
+        groups[key] = (*groups.get(key, ()), name)
+    return tuple(group for group in groups.values() if len(group) > 1)
 
 
 def with_given_histories(schema: DelimitedSchema) -> DelimitedSchema:

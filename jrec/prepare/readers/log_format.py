@@ -132,6 +132,8 @@ class LogFormat:
       numeric_labels: The tasks whose labels are numbers, and not 0 or 1; "" of the only label.
       complete: The dense features of which no value may be missing in a log.
       histories: By feature that preparation makes of all lines, what it is made of; chunks lack these features.
+      steps: Features that are histories of the same earlier lines, each line's values in one place; datasets of earlier
+        versions have none.
       target_means: What preparation makes of labels and keys of all lines; chunks lack these dense features.
       ticks: How many of the units of times a second has.
       key_seed: The seed of the hash of long values in files that are joined to the log; None where there are none.
@@ -150,6 +152,7 @@ class LogFormat:
     numeric_labels: frozenset[str] = frozenset()
     complete: frozenset[str] = frozenset()
     histories: Mapping[str, History] = {}
+    steps: tuple[tuple[str, ...], ...] = ()
     target_means: tuple[TargetMean, ...] = ()
     ticks: int = 1
     key_seed: int | None = None
@@ -278,6 +281,13 @@ def learned_of(schema: Schema) -> tuple[dict[str, DenseFeature], dict[str, tuple
     boundaries = {f.name: f.boundaries for f in schema.categorical if f.boundaries is not None}
     learned = {f.name: f for f in schema.dense if f.mean is not None or f.missing is not None}
     return learned, boundaries
+
+
+def steps_of(schema: Schema) -> tuple[tuple[str, ...], ...]:
+    """Which of a dataset's features are histories of the same earlier lines, as ``LogFormat.steps``."""
+    options = schema.preparation.get("format_options")
+    stored = options.get("steps") if isinstance(options, Mapping) else None
+    return tuple(map(tuple, stored)) if isinstance(stored, list) else ()
 
 
 def one_hot(*names: str) -> tuple[CategoricalSpec, ...]:
