@@ -10,7 +10,8 @@ from run_cases import CONFIG
 
 from jrec import cli
 from jrec.data.blocks import ShardReader
-from jrec.data.schema import DatasetError, Schema
+from jrec.data.schema import FORMAT, VERSION, DatasetError, Schema
+from jrec.files import load_json, save_json
 from jrec.prepare.synth.generate import SynthOptions, synthesize
 from jrec.prepare.synth.shapes import shape_like
 
@@ -164,6 +165,20 @@ def test_a_dataset_of_an_older_version_is_refused_with_what_to_do(tmp_path):
         DatasetError, match=r"version 1, but this jrec reads .* version 2; prepare the dataset again; by"
     ):
         Schema.load(tmp_path / "one")
+
+
+def test_a_dataset_without_what_preparation_came_to_count_later_opens(tmp_path):
+    """``oov_share`` came on 2026-11-27, in datasets, and in the schemas of exports, of the same version."""
+    prepared(tmp_path, LOG, "one")
+    path = tmp_path / "one" / "schema.json"
+    now = Schema.load(tmp_path / "one")
+    content = load_json(path, kind=FORMAT, version=VERSION, error=DatasetError, remedy="", sealed=True)
+    content["tables"] = [{k: v for k, v in table.items() if k != "oov_share"} for table in content["tables"]]
+    path.unlink()
+    save_json(path, content, kind=FORMAT, version=VERSION, sealed=True)
+    opened = Schema.load(tmp_path / "one")
+    assert opened.tables == tuple(dataclasses.replace(table, oov_share=None) for table in now.tables)
+    assert opened.identity == now.identity
 
 
 # Shards

@@ -49,7 +49,7 @@ LISTS, KEEP_LAST = "lists", "keep the last"
 _OPTIONAL = {
     "dense": ("mean", "deviation", "missing", "statistic"),
     "categorical": ("boundaries", "aged"),
-    "tables": ("growing",),
+    "tables": ("growing", "oov_share"),
 }
 _REMEDY = "copy it again, or prepare the dataset again"
 NO_TABLES = (
