@@ -23,7 +23,7 @@ def export_run(
     *,
     data: str | os.PathLike[str] | None = None,
     dtype: Dtype | None = None,
-    since: Sequence[str | os.PathLike[str]] | ExportBase = (),
+    since: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | ExportBase = (),
     before: Mapping[str, TableRecord] | None = None,
     run: Run | None = None,
     onnx: bool = False,
