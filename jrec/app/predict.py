@@ -147,7 +147,7 @@ class LoadedRun:
         Raises:
           ConfigError: If the model ranks items; use ``best``.
         """
-        predictor = self._predictor
+        predictor = self._predictor.at(None)  # whose k is no more than there are items
         return predictor.logits(self._of_columns(predictor, columns, max_unknown))
 
     def _of_columns[Outputs](
