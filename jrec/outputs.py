@@ -218,7 +218,9 @@ def check_output(out: Place, *, inputs: Iterable[Place] = ()) -> None:
         if target in source.parents:
             raise OutputError(f"{out} holds {name}, an input, which would be lost; choose another --out")
     beside = target.parent.iterdir() if target.name.isdigit() and target.parent.is_dir() else ()
-    if any(other.name.isdigit() and kind_of(other) == "checkpoint" for other in beside):
+    # The first that is anything: a folder of checkpoints has nothing else, and there may be thousands of others.
+    kinds = (kind_of(other) for other in beside if other.name.isdigit())
+    if next(filter(None, kinds), None) == "checkpoint":
         raise OutputError(f"{out} would be taken for one of the checkpoints in {target.parent}; choose another --out")
     for folder in target.parents:
         if (kind := kind_of(folder)) is not None:

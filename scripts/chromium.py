@@ -13,7 +13,7 @@ from typing import Any
 
 CHROMIUM = shutil.which("chromium")
 ABSENT = "chromium is not installed on this machine (Debian: apt-get install chromium), so no page is laid out"
-OWN = re.compile(r"(https?://[\w.]+\.google\.com/|data:|file:|chrome|blob:)")
+OWN = re.compile(r"(https?://[\w.]+\.google(apis)?\.com/|data:|file:|chrome|blob:)")
 """What Chromium itself asks for at its start, or what is in the page."""
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars",
          "--disable-background-networking", "--disable-component-update", "--disable-sync"]  # fmt: skip

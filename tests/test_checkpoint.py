@@ -611,15 +611,35 @@ def test_a_failure_while_steps_go_on_is_raised_at_the_next_one(tier, tmp_path, m
 
 
 def test_a_checkpoint_that_goes_while_it_is_read_is_not_called_damaged(tmp_path):
-    """A run that goes on beside an evaluation or an export keeps only its latest checkpoints."""
+    """A run that is taken back to an earlier step removes what follows, whoever reads it."""
     world = make("host")
     writer, reader = Checkpoints(tmp_path, keep=1), Checkpoints(tmp_path)
     save(writer, world, 1)
     saved = reader.open(1)
-    save(writer, world, 2)
+    writer.drop_after(0)
     message = f"{tmp_path}/1 was removed while it was read: a run goes on there"
     with pytest.raises(CheckpointError, match=message), reader.reading(1, lambda step: f"take step {step}"):
         saved.arrays()
+
+
+def test_a_checkpoint_that_is_read_stays_until_it_is_not(tmp_path):
+    """A run beside an export keeps only its latest checkpoints, and that which the export reads."""
+    world, rng = make("host"), np.random.default_rng(0)
+    writer, reader = Checkpoints(tmp_path, keep=1), Checkpoints(tmp_path)
+    save(writer, world, 1)
+    saved = reader.open(1).current()
+    before = world.state()
+    for step in (2, 3):
+        world.write(rng)
+        save(writer, world, step)
+    assert reader.steps() == [1, 3]
+    saved.verify()
+    fresh = make("host")
+    fresh.restore(saved)
+    assert fresh.state() == before
+    del saved
+    save(writer, world, 4)
+    assert reader.steps() == [4]
 
 
 def test_a_second_writer_of_a_folder_is_refused_until_the_first_is_done(tmp_path):

@@ -12,7 +12,7 @@ from prepared_logs import prepared
 from train_command import train_command
 
 from jrec import metrics, regression
-from jrec.app.report.groups import describe_groups, score_groups
+from jrec.app.report.groups import describe_groups, ends, score_groups
 from jrec.cli import main
 from jrec.concordance import ordered_pairs
 from jrec.metrics import Scores
@@ -128,9 +128,11 @@ def test_what_is_reported_of_a_split():
     assert sum(found["histogram"]) == 35
     assert [row["group"] for row in found["worst"]] == [f"user {g}" for g in np.argsort(alone[:2])]  # of 10 or more
     assert [row["group"] for row in found["best"]] == [row["group"] for row in reversed(found["worst"])]
+    assert ends(found) == {"only": found["best"]}
+    assert ends({"best": [1, 2], "worst": [3]}) == {"best": [1, 2], "worst": [3]}
     assert json.dumps(found, allow_nan=False)
     empty = describe_groups(Scores(logits=logits[:5], labels=labels[5:10]), groups[:5], names)
-    assert (empty["gauc"], empty["groups"], empty["best"]) == (None, 0, [])
+    assert (empty["gauc"], empty["groups"], empty["best"], ends(empty)) == (None, 0, [], {})
     with pytest.raises(ValueError, match=r"groups have shape \(3,\), but there are 5 scores"):
         score_groups(Scores(logits=logits[:5], labels=labels[:5]), groups[:3])
 

@@ -114,8 +114,9 @@ def test_groups_of_numbers_are_reported(folder, tmp_path, capsys):
     assert content["splits"]["test"]["xauc"] == pytest.approx(regression.evaluate_numbers(scored).xauc)
     assert 0.5 < of_test["xgauc"] < 1
     assert f"test, by user: XGAUC {of_test['xgauc']:.4f} of {of_test['groups']} groups with unlike labels" in printed
-    least = min(row["xauc"] for row in of_test["worst"])
-    assert f"worst of 10 examples or more, XAUC (examples): {of_test['worst'][0]['group']} {least:.3f} (" in printed
+    most = max(row["xauc"] for row in of_test["best"])
+    best = f"{of_test['best'][0]['group']} {most:.3f}"
+    assert f"only groups of 10 examples or more, XAUC (examples): {best} (" in printed
     page = (run / "report" / "report.html").read_text()
     for text in (
         "XAUC within groups by user",

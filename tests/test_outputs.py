@@ -186,6 +186,18 @@ def test_a_link_in_the_place_of_a_partial_checkpoint_gives_way(tmp_path, target)
     assert target.read_bytes() == OLD
 
 
+def test_of_many_siblings_one_tells_that_they_are_no_checkpoints(tmp_path, monkeypatch):
+    """A run that follows files makes thousands of numbered datasets beside each other."""
+    looked = []
+    for number in range(20):
+        (tmp_path / f"{number:06}").mkdir()
+        (tmp_path / f"{number:06}" / "schema.json").write_text('{"format": "jrec-dataset"}')
+    kind_of = outputs.kind_of
+    monkeypatch.setattr(outputs, "kind_of", lambda folder: looked.append(folder) or kind_of(folder))
+    outputs.check_output(tmp_path / "000020")
+    assert len([folder for folder in looked if folder.parent == tmp_path]) == 1
+
+
 def test_a_lock_of_a_run_follows_no_link(world, tmp_path, target, capsys):
     run = shutil.copytree(world / "run", tmp_path / "run")
     (run / LOCK_FILE).unlink(missing_ok=True)

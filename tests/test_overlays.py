@@ -125,7 +125,7 @@ def test_a_run_that_changed_nothing_has_no_rows(tmp_path, stored, kept):
     run = table.read(range(70)).astype(getattr(ml_dtypes, kept, kept))
     assert write_overlay(tmp_path / "none.safetensors", run.__getitem__, like=table) == 0
     assert (tmp_path / "none.safetensors").stat().st_size < 2000
-    edited = StoredTable(Tensors(tmp_path / "base"), name, overlays=[tmp_path / "none.safetensors"])
+    edited = StoredTable(Tensors(tmp_path / "base"), name, overlays=str(tmp_path / "none.safetensors"))
     np.testing.assert_array_equal(edited.read(range(70)), table.read(range(70)))
     assert edited.overlaid.size == 0
 

@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import pytest
 
+from jrec.app.report.ranking import findings
 from jrec.nn import ranking_metrics, ranks, top_k
 
 
@@ -85,3 +86,17 @@ def test_bad_arguments(change, message):
         top_k(good["queries"], good["rows"], 6)
     with pytest.raises(ValueError, match="ranks must be integers from 0"):
         ranking_metrics(np.array([], int))
+
+
+def test_a_k_beyond_the_items_is_named():
+    metrics = {"hr@2": 0.5, "ndcg@2": 0.4, "hr@7": 0.9, "ndcg@7": 0.6, "mrr": 0.3}
+    content = {
+        "ranking": {"at": [2, 7], "candidates": 7},
+        "splits": {"test": {**metrics, "examples": 10, "unknown_items": 0, "repeated_items": 0}},
+        "baselines": {"popularity": {"splits": {"test": {**metrics, "hr@2": 0.1, "ndcg@2": 0.1, "mrr": 0.1}}}},
+    }
+    worse, beyond = findings(content)["warnings"]
+    assert worse.endswith("no better than their popularity does: NDCG@7 0.6000 against 0.6000")
+    assert beyond.startswith("evaluate.at has 7, but only 7 items are ranked")
+    content["ranking"]["candidates"] = 8
+    assert findings(content)["warnings"] == [worse.replace(": NDCG", ": HR@7 0.9000 against 0.9000, NDCG")]

@@ -92,6 +92,16 @@ def test_columns_that_are_read_as_one_are_as_each_by_itself(data):
         assert read(fields, columns) == {name: column for one in alone for name, column in one.items()}
 
 
+@pytest.mark.parametrize("beside", [1, None, 2.5, -5, "3"])
+def test_a_number_past_64_bits_is_that_of_its_text(beside):
+    """As JSON has it."""
+    field, weights = Field(name="price", kind="number"), Field(name="weights", kind="weights")
+    columns = {"price": [2**63, -(2**70), beside], "weights": [[2**64, 1.5], [], []]}
+    read = parsed_columns([field, weights], columns, 0).columns
+    np.testing.assert_array_equal(read["price"], [2.0**63, -(2.0**70), np.nan if beside is None else float(beside)])
+    np.testing.assert_array_equal(read["weights"].values, [2.0**64, 1.5])
+
+
 def test_booleans_beside_integers_are_no_integers():
     first, second = Field(name="first", kind="text"), Field(name="second", kind="text")
     columns = {"first": [np.True_], "second": [1]}

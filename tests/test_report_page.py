@@ -17,7 +17,7 @@ from jrec.app.report.logs import read_records
 from jrec.app.report.run_page import run_page
 from jrec.app.report.svg import Axis, Mark, chart
 
-VOID = {"meta", "link", "img", "br"}
+VOID = {"meta", "link", "img", "br", "wbr"}
 LOADS = {"src", "href", "srcset", "data", "action", "poster"}
 
 
@@ -252,3 +252,13 @@ def test_a_long_run_takes_little_room_and_time(written):
     text = run_page({**content, "slices": {"split": "test", "slices": slices}}, records)
     assert time.process_time() - begin < 1
     assert len(text) < 400_000
+
+
+def test_long_names_may_break_and_long_labels_fit():
+    """Or a name hides the other cells of a narrow window, and a label is cut where the chart ends."""
+    assert '<th scope="row">a_<wbr>b.<wbr>c_ &lt;x&gt;</th>' in table(
+        "t", {"name": "", "value": ""}, [["a_b.c_ <x>", 1]]
+    )
+    axes = {label: Axis(label=label, low=0, high=1) for label in ("short", "loss of sampled items (nats per position)")}
+    charts = [chart([], x=axes["short"], y=axis, title="t") for axis in axes.values()]
+    assert [text.count("textLength") for text in charts] == [0, 1]

@@ -88,7 +88,7 @@ def test_an_export_gives_the_scores_of_the_run_wherever_its_rows_are(place, tmp_
         manifest = run.export(tmp_path / "whole", dense=DENSE)
         want = run.predict(asked, dense=DENSE)
         trained(run, first=10)
-        delta = run.export(tmp_path / "delta", dense=DENSE, since=[tmp_path / "whole"])
+        delta = run.export(tmp_path / "delta", dense=DENSE, since=str(tmp_path / "whole"))
         after = run.predict(asked, dense=DENSE)
     assert (manifest.run, manifest.step, delta.step, delta.parent) == ("DeepFM", 3, 6, manifest.id)
     model = serving.load(tmp_path / "whole", batch_sizes=SIZES)

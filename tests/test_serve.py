@@ -137,9 +137,30 @@ def test_instances_are_answered_by_predictions(port, expected):
     assert (status, "has rows and instances; give" in body.decode()) == (422, True)
 
 
+@pytest.mark.parametrize(
+    ("beside", "refused"),
+    [
+        ({"signature_name": "serving_default"}, ""),
+        ({"parameters": None}, ""),
+        ({"parameters": {}}, ""),
+        ({"signature_name": "classify"}, "signature_name is 'classify', but there is only 'serving_default'"),
+        ({"parameters": {"threshold": 0.5}}, "the model takes no parameters, such as 'threshold'; leave them out"),
+    ],
+)
+def test_what_clients_of_other_servers_send_beside_instances(beside, refused, port, expected):
+    status, _, body = ask(port, content={"instances": ROWS, **beside})
+    answered = json.loads(body)
+    if refused:
+        assert (status, refused in answered["error"]) == (422, True)
+    else:
+        np.testing.assert_array_equal(np.float32(answered["predictions"]), next(iter(expected.values())))
+
+
 def test_no_rows_have_no_scores(port):
     empty = {name: [] for name in COLUMNS}
-    assert json.loads(ask(port, content={"columns": empty})[2])["scores"] == []
+    for content in ({"columns": empty}, {"rows": []}):
+        assert json.loads(ask(port, content=content)[2])["scores"] == []
+    assert json.loads(ask(port, content={"instances": []})[2])["predictions"] == []
     assert ask(port, content=stream(pa.table(COLUMNS).slice(0, 0)), kind=ARROW)[0] == 200
 
 

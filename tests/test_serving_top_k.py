@@ -1,5 +1,7 @@
 """The best rows of an export: those of a full sort, of float, quantized and tensor-train rows, and after a delta."""
 
+import types
+
 import numpy as np
 import optax
 import pytest
@@ -7,6 +9,7 @@ from flax import nnx
 
 import jrec
 from jrec.serving import nearest
+from jrec.serving.answers import Best, CandidateScores
 
 ITEMS, DIM, LENGTH = 120, 8, 5
 
@@ -80,3 +83,13 @@ def test_bad_arguments(run, tmp_path, change, message):
     model = jrec.serving.load(tmp_path / "export")
     with pytest.raises(ValueError, match=message):
         model.top_k(**{"queries": np.zeros((2, DIM)), "table": "item", "k": 3, **change})
+
+
+def test_answers_print_short():
+    manifest = types.SimpleNamespace(id="a")
+    best = Best([[0.25, -1.0]] * 12, [["i1", 7]] * 12, manifest)
+    lines = repr(best).splitlines()
+    assert lines[0].startswith("Best of 12 examples by namespace(")
+    assert (lines[1], len(lines), lines[-1]) == ("  i1 0.2500, 7 -1.0000", 12, "  and 2 more")
+    assert repr(CandidateScores([[0.5, None]], manifest)).splitlines()[1:] == ["  0.5000, None"]
+    assert len(repr(Best([[0.5] * 1000], [["i"] * 1000], manifest))) < 300

@@ -230,6 +230,9 @@ def test_predictions_are_the_best_items(trained, capsys):
     scores, items = loaded.best({"history": [histories[1]]}, k=2)
     assert items == [best[1][:2]]
     np.testing.assert_allclose(scores[0], found["score"][10:12], rtol=1e-4)
+    assert loaded.best({"history": [histories[1]]})[0].shape == (1, 10)
+    loaded._predictor._k = ITEMS + 1  # as where there are fewer than 10 items
+    assert loaded.best({"history": [histories[1]]})[0].shape == (1, ITEMS)
     with pytest.raises(ConfigError, match="k is 41, but must be between 1 and the 40 items"):
         loaded.best({"history": [[]]}, k=ITEMS + 1)
     with pytest.raises(ConfigError, match="'hstu', which has no probabilities"):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from jrec.app.evaluate import RestoredRun, load_opened, open_run
-from jrec.checkpoint.manifest import VALUES
+from jrec.checkpoint.manifest import VALUES, TableRecord
 from jrec.checkpoint.saved import Saved
 from jrec.ops.layout import TableConfig
 from jrec.progress import Progress
@@ -23,8 +23,8 @@ def export_run(
     *,
     data: str | os.PathLike[str] | None = None,
     dtype: Dtype | None = None,
-    since: Sequence[str | os.PathLike[str]] | ExportBase = (),
-    before: Saved | None = None,
+    since: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | ExportBase = (),
+    before: Mapping[str, TableRecord] | None = None,
     run: Run | None = None,
     onnx: bool = False,
     overwrite: bool = False,
@@ -39,8 +39,8 @@ def export_run(
       data: The dataset, if it has moved since training; its vocabularies are copied.
       dtype: See ``write_export``, as all that follow.
       since: An export and the deltas that follow it.
-      before: The checkpoint whose rows ``since`` has, where that is known: then only rows are read that this one, which
-        goes on from it, has written since.
+      before: The tables of the checkpoint whose rows ``since`` has, where that is known: then only rows are read that
+        this one, which goes on from it, has written since.
       run: The run whose state the checkpoint has, in the place of reading it again.
       onnx: Whether to write the dense part for onnxruntime, too.
       overwrite: Replaces an export at ``out``.
@@ -94,8 +94,8 @@ def export_run(
         )
 
 
-def _changed(table: TableConfig, saved: Saved, before: Saved) -> np.ndarray | None:
+def _changed(table: TableConfig, saved: Saved, before: Mapping[str, TableRecord]) -> np.ndarray | None:
     """The rows of a table that a checkpoint wrote after another one; None where it does not tell them."""
-    if table.rows != table.table_rows or table.name not in before.manifest.tables:
+    if table.rows != table.table_rows or table.name not in before:
         return None
-    return saved.table(table.name).rows_since(before.manifest.tables[table.name])
+    return saved.table(table.name).rows_since(before[table.name])

@@ -22,7 +22,7 @@ import pathlib
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from jrec.app.build import build_layout, build_loss
@@ -43,6 +43,7 @@ from jrec.app.run_folder import open_run_folder
 from jrec.app.run_record import CHECKPOINT_FOLDER, RunRecord, TrainedRun, find_run
 from jrec.app.saver import Saver
 from jrec.checkpoint import Checkpoints
+from jrec.checkpoint.manifest import TableRecord
 from jrec.checkpoint.saved import Saved
 from jrec.data.schema import DatasetError, NoExamplesError, Schema
 from jrec.errors import ConfigError
@@ -393,7 +394,8 @@ class _Follower:
             metrics=self._recorder.metrics,
         )
         self._saved_at = time.monotonic()
-        self._followed: tuple[ExportBase, Saved] | None = None  # what the last delta is, and of which checkpoint
+        # What the last delta is, and its checkpoint's tables: a ``Saved`` would keep the checkpoint.
+        self._followed: tuple[ExportBase, Mapping[str, TableRecord]] | None = None
 
     def go(self, stop: StopRequest) -> Followed:
         """Learns from one file after the other."""
@@ -531,7 +533,7 @@ class _Follower:
                 base, before = ExportBase.read([export, *chain]), None
             # In the place of one of this step, if any, that follows what the export was before.
             manifest = export_run(checkpoint, path, since=base, before=before, run=self.run, overwrite=True)
-            self._followed = base.followed_by(path, manifest), Saved(checkpoint)
+            self._followed = base.followed_by(path, manifest), Saved(checkpoint).manifest.tables
             size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
             newest = max((entry["written"] for entry in self.files.taken[: self._learnt]), default=time.time())
             self._report(f"{path}: a delta of {human_bytes(size)}, {time.time() - newest:,.1f} s behind the files")

@@ -147,7 +147,7 @@ class LoadedRun:
         Raises:
           ConfigError: If the model ranks items; use ``best``.
         """
-        predictor = self._predictor
+        predictor = self._predictor.at(None)  # whose k is no more than there are items
         return predictor.logits(self._of_columns(predictor, columns, max_unknown))
 
     def _of_columns[Outputs](
@@ -160,14 +160,14 @@ class LoadedRun:
         return predictor.of_encoded(encoded, self.batch_size)
 
     def best(
-        self, columns: object, k: int = 10, *, max_unknown: float | None = None
+        self, columns: object, k: int | None = None, *, max_unknown: float | None = None
     ) -> tuple[np.ndarray, list[list[str | int | None]]]:
         """The k best items of users, by a model that ranks items.
 
         Args:
           columns: Of a model of sequences the column of the history by name: ragged lists of raw values, oldest first,
             of which the last count. Of two towers the columns of the user's features, as the raw log has them.
-          k: How many.
+          k: How many; None for 10, or all where there are fewer.
           max_unknown: As of ``predict``.
 
         Returns:

@@ -16,6 +16,7 @@ from jax.typing import ArrayLike
 
 from jrec.checkpoint.chunks import write_group
 from jrec.checkpoint.files import write_arrays, write_json
+from jrec.checkpoint.in_use import unread
 from jrec.checkpoint.manifest import (
     ARRAYS,
     MANIFEST,
@@ -301,7 +302,10 @@ class Save:
         target.rename(folder / str(self.step))
         sync(folder)
         old = complete_steps(folder)[: -settings.keep or None]
-        replaced += [withdrawn(folder, step) for step in old if step != self._protected]
+        for step in old:
+            with unread(folder / str(step)) as free:  # one that is read goes with a later checkpoint
+                if free and step != self._protected:
+                    replaced.append(withdrawn(folder, step))
         for path in replaced:
             shutil.rmtree(path)
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from jrec.checkpoint import chunks
 from jrec.checkpoint.files import read_arrays
+from jrec.checkpoint.in_use import keep_while_read
 from jrec.checkpoint.manifest import ARRAYS, ROWS, TABLES, VALUES, Manifest, PieceRecord, TableRecord, read_manifest
 from jrec.checkpoint.settled import SETTLED, Conversion, Settled
 from jrec.errors import CheckpointError
@@ -26,7 +27,7 @@ _AT_ONCE = 1 << 16  # rows that are read to be converted
 
 
 class Saved:
-    """A complete checkpoint.
+    """A complete checkpoint. While this object lives, a run that keeps only its latest does not remove it.
 
     Args:
       folder: RUN/checkpoints/STEP.
@@ -37,6 +38,7 @@ class Saved:
 
     def __init__(self, folder: pathlib.Path):
         self.folder = folder
+        keep_while_read(folder, self)
         self.manifest: Manifest = read_manifest(folder)
         self._tables: dict[str, SavedTable] = {}
         self._conversions: Mapping[str, Conversion] = {}

@@ -108,9 +108,16 @@ def _read_alike(fields: Sequence[Field], columns: Sequence[Any], key_seed: int) 
                 values = _read(fields[0], form, key_seed)
                 assert isinstance(values, np.ndarray)  # of these kinds
                 return {field.name: values[rows * k : rows * (k + 1)] for k, field in enumerate(fields)}
-    categories = kind in ("hex", "text", "texts")
-    forms = [form_of(f.name, column, categories=categories) for f, column in zip(fields, columns, strict=True)]
+    forms = [_form(field, column) for field, column in zip(fields, columns, strict=True)]
     return {field.name: _read(field, form, key_seed) for field, form in zip(fields, forms, strict=True)}
+
+
+def _form(field: Field, column: Any) -> Form:
+    """A column in the one form; what Arrow has no number for, as integers past 64 bits, as the text of a log."""
+    if field.kind not in ("hex", "text", "texts"):
+        with contextlib.suppress(ValueError):
+            return form_of(field.name, column)
+    return form_of(field.name, column, categories=True)
 
 
 def _read(field: Field, form: Form, key_seed: int) -> Column:

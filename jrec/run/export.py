@@ -49,6 +49,7 @@ from jrec.serving.format import (
     Manifest,
     Part,
     Retrieval,
+    folders_of,
     keys_file,
     save_manifest,
 )
@@ -164,7 +165,7 @@ def write_export(
     out: Place,
     *,
     dtype: Dtype | None = None,
-    since: Sequence[Place] | ExportBase = (),
+    since: Place | Sequence[Place] | ExportBase = (),
     changed: Callable[[TableConfig], np.ndarray | None] = lambda table: None,
     onnx: bool = False,
     overwrite: bool = False,
@@ -180,8 +181,8 @@ def write_export(
       out: The folder to make; it appears when it is whole.
       dtype: The dtype of exported rows; "int8" and "int4" quantize each row. None for the tables' own, which must then
         be one. Tensor-train cores keep their dtype.
-      since: An export and the deltas that follow it, in order: only rows that changed since then are written, as the
-        next delta.
+      since: An export, or a list of it and the deltas that follow it, in order: only rows that changed since then are
+        written, as the next delta.
       changed: Of a table or a part, the (n,) int64 ascending numbers of all rows that may have changed since; None
         where that is not known, so that all rows are compared.
       onnx: Whether to write the dense part for onnxruntime, too.
@@ -449,13 +450,13 @@ class ExportBase:
     manifests: tuple[Manifest, ...]
 
     @staticmethod
-    def read(places: Sequence[Place]) -> ExportBase:
-        """Reads and checks an export and its deltas.
+    def read(places: Place | Sequence[Place]) -> ExportBase:
+        """Reads and checks an export and its deltas, if any.
 
         Raises:
           ExportError: If one is damaged, or they do not follow each other.
         """
-        folders = tuple(pathlib.Path(place) for place in places)
+        folders = tuple(folders_of(places))
         return ExportBase(folders=folders, manifests=load_chain(folders))
 
     def followed_by(self, folder: pathlib.Path, manifest: Manifest) -> ExportBase:

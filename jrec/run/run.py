@@ -553,7 +553,7 @@ class Run:
         dense: Sequence[str] | Mapping[str, int] = (),
         schema: Schema | None = None,
         dtype: Dtype | None = None,
-        since: Sequence[str | os.PathLike[str]] = (),
+        since: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
         onnx: bool = False,
         overwrite: bool = False,
     ) -> Manifest:
@@ -566,7 +566,7 @@ class Run:
           schema: The prepared dataset's, read from its folder (``jrec.data.Schema.load``), so that requests have raw
             values; None for requests with row numbers, as ``predict`` takes them.
           dtype: "float32", "bfloat16", "float16", "int8" or "int4", as which rows are kept; None for the tables' own.
-          since: An export and the deltas that follow it, in order: writes only what changed, as the next delta.
+          since: An export, or a list of it and the deltas that follow it: writes only what changed, as the next delta.
           onnx: Whether to write the dense part for onnxruntime, too.
           overwrite: Replaces an export there.
 

@@ -13,6 +13,8 @@ from jrec.serving.format import Manifest
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_LINES, _LINE = 10, 200  # of an answer that is printed, and characters of one
+
 ByTask = np.ndarray | Mapping[str, np.ndarray]
 """Numbers of examples, (n,) float32; by task where a model has several labels."""
 Item = str | int
@@ -120,6 +122,10 @@ class Best(NamedTuple):
     items: list[list[Item]]
     manifest: Manifest
 
+    def __repr__(self) -> str:
+        pairs = (zip(items, scores, strict=True) for items, scores in zip(self.items, self.scores, strict=True))
+        return _printed(self, [", ".join(f"{item} {score:.4f}" for item, score in line) for line in pairs])
+
     def of_rows(self, rows: slice, k: int) -> Best:
         """The ``k`` best items of some rows."""
         scores, items = self.scores[rows], self.items[rows]
@@ -159,6 +165,11 @@ class CandidateScores(NamedTuple):
     scores: list[list[float | None]]
     manifest: Manifest
 
+    def __repr__(self) -> str:
+        return _printed(
+            self, [", ".join("None" if one is None else f"{one:.4f}" for one in line) for line in self.scores]
+        )
+
     def of_rows(self, rows: slice, k: int) -> CandidateScores:
         """The same of some rows."""
         del k
@@ -181,6 +192,14 @@ class CandidateScores(NamedTuple):
         import pyarrow as pa
 
         return {"score": pa.array(self.scores, pa.list_(pa.float32()))}
+
+
+def _printed(answer: Best | CandidateScores, lines: Sequence[str]) -> str:
+    """An answer as people print it, a line for each of the first examples."""
+    cut = [line if len(line) <= _LINE else f"{line[:_LINE]}…" for line in lines[:_LINES]]
+    more = [f"and {len(lines) - _LINES:,} more"] * (len(lines) > _LINES)
+    head = f"{type(answer).__name__} of {len(lines):,} examples by {answer.manifest!r}"
+    return "\n".join([head, *(f"  {line}" for line in [*cut, *more])])
 
 
 def _all_finite(lines: Sequence[Sequence[float]]) -> np.ndarray:

@@ -7,6 +7,7 @@ import functools
 import hashlib
 import itertools
 import json
+import os
 import pathlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -143,7 +144,8 @@ class StoredTable:
         out, it is the one that stands beside the tensor, its name with ".scale", ".weight_scale" or ".weight_scale_inv"
         in place of ".weight"; "" for none.
       block: Rows and elements that share a scale, where the shapes leave it open.
-      overlays: Files of ``write_overlay``, in the order in which they were made: of rows in several the last counts.
+      overlays: A file of ``write_overlay``, or several in the order in which they were made: of rows in several the
+        last counts.
 
     Raises:
       CheckpointError: If a tensor is missing, or dtypes and shapes do not go together; if an overlay is damaged, of
@@ -157,7 +159,7 @@ class StoredTable:
         *,
         scale: str | None = None,
         block: tuple[int, int] | None = None,
-        overlays: Sequence[Place] = (),
+        overlays: Place | Sequence[Place] = (),
     ):
         self._tensors, self.name = tensors, name
         names = _piece_names(tensors, name)
@@ -176,7 +178,7 @@ class StoredTable:
         self.rows, self.dim = self._starts[-1], first.values.shape[1]
         self.dtype = first.values.dtype if first.scales is None else np.dtype(np.float32)
         self._overlays: list[Overlay] = []
-        for path in overlays:
+        for path in [overlays] if isinstance(overlays, (str, os.PathLike)) else overlays:
             overlay = Overlay.open(pathlib.Path(path))
             self._check_fits(overlay)
             self._overlays.append(overlay)

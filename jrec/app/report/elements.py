@@ -7,6 +7,7 @@ choice of light or dark; tables scroll inside themselves where the window is nar
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -32,7 +33,7 @@ p, li, dd, pre { overflow-wrap: anywhere; }
 .note { border-left: 4px solid var(--warn-line); background: var(--warn); padding: .5rem 1rem; margin: .5rem 0; }
 .note.good { border-color: var(--good-line); background: var(--good); }
 .note ul { margin: .25rem 0; padding-left: 1.25rem; }
-.tiles { display: grid; grid-template-columns: repeat(auto-fill, minmax(10rem, 1fr)); gap: .5rem; margin: 1rem 0; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fill, minmax(9rem, 1fr)); gap: .5rem; margin: 1rem 0; }
 .tiles div { background: var(--card); padding: .5rem .75rem; border-radius: .4rem; }
 .tiles dt { color: var(--soft); font-size: .85rem; } .tiles dd { margin: 0; font-size: 1.35rem; font-weight: 600; }
 .tiles small { font-size: .8rem; font-weight: 400; color: var(--soft); display: block; }
@@ -43,7 +44,8 @@ th, td { padding: .3rem .6rem; border-top: 1px solid var(--line); text-align: ri
 .text, th:first-child { text-align: left; } td.text { min-width: 8rem; }
 thead th { background: var(--card); vertical-align: bottom; font-weight: 600; min-width: 5.5rem; }
 thead small { display: block; font-weight: 400; color: var(--soft); }
-tbody th { font-weight: 400; } tr.own > * { font-weight: 700; } tr.off > * { background: var(--warn); }
+tbody th { font-weight: 400; min-width: 7rem; }
+tr.own > * { font-weight: 700; } tr.off > * { background: var(--warn); }
 .charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 24rem), 1fr)); gap: 1rem; }
 figure { margin: 0; background: var(--card); border-radius: .4rem; padding: .5rem; min-width: 0; }
 figcaption { font-size: .9rem; }
@@ -183,13 +185,18 @@ def flattened(content: object, prefix: str = "") -> Iterator[tuple[str, Any]]:
         yield from flattened(value, f"{prefix}.{name}" if prefix else str(name))
 
 
+def _breakable(name: str) -> str:
+    """A name in a cell, which a narrow window may break behind its separators: else it would hide the other cells."""
+    return re.sub(r"([._])(?=\w)", r"\1<wbr>", html.escape(name))
+
+
 def _row(cells: Sequence[Cell], mark: str) -> str:
     name, *values = cells
     inside = "".join(
-        f'<td class="text">{html.escape(cell)}</td>'
+        f'<td class="text">{_breakable(cell)}</td>'
         if isinstance(cell, str)
         else f"<td>{html.escape(measured(cell))}</td>"
         for cell in values
     )
     kind = f' class="{mark}"' if mark else ""
-    return f'<tr{kind}><th scope="row">{html.escape(number(name))}</th>{inside}</tr>\n'
+    return f'<tr{kind}><th scope="row">{_breakable(number(name))}</th>{inside}</tr>\n'

@@ -179,6 +179,13 @@ def describe_groups(
     }
 
 
+def ends(one: JsonObject) -> dict[str, list[JsonObject]]:
+    """The best and the worst groups of a section's split, as far as there are any; where these are the same, once."""
+    best, worst = one["best"], one["worst"]
+    tables = {"only": best} if best == worst[::-1] else {"best": best, "worst": worst}
+    return {kind: rows for kind, rows in tables.items() if rows}
+
+
 def _table(
     by_group: GroupScores, keys: GroupWords, chosen: np.ndarray, names: Callable[[Sequence[int]], Sequence[str]]
 ) -> Iterator[JsonObject]:

@@ -161,15 +161,22 @@ def baselines(content: Content, split: str) -> dict[str, Mapping[str, float]]:
 def findings(content: Content) -> dict[str, list[str]]:
     """The report's section ``judgement`` of a model that ranks items."""
     split, metrics = list(content["splits"].items())[-1]
-    names = metric_names(content["ranking"]["at"])
+    at, ranked = content["ranking"]["at"], content["ranking"]["candidates"]
     warnings, advice = [], []
+    names, beyond = metric_names(at), {f"hr@{k}": k for k in at if k >= ranked}
     for baseline, of_baseline in baselines(content, split).items():
-        worse = [key for key in names if metrics[key] <= of_baseline[key]]
+        worse = [key for key in names if key not in beyond and metrics[key] <= of_baseline[key]]
         if worse:
             figures = ", ".join(f"{names[key][0]} {metrics[key]:.4f} against {of_baseline[key]:.4f}" for key in worse)
             warnings.append(f"the model ranks {split}'s items no better than their {_BASELINES[baseline]}: {figures}")
     if warnings:
         advice.append("more epochs=, another optimizer.learning_rate and optimizer.embedding.learning_rate")
+    if beyond:
+        key, k = next(iter(beyond.items()))
+        warnings.append(
+            f"evaluate.at has {k:,}, but only {ranked:,} items are ranked, all of them among the {k:,} best:"
+            f" {names[key][0]} does not tell models apart"
+        )
     repeated = metrics["repeated_items"] / metrics["examples"]
     if repeated > _MANY:
         warnings.append(

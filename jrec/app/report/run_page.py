@@ -22,7 +22,7 @@ from jrec.app.report.elements import (
     table,
     tiles,
 )
-from jrec.app.report.groups import LEAST, words
+from jrec.app.report.groups import LEAST, ends, words
 from jrec.app.report.judgement import is_off
 from jrec.app.report.terminal import BASELINES
 
@@ -236,10 +236,9 @@ def _groups(content: Content) -> Iterator[str]:
             " label only."
         )
         columns = {section["feature"]: "", **called.units}
-        for kind in ("best", "worst"):
-            rows = [[row["group"], *called.cells(row)] for row in one[kind]]
-            if rows:
-                yield table(f"{split}: the {kind} groups of {LEAST} examples or more", columns, rows)
+        for kind, groups in ends(one).items():
+            rows = [[row["group"], *called.cells(row)] for row in groups]
+            yield table(f"{split}: the {kind} groups of {LEAST} examples or more", columns, rows)
 
 
 def _baselines(content: Content) -> Iterator[str]:
@@ -248,7 +247,8 @@ def _baselines(content: Content) -> Iterator[str]:
     for key, name in BASELINES.items():
         if key in baselines:
             chosen = {k: v for k, v in baselines[key].items() if k != "splits"}
-            yield paragraph(f"{name}: {', '.join(f'{k} {number(v)}' for k, v in chosen.items())}")
+            said = ", ".join(f"{k.replace('_', ' ')} {number(v)}" for k, v in chosen.items())
+            yield paragraph(f"{name}: {said}" if said else name)
     kept = ", kept from an earlier run" if baselines["cached"] else ""
     yield paragraph(f"Fitted to the training split on the CPU in {baselines['seconds']:.1f} s{kept}.")
 

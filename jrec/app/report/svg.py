@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 WIDTH, HEIGHT = 400, 260
-_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 10, 10, 40
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 10, 10, 40
 _TICKS = 5
-_CHARACTER = 6.5  # units of width, of 12 px
+_CHARACTER = 7.2  # units of width, of 12 px in the widest of the usual fonts
 _APART = 8  # units between the texts of two ticks, at least
 
 
@@ -144,7 +144,9 @@ class _Plot:
     def labels(self) -> Iterator[str]:
         middle, across = (_TOP + self.height - _BOTTOM) / 2, (_LEFT + WIDTH - _RIGHT) / 2
         yield f'<text x="{across:g}" y="{self.height - 8}" text-anchor="middle">{html.escape(self.x.label)}</text>'
-        place = f'x="{-middle:g}" y="12" transform="rotate(-90)"'
+        place, room = f'x="{-middle:g}" y="12" transform="rotate(-90)"', 2 * middle
+        if _CHARACTER * len(self.y.label) > room:  # longer labels are made as narrow as the chart is high
+            place += f' textLength="{room:g}" lengthAdjust="spacingAndGlyphs"'
         yield f'<text {place} text-anchor="middle">{html.escape(self.y.label)}</text>'
 
     def draw(self, mark: Mark) -> str:

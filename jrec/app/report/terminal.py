@@ -7,7 +7,7 @@ from typing import Protocol
 
 from jrec.app.report import importance, numbers, progressive, ranking
 from jrec.app.report.content import Content, Section
-from jrec.app.report.groups import LEAST, words
+from jrec.app.report.groups import LEAST, ends, words
 from jrec.shown import counted
 
 BASELINES = {
@@ -244,10 +244,9 @@ def _group_lines(content: Content) -> Iterator[str]:
             f"{split}, by {groups['feature']}: {called.mean.upper()} {one[called.mean]:.4f} of {one['groups']:,} groups"
             f" with {called.enough}, {100 * one['coverage']:.1f} % of the examples"
         )
-        for kind in ("best", "worst"):
-            if rows := one[kind]:
-                shown = ", ".join(f"{row['group']} {row[called.ranking]:.3f} ({row['examples']:,})" for row in rows)
-                yield f"  {kind} of {LEAST} examples or more, {called.ranking.upper()} (examples): {shown}"
+        for kind, rows in ends(one).items():
+            shown = ", ".join(f"{row['group']} {row[called.ranking]:.3f} ({row['examples']:,})" for row in rows)
+            yield f"  {kind} groups of {LEAST} examples or more, {called.ranking.upper()} (examples): {shown}"
 
 
 def _growing_lines(growing: Mapping[str, Section]) -> list[str]:

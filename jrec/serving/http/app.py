@@ -204,7 +204,7 @@ class Server:
         content = await _body(request, options, held)
         decode = functools.partial(
             bodies.rows_of, content, kind, max_rows=options.max_rows, max_bytes=options.max_bytes,
-            max_values=options.max_values,
+            max_values=options.max_values, names=self._follower.model.raw_columns,
         )  # fmt: skip
         if len(content) <= _SMALL:
             held.now(DECODED * len(content))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -22,6 +22,7 @@ MOST_ITEMS = 1_000
 _ITEMS = 10  # that a request without k gets
 _MANY_ROWS = 16  # of as many values as may be in one column: what takes longer to read than others should wait
 _compute: ModuleType = pyarrow.compute  # whose functions exist at run time only
+_SIGNATURE = "serving_default"  # by which clients of TensorFlow Serving ask for what there is
 _FORMS = 'give {"rows": [{"COLUMN": VALUE, ...}, ...]} or {"columns": {"COLUMN": [VALUE, ...], ...}}'
 
 
@@ -41,13 +42,18 @@ class _Body(msgspec.Struct, forbid_unknown_fields=True):
     rows: list[JsonObject] | None = None
     columns: dict[str, list[Any]] | None = None
     instances: list[JsonObject] | None = None
+    signature_name: str = _SIGNATURE
+    parameters: JsonObject | None = None
 
 
+_ROWS = ("rows", "columns", "instances")
 _decoder = msgspec.json.Decoder(_Body)
 _encoder = msgspec.json.Encoder()
 
 
-def rows_of(content: bytes, kind: str, *, max_rows: int, max_bytes: int, max_values: int = 65_536) -> Rows:
+def rows_of(
+    content: bytes, kind: str, *, max_rows: int, max_bytes: int, max_values: int = 65_536, names: Sequence[str] = ()
+) -> Rows:
     """The raw values of a request's body.
 
     Args:
@@ -56,6 +62,7 @@ def rows_of(content: bytes, kind: str, *, max_rows: int, max_bytes: int, max_val
       max_rows: The most rows that it may have.
       max_bytes: The most bytes that a column may take in memory, which an Arrow body may exceed.
       max_values: The most values that a row may have in one column.
+      names: The columns of ``"rows": []``, which says none.
 
     Raises:
       MalformedError: If it cannot be read.
@@ -67,25 +74,32 @@ def rows_of(content: bytes, kind: str, *, max_rows: int, max_bytes: int, max_val
     # them.
     if kind == JSON and (commas := content.count(b",")) > (most := _MANY_ROWS * max_values):
         raise TooManyRowsError(f"the request has {commas:,} commas, but at most {most:,} values may be; send several")
-    rows = _of_arrow(content, max_rows, max_bytes) if kind == ARROW else _of_json(content)
+    rows = _of_arrow(content, max_rows, max_bytes) if kind == ARROW else _of_json(content, names)
     _check_count(rows.count, max_rows)
     _check_values(rows.columns, max_values)
     return rows
 
 
-def _of_json(content: bytes) -> Rows:
+def _of_json(content: bytes, names: Sequence[str]) -> Rows:
     try:
         body = _decoder.decode(content)
     except msgspec.ValidationError as problem:
         raise UnfitError(f"the JSON body is of another form ({problem}); {_FORMS}") from problem
     except (msgspec.DecodeError, UnicodeError, RecursionError) as problem:
         raise MalformedError(f"the body is not JSON ({problem}); {_FORMS}") from problem
-    named = [name for name in body.__struct_fields__ if getattr(body, name) is not None]
+    # What clients of TensorFlow Serving and Vertex AI send beside the instances, whether or not it says something.
+    if body.signature_name != _SIGNATURE:
+        raise UnfitError(
+            f"signature_name is {body.signature_name[:40]!r}, but there is only {_SIGNATURE!r}; leave it out"
+        )
+    if body.parameters:
+        raise UnfitError(f"the model takes no parameters, such as {next(iter(body.parameters))[:40]!r}; leave them out")
+    named = [name for name in _ROWS if getattr(body, name) is not None]
     if len(named) != 1:
         raise UnfitError(f"the JSON body has {' and '.join(named) or 'neither rows nor columns'}; {_FORMS}")
     rows = body.rows if body.instances is None else body.instances
     if rows is not None:
-        return Rows(columns=_transposed(rows), count=len(rows), instances=body.instances is not None)
+        return Rows(columns=_transposed(rows, names), count=len(rows), instances=body.instances is not None)
     columns = body.columns or {}
     lengths = {name: len(values) for name, values in columns.items()}
     if len(set(lengths.values())) > 1:
@@ -96,17 +110,17 @@ def _of_json(content: bytes) -> Rows:
     return Rows(columns=columns, count=next(iter(lengths.values()), 0))
 
 
-def _transposed(rows: list[JsonObject]) -> Mapping[str, list[Any]]:
-    names = rows[0].keys() if rows else {}
+def _transposed(rows: list[JsonObject], names: Sequence[str]) -> Mapping[str, list[Any]]:
+    columns = rows[0].keys() if rows else dict.fromkeys(names).keys()
     for number, row in enumerate(rows):
-        if row.keys() != names:
-            odd = sorted(names ^ row.keys())[0]
-            has, lacks = (0, number) if odd in names else (number, 0)
+        if row.keys() != columns:
+            odd = sorted(columns ^ row.keys())[0]
+            has, lacks = (0, number) if odd in columns else (number, 0)
             raise UnfitError(
                 f"row {lacks} has no column {odd!r}, but row {has} has; give every row the same columns, and null for a"
                 " missing value"
             )
-    return {name: [row[name] for row in rows] for name in names}
+    return {name: [row[name] for row in rows] for name in columns}
 
 
 def _of_arrow(content: bytes, max_rows: int, max_bytes: int) -> Rows:
