@@ -161,8 +161,8 @@ def bad_quote(dialect: Dialect, number: int) -> str:
         "encoding": None if dialect.encoding == "utf-8" else dialect.encoding,
         "names": None if dialect.skip_lines else [field.name for field in dialect.fields],
     }
-    given = "".join(f", {name}={value!r}" for name, value in options.items() if value is not None)
-    read = f"pandas.read_csv('FILE'{given}, dtype=str, keep_default_na=False)"
+    read_csv_options = "".join(f", {name}={value!r}" for name, value in options.items() if value is not None)
+    read = f"pandas.read_csv('FILE'{read_csv_options}, dtype=str, keep_default_na=False)"
     return f"field {field} {_BAD_QUOTE} python -c \"import pandas; {read}.to_parquet('FILE.parquet')\""
 
 
