@@ -30,6 +30,7 @@ class Hosts:
             _ip("-n", space, "addr", "add", f"10.201.77.{number + 1}/24", "dev", "cable")
             for link in ("lo", "cable"):
                 _ip("-n", space, "link", "set", link, "up")
+            _ip("netns", "exec", space, "true")  # which mounts, as making one does not
 
     def on(self, host: int) -> list[str]:
         """What to begin a command with to run it on a host."""
