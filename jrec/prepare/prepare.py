@@ -387,7 +387,7 @@ class _Preparation:
                         spill.plain(keys_name(histories[other].of))
                         for group in self.source.steps
                         for other in group
-                        if name in group
+                        if name in group and other != name
                     ],
                     lines=lines,
                     ticks=self.source.ticks if history.ages else None,
